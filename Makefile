@@ -1,0 +1,58 @@
+# Everything a person does with this project. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-stress lab lab-reset lint notebooks materials clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@echo "[set-up] $(VENV): a virtual environment with torch, JupyterLab and npydata (once; a few minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "npydata needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[prepare,notebooks,dev]'
+	@touch $@
+	@echo "[set-up] done"
+
+run: $(READY)  ## Tokenise real text, execute every notebook, measure; results in build/ (TEXT=path takes yours)
+	@$(JUPYTER_QUIET) $(BIN)/python materials/run_all.py $(if $(TEXT),--text "$(TEXT)")
+
+test: $(READY)  ## Run every test, and every notebook cell against its committed output
+	@echo "[test] the library and the notebooks' contract"
+	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered --quiet tests
+	@echo "[test] the notebooks, cell by cell"
+	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --nbval --nbval-current-env --nbval-cell-timeout=120 \
+		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
+
+test-stress: $(READY)  ## The long versions of the tests
+	@$(BIN)/python -m pytest --quiet -m stress tests
+
+lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
+	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"
+	@cd lab/notebooks && ../../$(BIN)/python -m jupyterlab 00_start_here.ipynb
+
+lab/notebooks:
+	@mkdir -p lab && ln -sfn ../materials lab/materials && cp -r notebooks lab/notebooks
+
+lab-reset:  ## Set your copy of the notebooks aside and start from a fresh one
+	@if [ -d lab/notebooks ]; then mv lab/notebooks "lab/notebooks-$$(date +%Y%m%d-%H%M%S)"; fi
+	@mkdir -p lab && ln -sfn ../materials lab/materials && cp -r notebooks lab/notebooks
+	@echo "[lab] fresh; what you had is beside it in lab/"
+
+lint: $(READY)  ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+notebooks: $(READY)  ## For authors: copy module code into its cells, execute, and refresh the table of symbols
+	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
+	@$(BIN)/python materials/tutorial/taught.py
+
+materials: $(READY)  ## For authors: make the smoke token files
+	@$(BIN)/python materials/make_materials.py
+
+clean:  ## Remove what make made (not lab/, which is yours)
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage*

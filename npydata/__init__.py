@@ -1,0 +1,47 @@
+"""Feed and save language-model training.
+
+Four parts, each built step by step in ``notebooks/``: a memory-mapped token dataset, a prefetching
+loader, a lazy checkpoint reader and an async checkpointer. Names are imported when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npydata.dataset import MmapDataset as MmapDataset
+    from npydata.dataset import NpyTokensDataset as NpyTokensDataset
+    from npydata.errors import CheckpointError as CheckpointError
+    from npydata.errors import LoaderError as LoaderError
+    from npydata.errors import NpyDataError as NpyDataError
+    from npydata.errors import TokenFileError as TokenFileError
+    from npydata.errors import UnsafeCheckpointError as UnsafeCheckpointError
+    from npydata.tokens import open_tokens as open_tokens
+    from npydata.tokens import write_tokens as write_tokens
+    from npydata.windows import Permutation as Permutation
+
+__version__ = "0.1.0"
+
+HOMES = {
+    "MmapDataset": "dataset",
+    "NpyTokensDataset": "dataset",
+    "open_tokens": "tokens",
+    "write_tokens": "tokens",
+    "Permutation": "windows",
+    "NpyDataError": "errors",
+    "TokenFileError": "errors",
+    "LoaderError": "errors",
+    "CheckpointError": "errors",
+    "UnsafeCheckpointError": "errors",
+}
+
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'npydata' has no attribute {name!r}")
+    return getattr(import_module(f"npydata.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*HOMES, "__version__"]

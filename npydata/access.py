@@ -1,0 +1,154 @@
+"""Two ways to bring tokens in: through a memory map, or with one positioned read per window.
+
+Both gather windows in the file's own dtype and take the same hints; neither copies more than the
+windows asked for. The map is faster; ``pread`` is for file systems where maps are slow or refused.
+"""
+
+import mmap
+import os
+import weakref
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from npydata.errors import TokenFileError
+from npydata.formats import IntArray, TokenLayout
+from npydata.pages import MapHints
+from npydata.windows import page_runs
+
+TokenArray = npt.NDArray[np.integer]
+
+
+class Access(Protocol):
+    """What a token file needs from its way in."""
+
+    def read(self, start: int, count: int) -> TokenArray:
+        """Return ``(count,)`` tokens from token ``start`` on."""
+
+    def gather(self, starts: IntArray, width: int) -> TokenArray:
+        """Return ``(len(starts), width)`` tokens, one window a row."""
+
+    def will_need(self, starts: IntArray, width: int) -> bool:
+        """Announce the windows that come next; return whether they were warm already."""
+
+
+class MappedAccess:
+    """Tokens seen through a read-only memory map."""
+
+    def __init__(self, layout: TokenLayout) -> None:
+        self.layout = layout
+        with open(layout.path, "rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.tokens: TokenArray = np.frombuffer(self.map, layout.dtype, offset=layout.offset)
+        self.views: dict[int, TokenArray] = {}
+        self.hints = MapHints(self.map, layout.path)
+
+    def gather(self, starts: IntArray, width: int) -> TokenArray:
+        """Copy the windows out with one indexing operation over a view of overlapping windows."""
+        require_unchanged(self.layout, self.map.size())
+        if width not in self.views:
+            self.views[width] = sliding_window_view(self.tokens, width)
+        windows: TokenArray = self.views[width][starts]
+        return windows
+
+    def read(self, start: int, count: int) -> TokenArray:
+        """Return a view of the map: nothing is copied, and nothing read before it is looked at."""
+        require_unchanged(self.layout, self.map.size())
+        return self.tokens[start : start + count]
+
+    def will_need(self, starts: IntArray, width: int) -> bool:
+        """Ask the kernel to start reading the windows' pages, unless a sample of them is warm."""
+        return self.hints.will_need(*window_pages(self.layout, starts, width))
+
+
+class PreadAccess:
+    """Tokens read with one positioned read per window; safe to share between threads."""
+
+    def __init__(self, layout: TokenLayout) -> None:
+        self.layout = layout
+        self._descriptor = os.open(layout.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, start: int, count: int) -> TokenArray:
+        """Read ``count`` tokens into a new array."""
+        tokens: TokenArray = self.gather(np.array([start]), count)[0]
+        return tokens
+
+    def gather(self, starts: IntArray, width: int) -> TokenArray:
+        """Read each window into its row of a new array."""
+        layout = self.layout
+        out = np.empty((len(starts), width), layout.dtype)
+        offsets = layout.offset + starts * layout.dtype.itemsize
+        for row, offset in zip(out, offsets.tolist(), strict=True):
+            self._read_exactly(memoryview(row).cast("B"), offset)
+        return out
+
+    def will_need(self, starts: IntArray, width: int) -> bool:
+        """Ask the kernel to start reading the windows' pages."""
+        if not hasattr(os, "posix_fadvise"):
+            return True
+        begins, lengths = window_pages(self.layout, starts, width)
+        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+            os.posix_fadvise(self._descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+        return False
+
+    def _read_exactly(self, buffer: memoryview, offset: int) -> None:
+        while len(buffer):
+            got = os.preadv(self._descriptor, [buffer], offset)
+            if got == 0:
+                raise TokenFileError(
+                    f"{self.layout.path}: changed since it was opened: ends at byte {offset}, "
+                    f"expected {self.layout.file_size} bytes"
+                )
+            buffer, offset = buffer[got:], offset + got
+
+
+class NoTokens:
+    """A file without tokens: there is nothing to map, and nothing to wait for."""
+
+    def __init__(self, layout: TokenLayout) -> None:
+        self._dtype = layout.dtype
+
+    def read(self, start: int, count: int) -> TokenArray:
+        """Return no tokens."""
+        return np.empty(0, self._dtype)
+
+    def gather(self, starts: IntArray, width: int) -> TokenArray:
+        """Return no windows."""
+        return np.empty((0, width), self._dtype)
+
+    def will_need(self, starts: IntArray, width: int) -> bool:
+        """Nothing to announce."""
+        return True
+
+
+def window_pages(layout: TokenLayout, starts: IntArray, width: int) -> tuple[IntArray, IntArray]:
+    """Return begin and length in bytes of the page runs that hold some windows."""
+    itemsize = layout.dtype.itemsize
+    return page_runs(layout.offset + starts * itemsize, width * itemsize)
+
+
+def require_unchanged(layout: TokenLayout, size: int) -> None:
+    """Raise unless the file still has the size it was opened with.
+
+    Touching a mapped page beyond the end of a file that shrank kills the process (SIGBUS).
+    """
+    if size != layout.file_size:
+        raise TokenFileError(
+            f"{layout.path}: changed since it was opened: {size} bytes, expected {layout.file_size}"
+        )
+
+
+ACCESS: dict[str, type[MappedAccess] | type[PreadAccess]] = {
+    "mmap": MappedAccess,
+    "pread": PreadAccess,
+}
+
+
+def open_access(layout: TokenLayout, access: str) -> Access:
+    """Open a file's tokens ``"mmap"`` or ``"pread"``."""
+    if access not in ACCESS:
+        raise ValueError(f"access={access!r}, expected one of {', '.join(ACCESS)}")
+    return ACCESS[access](layout) if np.prod(layout.shape, dtype=object) else NoTokens(layout)

@@ -1,0 +1,80 @@
+"""Write a whole file or none: a temporary sibling that takes the final name when complete."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL_SUFFIX = ".partial"
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Yield a writable binary file that becomes ``path`` when the block ends without an error.
+
+    Holds when the process is killed: ``path`` is the old file or the whole new one, never a part.
+    Holds on power loss as well: the data is flushed to the disk before the rename, and the folder
+    after it. An error in the block removes the temporary; a kill leaves ``.NAME.*.partial``
+    (mode 0600), which the next write to the same path removes once its owner is gone.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
+    remove_stale_partials(path)
+    file = open_locked_partial(path)
+    partial = Path(file.name)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~current_umask())
+            os.fsync(file.fileno())
+            partial.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def remove_stale_partials(path: Path) -> None:
+    """Remove what killed writers of ``path`` left behind; a live writer's lock protects its own."""
+    prefix = f".{path.name}."
+    for entry in path.parent.iterdir():
+        ours = entry.name.startswith(prefix) and entry.name.endswith(PARTIAL_SUFFIX)
+        if not ours or entry.is_symlink():
+            continue
+        with suppress(OSError), open(entry, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            entry.unlink()
+
+
+def open_locked_partial(path: Path) -> BinaryIO:
+    """Create the temporary sibling of ``path``, private to this user, and lock it."""
+    while True:
+        descriptor, name = tempfile.mkstemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
+        file = open(name, "w+b", opener=lambda *_, fd=descriptor: fd)  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # Another writer may have taken it for stale before the lock was ours.
+        if os.fstat(descriptor).st_nlink:
+            return file
+        file.close()
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def current_umask() -> int:
+    """Return the process's umask, which the system shows only in exchange for a new one."""
+    mask = os.umask(0o077)  # for an instant stricter, never laxer, in other threads
+    os.umask(mask)
+    return mask

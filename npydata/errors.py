@@ -1,0 +1,24 @@
+"""Every error npydata raises on purpose.
+
+A message is one line: the file, the value found, the value expected.
+"""
+
+
+class NpyDataError(Exception):
+    """Root of all errors raised by npydata."""
+
+
+class TokenFileError(NpyDataError, ValueError):
+    """A token file is malformed, too short, changed, or holds an id it must not."""
+
+
+class LoaderError(NpyDataError):
+    """A loader was configured or resumed in a way it cannot honour."""
+
+
+class CheckpointError(NpyDataError):
+    """A checkpoint is missing, malformed, or damaged."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """Reading this entry would need code from the file to run."""

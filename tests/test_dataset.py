@@ -1,0 +1,376 @@
+"""Both datasets: which tokens a sample holds, in every process, at every size."""
+
+import multiprocessing
+import pickle
+import resource
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from npydata import MmapDataset, NpyTokensDataset, TokenFileError, write_tokens
+from npydata.dataset import Batch
+
+SMOKE = "materials/train_smoke.npy"
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Return a maker of raw uint32 files that hold 0, 1, 2, ..."""
+
+    def make(count, name="a.bin", dtype="<u4", first=0):
+        np.arange(first, first + count).astype(dtype).tofile(tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def ids(tmp_path):
+    """Return a 1-D uint16 file of 50,000 tokens that differ from each other."""
+    write_tokens(tmp_path / "ids.npy", [np.arange(50_000, dtype=np.uint16)])
+    return tmp_path / "ids.npy"
+
+
+@pytest.mark.promise
+@pytest.mark.notebook_01
+class TestPromises:
+    """What notebook 01 teaches, run against the module and against the notebook's own cells."""
+
+    def test_ten_tokens_give_two_samples_of_three(self, taught, raw):
+        ds = taught.MmapDataset(raw(10), 3)
+        assert len(ds) == 2
+        assert [part.tolist() for part in ds[0]] == [[0, 1, 2], [1, 2, 3]]
+        assert ds[1][0].tolist() == [4, 5, 6]
+
+    def test_y_is_x_shifted_by_one(self, taught, ids):
+        for ds in (taught.MmapDataset(ids, 16), taught.NpyTokensDataset(ids, 16, seed=0)):
+            x, y = ds.fetch(range(64))
+            assert x.shape == y.shape == (64, 16)
+            assert torch.equal(x + 1, y)
+
+    def test_x_and_y_are_contiguous_int64(self, taught, ids):
+        for part in taught.MmapDataset(ids, 16).fetch([0, 5, 9]):
+            assert part.dtype == torch.int64
+            assert part.is_contiguous()
+            assert part.view(-1).shape == (48,)
+
+    def test_ids_above_2_to_the_24_survive_exactly(self, taught, raw):
+        for first in (2**24 - 5, 2**32 - 10):
+            x, y = taught.MmapDataset(raw(10, first=first), 9)[0]
+            assert x.tolist() == list(range(first, first + 9))
+            assert y.tolist() == list(range(first + 1, first + 10))
+
+    def test_the_last_start_is_drawn_and_a_file_of_one_window_works(self, taught, raw):
+        ds = taught.NpyTokensDataset(raw(8), 3, seed=0)
+        assert set(ds.fetch(range(200))[0][:, 0].tolist()) == {0, 1, 2, 3, 4}
+        assert taught.NpyTokensDataset(raw(4), 3, seed=0)[0][0].tolist() == [0, 1, 2]
+
+    def test_a_seeded_sample_depends_on_seed_epoch_and_index_alone(self, taught, ids):
+        ds, again = (taught.NpyTokensDataset(ids, 16, seed=7) for _ in range(2))
+        batch = ds.fetch([3, 1, 4])
+        assert torch.equal(again.fetch([1, 4, 3])[0][[2, 0, 1]], batch[0])
+        assert torch.equal(again[4][0], batch[0][2])
+
+    def test_an_epoch_changes_the_windows(self, taught, ids):
+        ds = taught.NpyTokensDataset(ids, 16, seed=7)
+        first = ds.fetch(range(100))[0]
+        ds.set_epoch(1)
+        assert not torch.equal(ds.fetch(range(100))[0], first)
+        assert torch.equal(ds.fetch(range(100), epoch=0)[0], first)
+
+    def test_without_a_seed_every_call_draws_anew(self, taught, ids):
+        ds = taught.NpyTokensDataset(ids, 16)
+        assert not torch.equal(ds.fetch(range(100))[0], ds.fetch(range(100))[0])
+        assert len(ds.fetch([5] * 100)[0][:, 0].unique()) > 50
+
+    def test_every_index_past_the_end_is_refused(self, taught, raw):
+        for ds in (taught.MmapDataset(raw(8), 3), taught.NpyTokensDataset(raw(8), 3)):
+            for index in (len(ds), -len(ds) - 1, 10**12):
+                with pytest.raises(IndexError):
+                    ds[index]
+
+
+def test_index_2_of_8_tokens_is_refused(raw):
+    with pytest.raises(IndexError, match="index 2 of a dataset of 2"):
+        MmapDataset(raw(8), 3)[2]
+
+
+def test_two_tokens_are_too_few(raw):
+    for kind in (MmapDataset, NpyTokensDataset):
+        with pytest.raises(TokenFileError, match=r"a.bin: 2 tokens, expected at least 4 tokens"):
+            kind(raw(2), 3)
+
+
+def test_five_bytes_are_refused(tmp_path):
+    (tmp_path / "a.bin").write_bytes(bytes(5))
+    with pytest.raises(TokenFileError, match=r"5 bytes is not a multiple of 4 \(uint32 tokens\)"):
+        MmapDataset(tmp_path / "a.bin", 1)
+
+
+def test_get_returns_inputs_and_targets(raw):
+    batch = MmapDataset(raw(10), 3).get(1, "cpu")
+    assert isinstance(batch, Batch)
+    assert batch.inputs.tolist() == [4, 5, 6]
+    assert batch.targets.tolist() == [5, 6, 7]
+
+
+def test_the_stock_data_loader_gets_the_batches_a_trainer_expects():
+    ds = NpyTokensDataset(SMOKE, 512)
+    loader = DataLoader(
+        ds,
+        batch_size=12,
+        num_workers=2,
+        pin_memory=True,
+        persistent_workers=True,
+        prefetch_factor=4,
+        drop_last=True,
+    )
+    x, y = next(iter(loader))
+    assert x.shape == y.shape == (12, 512)
+    assert x.dtype == y.dtype == torch.int64
+    assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+def test_the_fast_recipe_for_the_stock_data_loader_gives_the_same_batches(ids):
+    ds = MmapDataset(ids, 16)
+    sampler = BatchSampler(SequentialSampler(ds), 32, drop_last=True)
+    fast = DataLoader(ds, sampler=sampler, batch_size=None)
+    slow = DataLoader(ds, batch_size=32, drop_last=True)
+    for (x, y), (x_slow, y_slow) in zip(fast, slow, strict=True):
+        assert torch.equal(x, x_slow)
+        assert torch.equal(y, y_slow)
+
+
+@pytest.mark.parametrize("tokens, seq_len, expected", [(50_000, 100, 4096), (50_000, 4, 12_499)])
+def test_the_length_of_random_windows_is_virtual(tmp_path, tokens, seq_len, expected):
+    write_tokens(tmp_path / "a.npy", [np.zeros(tokens, np.uint16)])
+    assert len(NpyTokensDataset(tmp_path / "a.npy", seq_len)) == expected
+
+
+@pytest.mark.parametrize(
+    "rows, row_len, expected", [(10, 20, 4096), (2000, 20, 8000), (2000, 101, 20_000)]
+)
+def test_rows_count_at_least_four_windows_each(tmp_path, rows, row_len, expected):
+    write_tokens(tmp_path / "a.npy", [np.zeros((rows, row_len), np.uint16)], row_len=row_len)
+    assert len(NpyTokensDataset(tmp_path / "a.npy", 10)) == expected
+
+
+def test_windows_of_a_2d_file_stay_inside_their_row(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.arange(1000, dtype=np.uint16)], row_len=25)
+    for ds in (MmapDataset(tmp_path / "a.npy", 6), NpyTokensDataset(tmp_path / "a.npy", 6, seed=0)):
+        x, y = ds.fetch(range(len(ds)))
+        assert torch.equal(x[:, 0] // 25, y[:, -1] // 25)
+        assert set((x[:, 0] // 25).tolist()) == set(range(40))
+    starts = NpyTokensDataset(tmp_path / "a.npy", 6, seed=0).fetch(range(4096))[0][:, 0] % 25
+    assert set(starts.tolist()) == set(range(19))
+
+
+@pytest.mark.parametrize(
+    "stride, expected", [(None, [0, 4]), (3, [0, 3, 6]), (1, range(7)), (20, [0])]
+)
+def test_the_stride_says_where_windows_begin(raw, stride, expected):
+    ds = MmapDataset(raw(10), 3, stride=stride)
+    assert ds.num_samples == len(ds) == len(expected)
+    assert ds[:][0][:, 0].tolist() == list(expected)
+
+
+def test_with_a_stride_of_seq_len_every_token_but_the_first_is_a_target_once(raw):
+    targets = MmapDataset(raw(31), 5, stride=5)[:][1]
+    assert targets.flatten().tolist() == list(range(1, 31))
+
+
+@pytest.mark.parametrize("given", ["list", "glob", "tuple of str"])
+def test_several_files_are_read_one_after_the_other_and_no_window_crosses(raw, tmp_path, given):
+    paths = [raw(10, "a.bin"), raw(7, "b.bin", first=100), raw(9, "c.bin", first=200)]
+    paths = {"list": paths, "glob": tmp_path / "*.bin", "tuple of str": tuple(map(str, paths))}[
+        given
+    ]
+    ds = MmapDataset(paths, 3)
+    assert ds[:][0].tolist() == [
+        [0, 1, 2],
+        [4, 5, 6],
+        [100, 101, 102],
+        [200, 201, 202],
+        [204, 205, 206],
+    ]
+    drawn = NpyTokensDataset(paths, 3, seed=0).fetch(range(500))[0]
+    starts = {*range(7), *range(100, 104), *range(200, 206)}
+    assert set(drawn[:, 0].tolist()) == starts
+    assert torch.equal(drawn[:, 2], drawn[:, 0] + 2)
+
+
+def test_files_of_different_dtypes_keep_their_ids(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.array([1, 2, 3, 2**32 - 1], np.uint32)])
+    write_tokens(tmp_path / "b.npy", [np.array([4, 5, 6, 65_535], np.uint16)])
+    write_tokens(tmp_path / "c.npy", [np.array([7, 8, 9, 2**62 + 1], np.uint64)])
+    targets = MmapDataset(tmp_path / "*.npy", 3)[:][1]
+    assert targets.tolist() == [[2, 3, 2**32 - 1], [5, 6, 65_535], [8, 9, 2**62 + 1]]
+
+
+def test_a_glob_leaves_indexes_and_tokenizers_out(raw, tmp_path):
+    raw(10, "train.bin")
+    (tmp_path / "train.tokenizer.json").write_text("{}")
+    assert len(MmapDataset(tmp_path / "train*", 3)) == 2
+
+
+@pytest.mark.parametrize(
+    "paths, message",
+    [("{}/*.npy", "no file matches"), ([], "no token file given"), ("{}", "is a folder")],
+)
+def test_paths_that_name_no_file_are_refused(tmp_path, paths, message):
+    with pytest.raises(TokenFileError, match=message):
+        MmapDataset(paths.format(tmp_path) if isinstance(paths, str) else paths, 3)
+
+
+@pytest.mark.parametrize("options", [{"seq_len": 0}, {"seq_len": -3}, {"seq_len": 3, "stride": 0}])
+def test_a_length_that_counts_nothing_is_refused(raw, options):
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        MmapDataset(raw(10), **options)
+
+
+def test_an_id_outside_the_vocabulary_is_refused(raw):
+    ds = MmapDataset(raw(10), 3, vocab_size=8)
+    assert ds[0][0].tolist() == [0, 1, 2]
+    with pytest.raises(TokenFileError, match=r"a.bin: id 7, expected 0 to 6"):
+        MmapDataset(raw(10), 3, vocab_size=7)[1]
+
+
+def test_a_negative_id_is_refused_only_when_a_vocabulary_is_given(tmp_path):
+    np.array([5, -100, 5, 5], "<i4").tofile(tmp_path / "a.bin")
+    assert MmapDataset(tmp_path / "a.bin", 3, dtype="int32")[0][0].tolist() == [5, -100, 5]
+    with pytest.raises(TokenFileError, match="id -100, expected 0 to 9"):
+        MmapDataset(tmp_path / "a.bin", 3, dtype="int32", vocab_size=10)[0]
+
+
+def test_an_id_too_large_for_a_tensor_is_refused(tmp_path):
+    np.array([1, 2, 2**63, 3], "<u8").tofile(tmp_path / "a.bin")
+    with pytest.raises(TokenFileError, match="id 9223372036854775808, expected 0 to"):
+        MmapDataset(tmp_path / "a.bin", 3, dtype="uint64")[0]
+
+
+def test_indices_may_be_any_integers_negative_ones_too(raw):
+    ds = MmapDataset(raw(40), 3)
+    assert torch.equal(ds[-1][0], ds[len(ds) - 1][0])
+    for indices in ([2, -1], np.array([2, 9]), torch.tensor([2, 9]), range(2, 10, 7)):
+        assert ds[indices][0].tolist() == [[8, 9, 10], [36, 37, 38]]
+    assert ds[np.int64(2)][0].tolist() == ds[torch.tensor(2)][0].tolist() == [8, 9, 10]
+    assert ds[8:][0].tolist() == [[32, 33, 34], [36, 37, 38]]
+    assert ds.fetch([])[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize("indices", [[0.5], ["a"], [[1, 2]], None])
+def test_what_is_no_index_is_refused(raw, indices):
+    with pytest.raises(TypeError):
+        MmapDataset(raw(40), 3)[indices]
+
+
+def test_iterating_ends(raw):
+    assert len(list(MmapDataset(raw(10), 3))) == 2
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_hints_do_not_change_what_is_fetched(ids, access):
+    for kind in (MmapDataset, NpyTokensDataset):
+        ds = kind(ids, 16, access=access, **({"seed": 3} if kind is NpyTokensDataset else {}))
+        before = ds.fetch(range(50), seed=9, epoch=2)
+        ds.will_need(range(50), seed=9, epoch=2)
+        assert torch.equal(ds.fetch(range(50), seed=9, epoch=2)[0], before[0])
+
+
+def all_windows(ids, workers, start_method):
+    ds = NpyTokensDataset(ids, 8, seed=5)
+    loader = DataLoader(
+        ds, batch_size=256, num_workers=workers, multiprocessing_context=start_method
+    )
+    return torch.cat([x for x, _ in loader])
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_seeded_windows_do_not_depend_on_workers_or_how_they_start(ids, start_method):
+    alone = all_windows(ids, 0, None)
+    for workers in (1, 2, 4) if start_method == "fork" else (2,):
+        assert torch.equal(all_windows(ids, workers, start_method), alone)
+
+
+def test_workers_without_a_seed_do_not_repeat_each_other(ids):
+    loader = DataLoader(NpyTokensDataset(ids, 8), batch_size=64, num_workers=2)
+    batches = [x for x, _ in loader]
+    assert not torch.equal(batches[0], batches[1])
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_set_epoch_reaches_persistent_workers(ids, start_method):
+    ds = NpyTokensDataset(ids, 8, seed=5)
+    loader = DataLoader(
+        ds,
+        batch_size=2048,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context=start_method,
+    )
+    first = torch.cat([x for x, _ in loader])
+    ds.set_epoch(1)
+    second = torch.cat([x for x, _ in loader])
+    assert not torch.equal(first, second)
+    assert torch.equal(second, ds.fetch(range(len(ds)), epoch=1)[0])
+
+
+def test_a_pickled_dataset_holds_no_tokens_and_draws_the_same(ids):
+    for ds in (NpyTokensDataset(ids, 16, seed=3), MmapDataset(ids, 16)):
+        pickled = pickle.dumps(ds)
+        assert len(pickled) < 4000
+        assert torch.equal(pickle.loads(pickled).fetch(range(20))[0], ds.fetch(range(20))[0])
+
+
+def test_a_worker_refuses_a_file_that_changed(ids):
+    pickled = pickle.dumps(MmapDataset(ids, 16))
+    write_tokens(ids, [np.zeros(40_000, np.uint16)])
+    with pytest.raises(TokenFileError, match=r"ids.npy: changed since it was opened"):
+        pickle.loads(pickled)
+
+
+def in_a_fresh_process(function, *args):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, args)
+
+
+def first_last_and_random_windows(path):
+    MmapDataset(SMOKE, 1024).fetch([0])  # the first call ever pays for imports
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    ds = MmapDataset(path, 1024, dtype="uint16")
+    random = NpyTokensDataset(path, 1024, dtype="uint16", seed=0)
+    windows = [ds[0], ds[-1], random[0], ds.fetch([len(ds) // 3] * 8)]
+    seconds = time.perf_counter() - began
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return seconds, grown, all(bool((x == 0).all()) for x, _ in windows), len(ds)
+
+
+def test_a_sparse_file_of_8_tib_opens_in_little_memory(tmp_path):
+    path = tmp_path / "sparse.bin"
+    with open(path, "wb") as file:
+        try:
+            file.truncate(2**43)
+        except OSError as error:
+            pytest.skip(f"this file system holds no file of 8 TiB: {error}")
+    seconds, grown_kb, all_zero, length = in_a_fresh_process(first_last_and_random_windows, path)
+    assert all_zero
+    assert length == 2**42 // 1025
+    assert grown_kb < 64 * 1024
+    assert seconds < 5  # takes 2 ms; a bound that only a scan of the file would break
+
+
+def test_random_sampling_through_a_stock_loader_covers_every_window(ids):
+    ds = MmapDataset(ids, 16)
+    loader = DataLoader(ds, sampler=BatchSampler(RandomSampler(ds), 64, False), batch_size=None)
+    seen = torch.cat([x[:, 0] for x, _ in loader])
+    assert sorted(seen.tolist()) == list(range(0, len(ds) * 17, 17))
+
+
+def test_files_whose_ids_no_integer_dtype_can_hold_together_are_refused(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.arange(4, dtype=np.uint64)])
+    write_tokens(tmp_path / "b.npy", [np.arange(4, dtype=np.int32)])
+    with pytest.raises(TokenFileError, match="mix uint64 with signed tokens"):
+        MmapDataset(tmp_path / "*.npy", 3)

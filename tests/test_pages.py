@@ -1,0 +1,104 @@
+"""Page counters, and when a hint is worth its cost."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npydata import NpyTokensDataset, open_tokens, write_tokens
+from npydata.pages import (
+    HintPauses,
+    bytes_read,
+    evict,
+    page_faults,
+    readahead_kb,
+    resident_pages,
+)
+
+PAGE = mmap.PAGESIZE
+TOKENS = 4_000_000
+
+
+@pytest.fixture
+def cold(tmp_path):
+    """Return a file of 8 MB that is not in memory, or skip where that can't be had."""
+    path = tmp_path / "cold.npy"
+    write_tokens(path, [np.arange(TOKENS, dtype=np.uint16)])
+    if evict(path) > 0:
+        pytest.skip("this file system keeps files in memory (tmpfs)")
+    return path
+
+
+def test_evicted_pages_come_back_one_touch_at_a_time(cold):
+    assert not resident_pages(cold).any()
+    read_before, faults_before = bytes_read(), page_faults()
+    tokens = open_tokens(cold)
+    tokens.read(TOKENS // 2, 1).tolist()
+    touched = resident_pages(cold)
+    assert touched[TOKENS // 2 * 2 // PAGE]
+    assert bytes_read() - read_before >= PAGE
+    assert page_faults() > faults_before
+
+
+def test_an_empty_file_has_no_pages(tmp_path):
+    (tmp_path / "empty").touch()
+    assert len(resident_pages(tmp_path / "empty")) == 0
+    assert evict(tmp_path / "empty") == 0
+
+
+def test_hints_bring_the_windows_pages_and_hardly_any_other(cold):
+    tokens = open_tokens(cold)
+    starts = np.arange(50_000, TOKENS - 2000, 200_000)
+    assert tokens.will_need(starts, 1025) is False
+    tokens.gather(starts, 1025)
+    wanted = {
+        p
+        for s in starts.tolist()
+        for p in range((128 + 2 * s) // PAGE, (128 + 2 * (s + 1025) - 1) // PAGE + 1)
+    }
+    present = set(np.flatnonzero(resident_pages(cold)).tolist())
+    assert wanted <= present
+    assert max(present - wanted) < 32  # reading the header read ahead; nothing else did
+
+
+def test_warm_windows_are_recognised(cold):
+    tokens = open_tokens(cold)
+    starts = np.arange(0, TOKENS - 2000, 100_000)
+    tokens.gather(starts, 1025)
+    assert tokens.will_need(starts, 1025) is True
+
+
+def test_a_dataset_stops_looking_while_its_file_is_warm(tmp_path):
+    path = tmp_path / "warm.npy"
+    write_tokens(path, [np.arange(100_000, dtype=np.uint16)])
+    ds = NpyTokensDataset(path, 64, seed=0)
+    looks = []
+    announce = ds.windows.will_need
+    ds.windows.will_need = lambda numbers: looks.append(1) or announce(numbers)
+    ds.fetch(range(len(ds)))
+    for k in range(1000):
+        ds.will_need(range(k, k + 32))
+    assert 5 < len(looks) < 30
+
+
+def test_pauses_double_while_warm_and_end_when_cold():
+    pauses = HintPauses()
+
+    def calls_until_due():
+        return next(k for k in range(1000) if pauses.is_due())
+
+    lengths = []
+    for _ in range(9):
+        lengths.append(calls_until_due())
+        pauses.found(warm=True)
+    assert lengths == [0, 1, 3, 7, 15, 31, 63, 63, 63]
+    assert calls_until_due() == 63
+    pauses.found(warm=False)
+    assert calls_until_due() == 0
+
+
+def test_the_devices_readahead_is_what_the_system_says(tmp_path):
+    found = readahead_kb(tmp_path)
+    settings = {int(p.read_text()) for p in Path("/sys/block").glob("*/queue/read_ahead_kb")}
+    assert found is None or found in settings

@@ -1,0 +1,237 @@
+"""Reading tokens by map and by pread, and writing them whole or not at all."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from npydata import TokenFileError, open_tokens, write_tokens
+from npydata.pages import evict
+
+IDS = np.arange(10_000, dtype=np.uint16)
+BOTH_WAYS = pytest.mark.parametrize("access", ["mmap", "pread"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_tokens(tmp_path / "a.npy", [IDS])
+    return tmp_path / "a.npy"
+
+
+@BOTH_WAYS
+def test_read_returns_the_ids_asked_for_and_stops_at_the_end(path, access):
+    tokens = open_tokens(path, access=access)
+    assert np.array_equal(tokens.read(5, 10), IDS[5:15])
+    assert np.array_equal(tokens.read(9_990, 100), IDS[9_990:])
+    assert tokens.read(20_000, 5).tolist() == []
+    with pytest.raises(IndexError, match=r"read\(-1, 5\)"):
+        tokens.read(-1, 5)
+
+
+@BOTH_WAYS
+def test_gather_returns_one_window_a_row(path, access):
+    starts = np.array([0, 9_990, 17, 17])
+    windows = open_tokens(path, access=access).gather(starts, 10)
+    assert windows.dtype == np.uint16
+    assert np.array_equal(windows, IDS[starts[:, None] + np.arange(10)])
+
+
+@BOTH_WAYS
+def test_tokens_cannot_be_written_through_the_map(path, access):
+    if access == "mmap":
+        with pytest.raises(ValueError, match="read-only"):
+            open_tokens(path).read(0, 5)[0] = 1
+    assert np.array_equal(open_tokens(path, access=access).read(0, 10_000), IDS)
+
+
+@BOTH_WAYS
+def test_a_pickled_file_is_small_and_reopens(path, access):
+    tokens = open_tokens(path, access=access)
+    pickled = pickle.dumps(tokens)
+    assert len(pickled) < 1000
+    assert np.array_equal(pickle.loads(pickled).read(0, 10_000), IDS)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("new", [IDS[:-1], IDS.astype(np.uint32)])
+def test_a_file_that_changed_is_refused_when_reopened(path, access, new):
+    pickled = pickle.dumps(open_tokens(path, access=access))
+    write_tokens(path, [new])
+    with pytest.raises(TokenFileError, match=r"a.npy: changed since it was opened"):
+        pickle.loads(pickled)
+
+
+@BOTH_WAYS
+def test_a_file_that_shrank_gives_an_error_and_no_crash(path, access):
+    tokens = open_tokens(path, access=access)
+    os.truncate(path, 4096)
+    with pytest.raises(TokenFileError, match=r"a.npy: changed since it was opened"):
+        tokens.gather(np.array([9_000]), 100)
+
+
+@BOTH_WAYS
+def test_an_empty_file_opens_and_holds_nothing(tmp_path, access):
+    write_tokens(tmp_path / "empty.npy", [])
+    tokens = open_tokens(tmp_path / "empty.npy", access=access)
+    assert tokens.num_tokens == 0
+    assert tokens.read(0, 5).tolist() == []
+
+
+@BOTH_WAYS
+def test_hints_change_nothing_but_what_is_in_memory(path, access):
+    tokens = open_tokens(path, access=access)
+    starts = np.array([0, 5_000, 9_000])
+    before = tokens.gather(starts, 100)
+    evict(path)
+    tokens.will_need(starts, 100)
+    tokens.will_need(np.zeros(0, np.int64), 100)
+    assert np.array_equal(tokens.gather(starts, 100), before)
+
+
+def test_threads_share_a_file(path):
+    tokens, wrong = open_tokens(path, access="pread"), []
+
+    def reader(start):
+        for _ in range(200):
+            if tokens.gather(np.array([start]), 50)[0, 0] != start:
+                wrong.append(start)
+
+    threads = [threading.Thread(target=reader, args=(100 * k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_reads_leave_no_descriptor_behind(path):
+    before = len(os.listdir("/proc/self/fd"))
+    for access in ("mmap", "pread") * 50:
+        open_tokens(path, access=access).read(0, 10)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_write_tokens_streams_chunks_of_any_shape(tmp_path):
+    chunks = (
+        chunk for chunk in (IDS[:10], IDS[10:70].reshape(3, 20), [70, 71], torch.tensor([72]))
+    )
+    tokens = write_tokens(tmp_path / "a.npy", chunks)
+    assert tokens.dtype == np.uint16
+    assert np.array_equal(np.load(tmp_path / "a.npy"), IDS[:73])
+
+
+def test_lists_are_stored_as_uint32(tmp_path):
+    assert write_tokens(tmp_path / "a.npy", [[1, 2], [2**32 - 1]]).dtype == np.uint32
+
+
+def test_rows_are_filled_across_chunks_and_an_incomplete_one_is_reported(tmp_path):
+    with pytest.warns(
+        UserWarning, match="left out the last 3 tokens, which do not fill a row of 4"
+    ):
+        tokens = write_tokens(tmp_path / "a.npy", [IDS[:5], IDS[5:11]], row_len=4)
+    assert tokens.shape == (2, 4)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), IDS[:8].reshape(2, 4))
+
+
+def test_an_id_that_does_not_fit_is_named_with_its_position(tmp_path):
+    chunks = [np.arange(100), np.array([1, 70_000, 2])]
+    with pytest.raises(TokenFileError, match=r"id 70000 at token 101 does not fit uint16"):
+        write_tokens(tmp_path / "a.npy", chunks, dtype="uint16")
+    with pytest.raises(TokenFileError, match=r"id -1 at token 0 does not fit uint32"):
+        write_tokens(tmp_path / "a.npy", [[-1]])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("chunk", [[1.5], ["a"], [True]])
+def test_what_is_no_id_is_refused(tmp_path, chunk):
+    with pytest.raises(TokenFileError, match="expected integers"):
+        write_tokens(tmp_path / "a.npy", [chunk])
+
+
+def test_a_failure_in_the_stream_leaves_the_old_file_and_nothing_else(path):
+    def chunks():
+        yield IDS[:10]
+        raise RuntimeError("the tokenizer broke")
+
+    with pytest.raises(RuntimeError, match="the tokenizer broke"):
+        write_tokens(path, chunks())
+    assert np.array_equal(np.load(path), IDS)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_killed_writer_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
+    script = """
+        import sys, numpy as np
+        from npydata import write_tokens
+        def chunks():
+            for k in range(10**9):
+                yield np.arange(100_000, dtype=np.uint32)
+                if k == 20:
+                    print("writing", flush=True)
+        write_tokens(sys.argv[1], chunks())
+    """
+    target = tmp_path / "a.npy"
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), target], stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout.readline() == b"writing\n"
+        write_tokens(tmp_path / "b.npy", [IDS])
+        assert not target.exists()
+        (partial,) = tmp_path.glob(".a.npy.*")
+        assert partial.stat().st_mode & 0o777 == 0o600
+        child.send_signal(signal.SIGKILL)
+    assert not target.exists()
+    write_tokens(target, [IDS])
+    assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.npy"]
+
+
+def test_a_live_writers_file_is_not_taken_for_stale(tmp_path):
+    def outer():
+        yield [1, 2, 3]
+        write_tokens(tmp_path / "a.npy", [[7]])
+        yield [4]
+
+    write_tokens(tmp_path / "a.npy", outer())
+    assert np.load(tmp_path / "a.npy").tolist() == [1, 2, 3, 4]
+
+
+def test_the_finished_file_has_the_modes_any_new_file_has(tmp_path):
+    old = os.umask(0o027)
+    try:
+        write_tokens(tmp_path / "a.npy", [[1]])
+    finally:
+        os.umask(old)
+    assert (tmp_path / "a.npy").stat().st_mode & 0o777 == 0o640
+
+
+def test_writing_over_a_folder_or_into_none_is_refused_before_any_work(tmp_path):
+    def never():
+        raise AssertionError("the stream was started")
+        yield
+
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        write_tokens(tmp_path, never(), dtype="uint16")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_tokens(tmp_path / "nowhere" / "a.npy", never(), dtype="uint16")
+
+
+def test_memory_stays_at_one_chunk_however_long_the_stream(tmp_path):
+    script = """
+        import resource, sys, numpy as np
+        from npydata import write_tokens
+        chunk = np.zeros(1_000_000, np.uint16)
+        write_tokens(sys.argv[1], (chunk for _ in range(3)))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        write_tokens(sys.argv[1], (chunk for _ in range(100)))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), tmp_path / "a.npy"]
+    grown_kb = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert grown_kb < 8 * 1024  # the file is 200 MB
