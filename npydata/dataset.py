@@ -14,7 +14,6 @@ import glob
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +55,8 @@ class TokenWindows:
         self.files, self.width, self.stride = files, seq_len + 1, stride
         self.per_row = [num_windows(file.row_len, seq_len, stride) for file in files]
         counts = [n * file.rows for n, file in zip(self.per_row, files, strict=True)]
-        self.ends = list(accumulate(counts))
-        self.count = self.ends[-1]
+        self.ends: list[int] = np.cumsum(counts).tolist()
+        self.count: int = self.ends[-1]
         self.dtype = common_dtype(files)
 
     def offsets(self, k: int, windows: IntArray) -> IntArray:
@@ -152,12 +151,12 @@ class TokenDataset(Dataset[Pair]):
             numbers = self.window_numbers(as_indices(indices, len(self)), seed, epoch)
             self._hints.found(warm=self.windows.will_need(numbers))
 
-    def __getitem__(self, index: int | slice | Sequence[int]) -> Pair:
-        """Return one sample, ``(seq_len,)`` each, or for several indices a batch."""
+    def __getitem__(self, index: Any) -> Pair:
+        """Return one sample, ``(seq_len,)`` each; for a slice or a list of indices, a batch."""
         if isinstance(index, slice):
             return self.fetch(range(*index.indices(len(self))))
         try:
-            one = operator.index(index)  # type: ignore[arg-type]
+            one = operator.index(index)
         except TypeError:
             return self.fetch(index)
         x, y = self.fetch([one])
@@ -354,12 +353,12 @@ def require_one_window(files: Sequence[TokenFile], seq_len: int, stride: int) ->
 
 def as_indices(indices: npt.ArrayLike, length: int) -> IntArray:
     """Return indices as a 1-D int64 array; negative ones count from the end, as in a list."""
-    asked = np.atleast_1d(np.asarray(indices))
-    if asked.size == 0:
+    asked = np.asarray(indices)
+    if asked.shape == (0,):
         return np.zeros(0, np.int64)
     if asked.dtype.kind not in "iu" or asked.ndim != 1:
         raise TypeError(f"indices are {asked.dtype} {asked.shape}, expected a list of integers")
-    low, high = int(asked.min()), int(asked.max())
+    low, high = asked.min(), asked.max()
     if low < -length or high >= length:
         raise IndexError(f"index {high if high >= length else low} of a dataset of {length}")
     numbers = asked.astype(np.int64, copy=False)

@@ -135,7 +135,7 @@ class HintPauses:
     cold look ends the pauses.
     """
 
-    LONGEST = 63
+    LONGEST = 255
 
     def __init__(self) -> None:
         self._pause = 0

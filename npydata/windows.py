@@ -36,10 +36,10 @@ def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
 def window_offsets(windows: IntArray, per_row: int, row_len: int, stride: int) -> IntArray:
     """Return the token at which each window begins; no window crosses a row.
 
-    A 1-D file is one long row.
+    A 1-D file is one long row. The first factor is what a row has left over behind its windows.
     """
-    row = windows // per_row
-    return row * row_len + (windows - row * per_row) * stride
+    left_over = row_len - per_row * stride
+    return windows * stride + windows // per_row * left_over
 
 
 def pages_touched(

@@ -168,9 +168,7 @@ MALFORMED_NPY = {
         "bad .npy header",
     ),
     "huge shape": (
-        malformed_npy(
-            header=f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({2**62},), }}"
-        ),
+        malformed_npy(header=f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({2**62},), }}"),
         "its header promises",
     ),
     "negative shape": (

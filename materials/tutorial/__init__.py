@@ -1,0 +1,1 @@
+"""What the notebooks share: figures, exercise checks, mutation cards.  Not part of the library."""

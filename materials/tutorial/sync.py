@@ -1,0 +1,163 @@
+"""Bring the notebooks up to date: module code into their cells, outputs from a real run.
+
+python materials/tutorial/sync.py              rewrite the tagged cells from the modules
+python materials/tutorial/sync.py --execute    and run every notebook in place
+python materials/tutorial/sync.py 01 --execute only the notebooks whose name starts so
+"""
+
+import argparse
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import nbformat
+
+if __package__ in (None, ""):  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tutorial.symbols import (
+    ASSIGNMENTS,
+    ROOT,
+    Symbol,
+    defined_name,
+    is_string,
+    parse_symbol,
+    render,
+)
+
+NOTEBOOKS = ROOT / "notebooks"
+TAG = "module:"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|tmp|work|var/folders)/\S+")
+
+
+def tags(cell: nbformat.NotebookNode) -> list[str]:
+    return list(cell.metadata.get("tags", []))
+
+
+def tagged(cell: nbformat.NotebookNode, prefix: str) -> list[str]:
+    """What follows `prefix` in each of a cell's tags that has it."""
+    return [tag[len(prefix) :] for tag in tags(cell) if tag.startswith(prefix)]
+
+
+def symbols_of(cell: nbformat.NotebookNode, root: Path = ROOT) -> list[Symbol]:
+    return [parse_symbol(dotted, root) for dotted in tagged(cell, TAG)]
+
+
+def fill(notebook: nbformat.NotebookNode, root: Path = ROOT) -> int:
+    """Rewrite each tagged cell from the module's source; returns how many cells changed."""
+    seen: set[str] = set()
+    changed = 0
+    for cell in notebook.cells:
+        if symbols := symbols_of(cell, root):
+            source = filled(cell.source, symbols, seen, root)
+            changed += source != cell.source
+            cell.source = source
+    return changed
+
+
+def filled(source: str, symbols: list[Symbol], seen: set[str], root: Path = ROOT) -> str:
+    """The cell's new text: the symbols as the module has them, then what the cell did with them.
+
+    A cell whose author removed the docstrings stays without them.
+    """
+    tree = ast.parse(source)
+    code = render(symbols, seen=seen, docs=_has_docstrings(tree), root=root)
+    return with_tail(code, _after_definitions(source, tree))
+
+
+def with_tail(code: str, tail: str) -> str:
+    """Two blank lines after a def, as the formatter wants them; none after a constant."""
+    if not tail:
+        return code
+    constant = isinstance(ast.parse(code).body[-1], ASSIGNMENTS)
+    return f"{code}\n{tail}" if constant else f"{code}\n\n\n{tail}"
+
+
+def _has_docstrings(tree: ast.Module) -> bool:
+    return any(is_string(node) for node in ast.walk(tree)) or not tree.body
+
+
+def _after_definitions(source: str, tree: ast.Module) -> str:
+    ends = [node.end_lineno or 0 for node in tree.body if defined_name(node)]
+    return "\n".join(source.splitlines()[max(ends, default=0) :]).strip("\n")
+
+
+def execute(
+    notebook: nbformat.NotebookNode,
+    folder: Path,
+    *,
+    timeout: int = 180,
+    env: Mapping[str, str] | None = None,
+    on_cell: Callable[[], object] = lambda: None,
+) -> None:
+    """Run every cell in place, as a reader would: a fresh kernel, started in the folder.
+
+    `env` adds to the kernel's environment; `on_cell` is called after each code cell.
+    """
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    client = NotebookClient(
+        notebook,
+        config=Config(KernelManager={"transport": "ipc"}),  # a socket file: nobody else can listen
+        timeout=timeout,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+        on_cell_executed=lambda **_: on_cell(),
+    )
+    client.execute(env=os.environ | dict(env or {}))
+
+
+def clean(notebook: nbformat.NotebookNode) -> None:
+    """Metadata that is the same on every machine; only tags survive on cells."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({"tags": tags(cell)} if tags(cell) else {})
+
+
+def machine_paths(notebook: nbformat.NotebookNode) -> list[str]:
+    """Absolute paths of this machine in outputs: they would tell a reader nothing."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return sorted({path for output in outputs for path in MACHINE_PATH.findall(_text(output))})
+
+
+def _text(output: nbformat.NotebookNode) -> str:
+    data = output.get("data", {})
+    parts = [output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")]
+    return "\n".join([*parts, *output.get("traceback", [])])
+
+
+def update(path: Path, run: bool) -> None:
+    """Fill, and if asked execute, one notebook file."""
+    notebook = nbformat.read(path, as_version=4)
+    changed = fill(notebook)
+    if run:
+        execute(notebook, path.parent)
+    clean(notebook)
+    nbformat.write(notebook, path)
+    print(f"{path.name}: {changed} cells rewritten{', executed' if run else ''}")
+    for found in machine_paths(notebook):
+        print(f"{path.name}: an output shows a path of this machine: {found}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("prefix", nargs="*", help="names of notebooks, or how they begin")
+    parser.add_argument("--execute", action="store_true", help="run the notebooks in place")
+    options = parser.parse_args(argv)
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        if not options.prefix or path.name.startswith(tuple(options.prefix)):
+            update(path, options.execute)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

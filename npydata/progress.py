@@ -1,0 +1,67 @@
+"""A progress bar on stderr for whatever takes over a second; none when tqdm is not installed."""
+
+import sys
+from typing import Protocol
+
+
+class Bar(Protocol):
+    """The part of tqdm's bar that npydata uses."""
+
+    def update(self, n: float) -> object:
+        """Advance the bar by ``n`` units."""
+
+    def set_postfix_str(self, s: str, refresh: bool = True) -> None:
+        """Show ``s`` behind the bar."""
+
+    def close(self) -> None:
+        """End the bar and its line."""
+
+
+class NoBar:
+    """Shows nothing: for callers who want silence, and where tqdm is missing."""
+
+    def update(self, n: float) -> None:
+        """Do nothing."""
+
+    def set_postfix_str(self, s: str, refresh: bool = True) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: float = 1.0) -> Bar:
+    """Return a bar that counts ``total`` units (decimal prefixes), shown after ``delay`` seconds.
+
+    Where stderr is not a terminal it writes a line's worth every ten seconds, to keep logs short.
+    """
+    if not show:
+        return NoBar()
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        return NoBar()
+    interval = 0.2 if sys.stderr.isatty() else 10.0
+    bar: Bar = tqdm(
+        desc=what, total=total, unit=unit, unit_scale=True, delay=delay, mininterval=interval
+    )
+    return bar
+
+
+def human_bytes(count: int) -> str:
+    """Return a size for people: ``18.4 MB`` (decimal units)."""
+    return f"{_scaled(count, 'B')}"
+
+
+def human_rate(per_second: float, unit: str) -> str:
+    """Return a rate for people: ``1.52 Mtok/s``."""
+    return f"{_scaled(per_second, unit)}/s"
+
+
+def _scaled(value: float, unit: str) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5 or prefix == "T":
+            break
+        value /= 1000
+    digits = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+    return f"{digits} {prefix}{unit}"

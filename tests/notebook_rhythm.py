@@ -1,0 +1,237 @@
+"""The form of a notebook: minutes, cell length, predictions, exercises, links, terms, outputs.
+
+Every check takes a lesson (or the course so far) and returns its problems in words.
+"""
+
+import re
+from pathlib import Path
+
+import nbformat
+from notebook_tools import Lesson
+from tutorial.sync import machine_paths, tagged, tags
+
+LONGEST_CELL = 15
+CELLS_PER_PREDICTION = 6
+MOST_TERMS = 5
+
+SECTION = re.compile(r"^## (?:\d+\.) .+ · (core|go deeper) · (\d+) min$")
+EXERCISE = re.compile(r"^### Exercise \d+ · .+ · [●○]{3} · (\d+) min$")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PLOT = re.compile(r"\bplt\.show\(|\bscoreboard\(")
+VARIES = re.compile(
+    r"plt\.|scoreboard|perf_counter|time|second|\bms\b|speed|path|trace|"
+    r"bytes_read|page_faults|resident|evict|readahead|memory|measure|bench",
+    re.IGNORECASE,
+)
+OPENING = ("you need", "core:")
+CLOSING = ("you can now explain", "number to remember")
+GLOSSARY_LINE = re.compile(r"^\*\*(.+?)\*\* - (.+) \((\d\d)\)$")
+
+
+def markdown(lesson: Lesson) -> list[nbformat.NotebookNode]:
+    return [cell for cell in lesson.cells if cell.cell_type == "markdown"]
+
+
+def minutes(lesson: Lesson) -> list[str]:
+    """The opening cell states what the headings add up to."""
+    total = {"core": 0, "go deeper": 0}
+    part, problems = "core", []
+    for line in (line for cell in markdown(lesson) for line in _headings(cell.source)):
+        if section := SECTION.match(line):
+            part = section[1]
+            total[part] += int(section[2])
+        elif exercise := EXERCISE.match(line):
+            total[part] += int(exercise[1])
+        elif line.startswith(("## ", "### Exercise")):
+            problems.append(f"{lesson.name}: heading without kind or minutes: {line}")
+    for kind, expected in total.items():
+        stated = _stated(lesson, kind)
+        if stated != expected:
+            problems.append(f"{lesson.name}: {kind} says {stated} min, headings sum to {expected}")
+    return problems
+
+
+def _headings(source: str) -> list[str]:
+    outside = re.sub(r"```.*?```", "", source, flags=re.DOTALL)
+    return [line.rstrip() for line in outside.splitlines() if line.startswith("#")]
+
+
+def _stated(lesson: Lesson, kind: str) -> int:
+    found = re.search(rf"{kind}\W*:\W*(\d+) min", lesson.cells[0].source, re.IGNORECASE)
+    return int(found[1]) if found else 0
+
+
+def long_cells(lesson: Lesson) -> list[str]:
+    counts = [sum(bool(line.strip()) for line in cell.source.splitlines()) for cell in lesson.code]
+    return [
+        f"{lesson.name}: {count} lines in {_begin(cell)}, at most {LONGEST_CELL}"
+        for cell, count in zip(lesson.code, counts, strict=True)
+        if count > LONGEST_CELL
+    ]
+
+
+def _begin(cell: nbformat.NotebookNode) -> str:
+    return repr(cell.source.split("\n", 1)[0])
+
+
+def predictions(lesson: Lesson) -> list[str]:
+    """One question with a folded answer for every six code cells."""
+    asked = [cell for cell in lesson.cells if "predict" in tags(cell)]
+    needed = -(-len(lesson.code) // CELLS_PER_PREDICTION)
+    problems = [
+        f"{lesson.name}: a prediction without a folded answer: {_begin(cell)}"
+        for cell in asked
+        if "<details>" not in cell.source
+    ]
+    if len(asked) < needed:
+        cells = f"{len(lesson.code)} code cells"
+        problems.append(f"{lesson.name}: {len(asked)} predictions for {cells}, expected {needed}")
+    return problems
+
+
+def exercises(lesson: Lesson) -> list[str]:
+    """Two or three, each with heading, stub, check, hint and folded solution."""
+    names = [name for name, _ in lesson.with_tag("exercise:")]
+    headings = [line for cell in markdown(lesson) for line in _headings(cell.source)]
+    graded = [line for line in headings if EXERCISE.match(line)]
+    fewest = 1 if lesson.number == 0 else 2
+    problems = []
+    if not fewest <= len(names) <= 3:
+        problems.append(f"{lesson.name}: {len(names)} exercises, expected {fewest} to 3")
+    if len(graded) != len(names):
+        problems.append(f"{lesson.name}: {len(graded)} exercise headings for {len(names)} stubs")
+    for part in ("check:", "hint:", "solution:"):
+        have = sorted(name for name, _ in lesson.with_tag(part))
+        if have != sorted(names):
+            problems.append(f"{lesson.name}: {part} cells for {have}, expected {sorted(names)}")
+    return problems + _unfolded(lesson)
+
+
+def _unfolded(lesson: Lesson) -> list[str]:
+    return [
+        f"{lesson.name}: {part}{name} is not folded in <details>"
+        for part in ("hint:", "solution:")
+        for name, cell in lesson.with_tag(part)
+        if "<details>" not in cell.source
+    ]
+
+
+def takeaways(lesson: Lesson) -> list[str]:
+    """A sentence directly after each plot."""
+    followers = [*lesson.cells[1:], None]
+    return [
+        f"{lesson.name}: no takeaway after the plot in the cell that begins {_begin(cell)}"
+        for cell, after in zip(lesson.cells, followers, strict=True)
+        if cell.cell_type == "code" and PLOT.search(cell.source)
+        if after is None or "takeaway" not in tags(after)
+    ]
+
+
+def ends(lesson: Lesson) -> list[str]:
+    """What the first and the last cell must say."""
+    opening, closing = lesson.cells[0].source.lower(), lesson.cells[-1].source.lower()
+    asked = (*OPENING, "three questions") if lesson.number else OPENING
+    problems = [f"{lesson.name}: the opening lacks {p!r}" for p in asked if p not in opening]
+    return problems + [f"{lesson.name}: the close lacks {p!r}" for p in CLOSING if p not in closing]
+
+
+def links(lesson: Lesson, course: list[str], folder: Path) -> list[str]:
+    """The neighbours are linked at both ends, and every relative link leads somewhere."""
+    here = course.index(lesson.name)
+    neighbours = [*course[max(here - 1, 0) : here], *course[here + 1 : here + 2]]
+    problems = [
+        f"{lesson.name}: the {place} cell does not link to {neighbour}"
+        for neighbour in neighbours
+        for place, cell in (("first", lesson.cells[0]), ("last", lesson.cells[-1]))
+        if f"({neighbour}.ipynb)" not in cell.source
+    ]
+    targets = {target for cell in markdown(lesson) for target in LINK.findall(prose_links(cell))}
+    local = sorted(target for target in targets if "://" not in target)
+    return problems + [
+        f"{lesson.name}: a link leads nowhere: {target}"
+        for target in local
+        if not (folder / target).exists()
+    ]
+
+
+def prose_links(cell: nbformat.NotebookNode) -> str:
+    return re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL)
+
+
+# Terms
+
+
+def read_glossary(text: str) -> dict[str, int]:
+    """term -> number of the notebook that defines it."""
+    found = (GLOSSARY_LINE.match(line) for line in text.splitlines())
+    return {match[1]: int(match[3]) for match in found if match}
+
+
+def bad_glossary_lines(text: str) -> list[str]:
+    """Lines that are neither the header nor an entry: they would escape every other check."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [f"glossary: not an entry: {line}" for line in lines if not GLOSSARY_LINE.match(line)]
+
+
+def terms(course: list[Lesson], glossary: dict[str, int]) -> list[str]:
+    """Every term is defined once, where the glossary says, before any prose uses it."""
+    problems = []
+    for lesson in course:
+        defined = [term for term, _ in lesson.with_tag("term:")]
+        if len(defined) > MOST_TERMS:
+            problems.append(f"{lesson.name}: {len(defined)} new terms, at most {MOST_TERMS}")
+        expected = sorted(term for term, number in glossary.items() if number == lesson.number)
+        if sorted(defined) != expected:
+            problems.append(f"{lesson.name}: defines {sorted(defined)}, glossary says {expected}")
+    return problems + _too_early(course, glossary)
+
+
+def _too_early(course: list[Lesson], glossary: dict[str, int]) -> list[str]:
+    unknown = {term: re.compile(rf"\b{re.escape(term)}(?:s|es)?\b", re.I) for term in glossary}
+    problems = []
+    for lesson in course:
+        for cell in lesson.cells:
+            for term in tagged(cell, "term:"):
+                unknown.pop(term, None)
+            text = prose(cell) if cell.cell_type == "markdown" else ""
+            problems += [
+                f"{lesson.name}: {term!r} is used before it is defined, in {_begin(cell)}"
+                for term, pattern in unknown.items()
+                if pattern.search(text)
+            ]
+    return problems
+
+
+def prose(cell: nbformat.NotebookNode) -> str:
+    """Markdown without code, link targets and tags."""
+    without_code = re.sub(r"```.*?```|`[^`]*`", " ", cell.source, flags=re.DOTALL)
+    return re.sub(r"\]\([^)]*\)|<[^>]+>", " ", without_code)
+
+
+# Outputs
+
+
+def execution(lesson: Lesson) -> list[str]:
+    """Every code cell was run, once, top to bottom, and none failed."""
+    counts = [cell.execution_count for cell in lesson.code]
+    problems = []
+    if counts != list(range(1, len(counts) + 1)):
+        problems.append(f"{lesson.name}: execution counts are {counts}, expected 1, 2, 3, ...")
+    for cell in lesson.code:
+        if any(output.output_type == "error" for output in cell.outputs):
+            problems.append(f"{lesson.name}: the cell that begins {_begin(cell)} shows an error")
+    return problems
+
+
+def paths_in_outputs(lesson: Lesson) -> list[str]:
+    notebook = nbformat.v4.new_notebook(cells=lesson.cells)
+    return [f"{lesson.name}: an output shows {path}" for path in machine_paths(notebook)]
+
+
+def needless_ignores(lesson: Lesson) -> list[str]:
+    """Outputs are compared except where a time, a path, a counter or a plot makes them vary."""
+    return [
+        f"{lesson.name}: nothing varies in the cell that begins {_begin(cell)}; compare its output"
+        for cell in lesson.code
+        if "nbval-ignore-output" in tags(cell) and not VARIES.search(cell.source)
+    ]

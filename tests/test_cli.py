@@ -1,0 +1,271 @@
+"""The command line: what it prints, what it exits with, and that bad input is one line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from npydata import __version__, inspect_tokens, write_tokens
+from npydata import prepare as prepare_module
+from npydata.cli import main, one_line
+from npydata.inspect_tokens import count_windows
+from npydata.progress import human_bytes, human_rate
+
+
+def run(*argv, **options):
+    command = [sys.executable, "-m", "npydata", *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def fails_in_one_line(capsys, *argv):
+    """Run a command that must fail with exit code 2 and one line, and return the line."""
+    assert main([str(arg) for arg in argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("npydata")
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith("\n")
+    return captured.err
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A 2-D file of 3 rows of 10 tokens."""
+    ids = np.arange(30, dtype=np.uint16).reshape(3, 10) + 100
+    np.save(tmp_path / "rows.npy", ids)
+    return tmp_path / "rows.npy"
+
+
+def test_help_version_and_module_start_without_importing_torch():
+    code = (
+        "import sys; from npydata.cli import main; main(['--help']); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+    assert {"prepare", "inspect", "bench"} <= set(done.stdout.split())
+    assert run("--version").stdout == f"npydata {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["prepare", "inspect"])
+def test_each_command_explains_itself_with_examples(capsys, command):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"npydata {command} " in text.split("examples:")[1]
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["fly"],
+        ["prepare"],
+        ["prepare", "-o", "x.npy"],
+        ["prepare", "no-such-file.txt", "-o", "x.npy"],
+        ["prepare", "no-such-*.txt", "-o", "x.npy"],
+        ["prepare", "t.txt", "-o", "x.bin"],
+        ["prepare", "t.txt", "-o", "no-such-folder/x.npy"],
+        ["prepare", "t.txt", "-o", "x.npy", "--vocab-size", "many"],
+        ["prepare", "t.txt", "-o", "x.npy", "--tokenizer", "no-such.json"],
+        ["prepare", "/proc/self/mem", "-o", "x.npy"],
+        ["inspect"],
+        ["inspect", "no-such-file.npy"],
+        ["inspect", "t.txt"],
+        ["inspect", "t.npy"],
+        ["inspect", "."],
+        ["inspect", "model.safetensors"],
+        ["inspect", "ok.npy", "--seq-len", "0"],
+        ["inspect", "ok.npy", "--format", "parquet"],
+        ["inspect", "ok.npy", "--dtype", "no-such-dtype"],
+    ],
+)
+def test_bad_input_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys, argv):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("text, an odd number of bytes.")
+    (tmp_path / "t.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    np.save(tmp_path / "ok.npy", np.arange(9, dtype=np.uint16))
+    before = sorted(tmp_path.iterdir())
+    fails_in_one_line(capsys, *argv)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_missing_source_stops_before_anything_is_written(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("text")
+    line = fails_in_one_line(
+        capsys, "prepare", tmp_path / "a.txt", tmp_path / "b.txt", "-o", tmp_path / "o.npy"
+    )
+    assert line == f"npydata: {tmp_path}/b.txt: No such file or directory\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_errors_of_several_lines_are_folded_into_one():
+    assert one_line(ValueError("first\n  second")) == "first second"
+    assert one_line(OSError(28, "No space left on device")).endswith("No space left on device")
+    assert one_line(OSError(13, "Permission denied", "f.txt")) == "f.txt: Permission denied"
+
+
+def test_prepare_then_inspect_from_the_shell(tmp_path):
+    (tmp_path / "a.txt").write_text("one fish two fish\n" * 100)
+    done = run("prepare", "a.txt", "-o", "o.npy", "--vocab-size", "300", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    tokens = np.load(tmp_path / "o.npy")
+    assert f"{tokens.size:,} tokens" in done.stdout
+    assert done.stdout.count("\n") == 1
+    looked = run("inspect", "o.npy", "--seq-len", "8", "--json", cwd=tmp_path)
+    report = json.loads(looked.stdout)
+    assert (report["num_tokens"], report["dtype"]) == (tokens.size, "uint16")
+    assert (report["id_min"], report["id_max"]) == (tokens.min(), tokens.max())
+
+
+def test_every_option_of_prepare_arrives(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        prepare_module, "prepare", lambda text, out, **options: seen.update(options)
+    )
+    main(["prepare", "t.txt", "-o", "o.npy", "--tokenizer", "t.json", "--vocab-size", "300",
+          "--sample-mb", "0.5", "--row-len", "8", "-q"])  # fmt: skip
+    assert seen == {
+        "python_text": False, "tokenizer": "t.json", "vocab_size": 300, "sample_mb": 0.5,
+        "row_len": 8, "progress": False,
+    }  # fmt: skip
+
+
+def test_quiet_prepare_writes_nothing_to_stderr(tmp_path):
+    (tmp_path / "a.txt").write_text("text " * 100)
+    done = run("prepare", "a.txt", "-o", "o.npy", "-q", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_corpus_python_reads_py_files_of_the_standard_library_and_torch(tmp_path, monkeypatch):
+    for name in ("stdlib/site-packages", "torch"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "stdlib" / "a.py").write_text("pass\n")
+    (tmp_path / "stdlib" / "notes.txt").write_text("not read\n")
+    (tmp_path / "stdlib" / "site-packages" / "b.py").write_text("not read\n")
+    (tmp_path / "torch" / "c.py").write_text("import torch\n")
+    folders = [tmp_path / "stdlib", tmp_path / "torch"]
+    monkeypatch.setattr(prepare_module, "python_corpus", lambda: folders)
+    out = tmp_path / "o.npy"
+    assert main(["prepare", "--corpus", "python", "-q", "-o", str(out), "--vocab-size", "300"]) == 0
+    bpe = prepare_module.load_tokenizer(tmp_path / "o.tokenizer.json")
+    assert bpe.decode(np.load(out).tolist()) == "pass\nimport torch\n"
+
+
+def test_ctrl_c_exits_with_130_and_leaves_nothing_half_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text("text")
+
+    def interrupted(path):
+        yield b"some text"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare_module, "read_blocks", interrupted)
+    assert main(["prepare", str(tmp_path / "a.txt"), "-q", "-o", str(tmp_path / "o.npy")]) == 130
+    assert capsys.readouterr().err == "npydata: interrupted\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_reader_that_stops_early_is_no_error(rows):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "npydata", "inspect", str(rows)]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_inspect_tells_people_what_is_in_a_file(rows, capsys):
+    assert main(["inspect", str(rows), "--seq-len", "4"]) == 0
+    text = capsys.readouterr().out
+    lines = [re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines()]
+    table = {line[0]: line[-1] for line in lines}
+    assert table["format"] == "npy"
+    assert table["dtype"] == "uint16"
+    assert table["shape"] == "3 x 10 (rows x tokens per row)"
+    assert table["ids"] == "100 to 129 (all 30 scanned)"
+    assert table["first ids"].startswith("100 101 102")
+    assert table["first ids"].endswith("115 ...")
+    assert table["size"] == "188 B (188 bytes)"
+    assert table["documents"] == "not recorded in this format"
+    assert table["stride 5 (T+1)"].startswith("6 ")
+
+
+def test_inspect_as_json_has_the_same_facts(rows, capsys):
+    assert main(["inspect", str(rows), "--seq-len", "4", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["shape"] == [3, 10]
+    assert report["first_tokens"] == list(range(100, 116))
+    assert report["nbytes"] == rows.stat().st_size
+    assert report["windows"] == {
+        "seq_len": 4, "apart": 6, "every_target": 6, "random_starts": 18,
+    }  # fmt: skip
+
+
+def test_inspect_scans_the_whole_file_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect_tokens, "SCAN_TOKENS", 7)
+    for lowest_at, highest_at in ((0, 99), (99, 0), (50, 51)):
+        ids = np.full(100, 500, np.uint16)
+        ids[lowest_at], ids[highest_at] = 3, 60_000
+        np.save(tmp_path / "t.npy", ids)
+        report = inspect_tokens.inspect_tokens(tmp_path / "t.npy")
+        assert (report.id_min, report.id_max) == (3, 60_000)
+
+
+def test_inspect_reads_a_headerless_file_with_the_given_dtype(tmp_path):
+    np.array([1, 2, 65_535], "<u2").tofile(tmp_path / "t.bin")
+    report = inspect_tokens.inspect_tokens(tmp_path / "t.bin", dtype="uint16")
+    assert (report.format, report.num_tokens, report.id_max) == ("raw", 3, 65_535)
+
+
+def test_inspect_counts_documents_where_the_format_has_them(tmp_path):
+    np.arange(6, dtype="<u2").tofile(tmp_path / "t.ds")
+    np.array([2, 5, 6], "<u8").tofile(tmp_path / "t.ds.index")
+    assert inspect_tokens.inspect_tokens(tmp_path / "t.ds").documents == 3
+
+
+def test_inspect_says_that_an_empty_file_holds_no_ids(tmp_path):
+    write_tokens(tmp_path / "t.npy", [], dtype="uint16")
+    report = inspect_tokens.inspect_tokens(tmp_path / "t.npy")
+    assert (report.id_min, report.id_max, report.first_tokens) == (None, None, ())
+    assert "ids" in report.to_table()
+
+
+def test_windows_are_counted_as_the_datasets_count_them():
+    assert count_windows((10,), 3).apart == 2
+    assert count_windows((10,), 3).every_target == 3
+    assert count_windows((10,), 3).random_starts == 7
+    assert count_windows((5, 10), 3).random_starts == 35
+    assert count_windows((3,), 3).random_starts == 0
+
+
+def test_bench_is_handed_to_its_own_package(monkeypatch):
+    seen = []
+
+    def add_arguments(commands):
+        commands.add_parser("bench").add_argument("what")
+
+    fake = types.ModuleType("npydata.bench")
+    fake.add_arguments = add_arguments
+    fake.main = lambda args: seen.append(args.what) or 5
+    monkeypatch.setitem(sys.modules, "npydata.bench", fake)
+    monkeypatch.setattr("npydata.bench", fake, raising=False)
+    assert main(["bench", "dataset"]) == 5
+    assert seen == ["dataset"]
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (42_796_924, "42.8 MB"), (8 << 40, "8.8 TB")],
+)
+def test_sizes_are_shown_in_decimal_units(value, shown):
+    assert human_bytes(value) == shown
+    assert human_rate(value, "B") == f"{shown}/s"
+
+
+def test_inspect_tells_a_checkpoint_from_a_token_file(tmp_path, capsys):
+    (tmp_path / "model.pt").write_bytes(bytes(8))
+    assert "checkpoint" in fails_in_one_line(capsys, "inspect", tmp_path / "model.pt")
