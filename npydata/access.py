@@ -7,6 +7,7 @@ windows asked for. The map is faster; ``pread`` is for file systems where maps a
 import mmap
 import os
 import weakref
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from npydata.errors import TokenFileError
 from npydata.formats import IntArray, TokenLayout
-from npydata.pages import MapHints
+from npydata.pages import announce, is_cached, residency_is_known, resident
 from npydata.windows import page_runs
 
 TokenArray = npt.NDArray[np.integer]
@@ -39,17 +40,17 @@ class MappedAccess:
 
     def __init__(self, layout: TokenLayout) -> None:
         self.layout = layout
-        with open(layout.path, "rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.descriptor = open_for(self, layout.path)
+        self.map = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         self.tokens: TokenArray = np.frombuffer(self.map, layout.dtype, offset=layout.offset)
         self.views: dict[int, TokenArray] = {}
-        self.hints = MapHints(self.map, layout.path)
 
     def gather(self, starts: IntArray, width: int) -> TokenArray:
         """Copy the windows out with one indexing operation over a view of overlapping windows."""
         require_unchanged(self.layout, self.map.size())
         if width not in self.views:
             self.views[width] = sliding_window_view(self.tokens, width)
+        _ = self.tokens[starts]  # touching all windows first lets the memory fetch them together
         windows: TokenArray = self.views[width][starts]
         return windows
 
@@ -60,7 +61,18 @@ class MappedAccess:
 
     def will_need(self, starts: IntArray, width: int) -> bool:
         """Ask the kernel to start reading the windows' pages, unless a sample of them is warm."""
-        return self.hints.will_need(*window_pages(self.layout, starts, width))
+        known = residency_is_known(self.layout.path, self.descriptor)
+        address = self.tokens.ctypes.data - self.layout.offset
+
+        def in_memory(begin: int, length: int) -> bool:
+            pages = resident(address + begin, length) if known else None
+            return pages is not None and bool(pages.all())
+
+        warm = announce(self.descriptor, *window_pages(self.layout, starts, width), in_memory)
+        if not warm:
+            # From here on pages come by hint; what a fault reads beside them nobody asked for.
+            self.map.madvise(mmap.MADV_RANDOM)
+        return warm
 
 
 class PreadAccess:
@@ -68,8 +80,7 @@ class PreadAccess:
 
     def __init__(self, layout: TokenLayout) -> None:
         self.layout = layout
-        self._descriptor = os.open(layout.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._descriptor)
+        self.descriptor = open_for(self, layout.path)
 
     def read(self, start: int, count: int) -> TokenArray:
         """Read ``count`` tokens into a new array."""
@@ -86,17 +97,16 @@ class PreadAccess:
         return out
 
     def will_need(self, starts: IntArray, width: int) -> bool:
-        """Ask the kernel to start reading the windows' pages."""
-        if not hasattr(os, "posix_fadvise"):
-            return True
-        begins, lengths = window_pages(self.layout, starts, width)
-        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
-            os.posix_fadvise(self._descriptor, begin, length, os.POSIX_FADV_WILLNEED)
-        return False
+        """Ask the kernel to start reading the windows' pages, unless a sample of them is warm."""
+
+        def in_memory(begin: int, length: int) -> bool:
+            return is_cached(self.descriptor, begin)
+
+        return announce(self.descriptor, *window_pages(self.layout, starts, width), in_memory)
 
     def _read_exactly(self, buffer: memoryview, offset: int) -> None:
         while len(buffer):
-            got = os.preadv(self._descriptor, [buffer], offset)
+            got = os.preadv(self.descriptor, [buffer], offset)
             if got == 0:
                 raise TokenFileError(
                     f"{self.layout.path}: changed since it was opened: ends at byte {offset}, "
@@ -122,6 +132,13 @@ class NoTokens:
     def will_need(self, starts: IntArray, width: int) -> bool:
         """Nothing to announce."""
         return True
+
+
+def open_for(owner: object, path: Path) -> int:
+    """Open a file for reading; its descriptor is closed when the owner is gone."""
+    descriptor = os.open(path, os.O_RDONLY)
+    weakref.finalize(owner, os.close, descriptor)
+    return descriptor
 
 
 def window_pages(layout: TokenLayout, starts: IntArray, width: int) -> tuple[IntArray, IntArray]:

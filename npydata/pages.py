@@ -9,14 +9,21 @@ import ctypes
 import mmap
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 PAGE_SIZE = mmap.PAGESIZE
-LIBC = ctypes.CDLL(None)
-HAS_ADVICE = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_WILLNEED")
+MINCORE = getattr(ctypes.CDLL(None), "mincore", None)
+if MINCORE is not None:
+    MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+CAN_ANNOUNCE = hasattr(os, "posix_fadvise")
+LOOKS = 8
+"""How many of the ranges to come are looked at to judge whether all are in memory."""
+
+IntArray = npt.NDArray[np.int64]
 
 
 def resident(address: int, length: int) -> npt.NDArray[np.bool_] | None:
@@ -26,19 +33,26 @@ def resident(address: int, length: int) -> npt.NDArray[np.bool_] | None:
     files this user owns or may write.
     """
     pages = np.zeros(-(-length // PAGE_SIZE), np.uint8)
-    arguments = (
-        ctypes.c_void_p(address),
-        ctypes.c_size_t(length),
-        ctypes.c_void_p(pages.ctypes.data),
-    )
-    if not hasattr(LIBC, "mincore") or LIBC.mincore(*arguments) != 0:
+    if MINCORE is None or MINCORE(address, length, pages.ctypes.data) != 0:
         return None
     return (pages & 1).astype(bool)
 
 
-def residency_is_known(path: str | os.PathLike[str]) -> bool:
-    """Whether ``mincore`` tells this user the truth about ``path``."""
-    return Path(path).stat().st_uid == os.geteuid() or os.access(path, os.W_OK)
+def residency_is_known(path: str | os.PathLike[str], descriptor: int) -> bool:
+    """Whether ``mincore`` tells this user the truth about an open file."""
+    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
+
+
+def is_cached(descriptor: int, begin: int) -> bool:
+    """Whether the page at byte ``begin`` of a file can be read without waiting for the disk.
+
+    False where the system can't tell. Works for files of other users too, but sees only one page
+    and costs a small read.
+    """
+    try:
+        return os.preadv(descriptor, [bytearray(1)], begin, os.RWF_NOWAIT) == 1
+    except (OSError, AttributeError):  # not in memory; not supported here; not on this system
+        return False
 
 
 def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
@@ -46,9 +60,10 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
     if Path(path).stat().st_size == 0:
         return np.zeros(0, bool)
     with open(path, "rb") as file:
+        known = residency_is_known(path, file.fileno())
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     pages = resident(np.frombuffer(mapped, np.uint8).ctypes.data, len(mapped))
-    if pages is None or not residency_is_known(path):
+    if pages is None or not known:
         raise OSError(f"{path}: this system does not say which pages are in memory")
     return pages
 
@@ -89,42 +104,22 @@ def readahead_kb(path: str | os.PathLike[str]) -> int | None:
     return None
 
 
-class MapHints:
-    """Tells the kernel which ranges of a memory map come next, unless a few of them are warm."""
+def announce(
+    descriptor: int, begins: IntArray, lengths: IntArray, in_memory: Callable[[int, int], bool]
+) -> bool:
+    """Ask the kernel to start reading byte ranges of a file, unless a few of them are in memory.
 
-    LOOKS = 8
-    """How many of the ranges are looked at to judge whether all are in memory."""
-
-    def __init__(self, mapped: mmap.mmap, path: Path) -> None:
-        self._map = mapped
-        self._address = np.frombuffer(mapped, np.uint8).ctypes.data
-        self._residency_known = residency_is_known(path)
-        self._reads_ahead = True
-
-    def will_need(self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
-        """Start reading page-aligned ranges; return whether they were in memory already."""
-        if not HAS_ADVICE or self._are_warm(begins, lengths):
-            return True
-        self._stop_readahead()
-        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
-            self._map.madvise(mmap.MADV_WILLNEED, begin, length)
-        return False
-
-    def _are_warm(self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
-        if not self._residency_known:
-            return False
-        step = -(-len(begins) // self.LOOKS)
-        for begin, length in zip(begins[::step].tolist(), lengths[::step].tolist(), strict=True):
-            pages = resident(self._address + begin, length)
-            if pages is None or not pages.all():
-                return False
+    ``in_memory(begin, length)`` says so of one range; some ``LOOKS`` of them are asked about.
+    Returns whether the ranges were found in memory, and so nothing was asked for. Lets other
+    threads run meanwhile.
+    """
+    step = max(1, -(-len(begins) // LOOKS))
+    ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
+    if not CAN_ANNOUNCE or all(in_memory(*one) for one in ranges[::step]):
         return True
-
-    def _stop_readahead(self) -> None:
-        # From here on the pages come by hint; what a fault reads beside them nobody asked for.
-        if self._reads_ahead:
-            self._map.madvise(mmap.MADV_RANDOM)
-            self._reads_ahead = False
+    for begin, length in ranges:
+        os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+    return False
 
 
 class HintPauses:

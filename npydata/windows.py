@@ -77,9 +77,12 @@ def mix64(values: HashArray) -> HashArray:
     multipliers); a bijection. Written out here because a numpy generator's stream may change
     between versions, and a resumed run must see the same windows.
     """
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 @lru_cache(maxsize=256)
@@ -97,8 +100,8 @@ def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntA
     Windows are drawn with replacement. The remainder's bias is ``count / 2**64``, far below one in
     a million for any file that fits on a disk.
     """
-    hashes = mix64(indices.astype(np.uint64) * GOLDEN ^ stream_key(seed, epoch))
-    return (hashes % np.uint64(count)).astype(np.int64)
+    hashes = mix64(indices.view(np.uint64) * GOLDEN ^ stream_key(seed, epoch))
+    return (hashes % np.uint64(count)).view(np.int64)
 
 
 class Permutation:

@@ -350,3 +350,9 @@ def test_arguments_import_neither_torch_nor_matplotlib():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_plot_has_the_colours_of_the_tutorials_figures():
+    from tutorial import figures
+
+    assert {role: figures.PALETTE[role] for role in plot.PALETTE} == plot.PALETTE

