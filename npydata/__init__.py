@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from npydata.errors import NpyDataError as NpyDataError
     from npydata.errors import TokenFileError as TokenFileError
     from npydata.errors import UnsafeCheckpointError as UnsafeCheckpointError
+    from npydata.loader import AsyncDataLoader as AsyncDataLoader
+    from npydata.loader import AsyncDataLoaderConfig as AsyncDataLoaderConfig
     from npydata.tokens import open_tokens as open_tokens
     from npydata.tokens import write_tokens as write_tokens
     from npydata.windows import Permutation as Permutation
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 HOMES = {
+    "AsyncDataLoader": "loader",
+    "AsyncDataLoaderConfig": "loader",
     "MmapDataset": "dataset",
     "NpyTokensDataset": "dataset",
     "open_tokens": "tokens",

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from npydata.access import TokenArray
 from npydata.errors import TokenFileError
+from npydata.fingerprint import fingerprint_of
 from npydata.formats import IntArray
 from npydata.pages import HintPauses
 from npydata.tokens import TokenFile, open_tokens
@@ -88,14 +89,17 @@ class TokenWindows:
         return all(warm)
 
 
-def shifted_pair(tokens: TokenArray) -> Pair:
+def shifted_pair(tokens: TokenArray, out: IntArray | None = None) -> Pair:
     """Split windows ``(B, T+1)`` into ``x`` and ``y``, ``(B, T)`` int64, ``y`` shifted by one.
 
-    Both are contiguous, so that ``y.view(-1)`` works.
+    Both are contiguous, so that ``y.view(-1)`` works. ``out`` is memory to use, ``(2, B, T)``.
     """
-    x = tokens[:, :-1].astype(np.int64, order="C")
-    y = tokens[:, 1:].astype(np.int64, order="C")
-    return torch.from_numpy(x), torch.from_numpy(y)
+    if out is None:
+        out = np.empty((2, len(tokens), tokens.shape[1] - 1), np.int64)
+    out[0] = tokens[:, :-1]
+    out[1] = tokens[:, 1:]
+    x, y = torch.from_numpy(out)
+    return x, y
 
 
 class TokenDataset(Dataset[Pair]):
@@ -125,11 +129,17 @@ class TokenDataset(Dataset[Pair]):
         return sum(file.num_tokens for file in self.files)
 
     def fetch(
-        self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
+        self,
+        indices: npt.ArrayLike,
+        *,
+        seed: int | None = None,
+        epoch: int | None = None,
+        out: IntArray | None = None,
     ) -> Pair:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
-        The fast path: one gather for the whole batch, safe to call from many threads.
+        The fast path: one gather for the whole batch, safe to call from many threads. ``out`` is
+        memory for the result, int64 ``(2, len(indices), seq_len)``, for callers who reuse it.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -138,7 +148,19 @@ class TokenDataset(Dataset[Pair]):
         numbers = self.window_numbers(as_indices(indices, len(self)), seed, epoch)
         tokens = self.windows.gather(numbers)
         check_ids(tokens, self.vocab_size, self.files)
-        return shifted_pair(tokens)
+        return shifted_pair(tokens, out)
+
+    def batch_shape(self, batch_size: int) -> tuple[int, int, int]:
+        """Return the shape of the memory that ``fetch`` fills for a batch: ``(2, B, T)``."""
+        return 2, batch_size, self.seq_len
+
+    def fingerprint(self) -> str:
+        """Return a short text that tells this data, cut into these windows, from any other.
+
+        The same for a moved file, another one for retokenised text. Reads 256 KiB.
+        """
+        windows = [self.windows.width, self.windows.stride]
+        return fingerprint_of(self.files, *windows)
 
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None

@@ -1,0 +1,141 @@
+"""From indices to a batch: one gather where the dataset can, else sample by sample.
+
+Runs in worker threads; holds no state but what it was made with.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import default_collate
+
+from npydata.buffers import BufferPool
+from npydata.errors import LoaderError
+from npydata.schedule import EpochOrder
+from npydata.windows import MASK64, IntArray
+
+ANNOUNCED = 4
+"""Batches between announcing a sample's pages and fetching it."""
+
+Transform = Callable[..., Any]
+
+
+class BatchMaker:
+    """Makes batch ``k`` of an epoch from any map-style dataset.
+
+    A dataset with ``fetch(indices)`` gives whole batches; if it takes ``seed``, ``epoch`` or
+    ``out``, it gets them. Transforms and a ``collate_fn`` work on single samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: EpochOrder,
+        seed: int,
+        epoch: int,
+        *,
+        transforms: Sequence[Transform] = (),
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        dtype: torch.dtype | None = None,
+        pool: BufferPool | None = None,
+    ) -> None:
+        self.dataset, self.order, self.seed, self.epoch = dataset, order, seed, epoch
+        self.transforms = [(transform, takes_rng(transform)) for transform in transforms]
+        self.collate_fn, self.dtype, self.pool = collate_fn, dtype, pool
+        self.fetch_options = fetch_options(dataset, seed, epoch)
+        self._announced = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, number: int) -> Any:
+        """Return batch ``number``, after announcing the ones a little further on."""
+        self.announce(number + ANNOUNCED + 1)
+        indices = self.order(number)
+        if self.transforms or self.collate_fn:
+            samples = self.transformed(self.samples(indices), indices)
+            batch = (self.collate_fn or default_collate)(samples)
+        elif self.fetch_options is not None:
+            batch = self.fetch(indices)
+        else:
+            batch = default_collate(self.samples(indices))
+        return batch if self.dtype is None else cast(batch, self.dtype)
+
+    def announce(self, stop: int) -> None:
+        """Tell the dataset which samples are coming, each batch once."""
+        will_need = getattr(self.dataset, "will_need", None)
+        if will_need is None or self.fetch_options is None:
+            return
+        with self._lock:
+            begin, self._announced = self._announced, max(stop, self._announced)
+        options = {name: value for name, value in self.fetch_options.items() if name != "out"}
+        for number in range(begin, min(stop, len(self.order.schedule))):
+            will_need(self.order(number), **options)
+
+    def fetch(self, indices: IntArray) -> Any:
+        """Return a whole batch in one call, into used memory where that is offered."""
+        if self.pool is None:
+            return self.dataset.fetch(indices, **(self.fetch_options or {}))
+        out = self.pool.lend(len(indices))
+        return self.dataset.fetch(indices, **(self.fetch_options or {}), out=out)
+
+    def samples(self, indices: IntArray) -> list[Any]:
+        """Return the samples one by one."""
+        if self.fetch_options is not None:
+            return list(zip(*self.dataset.fetch(indices, **self.fetch_options), strict=True))
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(indices.tolist()))
+        return [self.dataset[index] for index in indices.tolist()]
+
+    def transformed(self, samples: list[Any], indices: IntArray) -> list[Any]:
+        """Apply the transforms to each sample, in their order."""
+        for place, index in enumerate(indices.tolist()):
+            for which, (transform, wants_rng) in enumerate(self.transforms):
+                options = {"rng": self.generator(index, which)} if wants_rng else {}
+                samples[place] = transform(samples[place], **options)
+        return samples
+
+    def generator(self, index: int, which: int) -> np.random.Generator:
+        """Return randomness that depends on seed, epoch, sample and transform, on no worker."""
+        return np.random.default_rng([self.seed & MASK64, self.epoch, index, which])
+
+
+def fetch_options(dataset: Any, seed: int, epoch: int) -> dict[str, int] | None:
+    """Return what to call ``dataset.fetch`` with, or ``None`` if it has none."""
+    fetch = getattr(dataset, "fetch", None)
+    if fetch is None:
+        return None
+    return {name: v for name, v in {"seed": seed, "epoch": epoch}.items() if accepts(fetch, name)}
+
+
+def takes_rng(transform: Transform) -> bool:
+    """Whether a transform wants a random generator."""
+    return accepts(transform, "rng")
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be called with that keyword, spelled out in its signature."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    """Cast the tensors of the dtype's own kind: floats to floats, integers to integers.
+
+    Raises:
+        LoaderError: An integer does not fit.
+    """
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() != dtype.is_floating_point or tensor.dtype == torch.bool:
+            return tensor
+        changed = tensor.to(dtype)
+        if not dtype.is_floating_point and not torch.equal(changed.to(tensor.dtype), tensor):
+            raise LoaderError(f"dtype={dtype} cannot hold {tensor.max().item()}")
+        return changed
+
+    return tree_map_only(torch.Tensor, one, batch)

@@ -1,0 +1,194 @@
+"""One pass over an epoch: takes batches in order, counts them, and stops the workers when left.
+
+Built in ``notebooks/02_async_loader``.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from npydata.device import Copies
+from npydata.errors import LoaderError
+from npydata.handover import Background, Failure, Inline
+from npydata.schedule import Schedule
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an epoch stands: the next sample that will be delivered."""
+
+    epoch: int = 0
+    samples: int = 0
+    """Samples of the epoch that all ranks together were given."""
+    begun: bool = False
+    """Whether an iterator works on this epoch; the next one then begins another."""
+
+    def move_to_next_epoch(self) -> None:
+        """Stand before the first batch of the next epoch."""
+        self.epoch, self.samples, self.begun = self.epoch + 1, 0, False
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """What the newest iterator has seen so far; enough to say who waits for whom."""
+
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    """Elements of the batches' first tensor."""
+    elapsed_s: float = 0.0
+    """Since the iterator was made."""
+    wait_s: float = 0.0
+    """The consumer stood still for a batch."""
+    work_s: float = 0.0
+    """Workers made batches; over all of them."""
+    ready: int = 0
+    """Batches that lay ready after the last one was taken."""
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the consumer waited, 0 to 1: near 0, the loader keeps up."""
+        return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens delivered per second."""
+        return self.tokens / self.elapsed_s if self.elapsed_s else 0.0
+
+    def __str__(self) -> str:
+        verdict = "starved" if self.wait_share > 0.05 else "fed"
+        return (
+            f"{self.batches} batches, {self.tokens_per_s / 1e6:.3g} Mtok/s, "
+            f"waited {self.wait_share:.1%}, {self.ready} ready: {verdict}"
+        )
+
+
+class PrefetchIterator:
+    """One pass over an epoch, or over what is left of it; made by ``iter(loader)``.
+
+    ``len`` is the number of batches still to come. ``close`` (or leaving the ``with`` block, or
+    dropping the last reference) stops the workers.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Schedule, Copies], Background | Inline],
+        schedule: Schedule,
+        place: Place,
+        copies: Copies,
+        stats: LoaderStats,
+    ) -> None:
+        self._schedule, self._place, self._copies, self._stats = schedule, place, copies, stats
+        self._delivered, self._process = 0, os.getpid()
+        self._source = start(schedule, copies)
+        self._began = time.perf_counter()
+        self._finalizer = weakref.finalize(self, close_in, self._process, self._source)
+
+    def __iter__(self) -> "PrefetchIterator":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._schedule) - self._delivered if self._finalizer.alive else 0
+
+    def __next__(self) -> Any:
+        if not len(self):
+            self._finish()
+            raise StopIteration
+        self._require_own_process()
+        asked = time.perf_counter()
+        batch = self._source.next()
+        if isinstance(batch, Failure):
+            self.close()
+            raise batch.error
+        self._count(batch, asked)
+        return self._copies.receive(batch) if self._copies.moves else batch
+
+    def __enter__(self) -> "PrefetchIterator":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop every worker; the loader's state stays behind the last batch delivered."""
+        self._finalizer()
+
+    def _count(self, batch: Any, asked: float) -> None:
+        """Note that the caller has one more batch, and what that took."""
+        self._delivered += 1
+        before, self._place.samples = (
+            self._place.samples,
+            self._schedule.samples_after(self._delivered),
+        )
+        now = time.perf_counter()
+        stats = self._stats
+        stats.batches += 1
+        stats.samples += (self._place.samples - before) // self._schedule.world_size
+        stats.tokens += elements(batch)
+        stats.wait_s += now - asked
+        stats.elapsed_s = now - self._began
+        stats.work_s = self._source.effort.seconds
+        stats.ready = self._source.ready
+        if self._delivered == len(self._schedule):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Stand at the start of the next epoch, once every batch of this one is delivered."""
+        if self._finalizer.alive:
+            self._place.move_to_next_epoch()
+            self.close()
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise LoaderError(
+                "this iterator was made before the process forked, and its workers stayed behind; "
+                "make a new one here"
+            )
+
+
+class NamedBatches:
+    """A :class:`PrefetchIterator` whose pairs come as dictionaries."""
+
+    def __init__(self, batches: PrefetchIterator, input_name: str, target_name: str) -> None:
+        self.batches, self.names = batches, (input_name, target_name)
+
+    def __iter__(self) -> "NamedBatches":
+        return self
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __next__(self) -> dict[str, Any]:
+        batch = next(self.batches)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise LoaderError(
+                f"iter_epoch names an input and a target; the dataset gives {kind(batch)}"
+            )
+        return dict(zip(self.names, batch, strict=True))
+
+    def close(self) -> None:
+        """Stop every worker."""
+        self.batches.close()
+
+
+def close_in(process: int, source: Background | Inline) -> None:
+    """Close a source, but not in a forked child, which has neither its threads nor its locks."""
+    if os.getpid() == process:
+        source.close()
+
+
+def elements(batch: Any) -> int:
+    """Return how many elements the first tensor of a batch has."""
+    while isinstance(batch, tuple | list | dict) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return batch.numel() if isinstance(batch, torch.Tensor) else 0
+
+
+def kind(batch: Any) -> str:
+    """Return what a batch is, for an error message."""
+    return f"{len(batch)} parts" if isinstance(batch, tuple | list) else type(batch).__name__

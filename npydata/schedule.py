@@ -1,0 +1,105 @@
+"""Which samples make batch k of an epoch, for this rank, from wherever the epoch was left.
+
+Pure arithmetic: no thread, no tensor, no clock. An epoch is one order of all samples; a *global*
+batch is the next ``batch_size * world_size`` of them, and each rank takes its slice. Where an epoch
+stands is one number, the samples that all ranks together have been given, so it can be taken up
+again by any number of ranks. Built in ``notebooks/02_async_loader``.
+"""
+
+import threading
+
+import numpy as np
+
+from npydata.windows import IntArray, Permutation, stream_key
+
+BLOCK_SAMPLES = 8192
+"""Shuffling has a fixed cost per call, so indices are computed for many batches at a time."""
+
+
+class Schedule:
+    """How the rest of an epoch is cut into batches, the same number of them for every rank.
+
+    Args:
+        num_samples: Samples in the dataset.
+        batch_size: Samples per batch of one rank.
+        rank: Which slice of each global batch is ours.
+        world_size: How many ranks share the epoch.
+        drop_last: Leave out the last batch if it is short.
+        start: Samples that all ranks together were given before.
+
+    What is left behind the full batches is split evenly among the ranks. A remainder of fewer
+    samples than ranks goes to nobody, since a rank with a batch more would wait for the others.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        start: int = 0,
+    ) -> None:
+        self.num_samples, self.batch_size, self.start = num_samples, batch_size, start
+        self.rank, self.world_size = rank, world_size
+        self.full_batches, rest = divmod(num_samples - start, batch_size * world_size)
+        self.tail_size = 0 if drop_last else rest // world_size
+
+    def __len__(self) -> int:
+        return self.full_batches + (self.tail_size > 0)
+
+    def samples_after(self, batches: int) -> int:
+        """Samples that all ranks together have been given once each got that many batches."""
+        full = min(batches, self.full_batches)
+        tail = self.tail_size if batches > full else 0
+        return self.start + (full * self.batch_size + tail) * self.world_size
+
+    def places(self, batch: int) -> range:
+        """Return our places in the epoch's order for a batch."""
+        size = self.batch_size if batch < self.full_batches else self.tail_size
+        begin = self.samples_after(batch) + self.rank * size
+        return range(begin, begin + size)
+
+    @property
+    def dropped(self) -> int:
+        """Samples that no rank is given."""
+        return self.num_samples - self.samples_after(len(self))
+
+
+class EpochOrder:
+    """The samples of each batch of an epoch: in order, or shuffled without a list.
+
+    ``EpochOrder(schedule, seed, epoch, shuffle)(k)`` returns the indices of batch ``k``, int64
+    ``(batch size,)``. Constant memory; safe to share between threads.
+    """
+
+    KEPT_BLOCKS = 4
+    """Threads are never further apart than this, and an older block can be computed again."""
+
+    def __init__(self, schedule: Schedule, seed: int, epoch: int, shuffle: bool) -> None:
+        self.schedule = schedule
+        self.shuffle = Permutation(schedule.num_samples, int(stream_key(seed, epoch)))
+        self.is_shuffled = shuffle
+        self.per_block = max(1, BLOCK_SAMPLES // schedule.batch_size)
+        self._blocks: dict[int, list[IntArray]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, batch: int) -> IntArray:
+        """Return the indices of a batch."""
+        number, within = divmod(batch, self.per_block)
+        with self._lock:
+            if number not in self._blocks:
+                self._blocks[number] = self._block(number)
+                for old in sorted(self._blocks)[: -self.KEPT_BLOCKS]:
+                    del self._blocks[old]
+            return self._blocks[number][within]
+
+    def _block(self, number: int) -> list[IntArray]:
+        first = number * self.per_block
+        batches = range(first, min(first + self.per_block, len(self.schedule)))
+        ranges = [self.schedule.places(batch) for batch in batches]
+        places = np.concatenate([np.arange(r.start, r.stop) for r in ranges])
+        indices = self.shuffle(places) if self.is_shuffled else places
+        ends = np.cumsum([len(r) for r in ranges])[:-1]
+        return np.split(np.asarray(indices), ends)
