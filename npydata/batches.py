@@ -47,6 +47,7 @@ class BatchMaker:
         self.transforms = [(transform, takes_rng(transform)) for transform in transforms]
         self.collate_fn, self.dtype, self.pool = collate_fn, dtype, pool
         self.fetch_options = fetch_options(dataset, seed, epoch)
+        self.will_need = getattr(dataset, "will_need", None) if self.fetch_options else None
         self._announced = 0
         self._lock = threading.Lock()
 
@@ -65,14 +66,12 @@ class BatchMaker:
 
     def announce(self, stop: int) -> None:
         """Tell the dataset which samples are coming, each batch once."""
-        will_need = getattr(self.dataset, "will_need", None)
-        if will_need is None or self.fetch_options is None:
+        if self.will_need is None or stop <= self._announced:
             return
         with self._lock:
             begin, self._announced = self._announced, max(stop, self._announced)
-        options = {name: value for name, value in self.fetch_options.items() if name != "out"}
-        for number in range(begin, min(stop, len(self.order.schedule))):
-            will_need(self.order(number), **options)
+        for number in range(begin, min(stop, self.order.count)):
+            self.will_need(self.order(number), **self.fetch_options or {})
 
     def fetch(self, indices: IntArray) -> Any:
         """Return a whole batch in one call, into used memory where that is offered."""

@@ -19,6 +19,12 @@ class Failure:
 
     error: BaseException
 
+    def raise_again(self) -> None:
+        """Raise the worker's error; a ``StopIteration`` would end the consumer's loop silently."""
+        if isinstance(self.error, StopIteration):
+            raise RuntimeError("a dataset or transform raised StopIteration") from self.error
+        raise self.error
+
 
 class OrderedWindow:
     """Numbers are claimed in order, results taken in order, at most ``capacity`` between the two.

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,18 +37,26 @@ class Place:
 class LoaderStats:
     """What the newest iterator has seen so far; enough to say who waits for whom."""
 
+    source: "Background | Inline | None" = field(default=None, repr=False)
+    """Where the batches come from."""
     batches: int = 0
-    samples: int = 0
+    """Delivered so far."""
     tokens: int = 0
     """Elements of the batches' first tensor."""
     elapsed_s: float = 0.0
     """Since the iterator was made."""
     wait_s: float = 0.0
     """The consumer stood still for a batch."""
-    work_s: float = 0.0
-    """Workers made batches; over all of them."""
-    ready: int = 0
-    """Batches that lay ready after the last one was taken."""
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that workers made batches, over all of them."""
+        return self.source.effort.seconds if self.source else 0.0
+
+    @property
+    def ready(self) -> int:
+        """Batches that lie ready now."""
+        return self.source.ready if self.source else 0
 
     @property
     def wait_share(self) -> float:
@@ -84,8 +92,8 @@ class PrefetchIterator:
         stats: LoaderStats,
     ) -> None:
         self._schedule, self._place, self._copies, self._stats = schedule, place, copies, stats
-        self._delivered, self._process = 0, os.getpid()
-        self._source = start(schedule, copies)
+        self._delivered, self._total, self._process = 0, len(schedule), os.getpid()
+        self._source = stats.source = start(schedule, copies)
         self._began = time.perf_counter()
         self._finalizer = weakref.finalize(self, close_in, self._process, self._source)
 
@@ -93,18 +101,24 @@ class PrefetchIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._schedule) - self._delivered if self._finalizer.alive else 0
+        return self._total - self._delivered if self._finalizer.alive else 0
 
     def __next__(self) -> Any:
         if not len(self):
             self._finish()
             raise StopIteration
         self._require_own_process()
+        try:
+            return self._next()
+        except BaseException:  # Ctrl-C as well: what comes after a batch that got lost is not next
+            self.close()
+            raise
+
+    def _next(self) -> Any:
         asked = time.perf_counter()
         batch = self._source.next()
         if isinstance(batch, Failure):
-            self.close()
-            raise batch.error
+            batch.raise_again()
         self._count(batch, asked)
         return self._copies.receive(batch) if self._copies.moves else batch
 
@@ -121,20 +135,13 @@ class PrefetchIterator:
     def _count(self, batch: Any, asked: float) -> None:
         """Note that the caller has one more batch, and what that took."""
         self._delivered += 1
-        before, self._place.samples = (
-            self._place.samples,
-            self._schedule.samples_after(self._delivered),
-        )
-        now = time.perf_counter()
-        stats = self._stats
+        self._place.samples = self._schedule.samples_after(self._delivered)
+        stats, now = self._stats, time.perf_counter()
         stats.batches += 1
-        stats.samples += (self._place.samples - before) // self._schedule.world_size
         stats.tokens += elements(batch)
         stats.wait_s += now - asked
         stats.elapsed_s = now - self._began
-        stats.work_s = self._source.effort.seconds
-        stats.ready = self._source.ready
-        if self._delivered == len(self._schedule):
+        if self._delivered == self._total:
             self._finish()
 
     def _finish(self) -> None:

@@ -78,8 +78,8 @@ class EpochOrder:
     """Threads are never further apart than this, and an older block can be computed again."""
 
     def __init__(self, schedule: Schedule, seed: int, epoch: int, shuffle: bool) -> None:
-        self.schedule = schedule
-        self.shuffle = Permutation(schedule.num_samples, int(stream_key(seed, epoch)))
+        self.schedule, self.count = schedule, len(schedule)
+        self.shuffle = Permutation(max(1, schedule.num_samples), int(stream_key(seed, epoch)))
         self.is_shuffled = shuffle
         self.per_block = max(1, BLOCK_SAMPLES // schedule.batch_size)
         self._blocks: dict[int, list[IntArray]] = {}
@@ -88,12 +88,13 @@ class EpochOrder:
     def __call__(self, batch: int) -> IntArray:
         """Return the indices of a batch."""
         number, within = divmod(batch, self.per_block)
-        with self._lock:
-            if number not in self._blocks:
-                self._blocks[number] = self._block(number)
+        block = self._blocks.get(number)
+        if block is None:
+            with self._lock:
+                block = self._blocks[number] = self._blocks.get(number) or self._block(number)
                 for old in sorted(self._blocks)[: -self.KEPT_BLOCKS]:
                     del self._blocks[old]
-            return self._blocks[number][within]
+        return block[within]
 
     def _block(self, number: int) -> list[IntArray]:
         first = number * self.per_block
