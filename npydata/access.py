@@ -90,6 +90,7 @@ class PreadAccess:
     def gather(self, starts: IntArray, width: int) -> TokenArray:
         """Read each window into its row of a new array."""
         layout = self.layout
+        require_unchanged(layout, os.fstat(self.descriptor).st_size)
         out = np.empty((len(starts), width), layout.dtype)
         offsets = layout.offset + starts * layout.dtype.itemsize
         for row, offset in zip(out, offsets.tolist(), strict=True):
@@ -150,7 +151,8 @@ def window_pages(layout: TokenLayout, starts: IntArray, width: int) -> tuple[Int
 def require_unchanged(layout: TokenLayout, size: int) -> None:
     """Raise unless the file still has the size it was opened with.
 
-    Touching a mapped page beyond the end of a file that shrank kills the process (SIGBUS).
+    A file of another size was written again, and would give other tokens. And touching a mapped
+    page beyond the end of a file that shrank kills the process (SIGBUS).
     """
     if size != layout.file_size:
         raise TokenFileError(

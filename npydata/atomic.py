@@ -18,11 +18,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Holds when the process is killed: ``path`` is the old file or the whole new one, never a part.
     Holds on power loss as well: the data is flushed to the disk before the rename, and the folder
     after it. An error in the block removes the temporary; a kill leaves ``.NAME.*.partial``
-    (mode 0600), which the next write to the same path removes once its owner is gone.
+    (mode 0600), which the next write to the same path removes once its owner is gone. A link is
+    followed, and its target replaced.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     if path.is_dir():
         raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path}: is a device or pipe, expected the name of a file to write")
     remove_stale_partials(path)
     file = open_locked_partial(path)
     partial = Path(file.name)
@@ -33,9 +36,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             os.fchmod(file.fileno(), 0o666 & ~current_umask())
             os.fsync(file.fileno())
             partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             partial.unlink()
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            error.filename = str(path)  # a full disk does not say which file it could not take
         raise
     sync_folder(path.parent)
 

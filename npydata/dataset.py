@@ -10,11 +10,9 @@ Both give ``x, y`` with ``y`` shifted by one, and fetch a whole batch with one g
 Built in ``notebooks/01_memmap_dataset``.
 """
 
-import glob
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +25,14 @@ from npydata.errors import TokenFileError
 from npydata.fingerprint import fingerprint_of
 from npydata.formats import IntArray
 from npydata.pages import HintPauses
-from npydata.tokens import TokenFile, open_tokens
+from npydata.tokens import Paths, TokenFile, open_files
 from npydata.windows import num_windows, random_windows, window_offsets
 
 SHORTEST_EPOCH = 4096
 """Random windows have no natural end; shorter epochs make progress bars and logs jumpy."""
 
-COMPANIONS = (".idx", ".ds.index", ".tokenizer.json")
 LARGEST_ID = np.iinfo(np.int64).max
 
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -68,10 +64,10 @@ class TokenWindows:
     def gather(self, windows: IntArray) -> TokenArray:
         """Return the windows' tokens, ``(B, seq_len + 1)``, in the files' own dtype."""
         if len(self.files) == 1:
-            return self.files[0].gather(self.offsets(0, windows), self.width)
+            return self.files[0].tokens.gather(self.offsets(0, windows), self.width)
         tokens = np.empty((len(windows), self.width), self.dtype)
         for k, mine in self.by_file(windows):
-            tokens[mine] = self.files[k].gather(self.offsets(k, windows[mine]), self.width)
+            tokens[mine] = self.files[k].tokens.gather(self.offsets(k, windows[mine]), self.width)
         return tokens
 
     def by_file(self, windows: IntArray) -> Iterator[tuple[int, IntArray]]:
@@ -273,7 +269,7 @@ class NpyTokensDataset(TokenDataset):
         vocab_size: int | None = None,
     ) -> None:
         super().__init__(open_files(paths, dtype, format, access), seq_len, 1, vocab_size)
-        self.seed, self._epoch = seed, shared_int(0)
+        self.seed, self._epoch = as_int(seed), shared_int(0)
 
     def __len__(self) -> int:
         return max(SHORTEST_EPOCH, sum(virtual_len(file, self.seq_len) for file in self.files))
@@ -285,15 +281,20 @@ class NpyTokensDataset(TokenDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Draw other windows from now on; call it before each pass of a stock ``DataLoader``."""
-        self._epoch[0] = epoch
+        self._epoch[0] = operator.index(epoch)
 
     def window_numbers(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
         """Return the windows drawn for some indices; fresh ones when there is no seed at all."""
-        seed = self.seed if seed is None else seed
-        epoch = self.epoch if epoch is None else epoch
+        seed = self.seed if seed is None else operator.index(seed)
+        epoch = self.epoch if epoch is None else operator.index(epoch)
         if seed is None:
             indices, seed = np.arange(len(indices)), fresh_seed()
         return random_windows(indices, self.windows.count, seed, epoch)
+
+
+def as_int(value: int | None) -> int | None:
+    """Return an integer of any kind as Python's own; a float is an error."""
+    return None if value is None else operator.index(value)
 
 
 def shared_int(value: int) -> torch.Tensor:
@@ -304,7 +305,7 @@ def shared_int(value: int) -> torch.Tensor:
 def fresh_seed() -> int:
     """Return 64 bits of the operating system's randomness.
 
-    Numpy's global generator is no good here: a worker process begins with a copy of its state.
+    Numpy's global generator is no good here: a forked process begins with a copy of its state.
     """
     return int.from_bytes(os.urandom(8))
 
@@ -313,39 +314,6 @@ def virtual_len(file: TokenFile, seq_len: int) -> int:
     """Return how many samples one file adds to an epoch of random windows."""
     side_by_side = (file.row_len - 1) // seq_len
     return side_by_side if len(file.shape) == 1 else file.rows * max(4, side_by_side)
-
-
-def open_files(
-    paths: Paths, dtype: npt.DTypeLike | None, format: str, access: str
-) -> list[TokenFile]:
-    """Open every file that a path, a list of paths or a glob names."""
-    return [
-        open_tokens(path, format=format, dtype=dtype, access=access) for path in list_paths(paths)
-    ]
-
-
-def list_paths(paths: Paths) -> list[Path]:
-    """Return the files that a path, a list of paths or a glob names; globs are sorted."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found = [path for one in given for path in expand(one)]
-    if not found:
-        raise TokenFileError("no token file given, expected at least one path")
-    return found
-
-
-def expand(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files a glob names, without indexes and tokenizers, or the path itself."""
-    if Path(path).is_dir():
-        raise TokenFileError(
-            f"{path}: is a folder, expected a file or a glob such as {Path(path) / '*.npy'}"
-        )
-    if Path(path).exists() or not glob.has_magic(str(path)):
-        return [Path(path)]
-    matches = sorted(glob.glob(str(path), recursive=True))
-    files = [Path(name) for name in matches if not name.endswith(COMPANIONS)]
-    if not files:
-        raise TokenFileError(f"{path}: no file matches")
-    return files
 
 
 def common_dtype(files: Sequence[TokenFile]) -> "np.dtype[np.integer[Any]]":

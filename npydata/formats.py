@@ -55,6 +55,8 @@ class TokenLayout:
 def read_layout(path: Path, format: str, dtype: npt.DTypeLike | None) -> TokenLayout:
     """Read the header of a token file; ``format="auto"`` recognises it first."""
     wanted = None if dtype is None else integer_dtype(path, dtype)
+    if path.exists() and not path.is_file():
+        raise TokenFileError(f"{path}: is a folder, device or pipe, expected a file")
     chosen = detect_format(path, wanted) if format == "auto" else format
     if chosen not in READERS:
         raise TokenFileError(
@@ -104,7 +106,7 @@ def integer_dtype(path: Path, dtype: npt.DTypeLike) -> np.dtype[np.integer]:
     """Return ``dtype`` as a numpy dtype, little-endian unless it says otherwise; integers only."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise TokenFileError(f"{path}: {dtype!r} is not a dtype ({error})") from None
     if found.kind not in "iu":
         raise TokenFileError(f"{path}: tokens are {found}, expected an integer dtype")

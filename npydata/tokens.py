@@ -7,9 +7,11 @@ Example::
     write_tokens("train.npy", chunks, dtype="uint16")
 """
 
+import glob
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,10 @@ from npydata.errors import TokenFileError
 from npydata.formats import HEADERLESS, IntArray, TokenLayout, integer_dtype, read_layout
 
 DEFAULT_WRITE_DTYPE = "uint32"
+COMPANIONS = (".idx", ".ds.index", ".tokenizer.json")
+"""Files beside a token file that a glob may match as well."""
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def open_tokens(
@@ -62,7 +68,7 @@ class TokenFile:
     def __init__(self, layout: TokenLayout, access: str = "mmap") -> None:
         self.layout = layout
         self.access = access
-        self._tokens: Access = open_access(layout, access)
+        self.tokens: Access = open_access(layout, access)
 
     @property
     def path(self) -> Path:
@@ -116,21 +122,61 @@ class TokenFile:
         """Return up to ``count`` tokens from token ``start`` on, 1-D, in the file's dtype."""
         if start < 0 or count < 0:
             raise IndexError(f"{self.path}: read({start}, {count}), expected two numbers >= 0")
-        return self._tokens.read(start, max(0, min(count, self.num_tokens - start)))
+        return self.tokens.read(start, max(0, min(count, self.num_tokens - start)))
 
     def gather(self, starts: IntArray, width: int) -> TokenArray:
         """Return the windows of ``width`` tokens at ``starts``: ``(len(starts), width)``."""
-        return self._tokens.gather(starts, width)
+        if len(starts) and (starts.min() < 0 or starts.max() + width > self.num_tokens):
+            raise IndexError(
+                f"{self.path}: windows of {width} tokens at {starts.min()} to {starts.max()}, "
+                f"expected them inside 0 to {self.num_tokens}"
+            )
+        return self.tokens.gather(starts, width)
 
     def will_need(self, starts: IntArray, width: int) -> bool:
         """Announce windows that will be gathered soon; return whether they were in memory."""
-        return len(starts) == 0 or self._tokens.will_need(starts, width)
+        return len(starts) == 0 or self.tokens.will_need(starts, width)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (self.layout, self.access)
+        return reopen, (replace(self.layout, document_ends=None), self.access)
 
     def __repr__(self) -> str:
         return f"TokenFile({str(self.path)!r}, {self.format}, {self.dtype}, shape={self.shape})"
+
+
+def open_files(
+    paths: Paths, dtype: npt.DTypeLike | None, format: str, access: str
+) -> list[TokenFile]:
+    """Open every file that a path, a list of paths or a glob names."""
+    return [
+        open_tokens(path, format=format, dtype=dtype, access=access) for path in list_paths(paths)
+    ]
+
+
+def list_paths(paths: Paths) -> list[Path]:
+    """Return the files that a path, a list of paths or a glob names; globs are sorted."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found = [path for one in given for path in expand(one)]
+    if not found:
+        raise TokenFileError("no token file given, expected at least one path")
+    return found
+
+
+def expand(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files a glob names, without indexes and tokenizers, or the path itself."""
+    if not str(path):
+        raise TokenFileError("an empty path was given, expected the name of a token file")
+    if Path(path).is_dir():
+        raise TokenFileError(
+            f"{path}: is a folder, expected a file or a glob such as {Path(path) / '*.npy'}"
+        )
+    if Path(path).exists() or not glob.has_magic(str(path)):
+        return [Path(path)]
+    matches = sorted(glob.glob(str(path), recursive=True))
+    files = [Path(name) for name in matches if not name.endswith(COMPANIONS)]
+    if not files:
+        raise TokenFileError(f"{path}: no file matches")
+    return files
 
 
 def reopen(layout: TokenLayout, access: str) -> TokenFile:
