@@ -19,7 +19,7 @@ from npydata.schedule import EpochOrder
 from npydata.windows import MASK64, IntArray
 
 ANNOUNCED = 4
-"""Batches between announcing a sample's pages and fetching it."""
+"""At least so many batches lie between announcing a sample's pages and fetching it."""
 
 Transform = Callable[..., Any]
 
@@ -53,7 +53,7 @@ class BatchMaker:
 
     def __call__(self, number: int) -> Any:
         """Return batch ``number``, after announcing the ones a little further on."""
-        self.announce(number + ANNOUNCED + 1)
+        self.announce(number)
         indices = self.order(number)
         if self.transforms or self.collate_fn:
             samples = self.transformed(self.samples(indices), indices)
@@ -64,14 +64,16 @@ class BatchMaker:
             batch = default_collate(self.samples(indices))
         return batch if self.dtype is None else cast(batch, self.dtype)
 
-    def announce(self, stop: int) -> None:
-        """Tell the dataset which samples are coming, each batch once."""
-        if self.will_need is None or stop <= self._announced:
+    def announce(self, number: int) -> None:
+        """Tell the dataset which samples come after batch ``number``, some batches at a time."""
+        if self.will_need is None or number + ANNOUNCED < self._announced:
             return
         with self._lock:
-            begin, self._announced = self._announced, max(stop, self._announced)
-        for number in range(begin, min(stop, self.order.count)):
-            self.will_need(self.order(number), **self.fetch_options or {})
+            begin = self._announced
+            self._announced = max(begin, number + 2 * ANNOUNCED + 1)
+        coming = [self.order(k) for k in range(begin, min(self._announced, self.order.count))]
+        if coming:
+            self.will_need(np.concatenate(coming), **self.fetch_options or {})
 
     def fetch(self, indices: IntArray) -> Any:
         """Return a whole batch in one call, into used memory where that is offered."""
