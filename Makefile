@@ -34,7 +34,7 @@ test-stress: $(READY)  ## The long versions of the tests
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
 	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"
-	@cd lab/notebooks && ../../$(BIN)/python -m jupyterlab 00_start_here.ipynb
+	@cd lab/notebooks && ../../$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) 00_start_here.ipynb
 
 lab/notebooks:
 	@mkdir -p lab && ln -sfn ../materials lab/materials && cp -r notebooks lab/notebooks

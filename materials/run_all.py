@@ -7,6 +7,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,17 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
 from tqdm import tqdm
 from tutorial.sync import NOTEBOOKS, ROOT, execute
 
+from npydata.bench.targets import AHEAD, NAIVE, OURS, PLAIN, RANDOM_IN_PROCESS, ahead_text
 from npydata.errors import NpyDataError
 from npydata.prepare import prepare
 from npydata.text import list_sources
 
 CELL_TIMEOUT_S = 300
-LAST_LINES = 12  # of a traceback: where it happened and what it says
+LEAST_TOKENS = 5_000  # the notebooks and the bench cut windows of up to 1,025
+COMPARED = {  # lines of the last table: group, name and setting of a row; no setting: the best one
+    "naive, warm": ("warm", NAIVE),
+    "ours, warm": ("warm", OURS, RANDOM_IN_PROCESS),
+    "naive, cold": ("cold", PLAIN, "readahead as it is"),
+    "ours, cold": ("cold", OURS, ahead_text(AHEAD)),
+}
+TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         step(1, "a token file from real text")
         tokens = token_file(options.build, options.text)
+        require_tokens(tokens)
         step(2, "the notebooks, on these tokens")
         for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
             run_notebook(notebook, options.build, tokens)
@@ -49,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     except (NpyDataError, OSError, NotebookError, subprocess.CalledProcessError) as error:
         print(f"\nmake run stopped: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nmake run stopped: interrupted", file=sys.stderr)
+        return 130
     step(4, "done")
     print(summary(report, tokens, options.build, time.monotonic() - begin))
     return 0
@@ -67,14 +80,30 @@ def token_file(build: Path, text: list[str] | None) -> Path:
     wanted = source_of(text)
     if tokens.exists() and receipt.exists():
         made = json.loads(receipt.read_text(encoding="utf-8"))
-        if made["source"] == wanted:
+        if made["source"] == wanted and "vocabulary" in made:
             print(f"{shown(tokens)} is up to date: {made['tokens']:,} tokens")
             return tokens
     receipt.unlink(missing_ok=True)
     report = prepare(text or [], tokens, python_text=not text, progress=True)
     print(str(report).replace(str(tokens), shown(tokens)))
-    receipt.write_text(json.dumps({"source": wanted, "tokens": report.num_tokens}))
+    facts = {"source": wanted, "tokens": report.num_tokens, "vocabulary": report.vocab_size}
+    receipt.write_text(json.dumps(facts))
     return tokens
+
+
+def facts_of(tokens: Path) -> dict[str, Any]:
+    """What the receipt beside a token file says about it."""
+    facts: dict[str, Any] = json.loads(tokens.with_suffix(".json").read_text(encoding="utf-8"))
+    return facts
+
+
+def require_tokens(tokens: Path) -> None:
+    """Raise if there is too little text for what follows."""
+    if (count := facts_of(tokens)["tokens"]) < LEAST_TOKENS:
+        raise NpyDataError(
+            f"{shown(tokens)}: {count:,} tokens, expected {LEAST_TOKENS:,} or more; "
+            "give a longer text (TEXT=...)"
+        )
 
 
 def source_of(text: list[str] | None) -> Any:
@@ -98,10 +127,21 @@ def run_notebook(path: Path, build: Path, tokens: Path) -> None:
     try:
         execute_with_bar(notebook, path.stem, tokens)
     finally:
+        notebook.cells.insert(0, banner(tokens))
         nbformat.write(notebook, build / path.name)
     html, _ = HTMLExporter().from_notebook_node(notebook)
     (build / f"{path.stem}.html").write_text(html, encoding="utf-8")
     save_figures(notebook, build / "figures", path.stem)
+
+
+def banner(tokens: Path) -> nbformat.NotebookNode:
+    """A first cell that says which tokens the outputs come from."""
+    facts = facts_of(tokens)
+    return nbformat.v4.new_markdown_cell(
+        f"> Executed on `{shown(tokens)}`: {facts['tokens']:,} tokens, vocabulary "
+        f"{facts['vocabulary']:,}. Where the text quotes numbers, it describes the small file that "
+        "comes with the tutorial."
+    )
 
 
 def execute_with_bar(notebook: nbformat.NotebookNode, name: str, tokens: Path) -> None:
@@ -113,20 +153,37 @@ def execute_with_bar(notebook: nbformat.NotebookNode, name: str, tokens: Path) -
             execute(notebook, NOTEBOOKS, timeout=CELL_TIMEOUT_S, env=env, on_cell=bar.update)
         except CellExecutionError as error:
             raise NotebookError(what_failed(notebook, name, error)) from None
+        except CellTimeoutError:
+            why = f"took more than {CELL_TIMEOUT_S} s"
+            raise NotebookError(where_it_stopped(notebook, name, bar.n, why)) from None
+        except DeadKernelError:  # nbclient ends the kernel itself on Ctrl-C
+            why = "its kernel was interrupted or killed (out of memory?)"
+            raise NotebookError(where_it_stopped(notebook, name, bar.n, why)) from None
+        except KeyboardInterrupt:
+            why = "interrupted"
+            raise NotebookError(where_it_stopped(notebook, name, bar.n, why)) from None
 
 
 def what_failed(notebook: nbformat.NotebookNode, name: str, error: CellExecutionError) -> str:
-    """Say which cell failed and why."""
-    failed = next(
-        cell
+    """Say which cell failed, on which line, and where in the library that led."""
+    failed, traceback = next(
+        (cell, [TERMINAL_CODES.sub("", frame) for frame in output.traceback])
         for cell in notebook.cells
-        if any(output.output_type == "error" for output in cell.get("outputs", []))
+        for output in cell.get("outputs", [])
+        if output.output_type == "error"
     )
-    why = "\n".join(str(error).strip().splitlines()[-LAST_LINES:])
-    return (
-        f"{name}, cell [{failed.execution_count}] raised {error.ename}: {error.evalue}\n\n"
-        f"{failed.source}\n\n{why}"
-    )
+    line = re.search(r"Cell In\[\d+\], line (\d+)", "\n".join(traceback))
+    where = f"cell [{failed.execution_count}]" + (f", line {line[1]}," if line else "")
+    inside = [frame for frame in traceback if frame.startswith("File ")][-1:]
+    what = f"{name}, {where} raised {error.ename}: {TERMINAL_CODES.sub('', error.evalue)}"
+    return "\n\n".join([what, failed.source, *inside])
+
+
+def where_it_stopped(notebook: nbformat.NotebookNode, name: str, done: int, why: str) -> str:
+    """Say in which cell a notebook stopped that raised nothing."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    running = min(done, len(code) - 1)
+    return f"{name}, cell [{running + 1}]: {why}\n\n{code[running].source}"
 
 
 def save_figures(notebook: nbformat.NotebookNode, folder: Path, name: str) -> None:
@@ -159,7 +216,7 @@ def bench(build: Path, tokens: Path) -> dict[str, Any]:
 
 def summary(report: dict[str, Any], tokens: Path, build: Path, seconds: float) -> str:
     """The table at the end, and what to do next."""
-    count = json.loads((build / "tokens.json").read_text(encoding="utf-8"))["tokens"]
+    count = facts_of(tokens)["tokens"]
     lines = [
         f"tokens                {count:>14,}   {shown(tokens)}",
         *(f"{what:<22}{rate:>14}" for what, rate in speeds(report)),
@@ -173,18 +230,17 @@ def summary(report: dict[str, Any], tokens: Path, build: Path, seconds: float) -
 
 def speeds(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Tokens per second of the common way and of ours, warm and cold."""
-    wanted = [
-        ("naive, warm", "warm", "naive"),
-        ("ours, warm", "warm", "ours"),
-        ("naive, cold", "cold", "naive"),
-        ("ours, cold", "cold", "ours"),
+    rows = report["rows"]
+    return [(what, best(rows, *contender)) for what, contender in COMPARED.items()]
+
+
+def best(rows: list[dict[str, Any]], group: str, name: str, setting: str | None = None) -> str:
+    """The best median of a contender, over its settings if none is given."""
+    medians = [
+        row["median"]
+        for row in rows
+        if (row["group"], row["name"]) == (group, name) and setting in (None, row["setting"])
     ]
-    return [(what, best(report["rows"], group, role)) for what, group, role in wanted]
-
-
-def best(rows: list[dict[str, Any]], group: str, role: str) -> str:
-    """The best median among the rows of a kind."""
-    medians = [row["median"] for row in rows if (row["group"], row["role"]) == (group, role)]
     return f"{max(medians):,.1f} Mtok/s" if medians else "not measured"
 
 

@@ -66,13 +66,14 @@ class MappedAccess:
 
         def in_memory(begin: int, length: int) -> bool:
             pages = resident(address + begin, length) if known else None
-            return pages is not None and bool(pages.all())
+            warm = pages is not None and bool(pages.all())
+            if not warm:
+                # From here on pages come by hint; what a fault reads beside them nobody asked for.
+                # At once, for another thread may be about to fault.
+                self.map.madvise(mmap.MADV_RANDOM)
+            return warm
 
-        warm = announce(self.descriptor, *window_pages(self.layout, starts, width), in_memory)
-        if not warm:
-            # From here on pages come by hint; what a fault reads beside them nobody asked for.
-            self.map.madvise(mmap.MADV_RANDOM)
-        return warm
+        return announce(self.descriptor, *window_pages(self.layout, starts, width), in_memory)
 
 
 class PreadAccess:

@@ -45,14 +45,18 @@ class BatchMaker:
     ) -> None:
         self.dataset, self.order, self.seed, self.epoch = dataset, order, seed, epoch
         self.transforms = [(transform, takes_rng(transform)) for transform in transforms]
-        self.collate_fn, self.dtype, self.pool = collate_fn, dtype, pool
+        self.collate_fn, self.dtype = collate_fn, dtype
         self.fetch_options = fetch_options(dataset, seed, epoch)
-        self.will_need = getattr(dataset, "will_need", None) if self.fetch_options else None
+        has_fetch = self.fetch_options is not None
+        self.pool = pool if has_fetch and accepts(dataset.fetch, "out") else None
+        self.will_need = getattr(dataset, "will_need", None) if has_fetch else None
+        self.is_wanted: Callable[[], bool] = lambda: True
         self._announced = 0
         self._lock = threading.Lock()
 
     def __call__(self, number: int) -> Any:
         """Return batch ``number``, after announcing the ones a little further on."""
+        self.require_wanted()
         self.announce(number)
         indices = self.order(number)
         if self.transforms or self.collate_fn:
@@ -69,10 +73,17 @@ class BatchMaker:
         if self.will_need is None or number + ANNOUNCED < self._announced:
             return
         with self._lock:
-            begin = self._announced
-            self._announced = max(begin, number + 2 * ANNOUNCED + 1)
-        coming = [self.order(k) for k in range(begin, min(self._announced, self.order.count))]
-        if coming:
+            begin, end = self._announced, max(self._announced, number + 2 * ANNOUNCED + 1)
+            if begin == 0:  # nobody fetches before pages come by hint: faults would read ahead
+                self.hint(begin, end)
+            self._announced = end
+        if begin > 0:
+            self.hint(begin, end)
+
+    def hint(self, begin: int, end: int) -> None:
+        """Tell the dataset which samples are in some batches."""
+        coming = [self.order(k) for k in range(begin, min(end, self.order.count))]
+        if coming and self.will_need is not None:
             self.will_need(np.concatenate(coming), **self.fetch_options or {})
 
     def fetch(self, indices: IntArray) -> Any:
@@ -85,18 +96,28 @@ class BatchMaker:
     def samples(self, indices: IntArray) -> list[Any]:
         """Return the samples one by one."""
         if self.fetch_options is not None:
-            return list(zip(*self.dataset.fetch(indices, **self.fetch_options), strict=True))
+            return split(self.dataset.fetch(indices, **self.fetch_options))
         if hasattr(self.dataset, "__getitems__"):
             return list(self.dataset.__getitems__(indices.tolist()))
-        return [self.dataset[index] for index in indices.tolist()]
+        samples = []
+        for index in indices.tolist():
+            self.require_wanted()
+            samples.append(self.dataset[index])
+        return samples
 
     def transformed(self, samples: list[Any], indices: IntArray) -> list[Any]:
         """Apply the transforms to each sample, in their order."""
         for place, index in enumerate(indices.tolist()):
+            self.require_wanted()
             for which, (transform, wants_rng) in enumerate(self.transforms):
                 options = {"rng": self.generator(index, which)} if wants_rng else {}
                 samples[place] = transform(samples[place], **options)
         return samples
+
+    def require_wanted(self) -> None:
+        """Raise if the epoch was left: then nobody should wait for the rest of a slow batch."""
+        if not self.is_wanted():
+            raise LoaderError("the iterator was closed")
 
     def generator(self, index: int, which: int) -> np.random.Generator:
         """Return randomness that depends on seed, epoch, sample and transform, on no worker."""
@@ -109,6 +130,13 @@ def fetch_options(dataset: Any, seed: int, epoch: int) -> dict[str, int] | None:
     if fetch is None:
         return None
     return {name: v for name, v in {"seed": seed, "epoch": epoch}.items() if accepts(fetch, name)}
+
+
+def split(batch: Any) -> list[Any]:
+    """Return the samples of a batch that came in one piece."""
+    if isinstance(batch, dict):
+        return [dict(zip(batch, sample, strict=True)) for sample in split([*batch.values()])]
+    return list(zip(*batch, strict=True) if isinstance(batch, tuple | list) else batch)
 
 
 def takes_rng(transform: Transform) -> bool:
@@ -132,7 +160,9 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
     """
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point() != dtype.is_floating_point or tensor.dtype == torch.bool:
+        if tensor.is_floating_point() != dtype.is_floating_point:
+            return tensor
+        if tensor.dtype == torch.bool or tensor.is_complex():
             return tensor
         changed = tensor.to(dtype)
         if not dtype.is_floating_point and not torch.equal(changed.to(tensor.dtype), tensor):

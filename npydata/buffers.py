@@ -23,7 +23,7 @@ class BufferPool:
 
     def __init__(self, shape: tuple[int, ...], spare: int, *, pinned: bool = False) -> None:
         self.shape, self.spare, self.pinned = shape, spare, pinned
-        self._free: deque[IntArray] = deque()
+        self._free: deque[IntArray] = deque(maxlen=spare)
 
     def lend(self, batch_size: int) -> IntArray:
         """Return an array ``(2, batch_size, T)`` whose content is undefined."""
@@ -32,12 +32,8 @@ class BufferPool:
         except IndexError:
             buffer = self._allocate()
         lent = buffer[:, :batch_size]
-        weakref.finalize(lent, self._take_back, buffer).atexit = False
+        weakref.finalize(lent, self._free.append, buffer).atexit = False
         return lent
-
-    def _take_back(self, buffer: IntArray) -> None:
-        if len(self._free) < self.spare:
-            self._free.append(buffer)
 
     def _allocate(self) -> IntArray:
         if self.pinned:

@@ -12,6 +12,9 @@ from typing import Any
 
 Make = Callable[[int], Any]
 
+LOOK_AGAIN_SECONDS = 0.25
+"""The garbage collector may call ``close`` in a thread that is just about to wait, unheard."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -39,15 +42,16 @@ class OrderedWindow:
         self.claimed = self.taken = self.released = 0
         self.results: dict[int, Any] = {}
         self.closed = False
-        # Reentrant: the garbage collector may call close() in a thread that is inside here.
-        lock = threading.RLock()
-        self.room, self.ready = threading.Condition(lock), threading.Condition(lock)
+        # Reentrant: the garbage collector may call close() in a thread that is inside here. Taken
+        # by itself, never through a condition, whose Python code Ctrl-C could leave half-way.
+        self.lock = threading.RLock()
+        self.room, self.ready = threading.Condition(self.lock), threading.Condition(self.lock)
 
     def claim(self) -> int | None:
         """Return the next number to make, once there is room for it; ``None`` when all is done."""
-        with self.room:
+        with self.lock:
             while not (self.closed or self.claimed == self.count or self.has_room()):
-                self.room.wait()
+                self.room.wait(LOOK_AGAIN_SECONDS)
             if self.closed or self.claimed == self.count:
                 return None
             self.claimed += 1
@@ -59,7 +63,7 @@ class OrderedWindow:
 
     def put(self, number: int, result: Any) -> None:
         """Leave the result for a claimed number; wake the consumer if it waits for this one."""
-        with self.ready:
+        with self.lock:
             if not self.closed:
                 self.results[number] = result
             if number == self.taken:
@@ -67,23 +71,23 @@ class OrderedWindow:
 
     def take(self) -> Any:
         """Return the next result in order, waiting for it if need be."""
-        with self.ready:
+        with self.lock:
             while self.taken not in self.results:
                 if self.closed:
                     raise RuntimeError("the window was closed")
-                self.ready.wait()
+                self.ready.wait(LOOK_AGAIN_SECONDS)
             self.taken += 1
             return self.results.pop(self.taken - 1)
 
     def release(self) -> None:
         """Give back the place of a result that was taken."""
-        with self.room:
+        with self.lock:
             self.released += 1
             self.room.notify()
 
     def close(self) -> None:
         """Let go of every result and wake every thread that waits here."""
-        with self.room:
+        with self.lock:
             self.closed = True
             self.results.clear()
             self.room.notify_all()
@@ -110,6 +114,7 @@ def work(window: OrderedWindow, make: Make, count: int, hop: int, effort: Effort
         me = threading.get_ident()
         effort.by_worker[me] = effort.by_worker.get(me, 0.0) + time.perf_counter() - started
         window.put(number, batches)
+        del batches  # the traceback of a failure among them leads to this frame: a cycle
 
 
 def make_run(make: Make, numbers: range) -> deque[Any]:
@@ -119,8 +124,8 @@ def make_run(make: Make, numbers: range) -> deque[Any]:
         try:
             batches.append(make(number))
         except BaseException as error:  # the consumer's to see, whatever it is
-            batches.append(Failure(error))
-            break
+            # Not into `batches`: the traceback holds this frame, which would then hold the error.
+            return deque([*batches, Failure(error)])
     return batches
 
 
@@ -135,15 +140,18 @@ class Background:
 
     def __init__(self, make: Make, count: int, workers: int, capacity: int, hop: int) -> None:
         self.window = OrderedWindow(-(-count // hop), max(1, capacity // hop))
-        self.effort = Effort()
-        self._run: deque[Any] = deque()
+        self.effort, self._run = Effort(), deque[Any]()
         args = (self.window, make, count, hop, self.effort)
         self.threads = tuple(
             threading.Thread(target=work, args=args, name=f"npydata-worker-{k}", daemon=True)
             for k in range(workers)
         )
-        for thread in self.threads:
-            thread.start()
+        try:
+            for thread in self.threads:
+                thread.start()
+        except BaseException:  # no more threads to be had, or Ctrl-C: those that run must end
+            self.window.close()
+            raise
 
     def next(self) -> Any:
         """Return the next batch, or the :class:`Failure` in its place."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npydata.errors import NpyDataError
-from npydata.progress import human_bytes, progress_bar
+from npydata.progress import human_bytes, printable, progress_bar
 from npydata.tokens import TokenFile, open_tokens
 from npydata.windows import num_windows
 
@@ -127,7 +127,7 @@ def _file_rows(report: TokenReport) -> list[tuple[str, Any]]:
     more = " ..." if report.num_tokens > len(report.first_tokens) else ""
     known = report.documents is not None
     return [
-        ("file", report.path),
+        ("file", printable(report.path)),
         ("format", report.format),
         ("dtype", report.dtype),
         ("shape", shape + (" (rows x tokens per row)" if len(report.shape) == 2 else "")),

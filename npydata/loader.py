@@ -14,6 +14,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -60,14 +61,19 @@ class AsyncDataLoaderConfig:
         smallest = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 0, "world_size": 1}
         for name, least in smallest.items():
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
+            if value is None and name == "world_size":
+                continue
+            if type(value) is not int or value < least:
                 raise LoaderError(f"{name}={value!r}, expected an integer of {least} or more")
         if (self.rank is None) != (self.world_size is None):
             raise LoaderError(
                 f"rank={self.rank}, world_size={self.world_size}: expected both or neither"
             )
-        if self.rank is not None and not 0 <= self.rank < (self.world_size or 0):
+        if self.rank is not None and self.rank not in range(self.world_size or 0):
             raise LoaderError(f"rank={self.rank}, expected 0 to {(self.world_size or 0) - 1}")
+        seed: Any = self.seed
+        if seed is not None and not isinstance(seed, Integral):
+            raise LoaderError(f"seed={seed!r}, expected an integer or None")
 
     @property
     def capacity(self) -> int:
@@ -76,8 +82,11 @@ class AsyncDataLoaderConfig:
 
     @property
     def hop(self) -> int:
-        """Batches that change hands at a time; three hops and the spare buffers fill the window."""
-        return max(1, min(LARGEST_HOP, self.capacity // 4))
+        """Batches that change hands at a time: few enough for every worker and the spare buffers.
+
+        At least three hops and the spare ones fill the window.
+        """
+        return max(1, min(LARGEST_HOP, self.capacity // max(4, self.num_workers + 1)))
 
     @property
     def spare(self) -> int:
@@ -216,22 +225,25 @@ class AsyncDataLoader:
         """Start making the batches of a schedule."""
         config, epoch = self.config, self._place.epoch
         order = EpochOrder(schedule, self.seed, epoch, config.shuffle)
+        pool = self._pool(copies)
         maker = BatchMaker(self.dataset, order, self.seed, epoch, transforms=self.transforms,
-                           collate_fn=self.collate_fn, dtype=config.dtype,
-                           pool=self._pool(copies))  # fmt: skip
+                           collate_fn=self.collate_fn, dtype=config.dtype, pool=pool)  # fmt: skip
 
         def make(number: int) -> Any:
             return copies.send(maker(number)) if copies.moves else maker(number)
 
         if config.prefetch_factor == 0:
             return Inline(make)
-        window = config.capacity - config.spare
+        window = config.capacity - (config.spare if pool else 0)
         workers = max(1, min(config.num_workers, window // config.hop, len(schedule)))
-        return Background(make, len(schedule), workers, window, config.hop)
+        source = Background(make, len(schedule), workers, window, config.hop)
+        handover = source.window
+        maker.is_wanted = lambda: not handover.closed
+        return source
 
     def _pool(self, copies: Copies) -> BufferPool | None:
         shape = getattr(self.dataset, "batch_shape", None)
-        if shape is None or self.config.prefetch_factor == 0:
+        if shape is None or self.config.prefetch_factor == 0 or self.transforms or self.collate_fn:
             return None
         pinned = isinstance(copies, StreamCopies) or copies.pinned
         return BufferPool(shape(self.config.batch_size), self.config.spare, pinned=pinned)
@@ -299,6 +311,8 @@ def check_state(state: dict[str, Any], fingerprint: str, length: int) -> None:
             f"the state belongs to other data: fingerprint {state['fingerprint']}, "
             f"expected {fingerprint}"
         )
+    if type(state["seed"]) is not int:
+        raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
     for name, most in {"epoch": None, "samples": length}.items():
         value = state[name]
         if type(value) is not int or value < 0 or (most is not None and value > most):

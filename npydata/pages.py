@@ -20,6 +20,7 @@ MINCORE = getattr(ctypes.CDLL(None), "mincore", None)
 if MINCORE is not None:
     MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 CAN_ANNOUNCE = hasattr(os, "posix_fadvise")
+COUNTERS = Path("/proc/self/io")
 LOOKS = 8
 """How many of the ranges to come are looked at to judge whether all are in memory."""
 
@@ -73,7 +74,12 @@ def evict(path: str | os.PathLike[str]) -> float:
 
     Pages that another process maps stay, and some file systems (tmpfs) have nothing to evict to,
     so look at the answer before you call a measurement cold.
+
+    Raises:
+        OSError: The file cannot be read, or this system (macOS) takes no such request.
     """
+    if not CAN_ANNOUNCE:
+        raise OSError(f"{path}: this system evicts no file on request; cold files need Linux")
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -82,8 +88,14 @@ def evict(path: str | os.PathLike[str]) -> float:
 
 
 def bytes_read() -> int:
-    """Bytes this process has caused to be fetched from storage so far (``/proc/self/io``)."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    """Bytes this process has caused to be fetched from storage so far.
+
+    Raises:
+        OSError: This system does not count them in ``/proc/self/io``; Linux does.
+    """
+    if not COUNTERS.exists():
+        raise OSError(f"{COUNTERS}: not on this system; bytes read are counted on Linux only")
+    fields = dict(line.split(": ") for line in COUNTERS.read_text().splitlines())
     return int(fields["read_bytes"])
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from npydata.atomic import replacing
 from npydata.errors import NpyDataError
-from npydata.progress import Bar, human_bytes, human_rate, progress_bar
+from npydata.progress import Bar, human_bytes, human_rate, printable, progress_bar
 from npydata.text import (
     PIECE_CHARS,
     PYTHON_CORPUS_SKIPS,
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-text token
+LARGEST_VOCABULARY = 1 << 24  # the trainer reserves memory for it; the largest in use are 2**18
+UNUSUAL_TEXT = ("\ue000", "a\u0301 0")
+"""Words that no vocabulary lists: a tokenizer that encodes them encodes any text."""
 BATCH_CHARS = 1 << 20
 """Characters encoded per call: work for all cores, little to hold; 4 Mi is no faster."""
 
@@ -67,14 +70,14 @@ class PrepareReport:
     def __str__(self) -> str:
         ids = f"{self.dtype}, vocabulary {self.vocab_size:,}"
         parts = [
-            f"{_printable(self.path)}: {self.num_tokens:,} tokens ({ids})",
+            f"{printable(self.path)}: {self.num_tokens:,} tokens ({ids})",
             f"from {self.files:,} file{'s' * (self.files != 1)}, {human_bytes(self.nbytes)}",
             f"{self.nbytes / max(1, self.num_tokens):.2f} bytes/token",
             human_rate(self.num_tokens / max(self.encode_seconds, 1e-9), "tok"),
             f"{self.undecodable_bytes:,} undecodable bytes",
         ]
         if self.first_undecodable:
-            parts[-1] += f" (each now U+FFFD; first in {_printable(self.first_undecodable)})"
+            parts[-1] += f" (each now U+FFFD; first in {printable(self.first_undecodable)})"
         if self.binary_files:
             parts.append(f"{self.binary_files:,} binary files passed over")
         if self.dropped_tokens:
@@ -111,8 +114,8 @@ def prepare(
         NpyDataError: a source is not text, there is no text, or an option is out of range.
     """
     out = Path(out)
-    saved_tokenizer = out.with_suffix(".tokenizer.json")
     _check_options(out, vocab_size, sample_mb, row_len)
+    saved_tokenizer = out.with_suffix(".tokenizer.json")
     sources = _sources(names, python_text, out, saved_tokenizer)
     started = time.perf_counter()
     if tokenizer is None:
@@ -173,20 +176,25 @@ def load_tokenizer(path: str | os.PathLike[str]) -> "Tokenizer":
     """Load a ``tokenizer.json`` that has an end-of-text token.
 
     Raises:
-        NpyDataError: the file is not a tokenizer, or has no ``<|endoftext|>``.
+        NpyDataError: the file is not a tokenizer, has no ``<|endoftext|>``, or knows no token for
+            words outside its vocabulary.
     """
     tokenizers = _import_tokenizers()
     data = Path(path).read_bytes()
     try:
         bpe = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the package raises bare Exception
-        reason = " ".join(str(error).split())
         raise NpyDataError(
-            f"{path}: not a tokenizer.json of the tokenizers package: {reason}"
+            f"{path}: not a tokenizer.json of the tokenizers package: {_folded(error)}"
         ) from None
     if bpe.token_to_id(END_OF_TEXT) is None:
         raise NpyDataError(f"{path}: has no token {END_OF_TEXT}, expected one to end each document")
-    return _as_encoder(bpe)
+    encoder = _as_encoder(bpe)
+    try:
+        _encodings(encoder, UNUSUAL_TEXT)
+    except NpyDataError as error:
+        raise NpyDataError(f"{path}: {error}") from None
+    return encoder
 
 
 def _import_tokenizers() -> Any:
@@ -216,10 +224,13 @@ def _check_options(out: Path, vocab_size: int, sample_mb: float, row_len: int | 
         raise NpyDataError(f"{out.parent}: no such folder to write {out.name} into")
     if out.is_dir():
         raise NpyDataError(f"{out}: is a folder, expected the name of a file to write")
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise NpyDataError(f"vocabulary size {vocab_size}: expected {SMALLEST_VOCABULARY} or more")
-    if not 0 < sample_mb < float("inf"):
-        raise NpyDataError(f"sample of {sample_mb} MB: expected more than 0")
+    if not SMALLEST_VOCABULARY <= vocab_size <= LARGEST_VOCABULARY:
+        raise NpyDataError(
+            f"vocabulary size {vocab_size}: expected {SMALLEST_VOCABULARY:,} to "
+            f"{LARGEST_VOCABULARY:,}"
+        )
+    if not 1 <= sample_mb * 1e6 < float("inf"):
+        raise NpyDataError(f"sample of {sample_mb} MB: expected at least a byte, 0.000001 MB")
     if row_len is not None and row_len < 1:
         raise NpyDataError(f"row length {row_len}: expected 1 or more tokens")
 
@@ -229,6 +240,8 @@ def _sources(
 ) -> SourceList:
     names = list(names)
     for name in names:
+        if not os.fspath(name):  # Path("") is the current folder, all of it
+            raise NpyDataError("an empty name was given, expected a file, folder or pattern")
         if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
             raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")
     found = list_sources(names, exclude=(out, saved_tokenizer))
@@ -317,10 +330,21 @@ def _encode_batch(
     bpe: "Tokenizer", batch: Sequence[str | None], end_of_text: int
 ) -> NDArray[np.uint32]:
     texts = [piece for piece in batch if piece is not None]
-    encodings = iter(bpe.encode_batch_fast(texts, add_special_tokens=False))
+    encodings = iter(_encodings(bpe, texts))
     ends = np.array([end_of_text], np.uint32)
     parts = [ends if piece is None else np.array(next(encodings).ids, np.uint32) for piece in batch]
     return np.concatenate(parts)
+
+
+def _encodings(bpe: "Tokenizer", texts: Sequence[str]) -> Any:
+    try:
+        return bpe.encode_batch_fast(list(texts), add_special_tokens=False)
+    except Exception as error:  # again a bare one, of a vocabulary without a token for the unknown
+        raise NpyDataError(f"the tokenizer cannot encode every text: {_folded(error)}") from None
+
+
+def _folded(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _id_bound(bpe: "Tokenizer") -> int:
@@ -330,8 +354,3 @@ def _id_bound(bpe: "Tokenizer") -> int:
 
 def _dtype(bpe: "Tokenizer") -> np.dtype[Any]:
     return np.dtype("<u2" if _id_bound(bpe) <= 1 << 16 else "<u4")
-
-
-def _printable(path: Path) -> str:
-    """A path as text that any terminal can print, even when its name is not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")

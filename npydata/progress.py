@@ -1,5 +1,6 @@
-"""A progress bar on stderr for whatever takes over a second; none when tqdm is not installed."""
+"""What is shown to people: a progress bar on stderr (none without tqdm), sizes, rates, paths."""
 
+import os
 import sys
 from typing import Protocol
 
@@ -56,6 +57,11 @@ def human_bytes(count: int) -> str:
 def human_rate(per_second: float, unit: str) -> str:
     """Return a rate for people: ``1.52 Mtok/s``."""
     return f"{_scaled(per_second, unit)}/s"
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """Return a path as text that any terminal can print, even when its name is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _scaled(value: float, unit: str) -> str:

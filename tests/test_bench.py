@@ -287,6 +287,13 @@ def test_a_given_file_is_used_as_it_is_and_cold_gets_a_made_one(task, tmp_path, 
     assert (cold.path.parent, cold.path.stat().st_size > 4_000_000) == (tmp_path, True)
 
 
+def test_a_batch_may_be_larger_than_the_dataset(task, tmp_path):
+    options = ["--tokens", str(task.path), "--seq-len", "16", "--batch-size", "5000"]
+    args = parse("dataset", *options)
+    large = dataset.task_of(args, dataset.Plan.of(args), tmp_path)
+    assert large.batch_size > len(large.random_dataset())
+
+
 def test_an_interrupted_bench_leaves_no_file(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -350,6 +357,13 @@ def test_arguments_import_neither_torch_nor_matplotlib():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_plot_names_the_size_of_each_file():
+    settings = {"batch_size": 32, "seq_len": 8, "warm_file_bytes": 9e6, "cold_file_bytes": 256e6}
+    machine = {"cpu": "a processor", "cores": 2, "readahead_kb": 128}
+    text = plot.conditions({"machine": machine, "settings": settings})
+    assert "file of 9 MB warm, 256 MB cold" in text
 
 
 def test_the_plot_has_the_colours_of_the_tutorials_figures():

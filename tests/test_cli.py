@@ -82,6 +82,14 @@ def test_each_command_explains_itself_with_examples(capsys, command):
         ["inspect", "ok.npy", "--seq-len", "0"],
         ["inspect", "ok.npy", "--format", "parquet"],
         ["inspect", "ok.npy", "--dtype", "no-such-dtype"],
+        ["inspect", "ok.npy", "--dtype", ","],
+        ["inspect", "ok.npy", "--dtype", "(99999999999999,)u2"],
+        ["prepare", "", "-o", "x.npy"],
+        ["prepare", "t.txt", "-o", "."],
+        ["prepare", "t.txt", "-o", ""],
+        ["prepare", "t.txt", "-o", "x.npy", "--sample-mb", "1e-9"],
+        ["prepare", "t.txt", "-o", "x.npy", "--vocab-size", "18446744073709551616"],
+        ["prepare", "t.txt", "-o", "x.npy", "--vocab-size", "99999999999999"],
     ],
 )
 def test_bad_input_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys, argv):
@@ -269,3 +277,12 @@ def test_sizes_are_shown_in_decimal_units(value, shown):
 def test_inspect_tells_a_checkpoint_from_a_token_file(tmp_path, capsys):
     (tmp_path / "model.pt").write_bytes(bytes(8))
     assert "checkpoint" in fails_in_one_line(capsys, "inspect", tmp_path / "model.pt")
+
+
+def test_a_name_that_is_not_utf8_is_shown_in_full(tmp_path):
+    name = os.fsdecode(b"caf\xe9.npy")
+    write_tokens(tmp_path / name, [[1, 2, 3]])
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = run("inspect", name, cwd=tmp_path, env=strict)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"caf\xe9.npy" in done.stdout

@@ -218,7 +218,12 @@ def test_a_glob_leaves_indexes_and_tokenizers_out(raw, tmp_path):
 
 @pytest.mark.parametrize(
     "paths, message",
-    [("{}/*.npy", "no file matches"), ([], "no token file given"), ("{}", "is a folder")],
+    [
+        ("{}/*.npy", "no file matches"),
+        ([], "no token file given"),
+        ("{}", "is a folder"),
+        ("", "an empty path was given"),
+    ],
 )
 def test_paths_that_name_no_file_are_refused(tmp_path, paths, message):
     with pytest.raises(TokenFileError, match=message):
@@ -374,3 +379,42 @@ def test_files_whose_ids_no_integer_dtype_can_hold_together_are_refused(tmp_path
     write_tokens(tmp_path / "b.npy", [np.arange(4, dtype=np.int32)])
     with pytest.raises(TokenFileError, match="mix uint64 with signed tokens"):
         MmapDataset(tmp_path / "*.npy", 3)
+
+
+def test_a_file_without_rows_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((0, 100), np.uint16))
+    for kind in (MmapDataset, NpyTokensDataset):
+        with pytest.raises(TokenFileError, match=r"a.npy: "):
+            kind(tmp_path / "a.npy", 3)
+
+
+def test_seeds_and_epochs_may_be_any_integers(ids):
+    wanted = NpyTokensDataset(ids, 16, seed=3).fetch(range(9), epoch=2)[0]
+    ds = NpyTokensDataset(ids, 16, seed=np.int64(3))
+    ds.set_epoch(np.int32(2))
+    assert torch.equal(ds.fetch(range(9))[0], wanted)
+    other = NpyTokensDataset(ids, 16)
+    drawn = other.fetch(range(9), seed=np.uint64(3), epoch=torch.tensor(2))[0]
+    assert torch.equal(drawn, wanted)
+    for number in (-3, 2**40):
+        drawn = ds.fetch(range(9), seed=np.int64(number), epoch=np.int64(number))[0]
+        assert torch.equal(drawn, ds.fetch(range(9), seed=number, epoch=number)[0])
+
+
+def test_a_seed_or_epoch_that_is_no_integer_is_refused(ids):
+    ds = NpyTokensDataset(ids, 16, seed=0)
+    for call in (
+        lambda: NpyTokensDataset(ids, 16, seed=1.0),
+        lambda: ds.set_epoch(1.5),
+        lambda: ds.fetch([0], seed=1.0),
+        lambda: ds.fetch([0], epoch=np.float32(1)),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_a_pickled_dataset_stays_small_however_many_documents_its_file_has(tmp_path):
+    np.arange(50_000, dtype="<u2").tofile(tmp_path / "a.ds")
+    np.arange(1, 50_001, dtype="<u8").tofile(tmp_path / "a.ds.index")
+    for ds in (NpyTokensDataset(tmp_path / "a.ds", 16), MmapDataset(tmp_path / "a.ds", 16)):
+        assert len(pickle.dumps(ds)) < 4000

@@ -1,19 +1,396 @@
-"""The loader's promises (begun; see also the tests of its rooms)."""
+"""What iterating a loader means: epochs, lengths, forms, errors, memory."""
+
+import operator
+import time
+import traceback
+import weakref
 
 import numpy as np
+import pytest
 import torch
+from loader_tools import (
+    Fetched,
+    Numbers,
+    all_workers_end,
+    run_child,
+    values,
+    workers_alive,
+)
 
-from npydata import AsyncDataLoader, MmapDataset, write_tokens
+from npydata import AsyncDataLoader, AsyncDataLoaderConfig, LoaderError, MmapDataset, write_tokens
+from npydata.schedule import EpochOrder, Schedule
 
 
-def test_every_sample_comes_once_and_in_the_seeds_order(tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(5_000, dtype=np.uint16)])
-    ds = MmapDataset(tmp_path / "a.npy", 9)
-    orders = []
-    for workers, factor in [(0, 0), (0, 2), (1, 1), (2, 2), (4, 8), (8, 3)]:
-        loader = AsyncDataLoader(
-            ds, batch_size=32, seed=1, num_workers=workers, prefetch_factor=factor
-        )
-        orders.append(torch.cat([x[:, 0] for x, _ in loader]))
-    assert sorted(orders[0].tolist()) == list(range(0, 5_000, 10))
-    assert all(torch.equal(order, orders[0]) for order in orders)
+@pytest.fixture(autouse=True)
+def _no_worker_outlives_its_test():
+    before = workers_alive()  # of a test that failed, say: its traceback keeps its iterator
+    yield
+    assert all_workers_end(besides=before)
+
+
+@pytest.fixture
+def loader():
+    return AsyncDataLoader(Numbers(50), batch_size=8, seed=1)
+
+
+def stream(batches):
+    return [value for batch in batches for value in values(batch)]
+
+
+def epoch(number, length=50, seed=1):
+    """Return the order of an epoch."""
+    return EpochOrder(Schedule(length, length), seed, number, True)(0).tolist()
+
+
+class FailsAt(Numbers):
+    """Numbers of which one is bad until it is mended."""
+
+    def __init__(self, length, bad):
+        super().__init__(length)
+        self.bad = bad
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            self.find_fault(index)
+        return super().__getitem__(index)
+
+    def find_fault(self, index):
+        raise ValueError(f"sample {index} is bad")
+
+
+def test_every_sample_comes_once_in_the_seeds_order(loader):
+    assert stream(loader) == epoch(0)
+    assert sorted(epoch(0)) == list(range(50))
+
+
+def test_each_iter_begins_the_next_epoch_with_another_order(loader):
+    assert [stream(loader) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+    assert epoch(0) != epoch(1) != epoch(2)
+
+
+def test_without_shuffle_every_epoch_has_the_datasets_order():
+    loader = AsyncDataLoader(Numbers(50), batch_size=8, shuffle=False)
+    assert [stream(loader) for _ in range(2)] == [list(range(50))] * 2
+
+
+def test_after_a_break_the_next_epoch_begins_at_its_first_batch(loader):
+    for _ in loader:
+        break
+    assert stream(loader) == epoch(1)
+
+
+def test_a_second_iter_ends_the_first(loader):
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert list(first) == []
+    assert (len(first), len(second)) == (0, 7)
+    assert stream(second) == epoch(1)
+
+
+def test_an_ended_iterator_does_not_move_the_loader(loader):
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    before = loader.state_dict()
+    assert next(first, None) is None
+    first.close()
+    assert loader.state_dict() == before
+
+
+def test_reshuffle_advances_the_epoch_and_ends_a_running_iterator(loader):
+    loader.reshuffle()
+    iterator = iter(loader)
+    assert values(next(iterator)) == epoch(1)[:8]
+    loader.reshuffle()
+    assert list(iterator) == []
+    assert stream(loader) == epoch(2)
+
+
+def test_load_state_dict_after_iter_ends_it_and_the_next_iter_goes_on_from_the_state(loader):
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    next(iterator)
+    loader.load_state_dict(state)
+    assert list(iterator) == []
+    assert loader.state_dict() == state
+    resumed = iter(loader)
+    assert (len(resumed), len(loader)) == (6, 7)
+    assert stream(resumed) == epoch(0)[8:]
+    assert stream(loader) == epoch(1)
+
+
+def test_the_state_of_a_loader_that_was_left_is_behind_its_last_batch(loader):
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    iterator.close()
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (0, 16)
+    loader.load_state_dict(state)
+    assert stream(loader) == epoch(0)[16:]
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_lengths_say_what_comes(length, drop_last):
+    loader = AsyncDataLoader(Numbers(length), batch_size=8, drop_last=drop_last, seed=1)
+    expected = length // 8 if drop_last else -(-length // 8)
+    assert len(loader) == loader.num_batches == expected
+    iterator, left = iter(loader), expected
+    while True:
+        assert len(iterator) == operator.length_hint(iterator) == left
+        if next(iterator, None) is None:
+            break
+        left -= 1
+    assert left == 0
+    assert len(loader) == expected
+
+
+def test_drop_last_leaves_out_the_short_batch_and_says_so():
+    loader = AsyncDataLoader(Numbers(50), batch_size=8, drop_last=True, seed=1)
+    assert stream(loader) == epoch(0)[:48]
+    assert (loader.dropped, AsyncDataLoader(Numbers(50), batch_size=8).dropped) == (2, 0)
+
+
+def test_what_does_not_go_round_among_ranks_is_reported():
+    loader = AsyncDataLoader(Numbers(50), batch_size=8, seed=1, rank=2, world_size=4)
+    assert (len(loader), loader.dropped) == (2, 2)
+
+
+def test_an_empty_dataset_has_epochs_without_batches():
+    loader = AsyncDataLoader([], seed=1)
+    assert [list(loader) for _ in range(2)] == [[], []]
+    assert loader.state_dict()["epoch"] == 2
+
+
+def test_iter_epoch_names_the_parts_of_a_pair(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.arange(500, dtype=np.uint16)])
+    loader = AsyncDataLoader(MmapDataset(tmp_path / "a.npy", 9), batch_size=8, seed=1)
+    named = loader.iter_epoch("tokens", "next_tokens")
+    assert len(named) == operator.length_hint(named) == 7
+    batch = next(named)
+    assert list(batch) == ["tokens", "next_tokens"]
+    assert torch.equal(batch["tokens"] + 1, batch["next_tokens"])
+    assert loader.state_dict()["samples"] == 8
+    assert [list(b) for b in loader.iter_epoch()] == [["input", "target"]] * 7
+
+
+def test_iter_gives_pairs_that_unpack(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.arange(500, dtype=np.uint16)])
+    for x, y in AsyncDataLoader(MmapDataset(tmp_path / "a.npy", 9), batch_size=8):
+        assert x.dtype == y.dtype == torch.int64
+        assert x.is_contiguous()
+        assert y.is_contiguous()
+
+
+def test_iter_epoch_over_something_else_than_pairs_says_what_it_found(loader):
+    with pytest.raises(LoaderError, match=r"the dataset gives Tensor"):
+        next(loader.iter_epoch())
+    triples = AsyncDataLoader([(1, 2, 3)])
+    with pytest.raises(LoaderError, match=r"the dataset gives 3 parts"):
+        next(triples.iter_epoch())
+
+
+@pytest.mark.parametrize("workers, factor", [(0, 0), (0, 2), (1, 8), (4, 4), (8, 1)])
+def test_an_error_comes_at_its_batch_with_the_workers_traceback(workers, factor):
+    dataset = FailsAt(100, bad=33)
+    loader = AsyncDataLoader(
+        dataset, batch_size=4, shuffle=False, num_workers=workers, prefetch_factor=factor
+    )
+    iterator, seen = iter(loader), []
+    with pytest.raises(ValueError, match="sample 33 is bad") as caught:
+        seen.extend(stream([batch]) for batch in iterator)
+    assert seen == [list(range(k, k + 4)) for k in range(0, 32, 4)]
+    assert "find_fault" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert list(iterator) == []
+    assert all_workers_end()
+
+
+def test_after_an_error_the_state_resumes_at_the_failed_batch():
+    dataset = FailsAt(100, bad=33)
+    loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, seed=1)
+    with pytest.raises(ValueError, match="bad"):
+        list(loader)
+    state = loader.state_dict()
+    assert state["samples"] == 32
+    dataset.bad = None
+    loader.load_state_dict(state)
+    assert stream(loader) == list(range(32, 100))
+
+
+def test_after_an_error_the_next_epoch_begins():
+    dataset = FailsAt(50, bad=33)
+    loader = AsyncDataLoader(dataset, batch_size=8, seed=1)
+    with pytest.raises(ValueError, match="bad"):
+        list(loader)
+    dataset.bad = None
+    assert stream(loader) == epoch(1)
+
+
+def test_an_error_in_a_transform_or_a_collate_fn_surfaces_too():
+    def spoilt(sample):
+        raise KeyError("spoilt")
+
+    for broken in ({"transforms": [spoilt]}, {"collate_fn": spoilt}):
+        with pytest.raises(KeyError, match="spoilt") as caught:
+            next(iter(AsyncDataLoader(Numbers(9), **broken)))
+        assert "in spoilt" in "".join(traceback.format_tb(caught.value.__traceback__))
+
+
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch_silently():
+    class Exhausted(Numbers):
+        def __getitem__(self, index):
+            return next(iter(()))
+
+    for factor in (0, 2):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(AsyncDataLoader(Exhausted(9), prefetch_factor=factor))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"batch_size": 0}, "batch_size=0, expected an integer of 1 or more"),
+        ({"batch_size": 2.0}, "batch_size=2.0"),
+        ({"num_workers": -1}, "num_workers=-1, expected an integer of 0 or more"),
+        ({"prefetch_factor": -1}, "prefetch_factor=-1"),
+        ({"prefetch_factor": None}, "prefetch_factor=None"),
+        ({"batch_size": None}, "batch_size=None"),
+        ({"world_size": 2}, "expected both or neither"),
+        ({"rank": 2, "world_size": 2}, "rank=2, expected 0 to 1"),
+        ({"rank": -1, "world_size": 2}, "rank=-1, expected 0 to 1"),
+        ({"rank": 0, "world_size": 0}, "world_size=0"),
+        ({"rank": 0.5, "world_size": 2}, "rank=0.5"),
+        ({"seed": 0.5}, "seed=0.5"),
+        ({"workers": 2}, "unknown setting 'workers', expected one of batch_size"),
+    ],
+)
+def test_an_impossible_setting_is_refused(settings, message):
+    with pytest.raises(LoaderError, match=message):
+        AsyncDataLoader(Numbers(10), **settings)
+
+
+def test_the_configuration_has_the_defaults_one_expects():
+    config = AsyncDataLoader(Numbers(10)).config
+    assert config == AsyncDataLoaderConfig(
+        batch_size=32,
+        shuffle=True,
+        drop_last=False,
+        num_workers=2,
+        prefetch_factor=2,
+        seed=None,
+        dtype=None,
+    )
+
+
+def test_keywords_go_over_the_configuration():
+    config = AsyncDataLoaderConfig(batch_size=8, seed=1)
+    loader = AsyncDataLoader(Numbers(50), config, batch_size=10)
+    assert (loader.config.batch_size, loader.config.seed, config.batch_size) == (10, 1, 8)
+
+
+def test_without_a_seed_loaders_draw_different_ones_and_keep_them():
+    one, two = AsyncDataLoader(Numbers(50)), AsyncDataLoader(Numbers(50))
+    assert one.state_dict()["seed"] != two.state_dict()["seed"]
+    whole = stream(one)
+    two.load_state_dict({**one.state_dict(), "epoch": 0})
+    assert stream(two) == whole
+
+
+def test_an_epoch_of_a_trillion_samples_starts_at_once_in_constant_memory():
+    script = """
+import resource, time
+from loader_tools import Fetched, values
+from npydata import AsyncDataLoader
+
+list(AsyncDataLoader(Fetched(1000), batch_size=32))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loader = AsyncDataLoader(Fetched(10**12), batch_size=32, seed=1)
+began = time.perf_counter()
+iterator = iter(loader)
+batch = next(iterator)
+took = time.perf_counter() - began
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert len(set(values(batch))) == 32 and max(values(batch)) > 10**10
+assert len(iterator) == 10**12 // 32 - 1
+print(took, grown)
+"""
+    child = run_child(script)
+    assert child.returncode == 0, child.stderr
+    took, grown = map(float, child.stdout.split())
+    assert took < 0.1
+    assert grown < 8 * 1024  # KiB; a list of the samples would be 7,500,000,000 of them
+
+
+def test_a_trillion_samples_resume_at_once_too():
+    loader = AsyncDataLoader(Fetched(10**12), batch_size=32, seed=1)
+    loader.load_state_dict({**loader.state_dict(), "samples": 10**12 - 40})
+    began = time.perf_counter()
+    assert [len(batch) for batch in loader] == [32, 8]
+    assert time.perf_counter() - began < 1
+
+
+def test_no_worker_begins_before_iter_and_none_stays_after_the_epoch(loader):
+    assert not workers_alive()
+    list(loader)
+    assert not workers_alive()
+
+
+def test_prefetch_factor_0_works_in_the_callers_thread():
+    loader = AsyncDataLoader(Numbers(50), num_workers=4, prefetch_factor=0)
+    next(iter(loader))
+    assert not workers_alive()
+
+
+@pytest.mark.parametrize("workers", range(9))
+@pytest.mark.parametrize("factor", [1, 2, 3, 8])
+def test_every_worker_that_was_asked_for_works_and_one_at_least(workers, factor):
+    loader = AsyncDataLoader(
+        Numbers(1000), batch_size=1, num_workers=workers, prefetch_factor=factor
+    )
+    with iter(loader) as iterator:
+        assert len(iterator._source.threads) == len(workers_alive()) == max(1, workers)
+
+
+def test_the_statistics_say_what_was_delivered(loader):
+    list(loader)
+    stats = loader.stats
+    assert (stats.batches, stats.tokens) == (7, 50)
+    assert 0 < stats.wait_s <= stats.elapsed_s
+    assert 0 < stats.wait_share <= 1
+    assert stats.tokens_per_s == pytest.approx(50 / stats.elapsed_s)
+    assert stats.work_s > 0
+    assert stats.ready == 0
+    assert str(stats).startswith("7 batches, ")
+
+
+def test_the_statistics_tell_a_starved_consumer_from_a_fed_one(loader):
+    iter(loader)
+    loader.stats.elapsed_s = 1.0
+    loader.stats.wait_s = 0.5
+    assert str(loader.stats).endswith("starved")
+    loader.stats.wait_s = 0.001
+    assert str(loader.stats).endswith("fed")
+
+
+def test_each_epoch_has_its_own_statistics(loader):
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    assert loader.stats.batches == 1
+
+
+def test_a_loader_that_is_gone_is_gone():
+    dataset = Numbers(50)
+    loader = AsyncDataLoader(dataset)
+    list(loader)
+    refs = weakref.ref(loader), weakref.ref(dataset)
+    del loader, dataset
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_an_iterator_outlives_its_loader():
+    iterator = iter(AsyncDataLoader(Numbers(50), batch_size=8, seed=1))
+    assert stream(iterator) == epoch(0)

@@ -608,3 +608,9 @@ def test_an_unknown_module_is_named(root):
 
 def test_run_all_survives_an_answer_that_is_not_even_callable():
     assert judge(WINDOWS, SimpleNamespace()).passed is False
+
+
+@pytest.mark.parametrize("answer", ["2", [0, 1], ["a", 2], object(), {}])
+def test_an_answer_of_another_kind_is_wrong_and_stops_nothing(answer):
+    exercise = Exercise("f", lambda x: 0.2, [(1,), (2,)])
+    assert judge(exercise, lambda x: answer).passed is False

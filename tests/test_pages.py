@@ -1,14 +1,17 @@
 """Page counters, and when a hint is worth its cost."""
 
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from npydata import NpyTokensDataset, open_tokens, write_tokens
+from npydata import NpyTokensDataset, open_tokens, pages, write_tokens
 from npydata.pages import (
+    LOOKS,
     HintPauses,
+    announce,
     bytes_read,
     evict,
     page_faults,
@@ -102,3 +105,58 @@ def test_the_devices_readahead_is_what_the_system_says(tmp_path):
     found = readahead_kb(tmp_path)
     settings = {int(p.read_text()) for p in Path("/sys/block").glob("*/queue/read_ahead_kb")}
     assert found is None or found in settings
+
+
+def test_after_a_cold_look_a_fault_reads_what_it_touches_and_no_more(cold):
+    tokens = open_tokens(cold)
+    assert tokens.will_need(np.array([50_000]), 1025) is False
+    tokens.read(3_000_000, 1).tolist()
+    present = np.flatnonzero(resident_pages(cold)[TOKENS // PAGE :])
+    assert len(present) <= 4  # readahead would bring 32 or, on some disks, all that follow
+
+
+def test_pages_of_a_file_of_another_user_are_not_judged(tmp_path, monkeypatch):
+    write_tokens(tmp_path / "a.npy", [np.arange(100_000, dtype=np.uint16)])
+    tokens = open_tokens(tmp_path / "a.npy")
+    starts = np.arange(0, 90_000, 10_000)
+    tokens.gather(starts, 100)
+    assert tokens.will_need(starts, 100) is True
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert tokens.will_need(starts, 100) is False
+    with pytest.raises(OSError, match="does not say which pages"):
+        resident_pages(tmp_path / "a.npy")
+
+
+def test_one_cold_range_among_warm_ones_is_noticed(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(8 * PAGE))
+    begins, lengths = np.arange(8) * PAGE, np.full(8, PAGE)
+    with open(tmp_path / "a", "rb") as file:
+        for cold_page in range(8):
+            warm = announce(file.fileno(), begins, lengths, lambda at, _: at != cold_page * PAGE)  # noqa: B023
+            assert warm is False
+
+
+def test_of_many_ranges_only_a_few_are_looked_at(tmp_path):
+    (tmp_path / "a").touch()
+    looks = []
+    with open(tmp_path / "a", "rb") as file:
+        many = np.arange(1000) * PAGE
+        assert announce(file.fileno(), many, many, lambda at, _: looks.append(at) or True) is True
+    assert len(looks) == LOOKS
+    assert max(looks) > 800 * PAGE
+
+
+def test_a_file_that_was_just_written_can_be_evicted(cold):
+    cold.with_name("dirty").write_bytes(os.urandom(16 << 20))
+    assert evict(cold.with_name("dirty")) == 0
+
+
+def test_other_systems_say_what_they_cannot_do(tmp_path, monkeypatch):
+    (tmp_path / "a").touch()
+    monkeypatch.setattr(pages, "CAN_ANNOUNCE", False)
+    with pytest.raises(OSError, match="cold files need Linux"):
+        evict(tmp_path / "a")
+    monkeypatch.setattr(pages, "COUNTERS", tmp_path / "missing")
+    with pytest.raises(OSError, match="counted on Linux only"):
+        bytes_read()

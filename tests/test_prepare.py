@@ -390,7 +390,10 @@ def test_a_source_is_never_overwritten(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"vocab_size": 256}, "vocabulary size 256: expected 257 or more"),
+        ({"vocab_size": 256}, "vocabulary size 256: expected 257 to 16,777,216"),
+        ({"vocab_size": 2**64}, "vocabulary size 18446744073709551616: expected 257 to"),
+        ({"vocab_size": 99_999_999_999_999}, "vocabulary size 99999999999999: expected 257 to"),
+        ({"sample_mb": 1e-9}, "sample of 1e-09 MB: expected at least a byte"),
         ({"sample_mb": 0}, "sample of 0 MB"),
         ({"sample_mb": float("nan")}, "sample of nan MB"),
         ({"row_len": 0}, "row length 0"),
@@ -409,6 +412,44 @@ def test_a_tokenizer_without_end_of_text_is_refused(tmp_path):
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "t.json"))
     with pytest.raises(NpyDataError, match="has no token"):
         load_tokenizer(tmp_path / "t.json")
+
+
+def word_level(path, **options):
+    """Save a tokenizer of whole words that knows only two of them."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {END_OF_TEXT: 0, "text": 1, "[UNK]": 2}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, **options)).save(str(path))
+
+
+def test_a_tokenizer_that_cannot_encode_every_text_is_refused(tmp_path):
+    word_level(tmp_path / "t.json", unk_token="missing")
+    with pytest.raises(NpyDataError, match=r"t\.json: the tokenizer cannot encode every text: "):
+        load_tokenizer(tmp_path / "t.json")
+
+
+def test_a_text_that_a_tokenizer_cannot_encode_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "UNUSUAL_TEXT", ("text",))
+    word_level(tmp_path / "t.json", unk_token="missing")
+    (tmp_path / "a.txt").write_text("other")
+    with pytest.raises(NpyDataError, match="cannot encode every text"):
+        prepare([tmp_path / "a.txt"], tmp_path / "o.npy", tokenizer=tmp_path / "t.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "t.json"]
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    for names in ([""], ["a.txt", ""]):
+        with pytest.raises(NpyDataError, match="an empty name was given"):
+            prepare(names, tmp_path / "o.npy")
+
+
+@pytest.mark.parametrize("out", ["", "."])
+def test_an_output_without_a_name_is_refused(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(NpyDataError, match=r"name ends in \.npy"):
+        prepare(["a.txt"], out)
 
 
 def test_input_without_text_is_an_error(tmp_path):

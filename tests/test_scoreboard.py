@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tutorial import naive_train, scoreboard
+from tutorial import figures, naive_train, scoreboard
 from tutorial.scoreboard import Scoreboard, Stopwatch, between, measure, names, overlapped, table
 
 pytestmark = pytest.mark.notebook_00
@@ -108,3 +108,26 @@ def test_the_first_interval_of_each_part_carries_its_name():
         "gpu step",
     ]
     assert min(row[1] for row in rows if row[0] == "gpu") == rows[max(names(rows))][1]
+
+
+def test_a_part_that_was_not_replaced_gets_no_factor():
+    before, now = Scoreboard(4.0, 4.0, 1.0, 1.0), Scoreboard(1.0, 5.0, 0.25, 2.0)
+    rows = table(before, now, ["data wait"]).splitlines()
+    assert [row.split("   ")[-1].strip() for row in rows] == [
+        "4.0 x less",
+        "same code",
+        "same code",
+        "same code",
+        "1.2 x less",
+    ]
+    assert "2.0 x more" in table(before, now).splitlines()[3]
+
+
+def test_a_lanes_label_is_left_out_where_its_bar_is_too_short():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    _, ax = plt.subplots()
+    rows = [("cpu", 0, 2, "data wait"), ("gpu", 2, 100, "compute")]
+    figures.lanes(ax, rows, labels={0: "batch", 1: "step"})
+    shown = [text.get_text() for text in ax.texts]
+    plt.close(ax.figure)
+    assert shown == ["step"]

@@ -31,8 +31,9 @@ def test_read_returns_the_ids_asked_for_and_stops_at_the_end(path, access):
     assert np.array_equal(tokens.read(5, 10), IDS[5:15])
     assert np.array_equal(tokens.read(9_990, 100), IDS[9_990:])
     assert tokens.read(20_000, 5).tolist() == []
-    with pytest.raises(IndexError, match=r"read\(-1, 5\)"):
-        tokens.read(-1, 5)
+    for start, count in ((-1, 5), (0, -1)):
+        with pytest.raises(IndexError, match=rf"read\({start}, {count}\)"):
+            tokens.read(start, count)
 
 
 @BOTH_WAYS
@@ -68,12 +69,81 @@ def test_a_file_that_changed_is_refused_when_reopened(path, access, new):
         pickle.loads(pickled)
 
 
+SHRUNK = """
+    import os, sys, numpy as np
+    from npydata import TokenFileError, open_tokens
+    tokens = open_tokens(sys.argv[1], access=sys.argv[2])
+    os.truncate(sys.argv[1], 4096)
+    try:
+        tokens.gather(np.array([9_000]), 100)
+    except TokenFileError as error:
+        print(error)
+"""
+
+
 @BOTH_WAYS
 def test_a_file_that_shrank_gives_an_error_and_no_crash(path, access):
+    child = [sys.executable, "-c", textwrap.dedent(SHRUNK), path, access]
+    done = subprocess.run(child, capture_output=True, text=True, check=False)
+    assert done.returncode == 0  # a page beyond the end is SIGBUS: -7
+    assert "a.npy: changed since it was opened" in done.stdout
+
+
+@BOTH_WAYS
+def test_reading_on_in_a_file_that_shrank_is_refused(path, access):
     tokens = open_tokens(path, access=access)
     os.truncate(path, 4096)
     with pytest.raises(TokenFileError, match=r"a.npy: changed since it was opened"):
+        tokens.read(9_000, 100)
+
+
+@BOTH_WAYS
+def test_a_file_that_was_cut_and_grew_again_is_refused(path, access):
+    tokens = open_tokens(path, access=access)
+    os.truncate(path, 128)
+    os.truncate(path, 50_000)
+    with pytest.raises(TokenFileError, match=r"a.npy: changed since it was opened: 50000 bytes"):
         tokens.gather(np.array([9_000]), 100)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("start", [-1, 9_991])
+def test_a_window_that_leaves_the_file_is_refused(path, access, start):
+    with pytest.raises(IndexError, match=r"a.npy: windows of 10 tokens .* inside 0 to 10000"):
+        open_tokens(path, access=access).gather(np.array([0, start]), 10)
+
+
+def test_a_read_that_comes_in_pieces_is_put_together(path, monkeypatch):
+    preadv = os.preadv
+    tokens = open_tokens(path, access="pread")
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: preadv(fd, [into[0][:7]], at))
+    assert np.array_equal(tokens.read(100, 50), IDS[100:150])
+
+
+@BOTH_WAYS
+def test_a_file_of_no_bytes_opens_and_holds_nothing(tmp_path, access):
+    (tmp_path / "empty.bin").touch()
+    tokens = open_tokens(tmp_path / "empty.bin", access=access)
+    assert (tokens.num_tokens, tokens.read(0, 5).tolist()) == (0, [])
+    assert tokens.gather(np.zeros(0, np.int64), 5).shape == (0, 5)
+    assert tokens.will_need(np.zeros(0, np.int64), 5) is True
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["a.npy", "a.bin", "a.ds"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path, make, name):
+    make(tmp_path / name)
+    with pytest.raises(TokenFileError, match=f"{name}: is a folder, device or pipe"):
+        open_tokens(tmp_path / name, dtype="uint16")
+
+
+def test_a_pickle_does_not_grow_with_the_number_of_documents(tmp_path):
+    np.arange(50_000, dtype="<u2").tofile(tmp_path / "a.ds")
+    np.arange(1, 50_001, dtype="<u8").tofile(tmp_path / "a.ds.index")
+    pickled = pickle.dumps(open_tokens(tmp_path / "a.ds"))
+    assert len(pickled) < 1000
+    assert len(pickle.loads(pickled).document_ends) == 50_000
 
 
 @BOTH_WAYS

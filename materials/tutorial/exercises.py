@@ -138,15 +138,15 @@ def _is_sequence(value: Any) -> bool:
 def _same_arrays(expected: Any, got: Any, compare_dtype: bool) -> bool:
     try:
         a, b = np.asarray(expected), np.asarray(got)
-    except (TypeError, ValueError):
+        if a.dtype == object or b.dtype == object:
+            return bool(expected == got)
+        if a.shape != b.shape or (compare_dtype and a.dtype != b.dtype):
+            return False
+        if a.dtype.kind in "fc" or b.dtype.kind in "fc":
+            return bool(np.allclose(a, b, rtol=1e-6, atol=1e-12, equal_nan=True))
+        return bool(np.array_equal(a, b))
+    except (TypeError, ValueError):  # text among numbers, rows of different lengths
         return False
-    if a.dtype == object or b.dtype == object:
-        return bool(expected == got)
-    if a.shape != b.shape or (compare_dtype and a.dtype != b.dtype):
-        return False
-    if a.dtype.kind in "fc" or b.dtype.kind in "fc":
-        return bool(np.allclose(a, b, rtol=1e-6, atol=1e-12, equal_nan=True))
-    return bool(np.array_equal(a, b))
 
 
 # Printing

@@ -38,6 +38,7 @@ PALETTE = {
 }
 INK = "#1f2937"
 WIDTH = 8.0
+LETTER = 0.0115  # of an axis' length: what a letter of a label takes
 NAMED = 0.14  # the share of the longest bar from which a part has room for its name
 PARTS = ("data wait", "compute", "save stall", "load")
 
@@ -152,14 +153,15 @@ def lanes(
 ) -> None:
     """Draw swim lanes from (lane, start, end, role): first lane on top, gaps are idle time.
 
-    `labels` writes a short text into the interval with that index.
+    `labels` writes a short text into the interval with that index, where it has room.
     """
     names = list(dict.fromkeys(row[0] for row in rows))
     last = max(row[2] for row in rows)
     for i, (lane, start, end, role) in enumerate(rows):
         y = names.index(lane)
         ax.barh(y, end - start, left=start, height=0.62, color=PALETTE[role], ec="white", lw=1.2)
-        if text := (labels or {}).get(i):
+        text = (labels or {}).get(i)
+        if text and end - start >= LETTER * len(text) * last:
             ink = ink_on(PALETTE[role])
             ax.text((start + end) / 2, y, text, ha="center", va="center", color=ink, fontsize=11)
     for y in range(len(names)):

@@ -171,26 +171,40 @@ class Stopwatch:
         return Scoreboard(*sums.values())
 
 
-def draw(before: Scoreboard, now: Scoreboard | None = None) -> None:
-    """The bar of one run, or of two, one above the other; the seconds below, as text."""
+def draw(
+    before: Scoreboard, now: Scoreboard | None = None, *, replaced: Sequence[str] = figures.PARTS
+) -> None:
+    """The bar of one run, or of two, one above the other; the seconds below, as text.
+
+    `replaced` names the parts that changed between the two: the others differ by chance.
+    """
     if now is None:
         figures.scoreboard(before.parts())
     else:
         figures.scoreboard(now.parts(), before.parts())
-    print(table(before, now))
+    print(table(before, now, replaced))
 
 
-def table(before: Scoreboard, now: Scoreboard | None = None) -> str:
-    """Seconds and shares per part; with two runs, seconds before and now and the factor."""
+def table(
+    before: Scoreboard, now: Scoreboard | None = None, replaced: Sequence[str] = figures.PARTS
+) -> str:
+    """Seconds and shares per part; with two runs, seconds before and now and what changed."""
     rows = []
     for part, seconds in [*before.parts().items(), ("total", before.total)]:
         if now is None:
             rows.append(f"{part:<11}{seconds:>7.2f} s{seconds / before.total:>7.0%}")
         else:
             after = now.parts().get(part, now.total)
-            factor = seconds / after if after else float("inf")
-            rows.append(f"{part:<11}{seconds:>7.2f} s ->{after:>7.2f} s   {factor:>5.1f} x less")
+            change = factor(seconds, after) if part in (*replaced, "total") else "  same code"
+            rows.append(f"{part:<11}{seconds:>7.2f} s ->{after:>7.2f} s   {change}")
     return "\n".join(rows)
+
+
+def factor(before: float, now: float) -> str:
+    """How many times less or more it takes now."""
+    if now <= before:
+        return f"{before / now if now else float('inf'):>5.1f} x less"
+    return f"{now / before if before else float('inf'):>5.1f} x more"
 
 
 def between(trace: Sequence[Interval], start: float, end: float) -> list[Interval]:

@@ -31,8 +31,8 @@ def main(args: argparse.Namespace) -> int:
     return result
 
 
-def add_dataset_options(parser: argparse.ArgumentParser) -> None:
-    """Add what ``npydata bench dataset`` takes."""
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the benches over a token file take."""
     parser.add_argument("--tokens", type=Path, metavar="FILE",
                         help="measure on this file (default: one made for it)")  # fmt: skip
     parser.add_argument("--dtype", help="dtype of FILE if it is headerless")
@@ -68,5 +68,6 @@ def at_least(smallest: int) -> Callable[[str], int]:
 
 
 BENCHES: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "dataset": ("windows per second from a token file, warm and cold", add_dataset_options),
+    "dataset": ("windows per second from a token file, warm and cold", add_file_options),
+    "loader": ("what the loader delivers, and what training pays for it", add_file_options),
 }

@@ -1,14 +1,16 @@
-"""The ways of getting batches from a token file that ``npydata bench dataset`` compares.
+"""The ways of getting batches from a token file that the benches compare.
 
-Ours, a stock ``DataLoader`` around ours, and three common versions written down here the way one
-meets them: a dataset of single windows, a dataset whose item is a batch, and a loop in the style of
-nanoGPT. Each way is a generator function that sets up, then yields the tokens of each batch.
+Ours, in process and through our loader, a stock ``DataLoader`` around ours, and three common
+versions written down here the way one meets them: a dataset of single windows, a dataset whose item
+is a batch, and a loop in the style of nanoGPT. Each way is a generator function that sets up, then
+yields the tokens of each batch.
 """
 
 import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from npydata.dataset import MmapDataset, NpyTokensDataset, Pair
+from npydata.loader import AsyncDataLoader
 from npydata.tokens import open_tokens
 
 SEED = 0
@@ -101,24 +104,68 @@ def ours_in_order(task: Task) -> Iterator[int]:
         yield task.tokens
 
 
-def ours_getitems(task: Task, workers: int) -> Iterator[int]:
+def through_loader(
+    task: Task,
+    workers: int,
+    prefetch: int,
+    *,
+    hints: bool = True,
+    dataset: NpyTokensDataset | None = None,
+) -> Iterator[int]:
+    """Take our batches through our loader, from an open dataset if one is given.
+
+    Without hints, windows are read one by one: a fault in a map would also read ahead.
+    """
+    dataset = dataset or task.random_dataset("mmap" if hints else "pread")
+    if not hints:
+        vars(dataset)["will_need"] = None
+    loader = AsyncDataLoader(dataset, batch_size=task.batch_size, num_workers=workers,
+                             prefetch_factor=prefetch, drop_last=True, seed=SEED)  # fmt: skip
+    while True:
+        with iter(loader) as batches:
+            for _ in batches:
+                yield task.tokens
+
+
+def in_memory(task: Task) -> Iterator[int]:
+    """Give the same batch again and again: what no loader can beat."""
+    while True:
+        yield task.tokens
+
+
+def ours_getitems(task: Task, workers: int, prefetch: int | None = None) -> Iterator[int]:
     """Put our dataset into a stock ``DataLoader`` as it is."""
     dataset = task.random_dataset()
-    return endless(DataLoader(dataset, task.batch_size, **with_workers(workers)), task)
+    return endless(DataLoader(dataset, task.batch_size, **with_workers(workers, prefetch)), task)
 
 
-def ours_by_batch(task: Task, workers: int) -> Iterator[int]:
+def ours_by_batch(task: Task, workers: int, prefetch: int | None = None) -> Iterator[int]:
     """Put our dataset into a stock ``DataLoader`` as recommended: its sampler gives batches."""
     dataset = task.random_dataset()
     batches = BatchSampler(SequentialSampler(dataset), task.batch_size, drop_last=True)
-    loader = DataLoader(dataset, sampler=batches, batch_size=None, **with_workers(workers))
-    return endless(loader, task)
+    options = with_workers(workers, prefetch)
+    return endless(DataLoader(dataset, sampler=batches, batch_size=None, **options), task)
 
 
-def naive(task: Task, workers: int) -> Iterator[int]:
+def ours_in_nodes(task: Task, workers: int, prefetch: int) -> Iterator[int]:
+    """Fetch our batches in threads of ``torchdata.nodes``, which must be installed."""
+    nodes = import_module("torchdata.nodes")
+    dataset = task.random_dataset()
+    indices = (one for one, _ in batches_of(len(dataset), task.batch_size))
+    mapper = nodes.ParallelMapper(nodes.IterableWrapper(indices), dataset.fetch,
+                                  num_workers=workers, method="thread")  # fmt: skip
+    return endless(nodes.Loader(nodes.Prefetcher(mapper, prefetch_factor=prefetch)), task)
+
+
+def naive(task: Task, workers: int, prefetch: int | None = None) -> Iterator[int]:
     """Put the common version of single windows into a ``DataLoader``."""
+    return endless(naive_batches(task, workers, prefetch), task)
+
+
+def naive_batches(task: Task, workers: int, prefetch: int | None = None) -> DataLoader[Pair]:
+    """Return that loader itself; its epoch has no end."""
     dataset = NaiveWindows(task.open_plain(), task.seq_len)
-    return endless(DataLoader(dataset, task.batch_size, **with_workers(workers)), task)
+    return DataLoader(dataset, task.batch_size, **with_workers(workers, prefetch))
 
 
 def hand_made_batches(task: Task, workers: int) -> Iterator[int]:
@@ -127,9 +174,13 @@ def hand_made_batches(task: Task, workers: int) -> Iterator[int]:
     return endless(DataLoader(dataset, batch_size=None, **with_workers(workers)), task)
 
 
-def with_workers(workers: int) -> dict[str, Any]:
+def with_workers(workers: int, prefetch: int | None = None) -> dict[str, Any]:
     """Return the arguments of a ``DataLoader`` with so many workers, otherwise as it comes."""
-    return {"num_workers": workers, "multiprocessing_context": START_METHOD if workers else None}
+    return {
+        "num_workers": workers,
+        "multiprocessing_context": START_METHOD if workers else None,
+        "prefetch_factor": prefetch if workers else None,
+    }
 
 
 def endless(loader: Iterable[Any], task: Task) -> Iterator[int]:

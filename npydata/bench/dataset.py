@@ -10,7 +10,6 @@ import argparse
 import gc
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -163,7 +162,9 @@ def task_of(args: argparse.Namespace, plan: Plan, folder: Path) -> Task:
     path = args.tokens or make_file(folder / "made.npy", plan.size)
     dtype = args.dtype if args.tokens else None
     task = Task(path=path, dtype=dtype, seq_len=args.seq_len, batch_size=args.batch_size)
-    check_pair(task.random_dataset().fetch(np.arange(task.batch_size)), task)
+    dataset = task.random_dataset()
+    indices, _ = next(ways.batches_of(len(dataset), task.batch_size))
+    check_pair(dataset.fetch(indices), task)
     return task
 
 
@@ -243,9 +244,7 @@ def measure_warm(task: Task, plan: Plan) -> tuple[list[Row], list[str]]:
     total = len(contenders) * (plan.repeats + 1) + len(hinted) * (pieces + 1)
     bar = progress_bar("warm", total, " measurements")
     short = Budget(seconds=plan.warm.seconds / HINT_PIECES)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # we know: 4
-        rows = interleave(contenders, plan.repeats, partial(timed, budget=plan.warm), bar_step(bar))
+    rows = interleave(contenders, plan.repeats, partial(timed, budget=plan.warm), bar_step(bar))
     rows += interleave(hinted, pieces, partial(timed, budget=short), bar_step(bar))
     bar.close()
     return rows, []
@@ -293,19 +292,27 @@ def measure_cold(task: Task, plan: Plan) -> tuple[list[Row], list[str]]:
     if (problem := direct_reads_problem(task.path)) is not None:
         contenders.pop()
         notes.append(f"no random-read limit: {problem}")
-    budget = replace(plan.cold, read_bytes=COLD_SHARE * task.path.stat().st_size)
+    rows, problems = measure_evicted(contenders, task.path, plan)
+    return rows, [*notes, *problems]
+
+
+def measure_evicted(
+    contenders: Sequence[Contender], path: Path, plan: Plan, share: float = COLD_SHARE
+) -> tuple[list[Row], list[str]]:
+    """Evict the file before every measurement; if it stays in memory, there are no rows."""
+    budget = replace(plan.cold, read_bytes=share * path.stat().st_size)
     bar = progress_bar("cold", len(contenders) * (plan.repeats + 1), " measurements")
-    gc.collect()  # a map that is still open somewhere would keep its pages in memory
 
     def measure(contender: Contender) -> Sample:
-        left = evict(task.path)
+        gc.collect()  # a map that is still open somewhere would keep its pages in memory
+        left = evict(path)
         if left > STILL_WARM:
             raise NotColdError(f"cold part skipped: {left:.0%} of the file stays in memory when "
                                "it is evicted")  # fmt: skip
         return timed(contender, budget)
 
     try:
-        return interleave(contenders, plan.repeats, measure, bar_step(bar)), notes
+        return interleave(contenders, plan.repeats, measure, bar_step(bar)), []
     except NotColdError as error:
         return [], [str(error)]
     finally:

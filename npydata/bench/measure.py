@@ -1,6 +1,7 @@
 """Measuring side by side: everything in turn, several times, and the spread beside the median."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -92,12 +93,14 @@ def interleave(
     In turn, so that a machine that gets slower or busier does so for all of them.
     """
     taken: list[tuple[Contender, list[Sample]]] = [(one, []) for one in contenders]
-    for turn in range(repeats + 1):
-        for contender, samples in taken:
-            sample = measure(contender)
-            if turn > 0:
-                samples.append(sample)
-            on_sample()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # on purpose
+        for turn in range(repeats + 1):
+            for contender, samples in taken:
+                sample = measure(contender)
+                if turn > 0:
+                    samples.append(sample)
+                on_sample()
     return [row_of(contender, samples) for contender, samples in taken]
 
 

@@ -19,7 +19,12 @@ BAR_INCHES = 0.36
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
 """Behind a figure, so that a limit's line does not cross it out."""
 
-TITLES = {"warm": "Warm: the file is in memory", "cold": "Cold: the file is on the disk"}
+TITLES = {
+    "warm": "Warm: the file is in memory",
+    "fed": "Warm, beside a step of twice a fetch",
+    "train": "Warm, training a tiny model",
+    "cold": "Cold: the file is on the disk",
+}
 MEDIA = ("png", "svg", "pdf")
 
 
@@ -68,7 +73,7 @@ def draw_panel(panel: "Axes", rows: list[dict[str, Any]], title: str) -> None:
     for row in rows[len(bars) :]:
         draw_limit(panel, row, len(bars))
     panel.set_yticks(range(len(bars)), [f"{row['name']}, {row['setting']}" for row in bars])
-    panel.set_ylim(len(bars) - 0.4, -0.6)
+    panel.set_ylim(len(bars) + (0.25 if len(rows) > len(bars) else -0.4), -0.6)
     panel.set_xlim(0, right * 1.12)
     panel.set_title(title, loc="left", fontsize=14, color=INK, pad=8)
     panel.tick_params(labelsize=12, colors=INK, length=0)
@@ -77,17 +82,21 @@ def draw_panel(panel: "Axes", rows: list[dict[str, Any]], title: str) -> None:
 
 
 def draw_limit(panel: "Axes", row: dict[str, Any], bars: int) -> None:
-    """Draw a limit as a line across the panel, named where the bars are short."""
+    """Draw a limit as a line across the panel, named below the bars."""
     panel.axvline(row["median"], color=PALETTE["limit"], linestyle=(0, (4, 2)), linewidth=1.8)
-    rate = human_bytes(round(row["limit_bytes_per_s"]))
-    name = f"{row['name']}, {rate}/s: {digits(row['median'])} "
-    panel.text(row["median"], bars - 0.75, name, ha="right", va="center", color=PALETTE["limit"],
-               fontsize=12, fontweight="bold")  # fmt: skip
+    limit = row["limit_bytes_per_s"]
+    rate = "" if limit is None else f", {human_bytes(round(limit))}/s"
+    name = f"{row['name']}{rate}: {digits(row['median'])} "
+    panel.text(row["median"], bars - 0.12, name, ha="right", va="center", color=PALETTE["limit"],
+               fontsize=12, fontweight="bold", bbox=LABEL_BOX)  # fmt: skip
 
 
 def conditions(result: dict[str, Any]) -> str:
     """Return what the figures must be read with, in one line."""
     machine, settings = result["machine"], result["settings"]
+    sizes = [
+        f"{settings[f'{state}_file_bytes'] / 1e6:,.0f} MB {state}" for state in ("warm", "cold")
+    ]
     return (f"{settings['batch_size']} windows of {settings['seq_len']} tokens · "
-            f"{settings['cold_file_bytes'] / 1e6:.0f} MB file · {machine['cpu']}, "
+            f"file of {', '.join(sizes)}\n{machine['cpu']}, "
             f"{machine['cores']} cores · readahead {machine['readahead_kb']} KiB")  # fmt: skip

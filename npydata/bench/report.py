@@ -137,11 +137,7 @@ def as_json(
         "version": JSON_VERSION,
         "machine": machine,
         "settings": settings,
-        "rows": [
-            {**asdict(row), "unit": "Mtok/s", "median": row.median, "min": min(row.rates),
-             "max": max(row.rates), "limit_bytes_per_s": row.limit_bytes_per_s}
-            for row in rows
-        ],
+        "rows": [row_as_json(row) for row in rows],
         "verdicts": [
             {"text": verdict.text, "value": verdict.value, "target": verdict.target,
              "at_most": verdict.at_most, "met": verdict.met}
@@ -149,6 +145,12 @@ def as_json(
         ],
         "notes": list(notes),
     }  # fmt: skip
+
+
+def row_as_json(row: Row) -> dict[str, Any]:
+    """Return a row and what follows from it, as plain values."""
+    return {**asdict(row), "unit": "Mtok/s", "median": row.median, "min": min(row.rates),
+            "max": max(row.rates), "limit_bytes_per_s": row.limit_bytes_per_s}  # fmt: skip
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

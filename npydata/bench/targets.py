@@ -1,4 +1,4 @@
-"""What ``npydata bench dataset`` promises, and how far the measurements bear it out.
+"""What the benches promise, and how far the measurements bear it out.
 
 Pure arithmetic on rows; the names here are the rows' names.
 """
@@ -17,6 +17,14 @@ BATCH_ITEMS = "DataLoader, item = batch"
 PLAIN = "plain mmap"
 RANDOM_READS = "random reads"
 NO_HINTS = "no hints"
+
+IN_PROCESS = "in process, no loader"
+IN_MEMORY = "data in memory"
+STOCK_BY_BATCH = "ours in DataLoader, by batch"
+STOCK_AS_IS = "ours in DataLoader, as is"
+NODES = "ours in torchdata.nodes"
+UNHINTED = "ours, no hints"
+DEFAULT_MARK = " (default)"
 
 TIMES, SHARE = "{:.1f}x", "{:.0%}"
 
@@ -65,3 +73,46 @@ def hint_cost(rows: Sequence[Row]) -> float | None:
     if not without or not hinted:
         return None
     return median(a / b for a, b in zip(without.rates, hinted.rates, strict=True)) - 1
+
+
+def loader_verdicts(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare what was measured through loaders with the targets."""
+    ceiling = find(rows, "warm", OURS, IN_PROCESS)
+    through = [row for row in rows if (row.group, row.name) == ("warm", OURS) and row != ceiling]
+    best = max(through, key=lambda row: row.median, default=None)
+    usual = next((row for row in through if row.setting.endswith(DEFAULT_MARK)), None)
+    with_workers = [row for row in rows if (row.group, row.name) == ("warm", NAIVE)
+                    and not row.setting.startswith("0")]  # fmt: skip
+    naive = max(with_workers, key=lambda row: row.median, default=None)
+    cold, reads = find(rows, "cold", OURS), find(rows, "cold", RANDOM_READS)
+    unhinted = find(rows, "cold", UNHINTED)
+    pairs = [
+        (best, ceiling, 0.65, SHARE, "warm: through the loader, {} of the in-process gather"),
+        (usual, ceiling, 0.65, SHARE, "warm: the default setting, {} of the in-process gather"),
+        (best, naive, 20, TIMES, "warm: ours is {} the naive DataLoader's best with workers"),
+        (usual, naive, 20, TIMES, "warm: the default setting is {} the naive DataLoader's best"),
+        (cold, reads, 0.9, SHARE, "cold: through the loader, {} of the random-read limit"),
+        (cold, unhinted, 1, TIMES, "cold: hints are {} the best number of workers without them"),
+    ]
+    verdicts = [
+        Verdict(claim=claim, value=ours.median / other.median, target=target, style=style)
+        for ours, other, target, style, claim in pairs if ours and other
+    ]  # fmt: skip
+    return verdicts + slow_downs(rows)
+
+
+def slow_downs(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare steps beside the loader with steps on data in memory: the median over the turns."""
+    claims = {"python": "a step in pure Python takes {} longer beside the loader",
+              "train": "a tiny model's step takes {} longer than with data in memory"}  # fmt: skip
+    verdicts = []
+    for group, claim in claims.items():
+        alone = find(rows, group, IN_MEMORY)
+        for row in rows:
+            if alone and (row.group, row.name) == (group, OURS):
+                ratio = median(a / b for a, b in zip(alone.rates, row.rates, strict=True))
+                verdicts.append(
+                    Verdict(claim=f"{claim} ({row.setting})", value=ratio - 1, target=0.05,
+                            style="{:.1%}", at_most=True)
+                )  # fmt: skip
+    return verdicts

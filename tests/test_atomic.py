@@ -1,0 +1,104 @@
+"""A file that is written appears whole, in the right order, and at the place that was named."""
+
+import errno
+import fcntl
+import os
+import stat
+
+import pytest
+
+from npydata import atomic
+from npydata.atomic import replacing
+
+
+def write(path, text=b"new"):
+    with replacing(path) as file:
+        file.write(text)
+
+
+def test_the_data_reaches_the_disk_before_its_name_and_the_name_before_the_return(
+    tmp_path, monkeypatch
+):
+    order = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor):
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        order.append("folder flushed" if folder else "file flushed")
+        fsync(descriptor)
+
+    def noted_replace(*args, **options):
+        order.append("renamed")
+        replace(*args, **options)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(os, "rename", noted_replace)
+    write(tmp_path / "a")
+    assert order == ["file flushed", "renamed", "folder flushed"]
+
+
+def test_a_temporary_that_another_writer_took_for_stale_is_made_again(tmp_path, monkeypatch):
+    flock, locked = fcntl.flock, []
+
+    def lock_too_late(file, how):
+        if not locked:
+            (partial,) = tmp_path.glob(".a.*.partial")
+            partial.unlink()
+        locked.append(file)
+        return flock(file, how)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", lock_too_late)
+    write(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_that_is_named_like_a_temporary_is_left_alone(tmp_path):
+    (tmp_path / "other").write_bytes(b"other")
+    link = tmp_path / ".a.0.partial"
+    link.symlink_to(tmp_path / "other")
+    write(tmp_path / "a")
+    assert link.is_symlink()
+    assert (tmp_path / "other").read_bytes() == b"other"
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    (tmp_path / ".a.0.partial").write_bytes(b"half")
+    (tmp_path / ".b.0.partial").write_bytes(b"half of another file")
+    write(tmp_path / "a")
+    assert sorted(os.listdir(tmp_path)) == [".b.0.partial", "a"]
+
+
+def test_a_link_is_followed_and_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    target = tmp_path / "disk" / "tokens"
+    target.write_bytes(b"old")
+    (tmp_path / "link").symlink_to(target)
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert target.read_bytes() == b"new"
+    assert os.listdir(tmp_path / "disk") == ["tokens"]
+
+
+def test_a_pipe_is_refused_and_stays_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe: is a device or pipe, expected the name of a file"):
+        write(pipe)
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_full_disk_names_the_file_it_could_not_take(tmp_path):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "a"):
+        raise full
+    assert caught.value.filename == str(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_name_in_an_error_of_another_file_is_kept(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "a"):
+        (tmp_path / "missing").read_bytes()
+    assert caught.value.filename == str(tmp_path / "missing")

@@ -1,0 +1,41 @@
+"""One picture where nobody can move a slider, sliders where somebody can."""
+
+import sys
+import types
+
+import pytest
+from tutorial import sliders
+
+pytestmark = pytest.mark.notebook_03
+
+
+@pytest.fixture(autouse=True)
+def executed(monkeypatch):
+    """As when a notebook is executed: no front end has started the kernel."""
+    for name in sliders.LIVE:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_an_executed_notebook_draws_once_at_the_starting_values():
+    drawn = []
+    sliders.with_sliders(lambda **values: drawn.append(values), a=(1, 0, 5, 1), b=(2.5, 0, 5, 0.5))
+    assert drawn == [{"a": 1, "b": 2.5}]
+
+
+def test_a_live_notebook_without_ipywidgets_draws_once(monkeypatch):
+    monkeypatch.setenv(sliders.LIVE[0], "03_throughput.ipynb")
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    drawn = []
+    sliders.with_sliders(lambda a: drawn.append(a), a=(1, 0, 5, 1))
+    assert drawn == [1]
+
+
+def test_a_live_notebook_gets_a_slider_for_each_argument(monkeypatch):
+    monkeypatch.setenv(sliders.LIVE[0], "03_throughput.ipynb")
+    shown = {}
+    widgets = types.ModuleType("ipywidgets")
+    widgets.FloatSlider = lambda **options: options
+    widgets.interact = lambda draw, **made: shown.update(made)
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
+    sliders.with_sliders(lambda a: None, a=(1, 0, 5, 0.5))
+    assert shown == {"a": {"value": 1, "min": 0, "max": 5, "step": 0.5, "description": "a"}}
