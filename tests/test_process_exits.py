@@ -202,3 +202,37 @@ assert given == whole
 def test_a_forked_child_is_told_and_both_go_on():
     child = run_child(FORKS)
     assert child.returncode == 0, child.stderr
+
+
+FORK_WITH_THE_LOCK_TAKEN = """
+import faulthandler, gc, os, signal, threading
+from loader_tools import Fetched
+from npydata import AsyncDataLoader
+
+faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its lost thread
+gc.freeze()
+iterator = iter(AsyncDataLoader(Fetched(800), batch_size=8))
+taken, done = threading.Event(), threading.Event()
+
+def hold():
+    with iterator._source.window.lock:
+        taken.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+taken.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    iterator.close()
+    raise SystemExit(7)
+done.set()
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert code == 7, code
+assert len(list(iterator)) == 100
+"""
+
+
+def test_a_forked_child_does_not_wait_for_a_lock_that_the_parent_holds():
+    child = run_child(FORK_WITH_THE_LOCK_TAKEN)
+    assert child.returncode == 0, child.stderr
