@@ -53,9 +53,9 @@ def main(argv: list[str] | None = None) -> int:
             run_notebook(notebook, options.build, tokens)
         step(
             3,
-            "how fast tokens can be read (a rough run; `npydata bench dataset` is the long one)",
+            "how fast tokens can be read (a rough run; `npydata bench` has the long ones)",
         )
-        report = bench(options.build, tokens)
+        reports = {name: bench(name, options.build, tokens) for name in ("dataset", "loader")}
     except (NpyDataError, OSError, NotebookError, subprocess.CalledProcessError) as error:
         print(f"\nmake run stopped: {error}", file=sys.stderr)
         return 2
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\nmake run stopped: interrupted", file=sys.stderr)
         return 130
     step(4, "done")
-    print(summary(report, tokens, options.build, time.monotonic() - begin))
+    print(summary(reports, tokens, options.build, time.monotonic() - begin))
     return 0
 
 
@@ -201,11 +201,11 @@ def save_figures(notebook: nbformat.NotebookNode, folder: Path, name: str) -> No
 # 3. Throughput
 
 
-def bench(build: Path, tokens: Path) -> dict[str, Any]:
-    """Measure the datasets on the real tokens, in a process of its own."""
-    out = build / "bench_dataset.json"
-    command = [sys.executable, "-m", "npydata", "bench", "dataset", "--quick"]
-    outputs = ["--json", out, "--plot", build / "figures" / "bench_dataset.png", "--dir", build]
+def bench(name: str, build: Path, tokens: Path) -> dict[str, Any]:
+    """Measure the dataset or the loader on the real tokens, in a process of its own."""
+    out = build / f"bench_{name}.json"
+    command = [sys.executable, "-m", "npydata", "bench", name, "--quick"]
+    outputs = ["--json", out, "--plot", build / "figures" / f"bench_{name}.png", "--dir", build]
     subprocess.run([*command, "--tokens", tokens, *outputs], check=True)
     report: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return report
@@ -214,12 +214,13 @@ def bench(build: Path, tokens: Path) -> dict[str, Any]:
 # 4. What came out
 
 
-def summary(report: dict[str, Any], tokens: Path, build: Path, seconds: float) -> str:
+def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, seconds: float) -> str:
     """The table at the end, and what to do next."""
     count = facts_of(tokens)["tokens"]
     lines = [
         f"tokens                {count:>14,}   {shown(tokens)}",
-        *(f"{what:<22}{rate:>14}" for what, rate in speeds(report)),
+        *(f"{what:<22}{rate:>14}" for what, rate in speeds(reports["dataset"])),
+        f"ours, through loader  {best(reports['loader']['rows'], 'warm', OURS, RECOMMENDED):>14}",
         f"pictures              {'':>14}   {shown(build / 'figures')}/",
         f"notebooks, executed   {'':>14}   {shown(build)}/*.html",
         "",

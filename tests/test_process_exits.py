@@ -153,7 +153,7 @@ def exited(times, tmp_path, seconds):
 
 
 def test_20_interpreters_end_with_a_running_iterator(tmp_path):
-    exited(24, tmp_path, 60)
+    exited(20, tmp_path, 60)
 
 
 @pytest.mark.stress
