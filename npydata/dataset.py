@@ -91,11 +91,13 @@ def shifted_pair(tokens: TokenArray, out: IntArray | None = None) -> Pair:
     Both are contiguous, so that ``y.view(-1)`` works. ``out`` is memory to use, ``(2, B, T)``.
     """
     if out is None:
-        out = np.empty((2, len(tokens), tokens.shape[1] - 1), np.int64)
+        x = tokens[:, :-1].astype(np.int64, order="C")
+        y = tokens[:, 1:].astype(np.int64, order="C")
+        return torch.from_numpy(x), torch.from_numpy(y)
     out[0] = tokens[:, :-1]
     out[1] = tokens[:, 1:]
-    x, y = torch.from_numpy(out)
-    return x, y
+    pair = torch.from_numpy(out)
+    return pair[0], pair[1]
 
 
 class TokenDataset(Dataset[Pair]):

@@ -10,12 +10,19 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent
 README = RESULTS.parents[1] / "README.md"
-TITLES = {"warm": "File in memory", "cold": "File on the disk, evicted before each run"}
+TITLES = {
+    "warm": "File in memory",
+    "cold": "File on the disk, evicted before each run",
+    "fed": "A consumer whose step takes twice as long as a fetch",
+    "python": "A training step in pure Python",
+    "train": "Training a tiny model",
+}
 
 
 def table(report: dict[str, Any]) -> str:
     """The rows of each part, fastest first, and the verdicts below."""
-    parts = [part(report["rows"], group, title) for group, title in TITLES.items()]
+    groups = {row["group"] for row in report["rows"]}
+    parts = [part(report["rows"], group, TITLES[group]) for group in TITLES if group in groups]
     verdicts = [
         f"- {'' if one['met'] else '**missed:** '}{one['text']}" for one in report["verdicts"]
     ]
