@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from npydata.errors import NpyDataError as NpyDataError
     from npydata.errors import TokenFileError as TokenFileError
     from npydata.errors import UnsafeCheckpointError as UnsafeCheckpointError
+    from npydata.lazy.checkpoint import LazyCheckpoint as LazyCheckpoint
+    from npydata.lazy.checkpoint import open_checkpoint as open_checkpoint
+    from npydata.lazy.source import LazyDataSource as LazyDataSource
     from npydata.loader import AsyncDataLoader as AsyncDataLoader
     from npydata.loader import AsyncDataLoaderConfig as AsyncDataLoaderConfig
     from npydata.tokens import open_tokens as open_tokens
@@ -26,8 +29,11 @@ __version__ = "0.1.0"
 HOMES = {
     "AsyncDataLoader": "loader",
     "AsyncDataLoaderConfig": "loader",
+    "LazyCheckpoint": "lazy.checkpoint",
+    "LazyDataSource": "lazy.source",
     "MmapDataset": "dataset",
     "NpyTokensDataset": "dataset",
+    "open_checkpoint": "lazy.checkpoint",
     "open_tokens": "tokens",
     "write_tokens": "tokens",
     "Permutation": "windows",

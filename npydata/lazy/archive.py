@@ -1,0 +1,65 @@
+"""What every reader of a file format returns: where the bytes lie, and what the file describes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from npydata.errors import CheckpointError
+from npydata.lazy.files import OpenFile
+from npydata.lazy.machine import PickleMachine
+from npydata.lazy.opcodes import HANDLERS
+from npydata.lazy.rebuild import Reader
+from npydata.lazy.records import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Some bytes of a file: one storage."""
+
+    file: OpenFile
+    offset: int
+    nbytes: int
+
+    def part(self, offset: int, nbytes: int) -> "Extent":
+        """Return a range of these bytes; a range that leaves them is refused."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise CheckpointError(
+                f"{self.file.path}: bytes {offset:,} to {offset + nbytes:,} of a storage "
+                f"of {self.nbytes:,}"
+            )
+        return Extent(self.file, self.offset + offset, nbytes)
+
+
+@dataclass(slots=True)
+class Archive:
+    """A checkpoint file, opened: nothing of its tensors has been read."""
+
+    format: str
+    file: OpenFile
+    extents: dict[str, Extent]
+    """Where each storage lies, by its key."""
+    root: Any
+    """What the file describes: plain values and records."""
+    storages: dict[str, Storage] = field(default_factory=dict)
+    """What the description says of each storage."""
+    byteorder: str = "little"
+    unknown: frozenset[str] = frozenset()
+    """Names that only the program which wrote the file knows."""
+    most_names: int = 1 << 20
+    """How many entries a description of this size can honestly have."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What stands beside the tensors in formats that keep the two apart."""
+
+
+def read_pickle(
+    data: Any, at: int = 0, end: int | None = None, reader: Reader | None = None
+) -> tuple[Any, int, Reader]:
+    """Return what a pickle describes, the byte after it, and what was met on the way."""
+    reader = reader or Reader((len(data) if end is None else end) - at)
+    machine = PickleMachine(data, HANDLERS, find=reader.find, load=reader.load,
+                            call=reader.call, at=at, end=end)  # fmt: skip
+    return machine.run(), machine.at, reader
+
+
+def names_for(pickle_bytes: int) -> int:
+    """Return how many entries a pickle of that size may have: one takes eight bytes at least."""
+    return 1024 + pickle_bytes // 8

@@ -1,0 +1,266 @@
+"""A checkpoint as a mapping: names at once, tensors when asked for.
+
+Built in ``notebooks/04_lazy_checkpoint``.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from npydata.errors import UnsafeCheckpointError
+from npydata.lazy.archive import Archive
+from npydata.lazy.formats import Entry, naming, open_archives
+from npydata.lazy.naming import nested
+from npydata.lazy.records import Global, Opaque, TensorRecord
+from npydata.lazy.tensors import dressed
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What the file says of a tensor; none of its bytes was read for it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements."""
+    nbytes: int
+    """Of its elements, without the gaps a view may have."""
+    storage: str | None
+    """The key of the storage it looks into, which other tensors may share."""
+    offset: int
+    """Bytes of the storage before its first element."""
+    file_offset: int | None
+    """Bytes of the file before its first element."""
+    aliases: tuple[str, ...]
+    """Other names of the very same elements."""
+    kind: str = "dense"
+    """``dense``, or why it can't be read: ``sparse``, ``quantized``, ``nested``, ``meta``."""
+    requires_grad: bool = False
+    path: Path | None = None
+    """The file that holds it."""
+
+
+class LazyCheckpoint(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint by name; made by :func:`open_checkpoint`.
+
+    A tensor is read when it is asked for, and may be written to: the file never changes. Tensors
+    outlive :meth:`close`. Any number of threads may read at once.
+    """
+
+    def __init__(self, path: Path, archives: list[Archive], entries: dict[str, Entry]) -> None:
+        self.path, self._archives = path, archives
+        self.format = archives[0].format if len(archives) == 1 else "sharded"
+        self.byteorder = archives[0].byteorder
+        self._tensors = {n: e for n, e in entries.items() if isinstance(e.value, TensorRecord)}
+        self._others = {n: e for n, e in entries.items() if n not in self._tensors}
+        self._same: dict[Any, list[str]] = {}
+        for name, entry in self._tensors.items():
+            entry.reader.check(entry.value)
+            self._same.setdefault(identity(entry), []).append(name)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a tensor with the shape, strides and dtype that it was saved with.
+
+        Raises:
+            KeyError: There is no tensor of that name.
+            UnsafeCheckpointError: It would take code that the file names to make it.
+            CheckpointError: It is of a kind that is listed only, or the file has changed.
+        """
+        entry = self._entry(name)
+        with naming(f"{self.path}: {name}"):
+            return dressed(entry.reader.read(entry.value), entry.value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __repr__(self) -> str:
+        return f"<LazyCheckpoint {self.path}: {self.format}, {len(self)} tensors>"
+
+    def info(self, name: str) -> TensorInfo:
+        """Return what the file says of a tensor, without reading it."""
+        entry = self._entry(name)
+        record: TensorRecord = entry.value
+        extent = None if record.storage is None else entry.reader.extent(record.storage)
+        offset = record.offset * record.dtype.itemsize
+        return TensorInfo(
+            name=name,
+            dtype=record.dtype,
+            shape=record.shape,
+            stride=record.stride,
+            nbytes=math.prod(record.shape) * record.dtype.itemsize,
+            storage=None if record.storage is None else record.storage.key,
+            offset=offset,
+            file_offset=None if extent is None else extent.offset + offset,
+            aliases=tuple(one for one in self._same[identity(entry)] if one != name),
+            kind=record.kind,
+            requires_grad=record.requires_grad,
+            path=entry.reader.archive.file.path,
+        )
+
+    def get_slice(self, name: str) -> "TensorSlice":
+        """Return a tensor to be indexed: ``get_slice(name)[2:5, :10]`` reads only those pages."""
+        return TensorSlice(self, name)
+
+    def read_slice(self, name: str, index: Any) -> torch.Tensor:
+        """Return ``self[name][index]`` in memory of its own, from the pages it spans."""
+        entry = self._entry(name)
+        with naming(f"{self.path}: {name}"):
+            tensor = entry.reader.read_slice(entry.value, index)
+            return dressed(tensor, replace(entry.value, is_parameter=False, requires_grad=False))
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Everything that is not a tensor, by name; reading what needs foreign code raises."""
+        return Metadata(self.path, {name: entry.value for name, entry in self._others.items()})
+
+    @property
+    def unsafe_globals(self) -> tuple[str, ...]:
+        """The classes and functions that the file names and this reader does not know."""
+        return tuple(sorted({name for archive in self._archives for name in archive.unknown}))
+
+    def tree(self) -> Any:
+        """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
+        names = {id(entry.value): name for name, entry in reversed(self._tensors.items())}
+
+        def leaf(value: Any) -> Any:
+            return self.info(names[id(value)]) if id(value) in names else value
+
+        roots = [nested(archive.root, leaf, {}) for archive in self._archives]
+        return roots[0] if len(roots) == 1 else {k: v for root in roots for k, v in root.items()}
+
+    def to_safetensors(
+        self,
+        dst: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Write all tensors into one safetensors file, whole or not at all.
+
+        No more than a piece of one tensor is in memory at a time. Tied tensors are written once,
+        with the tie in the metadata; ``dtype`` casts those of floating point.
+
+        Raises:
+            CheckpointError: A tensor is of a kind that can't be read.
+        """  # fmt: skip
+        from npydata.lazy.convert import convert
+
+        convert(self, dst, dtype=dtype, progress=progress)
+
+    def close(self) -> None:
+        """Let go of the files. Tensors that were read stay; reading another one raises."""
+        for archive in self._archives:
+            archive.file.close()
+
+    def __enter__(self) -> "LazyCheckpoint":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+    def _entry(self, name: str) -> Entry:
+        """Return where a tensor's record is, or say why there is none."""
+        if (entry := self._tensors.get(name)) is not None:
+            return entry
+        if (other := self._others.get(name)) is not None:
+            plain_value(self.path, name, other.value)
+            raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")
+        raise KeyError(f"no tensor {name!r} in {self.path}")
+
+
+class TensorSlice:
+    """A tensor in the file, to be indexed before it is read."""
+
+    def __init__(self, checkpoint: LazyCheckpoint, name: str) -> None:
+        info = checkpoint.info(name)
+        self.name, self.shape, self.dtype, self.stride = name, info.shape, info.dtype, info.stride
+        self._checkpoint = checkpoint
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as ``safetensors`` names it."""
+        return list(self.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
+        return self._checkpoint.read_slice(self.name, index)
+
+    def __repr__(self) -> str:
+        return f"<slice of {self.name!r}: {self.dtype}, {list(self.shape)}>"
+
+
+class Metadata(Mapping[str, Any]):
+    """What a checkpoint holds beside tensors, by name."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self._path, self._values = path, values
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a plain value; one that code would have to make raises UnsafeCheckpointError."""
+        return plain_value(self._path, name, self._values[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return f"<metadata of {self._path}: {', '.join(self._values)}>"
+
+
+def plain_value(path: Path, name: str, value: Any) -> Any:
+    """Return a value, unless foreign code would have to run to make it."""
+    members = value if isinstance(value, set | frozenset) else (value,)
+    for one in members:
+        if isinstance(one, Global | Opaque):
+            cause = one.cause if isinstance(one, Opaque) else str(one)
+            raise UnsafeCheckpointError(
+                f"{path}: {name} needs {cause}, which the file names; it is not called here"
+            )
+    return value
+
+
+def identity(entry: Entry) -> Any:
+    """Return the same key for names of the very same elements."""
+    record: TensorRecord = entry.value
+    if record.storage is None:
+        return id(record)
+    return (id(entry.reader), record.storage.key, record.storage.start, record.dtype, record.shape,
+            record.stride, record.offset, record.conj, record.neg)  # fmt: skip
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
+    """Open a checkpoint without reading a tensor and without running anything in it.
+
+    Args:
+        path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
+            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these.
+
+    Returns:
+        A mapping from names to tensors. Nested containers are flattened with dots.
+
+    Raises:
+        CheckpointError: The file is damaged, cut off, hostile, or no checkpoint.
+        FileNotFoundError: There is no such file.
+    """
+    path = Path(path)
+    with naming(str(path)):
+        archives, entries = open_archives(path)
+        return LazyCheckpoint(path, archives, entries)

@@ -1,0 +1,79 @@
+"""What a checkpoint's pickle becomes here: plain values and the inert records below.
+
+Nothing in this module can run anything. A record says what the file asks for; whether that is done,
+and how, is decided elsewhere. Built in ``notebooks/04_lazy_checkpoint``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """The name of a class or function; it is never imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One run of bytes in the file that tensors look into."""
+
+    key: str
+    """Its name in the file."""
+    dtype: torch.dtype
+    """What its elements are counted in; ``uint8`` for an ``UntypedStorage``."""
+    numel: int
+    """Elements, as the pickle says."""
+    start: int = 0
+    """Elements of the file's storage before this one, which is then a view of it (legacy files)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRecord:
+    """A tensor as the file describes it; offset and strides count elements."""
+
+    storage: Storage | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    requires_grad: bool = False
+    is_parameter: bool = False
+    conj: bool = False
+    neg: bool = False
+    kind: str = "dense"
+    """``dense``, or why it is listed and not read: ``sparse``, ``quantized``, ``nested``, ``meta``,
+    ``subclass``."""
+
+
+@dataclass(slots=True, eq=False)
+class Opaque:
+    """What a call would have returned that is not made here; equal to nothing but itself."""
+
+    function: Any
+    """A :class:`Global`, or the :class:`Opaque` that the called thing itself would be."""
+    args: Any = ()
+    state: Any = None
+    """What the file would set on the object after making it."""
+    items: list[Any] = field(default_factory=list)
+    """What the file would append to it."""
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    """What the file would store in it by key."""
+
+    def __repr__(self) -> str:
+        return f"<{self.cause}: not called>"
+
+    @property
+    def cause(self) -> str:
+        """The name of what would have to run."""
+        function = self.function
+        while isinstance(function, Opaque):
+            function = function.function
+        return str(function)

@@ -1,0 +1,159 @@
+"""safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
+
+The format and its limits are those of the safetensors project's README. Built in
+``notebooks/04_lazy_checkpoint``.
+"""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from npydata.errors import CheckpointError
+from npydata.lazy.archive import Archive, Extent
+from npydata.lazy.files import OpenFile
+from npydata.lazy.records import Storage, TensorRecord
+from npydata.lazy.strides import MAX_COUNT, MAX_DIMS, contiguous_stride
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 1 << 25
+"""Some 250,000 tensors."""
+NOTES = "npydata"
+"""The entry of the metadata in which our own writers say what the format has no words for."""
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16,
+    "I16": torch.int16, "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
+    "F64": torch.float64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip
+if hasattr(torch, "float8_e8m0fnu"):
+    DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
+"""complex dtypes that the format has no code for, and what their pairs are stored as."""
+
+
+def read_safetensors(file: OpenFile) -> Archive:
+    """Read what a safetensors file describes, and where its tensors lie."""
+    header, begin = read_header(file)
+    metadata = check_metadata(header.pop("__metadata__", {}))
+    root, extents = {}, {}
+    for name, entry in header.items():
+        root[name], (first, end) = read_entry(name, entry)
+        extents[name] = Extent(file, begin + first, end - first)
+    check_no_gaps(list(extents.values()), begin, file.size)
+    apply_notes(root, metadata)
+    storages = {name: record.storage for name, record in root.items() if record.storage}
+    return Archive("safetensors", file, extents, root, storages, metadata=metadata)
+
+
+def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the tensors begin."""
+    if file.size < LENGTH_BYTES:
+        raise CheckpointError(
+            f"has {file.size} bytes, expected {LENGTH_BYTES} for a header's length"
+        )
+    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
+    if length > min(MAX_HEADER_BYTES, file.size - LENGTH_BYTES):
+        raise CheckpointError(
+            f"a header of {length:,} bytes, expected at most {MAX_HEADER_BYTES:,} "
+            f"and no more than the file's {file.size:,}"
+        )
+    try:
+        header = json.loads(
+            file.read(LENGTH_BYTES, length).decode(),
+            object_pairs_hook=without_duplicates,
+            parse_constant=no_such_constant,
+        )
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"its header is a {type(header).__name__}, expected an object")
+    return header, LENGTH_BYTES + length
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; JSON itself would let a second value hide the first."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name stands in it twice")
+    return made
+
+
+def no_such_constant(name: str) -> Any:
+    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def check_metadata(metadata: Any) -> dict[str, Any]:
+    """Return the metadata, which must be texts by name."""
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError("__metadata__ is not an object of texts")
+    return metadata
+
+
+def read_entry(name: str, entry: Any) -> tuple[TensorRecord, tuple[int, int]]:
+    """Return a tensor and the range of its bytes, from its entry in the header."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"tensor {name!r}: expected dtype, shape and data_offsets")
+    if (dtype := DTYPES.get(str(entry["dtype"]))) is None:
+        raise CheckpointError(f"tensor {name!r} has dtype {entry['dtype']!r}, which is not known")
+    shape = integers(name, "shape", entry["shape"], MAX_DIMS)
+    begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
+    numel = math.prod(shape)
+    if end - begin != numel * dtype.itemsize:
+        raise CheckpointError(
+            f"tensor {name!r} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
+            f"{dtype.itemsize} bytes"
+        )
+    storage = Storage(name, dtype, numel)
+    return TensorRecord(storage, dtype, shape, contiguous_stride(shape), 0), (begin, end)
+
+
+def integers(
+    name: str, what: str, values: Any, most: int, exactly: bool = False
+) -> tuple[int, ...]:
+    """Return a list of counts from the header."""
+    fits = isinstance(values, list) and (len(values) == most if exactly else len(values) <= most)
+    if not fits or not all(type(one) is int and 0 <= one <= MAX_COUNT for one in values):
+        raise CheckpointError(f"tensor {name!r}: {what} is not a list of counts")
+    return tuple(values)
+
+
+def check_no_gaps(extents: list[Extent], begin: int, end: int) -> None:
+    """Refuse tensors that overlap, leave a hole, or do not reach to the end of the file."""
+    at = begin
+    for extent in sorted(extents, key=lambda one: (one.offset, one.nbytes)):
+        if extent.offset != at:
+            raise CheckpointError(
+                f"a tensor begins at byte {extent.offset:,}, the one before ends at {at:,}"
+            )
+        at += extent.nbytes
+    if at != end:
+        raise CheckpointError(f"its tensors end at byte {at:,}, the file at {end:,}")
+
+
+def apply_notes(root: dict[str, TensorRecord], metadata: dict[str, Any]) -> None:
+    """Undo what our writers did to fit the format: ties stored once, complex stored as pairs."""
+    try:
+        notes = json.loads(metadata.get(NOTES, "{}"))
+        for name, text in notes.get("dtypes", {}).items():
+            root[name] = as_complex(root[name], getattr(torch, text))
+        for alias, name in notes.get("ties", {}).items():
+            if alias in root:
+                raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
+            root[alias] = root[name]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"its metadata {NOTES!r} does not fit its tensors: {error}") from None
+
+
+def as_complex(stored: TensorRecord, dtype: torch.dtype) -> TensorRecord:
+    """Return the complex tensor that was stored as pairs of real numbers."""
+    if COMPLEX_AS_REAL.get(dtype) != stored.dtype or stored.shape[-1:] != (2,):
+        raise ValueError(f"{dtype} stored as {stored.dtype} {list(stored.shape)}")
+    shape = stored.shape[:-1]
+    return replace(stored, dtype=dtype, shape=shape, stride=contiguous_stride(shape))
