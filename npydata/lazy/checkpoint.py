@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from npydata.lazy.formats import Entry, naming, open_archives
 from npydata.lazy.naming import nested
 from npydata.lazy.records import Global, Opaque, TensorRecord
 from npydata.lazy.tensors import dressed
+
+if TYPE_CHECKING:
+    from npydata.lazy.convert import Converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +144,35 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         roots = [nested(archive.root, leaf, {}) for archive in self._archives]
         return roots[0] if len(roots) == 1 else {k: v for root in roots for k, v in root.items()}
 
+    def distinct(self) -> list[tuple[str, Entry]]:
+        """Return one name for each tensor that is not tied to an earlier one, and its entry."""
+        return [(names[0], self._tensors[names[0]]) for names in self._same.values()]
+
+    def ties(self) -> dict[str, str]:
+        """Return the other names of tied tensors, each with the name that stands for it."""
+        return {name: names[0] for names in self._same.values() for name in names[1:]}
+
     def to_safetensors(
         self,
         dst: str | os.PathLike[str],
         *,
         dtype: torch.dtype | None = None,
         progress: bool = False,
-    ) -> None:
+    ) -> "Converted":
         """Write all tensors into one safetensors file, whole or not at all.
 
-        No more than a piece of one tensor is in memory at a time. Tied tensors are written once,
-        with the tie in the metadata; ``dtype`` casts those of floating point.
+        No more than one tensor is in memory at a time, and of those that lie in order only a piece.
+        Tied tensors are written once; ties, values that JSON can hold, and what the format has no
+        words for go into the metadata, from which :func:`open_checkpoint` restores them. ``dtype``
+        casts tensors of floating point.
 
         Raises:
             CheckpointError: A tensor is of a kind that can't be read.
-        """  # fmt: skip
+        """
         from npydata.lazy.convert import convert
 
-        convert(self, dst, dtype=dtype, progress=progress)
+        with naming(str(self.path)):
+            return convert(self, dst, dtype=dtype, progress=progress)
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""

@@ -21,7 +21,8 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 25
 """Some 250,000 tensors."""
 NOTES = "npydata"
-"""The entry of the metadata in which our own writers say what the format has no words for."""
+"""The entry of the metadata in which our own writers say what the format has no words for: ties
+(stored once), complex dtypes (stored as pairs of real numbers), and values that are not text."""
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16,
     "I16": torch.int16, "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64,
@@ -35,6 +36,7 @@ if hasattr(torch, "float8_e8m0fnu"):
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
+COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
 
 
 def read_safetensors(file: OpenFile) -> Archive:
@@ -138,22 +140,23 @@ def check_no_gaps(extents: list[Extent], begin: int, end: int) -> None:
 
 
 def apply_notes(root: dict[str, TensorRecord], metadata: dict[str, Any]) -> None:
-    """Undo what our writers did to fit the format: ties stored once, complex stored as pairs."""
+    """Undo what our writers did to fit the format: see ``NOTES``."""
     try:
-        notes = json.loads(metadata.get(NOTES, "{}"))
+        notes = json.loads(metadata.pop(NOTES, "{}"))
         for name, text in notes.get("dtypes", {}).items():
-            root[name] = as_complex(root[name], getattr(torch, text))
+            root[name] = as_complex(root[name], COMPLEX[text])
         for alias, name in notes.get("ties", {}).items():
             if alias in root:
                 raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
             root[alias] = root[name]
+        metadata.update(notes.get("values", {}))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"its metadata {NOTES!r} does not fit its tensors: {error}") from None
 
 
 def as_complex(stored: TensorRecord, dtype: torch.dtype) -> TensorRecord:
     """Return the complex tensor that was stored as pairs of real numbers."""
-    if COMPLEX_AS_REAL.get(dtype) != stored.dtype or stored.shape[-1:] != (2,):
+    if COMPLEX_AS_REAL.get(dtype) is not stored.dtype or stored.shape[-1:] != (2,):
         raise ValueError(f"{dtype} stored as {stored.dtype} {list(stored.shape)}")
     shape = stored.shape[:-1]
     return replace(stored, dtype=dtype, shape=shape, stride=contiguous_stride(shape))
