@@ -212,7 +212,7 @@ def copied_in_kernel(out: BinaryIO, piece: Extent) -> bool:
                 source, out.fileno(), piece.nbytes - done, begin + done, place + done
             )
             if count == 0:
-                raise CheckpointError(f"{piece.file.path}: now ends at byte {begin + done:,}")
+                raise CheckpointError(f"now ends at byte {begin + done:,}")
             done += count
     except (AttributeError, OSError):
         out.seek(place)

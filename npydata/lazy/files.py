@@ -52,7 +52,7 @@ class OpenFile:
         self._exact: Descriptor | None = None
         status = os.fstat(self._usual.number)
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{self.path}: is a folder, device or pipe, expected a file")
+            raise CheckpointError(f"is a folder, device or pipe, expected a file")
         self.size = status.st_size
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class OpenFile:
             count = os.preadv(descriptor.number, [view], offset)
             if count == 0:
                 raise CheckpointError(
-                    f"{self.path}: ends at byte {offset:,} now, had {self.size:,}"
+                    f"ends at byte {offset:,} now, had {self.size:,}"
                 )
             view, offset = view[count:], offset + count
 
@@ -106,7 +106,7 @@ class OpenFile:
     def view(self) -> "mmap.mmap":
         """Return the whole file as read-only bytes, of which only what is touched is read."""
         if not self.size:
-            raise CheckpointError(f"{self.path}: is empty, expected a checkpoint")
+            raise CheckpointError(f"is empty, expected a checkpoint")
         view = mmap.mmap(self.usual().number, self.size, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
             view.madvise(mmap.MADV_RANDOM)
@@ -120,7 +120,7 @@ class OpenFile:
     def usual(self) -> Descriptor:
         """Return the descriptor that the kernel may read ahead on."""
         if (descriptor := self._usual) is None:
-            raise CheckpointError(f"{self.path}: the checkpoint is closed")
+            raise CheckpointError(f"the checkpoint is closed")
         return descriptor
 
     def exact(self) -> Descriptor:
@@ -136,7 +136,7 @@ class OpenFile:
         """Refuse a range that is not in the file."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
             raise CheckpointError(
-                f"{self.path}: bytes {offset:,} to {offset + nbytes:,} are not in the file, "
+                f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
                 f"which has {self.size:,}"
             )
 

@@ -90,12 +90,12 @@ class PickleMachine:
         """Return the next number, packed as ``struct`` says."""
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
-    def line(self) -> str:
-        """Return the text up to the next newline."""
+    def line(self) -> bytes:
+        """Return what stands before the next newline."""
         stop = self.data.find(b"\n", self.at, min(self.at + MAX_LINE_BYTES, self.end))
         if stop < 0:
             raise ValueError(f"its line does not end within {MAX_LINE_BYTES:,} bytes")
-        return self.take(stop + 1 - self.at)[:-1].decode()
+        return self.take(stop + 1 - self.at)[:-1]
 
     def pop_to_mark(self) -> list[Any]:
         """Return what was pushed since the last mark, and take the mark away."""

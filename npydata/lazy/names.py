@@ -11,7 +11,7 @@ from npydata.lazy.records import Global, Opaque
 
 def name_global(machine: PickleMachine) -> None:
     """Push what a name stands for: the line is read, nothing is imported."""
-    module, name = machine.line(), machine.line()
+    module, name = machine.line().decode(), machine.line().decode()
     machine.stack.append(machine.find(module, name))
 
 
@@ -40,7 +40,7 @@ def load_id(machine: PickleMachine) -> None:
 
 def load_text_id(machine: PickleMachine) -> None:
     """Push what a persistent id written as text stands for."""
-    machine.stack.append(machine.load(machine.line()))
+    machine.stack.append(machine.load(machine.line().decode()))
 
 
 def reduce(machine: PickleMachine) -> None:
@@ -62,7 +62,7 @@ def new_object_with_keywords(machine: PickleMachine) -> None:
 
 def make_instance(machine: PickleMachine) -> None:
     """Where pickle would call the class it names next with what was collected."""
-    module, name = machine.line(), machine.line()
+    module, name = machine.line().decode(), machine.line().decode()
     args = tuple(machine.pop_to_mark())
     machine.stack.append(machine.call(machine.find(module, name), args))
 

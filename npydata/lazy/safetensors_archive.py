@@ -55,27 +55,29 @@ def read_safetensors(file: OpenFile) -> Archive:
 
 def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
     """Return the header, and where the tensors begin."""
+    length = header_length(file)
+    text = file.read(LENGTH_BYTES, length)
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
+                            parse_constant=no_such_constant)  # fmt: skip
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"its header is a {type(header).__name__}, expected an object")
+    return header, LENGTH_BYTES + length
+
+
+def header_length(file: OpenFile) -> int:
+    """Return how long the header is, which must be in the file and of a reasonable size."""
     if file.size < LENGTH_BYTES:
-        raise CheckpointError(
-            f"has {file.size} bytes, expected {LENGTH_BYTES} for a header's length"
-        )
+        raise CheckpointError(f"has {file.size} bytes, expected {LENGTH_BYTES} for a header")
     length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
     if length > min(MAX_HEADER_BYTES, file.size - LENGTH_BYTES):
         raise CheckpointError(
             f"a header of {length:,} bytes, expected at most {MAX_HEADER_BYTES:,} "
             f"and no more than the file's {file.size:,}"
         )
-    try:
-        header = json.loads(
-            file.read(LENGTH_BYTES, length).decode(),
-            object_pairs_hook=without_duplicates,
-            parse_constant=no_such_constant,
-        )
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"its header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"its header is a {type(header).__name__}, expected an object")
-    return header, LENGTH_BYTES + length
+    return length
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def fault(shape: Sequence[int], stride: Sequence[int], offset: int, numel: int) 
         return f"sizes {list(shape)}, strides {list(stride)}, offset {offset}: not all in 0 to 2^63"
     if math.prod(shape) > MAX_COUNT:
         return f"sizes {list(shape)} make more than 2^63 elements"
-    end = element_span(shape, stride, offset)[1]
-    if end > numel:
+    first, end = element_span(shape, stride, offset)
+    if end > numel and first < end:
         return f"reaches to element {end:,} of a storage of {numel:,}"
     return None
 

@@ -57,8 +57,8 @@ def push_decimal(machine: PickleMachine) -> None:
     text = machine.line()
     if len(text) > 2 * MAX_INTEGER_BYTES:
         raise ValueError(f"an integer of {len(text):,} digits")
-    value = {"00": False, "01": True}.get(text)
-    machine.stack.append(int(text.removesuffix("L")) if value is None else value)
+    value = {b"00": False, b"01": True}.get(text)
+    machine.stack.append(int(text.removesuffix(b"L")) if value is None else value)
 
 
 def push_decimal_float(machine: PickleMachine) -> None:
@@ -68,7 +68,7 @@ def push_decimal_float(machine: PickleMachine) -> None:
 
 def push_quoted_text(machine: PickleMachine) -> None:
     """Push a Python 2 string written as a quoted literal."""
-    quoted = machine.line().encode()
+    quoted = machine.line()
     if len(quoted) < 2 or quoted[0] != quoted[-1] or quoted[:1] not in (b"'", b'"'):
         raise ValueError("a string without quotes")
     machine.stack.append(text_or_bytes(codecs.escape_decode(quoted[1:-1])[0]))
@@ -76,7 +76,7 @@ def push_quoted_text(machine: PickleMachine) -> None:
 
 def push_escaped_text(machine: PickleMachine) -> None:
     """Push text written with backslash escapes."""
-    machine.stack.append(machine.line().encode("latin-1").decode("raw-unicode-escape"))
+    machine.stack.append(machine.line().decode("raw-unicode-escape"))
 
 
 def text_or_bytes(raw: bytes) -> str | bytes:

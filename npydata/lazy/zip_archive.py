@@ -176,17 +176,12 @@ def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
     magic, _, flags, method, _, _, _, packed, nbytes, name, extra = LOCAL.unpack_from(header)
     sizes_fit = {packed, nbytes} <= {0, UNKNOWN_32, record.nbytes}
     if magic != b"PK\x03\x04" or flags & ENCRYPTED or method != STORED or not sizes_fit:
-        raise CheckpointError(
-            f"record {record.name!r}: its own header differs from the directory's"
-        )
+        raise CheckpointError(f"record {record.name!r}: its two headers do not agree")
     if name != len(raw) or header[LOCAL.size :] != raw:
         raise CheckpointError(f"record {record.name!r}: its own header has another name")
     begin: int = record.header + LOCAL.size + name + extra
-    if begin + record.nbytes > stop:
-        raise CheckpointError(
-            f"record {record.name!r} reaches to byte {begin + record.nbytes:,}, but the next "
-            f"begins at {stop:,}"
-        )
+    if (end := begin + record.nbytes) > stop:
+        raise CheckpointError(f"record {record.name!r} ends at {end:,}, behind the next's {stop:,}")
     return begin
 
 

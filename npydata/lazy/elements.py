@@ -1,0 +1,114 @@
+"""A tensor's elements in order, a piece at a time: what a conversion reads.
+
+Everything is read into memory, not mapped: a file that is cut off meanwhile is an error, where
+touching a map of it would end the process.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from npydata.lazy.archive import Extent
+from npydata.lazy.files import Bytes
+from npydata.lazy.records import TensorRecord
+from npydata.lazy.strides import View, byte_span, contiguous_stride
+from npydata.lazy.tensors import ELEMENT, TensorReader, component_bytes, require_readable, swap
+
+PIECE_BYTES = 1 << 24
+"""What is read at once: a multiple of every element's size."""
+READ_AHEAD_BYTES = 1 << 26
+
+Place = tuple[slice, ...]
+
+
+def as_it_lies(reader: TensorReader, record: TensorRecord) -> Extent | None:
+    """Return where the elements lie in order and without gaps, or ``None`` if they don't."""
+    extent = reader.extent(require_readable(record))
+    itemsize, numel = record.dtype.itemsize, math.prod(record.shape)
+    if numel == 0:
+        return extent.part(0, 0)
+    steps = zip(record.shape, record.stride, contiguous_stride(record.shape), strict=True)
+    if any(size > 1 and step != wanted for size, step, wanted in steps):
+        return None
+    return extent.part(record.offset * itemsize, numel * itemsize)
+
+
+def element_pieces(reader: TensorReader, record: TensorRecord) -> Iterator[Bytes]:
+    """Yield a tensor's elements in order, as bytes in this machine's order.
+
+    A tensor whose elements lie in another order than its own is gathered in memory first.
+    """
+    size = component_bytes(record.dtype) if reader.swapped else 1
+    if (lying := as_it_lies(reader, record)) is not None:
+        for piece in pieces(lying):
+            yield swap(piece.file.copy(piece.offset, piece.nbytes), size)
+        return
+    extent = reader.extent(require_readable(record))
+    whole_view, itemsize = (record.shape, record.stride, record.offset), record.dtype.itemsize
+    ordered = in_order(record)
+    parts = cut(whole_view, itemsize, ordered)
+    if ordered:
+        for _, part in parts:
+            yield swap(as_bytes(read_view(extent, part, itemsize)), size)
+        return
+    whole = np.empty(record.shape, ELEMENT[itemsize])
+    for place, part in parts:
+        whole[place] = read_view(extent, part, itemsize)
+    content = as_bytes(whole)
+    for begin in range(0, content.nbytes, PIECE_BYTES):
+        yield swap(content[begin : begin + PIECE_BYTES], size)
+
+
+def pieces(extent: Extent) -> Iterator[Extent]:
+    """Cut some bytes into pieces; the disk reads the next ones already."""
+    for begin in range(0, extent.nbytes, PIECE_BYTES):
+        ahead = min(READ_AHEAD_BYTES, extent.nbytes - begin)
+        extent.file.want(extent.offset + begin, ahead)
+        yield extent.part(begin, min(PIECE_BYTES, extent.nbytes - begin))
+
+
+def cut(
+    view: View, itemsize: int, ordered: bool, place: Place = ()
+) -> Iterator[tuple[Place, View]]:
+    """Halve a view until its parts are short enough to be read.
+
+    If its elements lie in order, its parts come in order; else what lies near is kept together.
+    """
+    shape, stride, offset = view
+    place = place or tuple(slice(0, size) for size in shape)
+    first, end = byte_span(*view, itemsize)
+    if max(end - first, math.prod(shape) * itemsize) <= PIECE_BYTES:
+        yield place, view
+        return
+    longer = [dim for dim, size in enumerate(shape) if size > 1]
+    dim = longer[0] if ordered else max(longer, key=lambda one: stride[one])
+    half = shape[dim] // 2
+    for begin, size in ((0, half), (half, shape[dim] - half)):
+        at = place[dim].start + begin
+        part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
+        inside = (*place[:dim], slice(at, at + size), *place[dim + 1 :])
+        yield from cut(part, itemsize, ordered, inside)
+
+
+def read_view(extent: Extent, view: View, itemsize: int) -> npt.NDArray[np.void]:
+    """Return the elements of a view as an array of its shape, over the bytes that it spans."""
+    shape, stride, offset = view
+    first, end = byte_span(*view, itemsize)
+    part = extent.part(first, end - first)
+    steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))
+    content = part.file.copy(part.offset, part.nbytes)
+    return np.ndarray(shape, ELEMENT[itemsize], buffer=content, strides=steps)
+
+
+def as_bytes(elements: npt.NDArray[np.void]) -> Bytes:
+    """Return an array's elements in order, as bytes; those of one in order are not copied."""
+    return np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
+
+
+def in_order(record: TensorRecord) -> bool:
+    """Whether no element lies before the one that it follows."""
+    steps = [step for size, step in zip(record.shape, record.stride, strict=True) if size > 1]
+    apart = [step for step in steps if step]
+    return apart == sorted(apart, reverse=True)

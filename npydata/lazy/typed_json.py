@@ -1,0 +1,98 @@
+"""Python values as JSON, and back with their types.
+
+JSON has no tuples, no bytes, no NaN, and only text for keys. What it lacks is an object with one
+key that begins with ``$``: ``{"$tuple": [1, 2]}``. Everything else is the JSON one would expect.
+"""
+
+import base64
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def encode(value: Any) -> Any:
+    """Return a value as JSON can hold it.
+
+    Raises:
+        TypeError: There is no way to write a value of this type.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, dict):
+        return encode_dict(value)
+    if type(value) is list:
+        return [encode(one) for one in value]
+    for tag, (kind, write, _) in TAGS.items():
+        if type(value) is kind:
+            return {tag: write(value)}
+    raise TypeError(f"a {type(value).__name__} has no place in JSON")
+
+
+def encode_dict(value: dict[Any, Any]) -> Any:
+    """Return an object, or pairs where an object would change or mistake a key."""
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(one) for key, one in value.items()}
+    return {"$dict": [[encode(key), encode(one)] for key, one in value.items()]}
+
+
+def decode(data: Any) -> Any:
+    """Return the value that :func:`encode` was given.
+
+    Raises:
+        ValueError: A tag is not known, or not followed by what belongs to it.
+    """
+    if isinstance(data, list):
+        return [decode(one) for one in data]
+    if not isinstance(data, dict):
+        return data
+    tag = next(iter(data), "")
+    if not tag.startswith("$"):
+        return {key: decode(one) for key, one in data.items()}
+    if len(data) > 1 or tag not in READERS:
+        raise ValueError(f"{tag:.40} is not known")
+    try:
+        return READERS[tag](data[tag])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{tag} of {type(data[tag]).__name__}: {error}") from None
+
+
+def encode_all(values: Any) -> list[Any]:
+    """Return the members of a collection as a list for JSON."""
+    return [encode(one) for one in values]
+
+
+def decode_bytes(text: str) -> bytes:
+    """Return bytes written in base64."""
+    return base64.b64decode(text, validate=True)
+
+
+def encode_bytes(value: bytes | bytearray) -> str:
+    """Return bytes written in base64."""
+    return base64.b64encode(value).decode()
+
+
+TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "$tuple": (tuple, encode_all, lambda data: tuple(decode(data))),
+    "$set": (set, encode_all, lambda data: set(decode(data))),
+    "$frozenset": (frozenset, encode_all, lambda data: frozenset(decode(data))),
+    "$bytes": (bytes, encode_bytes, decode_bytes),
+    "$bytearray": (bytearray, encode_bytes, lambda text: bytearray(decode_bytes(text))),
+    "$complex": (complex, lambda value: encode_all([value.real, value.imag]),
+                 lambda pair: complex(*decode(pair))),
+    "$size": (torch.Size, list, torch.Size),
+    "$dtype": (torch.dtype, str, DTYPES.__getitem__),
+    "$device": (torch.device, str, torch.device),
+}  # fmt: skip
+"""For each type beside JSON's: how it is written, and how it is read."""
+READERS: dict[str, Callable[[Any], Any]] = {
+    "$float": NOT_FINITE.__getitem__,
+    "$dict": lambda pairs: {decode(key): decode(one) for key, one in pairs},
+    **{tag: read for tag, (_, _, read) in TAGS.items()},
+}
