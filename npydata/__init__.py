@@ -8,6 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from npydata.checkpoint.checkpointer import AsyncCheckpointer as AsyncCheckpointer
+    from npydata.checkpoint.checkpointer import save_checkpoint as save_checkpoint
+    from npydata.checkpoint.load import latest_checkpoint as latest_checkpoint
+    from npydata.checkpoint.load import load_checkpoint as load_checkpoint
+    from npydata.checkpoint.load import verify_checkpoint as verify_checkpoint
+    from npydata.checkpoint.state import TrainingState as TrainingState
+    from npydata.checkpoint.state import capture_rng as capture_rng
+    from npydata.checkpoint.state import restore_rng as restore_rng
     from npydata.dataset import MmapDataset as MmapDataset
     from npydata.dataset import NpyTokensDataset as NpyTokensDataset
     from npydata.errors import CheckpointError as CheckpointError
@@ -27,6 +35,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 HOMES = {
+    "AsyncCheckpointer": "checkpoint.checkpointer",
+    "TrainingState": "checkpoint.state",
+    "capture_rng": "checkpoint.state",
+    "restore_rng": "checkpoint.state",
+    "save_checkpoint": "checkpoint.checkpointer",
+    "latest_checkpoint": "checkpoint.load",
+    "load_checkpoint": "checkpoint.load",
+    "verify_checkpoint": "checkpoint.load",
     "AsyncDataLoader": "loader",
     "AsyncDataLoaderConfig": "loader",
     "LazyCheckpoint": "lazy.checkpoint",

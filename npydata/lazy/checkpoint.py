@@ -134,6 +134,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """The classes and functions that the file names and this reader does not know."""
         return tuple(sorted({name for archive in self._archives for name in archive.unknown}))
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors; a sharded set has several."""
+        return tuple(archive.file.path for archive in self._archives)
+
     def tree(self) -> Any:
         """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
         names = {id(entry.value): name for name, entry in reversed(self._tensors.items())}

@@ -1,30 +1,40 @@
 """Write a checkpoint as one safetensors file, with no more than a piece of it in memory."""
 
+import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import torch
 
 from npydata.atomic import replacing
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.lazy.archive import Extent
+from npydata.lazy.elements import as_it_lies, element_pieces, pieces
 from npydata.lazy.files import PAGE
 from npydata.lazy.formats import Entry
 from npydata.lazy.records import TensorRecord
-from npydata.lazy.safetensors_archive import CODES, COMPLEX_AS_REAL, LENGTH_BYTES, NOTES
-from npydata.lazy.strides import contiguous_stride
-from npydata.lazy.tensors import dressed, require_readable
+from npydata.lazy.safetensors_archive import (
+    CODES,
+    COMPLEX_AS_REAL,
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    NOTES,
+)
+from npydata.lazy.tensors import require_readable
+from npydata.lazy.typed_json import encode
 from npydata.progress import Bar, progress_bar
 
 if TYPE_CHECKING:
     from npydata.lazy.checkpoint import LazyCheckpoint
 
-PIECE_BYTES = 1 << 24
-READ_AHEAD_BYTES = 1 << 26
+MAX_VALUES_BYTES = 1 << 24
+"""What the values beside the tensors may take in the header; those beyond are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,19 @@ class Converted:
     nbytes: int
     """Of the whole file."""
     left_out: tuple[str, ...]
-    """Entries beside the tensors that JSON can't hold, or that code would have to make."""
+    """Entries beside the tensors that code would have to make, or too long for a header."""
+
+
+class Placed(Protocol):
+    """A tensor with a name, and its entry in a safetensors header."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """dtype, shape and data_offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +94,14 @@ def convert(
     progress: bool = False,
 ) -> Converted:
     """Write every tensor of an open checkpoint to ``dst``, whole or not at all."""
-    if dtype is not None and not dtype.is_floating_point:
-        raise CheckpointError(f"dtype={dtype}, expected one of floating point")
+    if dtype is not None and not (dtype.is_floating_point and dtype in CODES):
+        raise CheckpointError(f"dtype={dtype}, expected one of floating point in safetensors")
+    require_another_file(checkpoint.files, dst)
     slots = lay_out(checkpoint.distinct(), dtype)
     metadata, left_out = describe(checkpoint, slots)
     header = header_bytes(slots, metadata)
     total = sum(slot.nbytes for slot in slots)
+    require_room(dst, len(header) + total)
     bar = progress_bar("converting", total, "B", show=progress)
     try:
         with replacing(dst) as out:
@@ -117,22 +141,44 @@ def written_dtype(name: str, record: TensorRecord, dtype: torch.dtype | None) ->
     return written
 
 
+def require_another_file(sources: Iterable[Path], dst: str | os.PathLike[str]) -> None:
+    """Refuse to replace what is being read."""
+    for source in sources:
+        if os.path.exists(dst) and os.path.samefile(source, dst):  # noqa: PTH110, PTH121
+            raise CheckpointError(f"is to be read and cannot be written as well: {os.fspath(dst)}")
+
+
+def require_room(dst: str | os.PathLike[str], nbytes: int) -> None:
+    """Refuse at once what the disk can't take, rather than when it is full."""
+    folder = Path(dst).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into", str(folder))
+    if (free := shutil.disk_usage(folder).free) < nbytes:
+        why = f"No space left on device: {nbytes:,} bytes are needed, {free:,} are free"
+        raise OSError(errno.ENOSPC, why, str(folder))
+
+
 def describe(
     checkpoint: "LazyCheckpoint", slots: list[Slot]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the new file's metadata, and the names of what it can't hold."""
-    texts, values, left_out = {"format": "pt"}, {}, []
+    texts, values, left_out, nbytes = {"format": "pt"}, {}, [], 0
     for name in checkpoint.metadata:
         try:
             value = checkpoint.metadata[name]
-            json.dumps(value)
+            typed = encode(value)
+            length = len(json.dumps({name: typed}))
         except (UnsafeCheckpointError, TypeError, ValueError, RecursionError):
             left_out.append(name)
             continue
-        if checkpoint.format == "safetensors" and isinstance(value, str):
+        if nbytes + length > MAX_VALUES_BYTES:
+            left_out.append(name)
+            continue
+        nbytes += length
+        if checkpoint.format == "safetensors" and name != NOTES and is_text(name, value):
             texts[name] = value
         else:
-            values[name] = value
+            values[name] = typed
     dtypes = {
         slot.name: str(slot.entry.value.dtype).removeprefix("torch.")
         for slot in slots
@@ -144,7 +190,15 @@ def describe(
     return texts, tuple(left_out)
 
 
-def header_bytes(slots: list[Slot], metadata: dict[str, str]) -> bytes:
+def is_text(*values: Any) -> bool:
+    """Whether all values are texts that can be written as they are; half a character cannot."""
+    try:
+        return all(isinstance(value, str) and value.encode() is not None for value in values)
+    except UnicodeEncodeError:
+        return False
+
+
+def header_bytes(slots: Sequence["Placed"], metadata: dict[str, str]) -> bytes:
     """Return the length and the header, padded so that the data begins on a page."""
     if any(slot.name == "__metadata__" for slot in slots):
         raise CheckpointError("a tensor has the name that safetensors keeps for '__metadata__'")
@@ -154,33 +208,33 @@ def header_bytes(slots: list[Slot], metadata: dict[str, str]) -> bytes:
     except UnicodeEncodeError as error:
         raise CheckpointError(f"a name that is not text: {error}") from None
     length = -(-(LENGTH_BYTES + len(text)) // PAGE) * PAGE - LENGTH_BYTES
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"its names and values make a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,}"
+        )
     return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
 
 
 def write_slot(out: BinaryIO, slot: Slot, bar: Bar) -> None:
     """Write one tensor: as it lies in the file where that will do, else through memory."""
     reader, record = slot.entry.reader, slot.entry.value
-    plain = not (record.conj or record.neg or reader.swapped) and slot.dtype.itemsize
-    contiguous = record.stride == contiguous_stride(record.shape) or slot.nbytes == 0
-    if not (plain and contiguous):
-        tensor = dressed(reader.read_slice(record, ...), record).detach()
-        write_tensor(out, tensor.resolve_conj().resolve_neg(), slot.dtype, bar)
+    kept = slot.dtype == COMPLEX_AS_REAL.get(record.dtype, record.dtype)
+    changed = record.conj or record.neg or reader.swapped or not kept
+    if not changed and (lying := as_it_lies(reader, record)) is not None:
+        copy_bytes(out, lying, bar)
         return
-    itemsize = record.dtype.itemsize
-    extent = reader.extent(require_readable(record))
-    extent = extent.part(record.offset * itemsize, math.prod(record.shape) * itemsize)
-    if record.dtype in (slot.dtype, *COMPLEX_AS_REAL):
-        copy_bytes(out, extent, bar)
-    else:
-        for piece in pieces(extent):
-            flat = torch.from_numpy(piece.file.copy(piece.offset, piece.nbytes))
-            write_tensor(out, flat.view(record.dtype), slot.dtype, bar)
+    for piece in element_pieces(reader, record):
+        elements = torch.from_numpy(piece).view(record.dtype)
+        elements = elements.conj() if record.conj else elements
+        elements = torch._neg_view(elements) if record.neg else elements
+        write_elements(out, elements.resolve_conj().resolve_neg(), slot.dtype, bar)
 
 
-def write_tensor(out: BinaryIO, tensor: torch.Tensor, dtype: torch.dtype, bar: Bar) -> None:
-    """Write a tensor's elements in order; complex ones as pairs where ``dtype`` is real."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() and not dtype.is_complex else tensor
-    content = real.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+def write_elements(out: BinaryIO, elements: torch.Tensor, dtype: torch.dtype, bar: Bar) -> None:
+    """Write some elements of a tensor; complex ones as pairs where ``dtype`` is real."""
+    if elements.is_complex() and not dtype.is_complex:
+        elements = torch.view_as_real(elements)
+    content = elements.to(dtype).reshape(-1).view(torch.uint8).numpy()
     out.write(content.data)
     bar.update(content.nbytes)
 
@@ -192,14 +246,6 @@ def copy_bytes(out: BinaryIO, extent: Extent, bar: Bar) -> None:
         if not copied_in_kernel(out, piece):
             out.write(piece.file.copy(piece.offset, piece.nbytes).data)
         bar.update(piece.nbytes)
-
-
-def pieces(extent: Extent) -> Iterator[Extent]:
-    """Cut some bytes into pieces; the disk reads the next ones already."""
-    for begin in range(0, extent.nbytes, PIECE_BYTES):
-        ahead = min(READ_AHEAD_BYTES, extent.nbytes - begin)
-        extent.file.want(extent.offset + begin, ahead)
-        yield extent.part(begin, min(PIECE_BYTES, extent.nbytes - begin))
 
 
 def copied_in_kernel(out: BinaryIO, piece: Extent) -> bool:

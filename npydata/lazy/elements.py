@@ -94,7 +94,7 @@ def cut(
 
 def read_view(extent: Extent, view: View, itemsize: int) -> npt.NDArray[np.void]:
     """Return the elements of a view as an array of its shape, over the bytes that it spans."""
-    shape, stride, offset = view
+    shape, stride, _ = view
     first, end = byte_span(*view, itemsize)
     part = extent.part(first, end - first)
     steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))

@@ -9,12 +9,14 @@ import mmap
 import os
 import stat
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from npydata.errors import CheckpointError
+from npydata.pages import CAN_ANNOUNCE, LOOKS, is_cached
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,6 +26,10 @@ MAP_FAILED = ctypes.c_void_p(-1).value
 PAGE = os.sysconf("SC_PAGE_SIZE")
 READ_AHEAD_BYTES = 1 << 30
 """How much of a map is asked for at once; the kernel's own readahead continues from there."""
+WANTED_BYTES = 1 << 20
+"""The kernel answers a longer request with its beginning only, on some disks with less than 1 MiB."""
+EXACT_BYTES = 1 << 16
+"""Shorter reads are one page or a few: asking ahead would take longer than reading."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -52,7 +58,7 @@ class OpenFile:
         self._exact: Descriptor | None = None
         status = os.fstat(self._usual.number)
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"is a folder, device or pipe, expected a file")
+            raise CheckpointError("is a folder, device or pipe, expected a file")
         self.size = status.st_size
 
     def close(self) -> None:
@@ -61,7 +67,7 @@ class OpenFile:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly those bytes; no others are read from the disk."""
-        if nbytes < 1 << 16:
+        if nbytes < EXACT_BYTES:
             self.require_inside(offset, nbytes)
             data = os.pread(self.exact().number, nbytes, offset)
             if len(data) == nbytes:
@@ -72,6 +78,7 @@ class OpenFile:
         """Return those bytes as an array of their own."""
         self.require_inside(offset, nbytes)
         whole = np.empty(nbytes, np.uint8)
+        self.want(offset, nbytes)
         self.read_into(whole.data, offset)
         return whole
 
@@ -106,7 +113,7 @@ class OpenFile:
     def view(self) -> "mmap.mmap":
         """Return the whole file as read-only bytes, of which only what is touched is read."""
         if not self.size:
-            raise CheckpointError(f"is empty, expected a checkpoint")
+            raise CheckpointError("is empty, expected a checkpoint")
         view = mmap.mmap(self.usual().number, self.size, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
             view.madvise(mmap.MADV_RANDOM)
@@ -114,19 +121,29 @@ class OpenFile:
 
     def want(self, offset: int, nbytes: int) -> None:
         """Ask the disk for some bytes, without waiting for them."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.usual().number, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        end = offset + nbytes
+        begins = range(offset, end, WANTED_BYTES)
+        self.want_all([(begin, min(WANTED_BYTES, end - begin)) for begin in begins])
+
+    def want_all(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask the disk for ranges (offset, nbytes), unless a few of them are found in memory."""
+        descriptor = self.exact()
+        looks = ranges[:: max(1, len(ranges) // LOOKS)]
+        if not CAN_ANNOUNCE or all(is_cached(descriptor.number, begin) for begin, _ in looks):
+            return
+        for begin, nbytes in ranges:
+            os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
 
     def usual(self) -> Descriptor:
         """Return the descriptor that the kernel may read ahead on."""
         if (descriptor := self._usual) is None:
-            raise CheckpointError(f"the checkpoint is closed")
+            raise CheckpointError("the checkpoint is closed")
         return descriptor
 
     def exact(self) -> Descriptor:
         """Return a second descriptor of the same file, on which the kernel never reads ahead."""
         usual = self.usual()
-        if self._exact is None and hasattr(os, "posix_fadvise"):
+        if self._exact is None and CAN_ANNOUNCE:
             descriptor = Descriptor(f"/proc/self/fd/{usual.number}")
             os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
             self._exact = descriptor

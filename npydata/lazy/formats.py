@@ -11,7 +11,7 @@ from npydata.errors import CheckpointError
 from npydata.lazy.archive import Archive
 from npydata.lazy.files import OpenFile
 from npydata.lazy.legacy_archive import read_legacy
-from npydata.lazy.naming import name_entries
+from npydata.lazy.naming import free_name, name_entries
 from npydata.lazy.records import Storage, TensorRecord
 from npydata.lazy.safetensors_archive import read_safetensors, without_duplicates
 from npydata.lazy.tar_archive import is_tar, read_tar
@@ -79,9 +79,9 @@ def reader_for(file: OpenFile) -> Callable[[OpenFile], Archive]:
 def entries_of(archive: Archive) -> dict[str, Entry]:
     """Return everything in a file by name; a bare storage counts as a tensor of one dimension."""
     reader = TensorReader(archive)
-    values = {**name_entries(archive.root, archive.most_names), **archive.metadata}
-    if archive.root == {}:
-        values = dict(archive.metadata)
+    values = {} if archive.root == {} else name_entries(archive.root, archive.most_names)
+    for name, text in archive.metadata.items():
+        values[free_name((name,), values)] = text
     return {name: Entry(reader, as_tensor(value)) for name, value in values.items()}
 
 
@@ -94,8 +94,8 @@ def as_tensor(value: Any) -> Any:
 
 def only_checkpoint_in(folder: Path) -> Path:
     """Return the one checkpoint that a folder holds: an index, or else a safetensors file."""
-    for pattern in (f"*{INDEX_SUFFIX}", "*.safetensors"):
-        found = sorted(folder.glob(pattern))
+    for pattern in (f"*.safetensors{INDEX_SUFFIX}", f"*{INDEX_SUFFIX}", "*.safetensors"):
+        found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
         if len(found) == 1:
             return found[0]
         if found:
@@ -104,14 +104,14 @@ def only_checkpoint_in(folder: Path) -> Path:
 
 
 def open_shards(path: Path) -> tuple[list[Archive], dict[str, Entry]]:
-    """Open every file that an index names; each must hold just the tensors said to be in it."""
+    """Open every file that an index names; what they hold beside its tensors is passed over."""
     placed = read_index(path)
     archives = [open_shard(path.parent, shard) for shard in sorted(set(placed.values()))]
     held = {archive.file.path.name: entries_of(archive) for archive in archives}
     entries = {}
     for name, shard in placed.items():
         if name not in held[shard]:
-            raise CheckpointError(f"tensor {name!r} is not in {shard}, where the index places it")
+            raise CheckpointError(f"{name!r:.200} is not in {shard}, where the index places it")
         entries[name] = held[shard][name]
     return archives, entries
 
@@ -127,6 +127,8 @@ def read_index(path: Path) -> dict[str, str]:
         shards = set(placed.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"is not an index with a weight_map: {error}") from None
+    if not shards:
+        raise CheckpointError("its weight_map is empty, expected a file for each tensor")
     for shard in shards:
         if not isinstance(shard, str) or not is_plain_name(shard):
             raise CheckpointError(f"names the file {shard!r:.80}, expected one beside the index")
@@ -140,9 +142,17 @@ def is_plain_name(name: str) -> bool:
 
 
 def open_shard(folder: Path, name: str) -> Archive:
-    """Open a file of a set; a link is followed only within the folder or a store beside it."""
-    path = folder / name
-    if path.is_symlink() and path.resolve().parent != folder.resolve():
-        raise CheckpointError(f"{name} is a link that leads out of the folder")
-    with naming(str(path)):
-        return open_file(path)
+    """Open a file of a set; a link is followed within the folder, or to Hugging Face's store."""
+    path, home = folder / name, folder.resolve()
+    try:
+        if path.is_symlink() and path.resolve().parent not in (home, blob_store(home)):
+            raise CheckpointError(f"{name} is a link that leads out of the folder")
+        with naming(str(path)):
+            return open_file(path)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise CheckpointError(f"names the file {name!r:.80}: {error}") from None
+
+
+def blob_store(snapshot: Path) -> Path:
+    """Return where Hugging Face keeps the files that ``snapshots/REVISION/`` links to."""
+    return snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else snapshot

@@ -62,15 +62,23 @@ def hop(
     file: OpenFile, at: int, keys: list[str], storages: dict[str, Storage]
 ) -> dict[str, Extent]:
     """Return where each storage lies: read its count, pass over its bytes, and so on to the end."""
-    extents = {}
+    extents: dict[str, Extent] = {}
+    file.want_all(expected_counts(at, [storages[key] for key in keys], file.size))
     for key in keys:
         count = int.from_bytes(file.read(at, COUNT_BYTES), "little", signed=True)
-        if count != storages[key].numel:
-            raise CheckpointError(
-                f"storage {key!r} has {count:,} elements, and {storages[key].numel:,} by the pickle"
-            )
+        if count != (told := storages[key].numel):
+            raise CheckpointError(f"storage {key!r} has {count:,} elements, {told:,} by the pickle")
         extents[key] = Extent(file, at + COUNT_BYTES, count * storages[key].dtype.itemsize)
         at += COUNT_BYTES + extents[key].nbytes
     if at != file.size:
         raise CheckpointError(f"its storages end at byte {at:,}, the file at {file.size:,}")
     return extents
+
+
+def expected_counts(at: int, storages: list[Storage], end: int) -> list[tuple[int, int]]:
+    """Return where the counts lie if they are what the pickle says, to ask the disk for them."""
+    places = []
+    for storage in storages:
+        places.append((at, COUNT_BYTES))
+        at += COUNT_BYTES + storage.numel * storage.dtype.itemsize
+    return [place for place in places if place[0] < end]

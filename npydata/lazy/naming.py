@@ -2,7 +2,7 @@ r"""A name for everything in a checkpoint: nested containers flattened with dots
 
 ``{"model": {"fc": {"weight": tensor}}}`` has one entry, ``model.fc.weight``. Where two paths would
 get the same name, the later one is escaped: ``\`` before a dot inside a key, ``\`` before a key
-that is not text. Built in ``notebooks/04_lazy_checkpoint``.
+that is not text; and numbered if that is taken too. Built in ``notebooks/04_lazy_checkpoint``.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,8 @@ from npydata.errors import CheckpointError
 from npydata.lazy.records import Global, Opaque, Storage, TensorRecord
 
 MAX_DEPTH = 200
+NAME_CHARACTERS = 256
+"""How long names may be on average; a short file could repeat a long key in a million names."""
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""
 CONTAINERS = (dict, list, tuple)
@@ -31,7 +33,11 @@ def name_entries(root: Any, most: int) -> dict[str, Any]:
     if count_entries(root, {}, 0) > most:
         raise CheckpointError(f"more than {most:,} entries, which is more than its size allows")
     named: dict[str, Any] = {}
+    characters = 0
     for path, value in entries(root, ()):
+        characters += sum(len(key) for key in path if isinstance(key, str))
+        if characters > most * NAME_CHARACTERS:
+            raise CheckpointError("its names are far longer than its size allows")
         named[free_name(path, named)] = value
     return named
 
@@ -111,7 +117,7 @@ def free_name(path: Path, taken: dict[str, Any]) -> str:
     if name in taken:
         name = ".".join(map(escaped, path))
     while name in taken:
-        name += "'"
+        name += f"'{len(taken)}"
     return name
 
 

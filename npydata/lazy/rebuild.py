@@ -106,16 +106,8 @@ class Reader:
             raise CheckpointError("calls copy far more than the pickle holds")
 
 
-def tensor(
-    _: Reader,
-    storage: Any,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    requires_grad: Any = False,
-    _hooks: Any = None,
-    metadata: Any = None,
-) -> TensorRecord:
+def tensor(_: Reader, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False,
+           _hooks: Any = None, metadata: Any = None) -> TensorRecord:  # fmt: skip
     """Read ``_rebuild_tensor`` and ``_rebuild_tensor_v2``: the storage says the dtype."""
     return record(storage, None, offset, size, stride, requires_grad, metadata)
 
@@ -137,29 +129,17 @@ def tensor_with_dtype(
     return record(storage, dtype, offset, size, stride, requires_grad, metadata)
 
 
-def record(
-    storage: Any,
-    dtype: torch.dtype | None,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    requires_grad: Any,
-    metadata: Any,
-) -> TensorRecord:
+def record(storage: Any, dtype: torch.dtype | None, offset: Any, size: Any, stride: Any,
+           requires_grad: Any, metadata: Any) -> TensorRecord:  # fmt: skip
     """Return the record of a dense tensor."""
     if not isinstance(storage, Storage):
         raise CheckpointError(f"storage {brief(storage)} of a tensor")
     marks = metadata if isinstance(metadata, dict) else {}
+    conj, neg = (marks.get(mark) is True for mark in ("conj", "neg"))
     return TensorRecord(
-        storage,
-        storage.dtype if dtype is None else dtype,
-        counts(size, "size"),
-        counts(stride, "stride"),
-        count(offset, "storage offset"),
-        requires_grad=requires_grad is True,
-        conj=marks.get("conj") is True,
-        neg=marks.get("neg") is True,
-    )
+        storage, dtype or storage.dtype, counts(size, "size"), counts(stride, "stride"),
+        count(offset, "storage offset"), requires_grad is True, conj=conj, neg=neg,
+    )  # fmt: skip
 
 
 def parameter(_: Reader, data: Any, requires_grad: Any = True, *_rest: Any) -> TensorRecord:

@@ -35,9 +35,13 @@ class Storage:
     """Elements of the file's storage before this one, which is then a view of it (legacy files)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TensorRecord:
-    """A tensor as the file describes it; offset and strides count elements."""
+    """A tensor as the file describes it; offset and strides count elements.
+
+    Nobody changes one. It is not frozen because making a frozen one takes five times as long, and a
+    file can have a hundred thousand.
+    """
 
     storage: Storage | None
     dtype: torch.dtype

@@ -15,7 +15,8 @@ from npydata.errors import CheckpointError
 from npydata.lazy.archive import Archive, Extent
 from npydata.lazy.files import OpenFile
 from npydata.lazy.records import Storage, TensorRecord
-from npydata.lazy.strides import MAX_COUNT, MAX_DIMS, contiguous_stride
+from npydata.lazy.strides import MAX_COUNT, MAX_DIMS, contiguous_stride, in_range
+from npydata.lazy.typed_json import decode
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 25
@@ -123,7 +124,7 @@ def integers(
 ) -> tuple[int, ...]:
     """Return a list of counts from the header."""
     fits = isinstance(values, list) and (len(values) == most if exactly else len(values) <= most)
-    if not fits or not all(type(one) is int and 0 <= one <= MAX_COUNT for one in values):
+    if not fits or set(map(type, values)) - {int} or not in_range(values, MAX_COUNT):
         raise CheckpointError(f"tensor {name!r}: {what} is not a list of counts")
     return tuple(values)
 
@@ -151,7 +152,7 @@ def apply_notes(root: dict[str, TensorRecord], metadata: dict[str, Any]) -> None
             if alias in root:
                 raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
             root[alias] = root[name]
-        metadata.update(notes.get("values", {}))
+        metadata.update((name, decode(one)) for name, one in notes.get("values", {}).items())
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"its metadata {NOTES!r} does not fit its tensors: {error}") from None
 

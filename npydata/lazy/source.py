@@ -10,7 +10,7 @@ from npydata.lazy.formats import naming
 from npydata.lazy.legacy_archive import read_legacy
 from npydata.lazy.safetensors_archive import read_safetensors
 from npydata.lazy.tar_archive import read_tar
-from npydata.lazy.zip_archive import read_zip
+from npydata.lazy.zip_archive import read_directory, read_zip
 
 
 class LazyDataSource:
@@ -20,14 +20,18 @@ class LazyDataSource:
     other constructors. A context manager: ``close`` lets go of the file.
     """
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: Archive, folders: tuple[str, ...] = ("data/",)) -> None:
         self._archive = archive
         self._extents = archive.extents
+        self._folders = folders
 
     @classmethod
     def from_zip(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
         """Open a zip file of ``torch.save``."""
-        return cls(opened(path, read_zip))
+        archive = opened(path, read_zip)
+        with naming(os.fspath(path)):
+            prefix = read_directory(archive.file)[0][0].name.split("/")[0]
+        return cls(archive, ("data/", f"{prefix}/data/"))
 
     @classmethod
     def from_legacy_multi_storage(
@@ -113,10 +117,12 @@ class LazyDataSource:
             raise KeyError(f"no storage {key!r} in {self._archive.file.path}") from None
 
     def _short(self, key: str) -> str:
-        """Return a key as the pickle has it; tensors of safetensors may have a slash in theirs."""
-        if key in self._extents or self._archive.format != "zip":
-            return key.removeprefix("data/") if key not in self._extents else key
-        return key.split("data/", 1)[-1] if key.count("/") <= 2 else key
+        """Return a key as the pickle has it; one that a tensor of safetensors has is left alone."""
+        if key not in self._extents:
+            for folder in self._folders:
+                if key.startswith(folder):
+                    return key.removeprefix(folder)
+        return key
 
 
 def opened(path: str | os.PathLike[str], reader: Callable[[OpenFile], Archive]) -> Archive:

@@ -47,11 +47,16 @@ def byte_span(
     return first * itemsize, end * itemsize
 
 
+def in_range(values: Sequence[int], most: int) -> bool:
+    """Whether all integers lie in 0 to ``most``."""
+    return not values or (min(values) >= 0 and max(values) <= most)
+
+
 def fault(shape: Sequence[int], stride: Sequence[int], offset: int, numel: int) -> str | None:
     """Say why a view does not fit a storage of ``numel`` elements; ``None`` if it does."""
     if len(shape) != len(stride) or len(shape) > MAX_DIMS:
         return f"{len(shape)} sizes and {len(stride)} strides"
-    if any(not 0 <= value <= MAX_COUNT for value in (*shape, *stride, offset)):
+    if not in_range((*shape, *stride, offset), MAX_COUNT):
         return f"sizes {list(shape)}, strides {list(stride)}, offset {offset}: not all in 0 to 2^63"
     if math.prod(shape) > MAX_COUNT:
         return f"sizes {list(shape)} make more than 2^63 elements"

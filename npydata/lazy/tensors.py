@@ -91,8 +91,8 @@ class TensorReader:
         part = extent.part(first, end - first) if end > first else extent.part(0, 0)
         shape, stride, offset = chosen
         local = (shape, stride, offset - first // itemsize)
-        for begin, stop in page_runs(local, itemsize, part.offset, PAGE, MAX_HINTS):
-            part.file.want(begin, stop - begin)
+        runs = page_runs(local, itemsize, part.offset, PAGE, MAX_HINTS)
+        part.file.want_all([(begin, stop - begin) for begin, stop in runs])
         content = part.file.map(part.offset, part.nbytes, whole=False)
         elements = gather(content, local, itemsize)
         if self.swapped:

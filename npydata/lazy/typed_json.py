@@ -7,12 +7,20 @@ key that begins with ``$``: ``{"$tuple": [1, 2]}``. Everything else is the JSON 
 import base64
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Stands for a tensor that is stored elsewhere, under a name."""
+
+    name: str
 
 
 def encode(value: Any) -> Any:
@@ -73,9 +81,21 @@ def decode_bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
+def decode_complex(real: float, imag: float) -> complex:
+    """Return a complex number written as a pair."""
+    return complex(real, imag)
+
+
 def encode_bytes(value: bytes | bytearray) -> str:
     """Return bytes written in base64."""
     return base64.b64encode(value).decode()
+
+
+def as_text(value: Any) -> str:
+    """Return a text, and refuse anything else."""
+    if not isinstance(value, str):
+        raise TypeError("expected a text")
+    return value
 
 
 TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -85,9 +105,10 @@ TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$bytes": (bytes, encode_bytes, decode_bytes),
     "$bytearray": (bytearray, encode_bytes, lambda text: bytearray(decode_bytes(text))),
     "$complex": (complex, lambda value: encode_all([value.real, value.imag]),
-                 lambda pair: complex(*decode(pair))),
+                 lambda pair: decode_complex(*decode(pair))),
     "$size": (torch.Size, list, torch.Size),
     "$dtype": (torch.dtype, str, DTYPES.__getitem__),
+    "$tensor": (Named, lambda value: value.name, lambda name: Named(as_text(name))),
     "$device": (torch.device, str, torch.device),
 }  # fmt: skip
 """For each type beside JSON's: how it is written, and how it is read."""

@@ -160,8 +160,7 @@ def long_values(name: str, extra: bytes, values: list[int]) -> list[int]:
 
 def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record, Extent]]:
     """Return where each record's bytes lie; ``end`` is where the directory begins."""
-    for record in records:
-        file.want(record.header, LOCAL.size)
+    file.want_all([(record.header, LOCAL.size) for record in records])
     stops = [*(record.header for record in records[1:]), end]
     return [
         (record, Extent(file, payload_offset(file, record, stop), record.nbytes))
@@ -181,7 +180,7 @@ def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
         raise CheckpointError(f"record {record.name!r}: its own header has another name")
     begin: int = record.header + LOCAL.size + name + extra
     if (end := begin + record.nbytes) > stop:
-        raise CheckpointError(f"record {record.name!r} ends at {end:,}, behind the next's {stop:,}")
+        raise CheckpointError(f"record {record.name!r} ends at {end:,}, the next is at {stop:,}")
     return begin
 
 

@@ -1,0 +1,183 @@
+"""Save while training goes on: a snapshot now, the disk later.
+
+Built in ``notebooks/05_async_checkpointer``.
+"""
+
+import json
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from npydata.checkpoint.background import BackgroundSave, FileImage, Write, finish_all
+from npydata.checkpoint.buffers import ImageBuffer
+from npydata.checkpoint.commit import clear_stale, require_replaceable
+from npydata.checkpoint.flatten import as_json, refuse_tensor, take_tensors
+from npydata.checkpoint.image import lay_out
+from npydata.checkpoint.manifest import MODEL, OPTIMIZER
+from npydata.checkpoint.overlap import Overlap
+from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into
+from npydata.checkpoint.state import TrainingState
+from npydata.errors import CheckpointError
+
+SNAPSHOTS = ("host", "overlap", "device")
+
+
+class AsyncCheckpointer:
+    """Saves checkpoints in the background; training waits only while a snapshot is made.
+
+    Args:
+        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all.
+        snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
+            to copy, and later steps wait on the device). ``"overlap"`` copies what a protected
+            optimizer owns while the next forward and backward run. ``"device"`` copies to memory
+            of the GPU first.
+
+    One save is in flight at a time: the next one waits for it. What went wrong in the background is
+    raised once, by the next ``save`` (which then saves nothing), by ``wait``, or at the end of a
+    ``with`` block. Leaving the interpreter or dropping the checkpointer waits for the write.
+    """
+
+    def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
+        if snapshot not in SNAPSHOTS:
+            raise CheckpointError(f"snapshot={snapshot!r}, expected one of {', '.join(SNAPSHOTS)}")
+        if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
+            raise CheckpointError(f"keep_last={keep_last!r}, expected None or 1 at least")
+        self.keep_last, self.snapshot = keep_last, snapshot
+        self._buffers = {MODEL: ImageBuffer(), OPTIMIZER: ImageBuffer()}
+        self._roots: set[Path] = set()
+        self._copier = DeviceCopier()
+        self._overlap = Overlap()
+        self._flight: list[BackgroundSave] = []
+        self._finalizer = weakref.finalize(self, finish_all, self._flight)
+
+    def save(
+        self,
+        dir: str | os.PathLike[str],
+        model_state: Mapping[str, Any],
+        optimizer_state: Mapping[str, Any] | None = None,
+        training_state: TrainingState | None = None,
+    ) -> None:
+        """Take a snapshot of the state, and begin to write it into the folder ``dir``.
+
+        The tensors may be changed as soon as this returns (with ``"overlap"``, by the protected
+        optimizer). When the write is done, ``dir`` holds ``model.safetensors``,
+        ``optimizer.safetensors`` (if there is an optimizer), ``training_state.json`` and
+        ``manifest.json``, and ``latest`` beside it names it. A checkpoint that ``dir`` held before
+        is loadable until then. Killed at any moment, or after a power cut, the newest complete
+        checkpoint is still there.
+
+        Raises:
+            CheckpointError: Something in the state can't be stored, or ``dir`` holds other files.
+            OSError: The previous save failed; this one was not begun.
+        """
+        self.wait()
+        folder = Path(os.path.abspath(dir))  # noqa: PTH100
+        require_replaceable(folder)
+        files, told, copies = self._lay_out(model_state, optimizer_state, training_state)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.parent not in self._roots:
+            clear_stale(folder.parent)
+            self._roots.add(folder.parent)
+        step = 0 if training_state is None else training_state.step
+        fill = self._start_copies(copies)
+        work = Write(folder, files, told, step, self.keep_last, fill)
+        self._flight[:] = [BackgroundSave(work)]
+
+    def wait(self) -> None:
+        """Wait until the last save is on the disk; raise what went wrong with it, once."""
+        for save in list(self._flight):
+            save.wait()
+            self._flight.clear()
+
+    def done(self) -> bool:
+        """Whether no save is in flight."""
+        return all(save.done() for save in self._flight)
+
+    def prepare(
+        self,
+        model_state: Mapping[str, Any],
+        optimizer_state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make and touch the memory that a save of this state needs, so that the first is fast."""
+        self.wait()
+        for name, state in ((MODEL, model_state), (OPTIMIZER, optimizer_state)):
+            if state is not None:
+                tensors = take_tensors(state)[0]
+                pin = any(tensor.is_cuda for tensor in tensors.values())
+                self._buffers[name].reserve(lay_out(tensors).capacity, pin=pin, touch=True)
+
+    def protect(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
+        self._overlap.protect(optimizer)
+
+    def __enter__(self) -> "AsyncCheckpointer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        if error is None:
+            self.wait()
+        else:
+            finish_all(self._flight)
+
+    def _lay_out(
+        self,
+        model: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None,
+        training: TrainingState | None,
+    ) -> tuple[list[FileImage], bytes, list[Copy]]:
+        """Return the files to write, what stands beside the tensors, and the copies to make."""
+        files, copies, told = [], [], {}
+        states = {"model": (MODEL, model), "optimizer": (OPTIMIZER, optimizer)}
+        for key, (name, state) in states.items():
+            if state is None:
+                continue
+            if not isinstance(state, Mapping):
+                raise CheckpointError(f"{key}_state is a {type(state).__name__}, expected a dict")
+            try:
+                tensors, told[key] = take_tensors(state)
+                image = lay_out(tensors)
+            except CheckpointError as error:
+                raise CheckpointError(f"{key}_state: {error}") from None
+            pin = any(tensor.is_cuda for tensor in tensors.values())
+            memory = self._buffers[name].reserve(image.capacity, pin=pin)
+            files.append(FileImage(name, image, memory))
+            copies += copies_into(memory, image, tensors)
+        try:
+            told["training_state"] = as_json(asdict(training or TrainingState()), refuse_tensor)
+        except CheckpointError as error:
+            raise CheckpointError(f"training_state: {error}") from None
+        return files, json.dumps(told, indent=1).encode(), copies
+
+    def _start_copies(self, copies: list[Copy]) -> Callable[[], None]:
+        """Copy what must be copied now; return what the background thread does before it writes."""
+        here = [copy for copy in copies if not copy.source.is_cuda]
+        there = [copy for copy in copies if copy.source.is_cuda]
+        later: list[Copy] = []
+        if self.snapshot == "overlap":
+            here, later = self._overlap.split(here)
+        for copy in here:
+            copy.run()
+        pending = Pending()
+        if there:  # needs a GPU
+            pending = self._copier.start(there, on_device=self.snapshot == "device")
+            if self.snapshot == "host":
+                pending.order(self._copier.streams)
+        return self._overlap.begin(later, pending, self._copier.streams)
+
+
+def save_checkpoint(
+    dir: str | os.PathLike[str],
+    model_state: Mapping[str, Any],
+    optimizer_state: Mapping[str, Any] | None = None,
+    training_state: TrainingState | None = None,
+) -> None:
+    """Save a checkpoint and wait until it is on the disk; see :meth:`AsyncCheckpointer.save`."""
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.save(dir, model_state, optimizer_state, training_state)

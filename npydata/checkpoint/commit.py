@@ -1,0 +1,188 @@
+"""From files to a checkpoint: everything appears at once or nothing does.
+
+All files of a save are written into a temporary folder beside their destination. Only when the disk
+has them all is that folder renamed. Then ``latest`` names it, and older ones go. Built in
+``notebooks/05_async_checkpointer``.
+
+What holds when the process is killed at any moment, and when the power fails: the newest checkpoint
+that was committed loads, whole and verified, and nothing unfinished bears the name of a checkpoint.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from npydata.atomic import current_umask, replacing, sync_folder
+from npydata.checkpoint.manifest import MANIFEST, Manifest, is_ours, read_manifest, read_small
+from npydata.errors import CheckpointError
+
+LATEST = "latest"
+TEMPORARY = ".npydata-tmp"
+PREVIOUS = ".previous"
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def temporary_beside(folder: Path) -> Iterator[Path]:
+    """Yield a new private folder beside ``folder``; what is left of it at the end is removed.
+
+    It is locked while its owner lives, so that others know what they may clear away.
+    """
+    temporary, descriptor = make_locked(folder)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
+def make_locked(folder: Path) -> tuple[Path, int]:
+    """Make a temporary folder and lock it; return it with the descriptor that holds the lock."""
+    while True:
+        temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}{TEMPORARY}")
+        temporary.mkdir(mode=0o700)
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Another job may have taken it for a dead one's before the lock was ours.
+        if os.fstat(descriptor).st_nlink:
+            return temporary, descriptor
+        os.close(descriptor)
+
+
+def clear_stale(root: Path) -> None:
+    """Remove the temporaries of writers that are dead; a live one's lock protects its own."""
+    for entry in root.iterdir():
+        if not entry.name.endswith(TEMPORARY) or entry.is_symlink() or not entry.is_dir():
+            continue
+        with suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def require_replaceable(folder: Path) -> None:
+    """Refuse a destination that holds something which is not a checkpoint of ours."""
+    if folder.name in ("", ".", "..", LATEST):
+        raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(f"{folder}: is a file or a link, expected a folder or nothing")
+    if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
+        raise CheckpointError(f"{folder}: holds files, but no {MANIFEST} of ours")
+
+
+def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | None) -> None:
+    """Make a complete temporary folder the checkpoint ``folder``, and the latest of its root."""
+    mask = current_umask()
+    for path in temporary.iterdir():
+        path.chmod(0o666 & ~mask)
+    write_small(temporary / MANIFEST, manifest.to_json(), 0o666 & ~mask)
+    temporary.chmod(0o777 & ~mask)
+    sync_folder(temporary)
+    put_in_place(temporary, folder)
+    with replacing(folder.parent / LATEST) as file:
+        file.write(folder.name.encode())
+    if keep_last is not None:
+        remove_old(folder.parent, keep_last, folder)
+
+
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Give a folder its final name; what had it before is loadable until then."""
+    require_replaceable(folder)
+    root = folder.parent
+    previous = folder.with_name(folder.name + PREVIOUS)
+    if not is_ours(folder):
+        with suppress(FileNotFoundError):
+            folder.rmdir()  # an empty one
+        temporary.rename(folder)
+    elif not exchange(temporary, folder):
+        if previous.exists():
+            set_aside(previous)
+        folder.rename(previous)
+        temporary.rename(folder)
+    sync_folder(root)
+    if is_ours(previous):
+        set_aside(previous)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; say whether this system and file system can."""
+    if not hasattr(libc, "renameat2"):
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
+        return True
+    if (code := ctypes.get_errno()) in NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def set_aside(folder: Path) -> None:
+    """Remove a checkpoint: in one step it is none any more, then its files go."""
+    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}{TEMPORARY}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def committed(root: Path) -> list[Path]:
+    """Return the checkpoints of a root, the newest first: by the order of their commits."""
+    found = []
+    for entry in root.iterdir():
+        replaced = entry.name.endswith(PREVIOUS) and is_ours(root / entry.name[: -len(PREVIOUS)])
+        if entry.is_symlink() or entry.name.endswith(TEMPORARY) or replaced:
+            continue
+        with suppress(CheckpointError, OSError):
+            found.append((read_manifest(entry).sequence, entry.stat().st_mtime_ns, entry))
+    return [entry for *_, entry in sorted(found, reverse=True)]
+
+
+def next_sequence(root: Path) -> int:
+    """Return the number of the next commit into a root."""
+    newest = committed(root)[:1]
+    return read_manifest(newest[0]).sequence + 1 if newest else 1
+
+
+def remove_old(root: Path, keep_last: int, newest: Path) -> None:
+    """Remove all but the newest checkpoints; never the one just saved, never what isn't ours."""
+    for folder in committed(root)[keep_last:]:
+        if folder != newest:
+            set_aside(folder)
+
+
+def latest_in(root: Path) -> Path | None:
+    """Return the folder that ``latest`` names, if it loads; else the newest that was committed."""
+    with suppress(FileNotFoundError, UnicodeDecodeError):
+        name = read_small(root / LATEST).decode()
+        if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
+            folder = in_place(root / name)
+            if is_ours(folder):
+                return folder
+    return next(iter(committed(root)), None)
+
+
+def in_place(folder: Path) -> Path:
+    """Return a checkpoint's folder, or the old one if a crash came between two renames."""
+    previous = folder.with_name(folder.name + PREVIOUS)
+    return previous if not folder.exists() and is_ours(previous) else folder
+
+
+def write_small(path: Path, content: bytes, mode: int) -> None:
+    """Write a short new file, whole and on the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(descriptor, mode)
+        os.fsync(descriptor)

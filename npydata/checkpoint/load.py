@@ -1,0 +1,123 @@
+"""Find, check and load checkpoints.
+
+Built in ``notebooks/05_async_checkpointer``.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from npydata.checkpoint.commit import in_place, latest_in
+from npydata.checkpoint.flatten import put_back
+from npydata.checkpoint.manifest import (
+    MODEL,
+    OPTIMIZER,
+    TRAINING,
+    Manifest,
+    check_content,
+    check_sizes,
+    read_manifest,
+    read_small,
+)
+from npydata.checkpoint.state import TrainingState
+from npydata.errors import CheckpointError
+from npydata.lazy.checkpoint import open_checkpoint
+from npydata.lazy.typed_json import decode
+
+Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
+
+
+def load_checkpoint(
+    dir: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    mmap: bool = True,
+    verify: bool = False,
+) -> Loaded:
+    """Return model state, optimizer state and training state of a checkpoint folder.
+
+    Sizes and headers are always checked; ``verify=True`` also reads everything and compares the
+    checksums. With ``mmap`` the tensors on the CPU are mapped copy-on-write: they are read when
+    used, and may be written to. Tied tensors share memory again.
+
+    Raises:
+        CheckpointError: The folder is no complete checkpoint, or something in it is damaged.
+    """
+    folder = in_place(Path(dir))
+    manifest = check(folder, content=verify)
+    told = read_told(folder / TRAINING)
+    model = load_state(folder / MODEL, told["model"], device, mmap)
+    optimizer = None
+    if OPTIMIZER in manifest.files:
+        optimizer = load_state(folder / OPTIMIZER, told["optimizer"], device, mmap)
+    try:
+        return model, optimizer, TrainingState(**decode(told["training_state"]))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / TRAINING}: is not a training state: {error}") from None
+
+
+def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
+    """Return the newest checkpoint folder in ``root``, or ``None`` if there is none.
+
+    Newest is what was committed last, whatever its step.
+    """
+    root = Path(root)
+    return latest_in(root) if root.is_dir() else None
+
+
+def verify_checkpoint(dir: str | os.PathLike[str]) -> Manifest:
+    """Read a whole checkpoint and compare it with what was written; return its manifest.
+
+    Raises:
+        CheckpointError: The first file that is missing, cut off or changed, and where.
+    """
+    folder = in_place(Path(dir))
+    manifest = check(folder, content=True)
+    told = read_told(folder / TRAINING)
+    for name in (MODEL, OPTIMIZER):
+        if name in manifest.files:
+            with open_checkpoint(folder / name) as tensors:
+                put_back(told[name.split(".")[0]], lambda one, held=tensors: held.info(one))  # type: ignore[misc]
+    return manifest
+
+
+def check(folder: Path, *, content: bool) -> Manifest:
+    """Check manifest and sizes, and the content if asked; return the manifest."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such folder")
+    manifest = read_manifest(folder)
+    check_sizes(folder, manifest)
+    if content:
+        check_content(folder, manifest)
+    return manifest
+
+
+def read_told(path: Path) -> dict[str, Any]:
+    """Return what is stored beside the tensors: their nesting, and the training state."""
+    try:
+        told = json.loads(read_small(path))
+        if not isinstance(told, dict) or not {"model", "training_state"} <= told.keys():
+            raise ValueError("no model or training_state in it")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not a training state: {error}") from None
+    return told
+
+
+def load_state(path: Path, nesting: Any, device: str | torch.device, mmap: bool) -> dict[str, Any]:
+    """Return a nested state with its tensors; equal names stay the same tensor."""
+    with open_checkpoint(path) as tensors:
+        held = {name: moved(tensors[name], device, mmap) for name in tensors}
+        try:
+            state = put_back(nesting, held.__getitem__)
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
+    return dict(state)
+
+
+def moved(tensor: torch.Tensor, device: str | torch.device, mmap: bool) -> torch.Tensor:
+    """Return a tensor on its device; on the CPU mapped, or in memory of its own."""
+    there = tensor.to(device)
+    return there.clone() if there is tensor and not mmap else there

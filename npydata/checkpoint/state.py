@@ -1,0 +1,74 @@
+"""What belongs to a training run beside its tensors: counters, random generators, the loader."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from npydata.errors import CheckpointError
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """Where training stands; everything in it is stored as typed JSON."""
+
+    step: int = 0
+    """Optimizer steps that are complete."""
+    epoch: int = 0
+    tokens: int = 0
+    """Tokens trained on so far."""
+    loss: float | None = None
+    lr: float | None = None
+    rng: dict[str, Any] | None = None
+    """What :func:`capture_rng` returned."""
+    loader: dict[str, Any] | None = None
+    """What the loader's ``state_dict()`` returned."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Anything else that JSON can hold: numbers, text, bytes, tuples, lists, dictionaries."""
+
+
+def capture_rng() -> dict[str, Any]:
+    """Return the state of all random generators: Python's, numpy's, torch's, and each GPU's."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).tobytes(), position, has_gauss, cached),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "cuda": [state.numpy().tobytes() for state in cuda],
+    }
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    """Set all random generators to what :func:`capture_rng` returned.
+
+    GPUs beyond those that were captured, or captured but not here, are left alone.
+
+    Raises:
+        CheckpointError: It is not such a state; then no generator was changed.
+    """
+    before = capture_rng()
+    try:
+        set_generators(state)
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        set_generators(before)
+        raise CheckpointError(f"is not a state of random generators: {error!r}") from None
+
+
+def set_generators(state: Mapping[str, Any]) -> None:
+    """Set one generator after the other."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    torch.set_rng_state(as_byte_tensor(state["torch"]))
+    if torch.cuda.is_available():
+        for device, one in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(as_byte_tensor(one), device)
+
+
+def as_byte_tensor(content: bytes) -> torch.Tensor:
+    """Return bytes as the tensor that torch's generators take."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
