@@ -21,7 +21,7 @@ from npydata.checkpoint.flatten import as_json, refuse_tensor, take_tensors
 from npydata.checkpoint.image import lay_out
 from npydata.checkpoint.manifest import MODEL, OPTIMIZER
 from npydata.checkpoint.overlap import Overlap
-from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into
+from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into, run_all
 from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
 
@@ -162,8 +162,7 @@ class AsyncCheckpointer:
         later: list[Copy] = []
         if self.snapshot == "overlap":
             here, later = self._overlap.split(here)
-        for copy in here:
-            copy.run()
+        run_all(here)
         pending = Pending()
         if there:  # needs a GPU
             pending = self._copier.start(there, on_device=self.snapshot == "device")

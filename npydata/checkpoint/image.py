@@ -71,7 +71,8 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Image:
     kept = {name: tensor for name, tensor in tensors.items() if name not in ties}
     stored = {name: stored_as(name, tensor) for name, tensor in kept.items()}
     slots, at = [], 0
-    for name, (dtype, shape) in sorted(stored.items(), key=lambda one: -one[1][0].itemsize):
+    for name in sorted(stored, key=lambda one: -kept[one].dtype.itemsize):
+        dtype, shape = stored[name]
         nbytes = math.prod(shape) * dtype.itemsize
         slots.append(TensorSlot(name, dtype, shape, at, nbytes))
         at += nbytes

@@ -7,13 +7,17 @@ read them, so no later step can tear the snapshot and the host waits for nothing
 """
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from npydata.checkpoint.image import Image, TensorSlot
+
+PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,34 @@ class Copy:
         source = self.source.detach().resolve_conj().resolve_neg()
         target = self.slot.view(source.dtype).view(source.shape)
         target.copy_(source, non_blocking=non_blocking)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the elements lie in memory just as they will in the slot."""
+        bits = self.source.is_conj() or self.source.is_neg()
+        return self.source.is_contiguous() and not (bits or self.source.is_cuda)
+
+    def pieces(self) -> Iterable[tuple[Any, Any]]:
+        """Cut a plain copy into short ones, for several threads."""
+        source = self.source.detach().reshape(-1).view(torch.uint8)
+        for begin in range(0, source.numel(), PIECE_BYTES):
+            part = slice(begin, begin + PIECE_BYTES)
+            yield self.slot[part].numpy(), source[part].numpy()
+
+
+def run_all(copies: Iterable[Copy]) -> None:
+    """Make copies on all cores, and return when they are made.
+
+    torch's threads would wait for each other after every tensor; these meet once, at the end.
+    """
+    pieces: list[tuple[Any, Any]] = []
+    for copy in copies:
+        if copy.is_plain:
+            pieces += copy.pieces()
+        else:
+            copy.run()
+    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="npydata-copy") as pool:
+        list(pool.map(lambda piece: np.copyto(*piece), pieces))
 
 
 def copies_into(
