@@ -6,15 +6,17 @@ Built in ``notebooks/05_async_checkpointer``.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from npydata.checkpoint.commit import commit, next_sequence, temporary_beside, write_small
 from npydata.checkpoint.direct import write_durably
+from npydata.checkpoint.filling import Filling
 from npydata.checkpoint.image import Image
 from npydata.checkpoint.manifest import TRAINING, FileEntry, Manifest, checksums
+from npydata.checkpoint.snapshot import Copy, Pending, run_all
 
 log = logging.getLogger("npydata")
 
@@ -26,6 +28,9 @@ class FileImage:
     name: str
     image: Image
     memory: torch.Tensor
+    copies: list[Copy]
+    """What fills it, in the order of the file."""
+    filling: Filling = field(default_factory=Filling)
 
 
 @dataclass(slots=True)
@@ -37,17 +42,17 @@ class Write:
     told: bytes
     step: int
     keep_last: int | None
-    fill: Callable[[], None]
 
     def __call__(self) -> None:
-        """Finish the snapshot, write every file, and commit."""
-        self.fill()
+        """Write every file as it fills, and commit."""
         with temporary_beside(self.folder) as temporary:
             entries = {}
             for file in self.files:
-                memory = file.memory.numpy().data
-                sums = write_durably(temporary / file.name, memory, file.image.nbytes)
-                entries[file.name] = FileEntry(file.image.nbytes, tuple(sums))
+                memory, nbytes = file.memory.numpy().data, file.image.nbytes
+                path, wait_for = temporary / file.name, file.filling.wait_for
+                entries[file.name] = FileEntry(
+                    nbytes, tuple(write_durably(path, memory, nbytes, wait_for))
+                )
             self.write_told(temporary / TRAINING)
             entries[TRAINING] = FileEntry(len(self.told), checksums(self.told))
             manifest = Manifest(next_sequence(self.folder.parent), self.step, entries)
@@ -56,6 +61,36 @@ class Write:
     def write_told(self, path: Path) -> None:
         """Write what stands beside the tensors."""
         write_small(path, self.told, 0o600)
+
+
+@dataclass(slots=True)
+class Fill:
+    """What fills the images of a save: copies in memory, and copies that a device works on."""
+
+    files: list[FileImage]
+    pending: Pending = field(default_factory=Pending)
+    copied: threading.Event = field(default_factory=threading.Event)
+    """Set when nothing is left to copy in memory, even if that failed."""
+
+    def __call__(self) -> None:
+        """Make the copies, wait for a device's, and let the writer go on meanwhile."""
+        try:
+            self.copy()
+            self.pending.wait()
+            for file in self.files:
+                file.filling.advance()
+        except BaseException as error:
+            for file in self.files:
+                file.filling.fail(error)
+            raise
+
+    def copy(self) -> None:
+        """Make the copies in memory."""
+        try:
+            for file in self.files:
+                run_all(file.copies, file.filling)
+        finally:
+            self.copied.set()
 
 
 class BackgroundSave:
@@ -88,6 +123,11 @@ class BackgroundSave:
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+    def give_up(self) -> None:
+        """Wait for the end; what went wrong is known already."""
+        self._thread.join()
+        self.error = None
 
     def finish(self) -> None:
         """Wait for the end; log what went wrong, where nobody is left to be told."""

@@ -6,7 +6,7 @@ Built in ``notebooks/05_async_checkpointer``.
 import json
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from npydata.checkpoint.background import BackgroundSave, FileImage, Write, finish_all
+from npydata.checkpoint.background import BackgroundSave, FileImage, Fill, Write, finish_all
 from npydata.checkpoint.buffers import ImageBuffer
 from npydata.checkpoint.commit import clear_stale, require_replaceable
 from npydata.checkpoint.flatten import as_json, refuse_tensor, take_tensors
 from npydata.checkpoint.image import lay_out
 from npydata.checkpoint.manifest import MODEL, OPTIMIZER
-from npydata.checkpoint.overlap import Overlap
-from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into, run_all
+from npydata.checkpoint.overlap import Overlap, place
+from npydata.checkpoint.snapshot import DeviceCopier, copies_into
 from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
 
@@ -79,15 +79,18 @@ class AsyncCheckpointer:
         self.wait()
         folder = Path(os.path.abspath(dir))  # noqa: PTH100
         require_replaceable(folder)
-        files, told, copies = self._lay_out(model_state, optimizer_state, training_state)
+        files, told = self._lay_out(model_state, optimizer_state, training_state)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.parent not in self._roots:
             clear_stale(folder.parent)
             self._roots.add(folder.parent)
         step = 0 if training_state is None else training_state.step
-        fill = self._start_copies(copies)
-        work = Write(folder, files, told, step, self.keep_last, fill)
-        self._flight[:] = [BackgroundSave(work)]
+        fill, in_background = self._begin(files)
+        self._flight[:] = [BackgroundSave(Write(folder, files, told, step, self.keep_last))]
+        if in_background:
+            self._overlap.begin(fill, self._copier.streams)
+        else:
+            self._fill_now(fill)
 
     def wait(self) -> None:
         """Wait until the last save is on the disk; raise what went wrong with it, once."""
@@ -131,9 +134,9 @@ class AsyncCheckpointer:
         model: Mapping[str, Any],
         optimizer: Mapping[str, Any] | None,
         training: TrainingState | None,
-    ) -> tuple[list[FileImage], bytes, list[Copy]]:
-        """Return the files to write, what stands beside the tensors, and the copies to make."""
-        files, copies, told = [], [], {}
+    ) -> tuple[list[FileImage], bytes]:
+        """Return the files to write, and what stands beside the tensors."""
+        files, told = [], {}
         states = {"model": (MODEL, model), "optimizer": (OPTIMIZER, optimizer)}
         for key, (name, state) in states.items():
             if state is None:
@@ -147,28 +150,41 @@ class AsyncCheckpointer:
                 raise CheckpointError(f"{key}_state: {error}") from None
             pin = any(tensor.is_cuda for tensor in tensors.values())
             memory = self._buffers[name].reserve(image.capacity, pin=pin)
-            files.append(FileImage(name, image, memory))
-            copies += copies_into(memory, image, tensors)
+            files.append(FileImage(name, image, memory, copies_into(memory, image, tensors)))
         try:
             told["training_state"] = as_json(asdict(training or TrainingState()), refuse_tensor)
         except CheckpointError as error:
             raise CheckpointError(f"training_state: {error}") from None
-        return files, json.dumps(told, indent=1).encode(), copies
+        return files, json.dumps(told, indent=1).encode()
 
-    def _start_copies(self, copies: list[Copy]) -> Callable[[], None]:
-        """Copy what must be copied now; return what the background thread does before it writes."""
-        here = [copy for copy in copies if not copy.source.is_cuda]
-        there = [copy for copy in copies if copy.source.is_cuda]
-        later: list[Copy] = []
-        if self.snapshot == "overlap":
-            here, later = self._overlap.split(here)
-        run_all(here)
-        pending = Pending()
-        if there:  # needs a GPU
-            pending = self._copier.start(there, on_device=self.snapshot == "device")
-            if self.snapshot == "host":
-                pending.order(self._copier.streams)
-        return self._overlap.begin(later, pending, self._copier.streams)
+    def _begin(self, files: list[FileImage]) -> tuple[Fill, bool]:
+        """Begin the copies that can't wait; return the others, and whether they can."""
+        there = [copy for file in files for copy in file.copies if copy.source.is_cuda]
+        overlap = self.snapshot == "overlap"
+        if overlap or there:
+            owned = self._overlap.owned() if overlap else set()
+            for file in files:
+                here = [copy for copy in file.copies if not copy.source.is_cuda]
+                file.copies = [copy for copy in here if place(copy.source) in owned]
+                for copy in here:
+                    if place(copy.source) not in owned:
+                        copy.run()
+        if not there:
+            return Fill(files), overlap
+        pending = self._copier.start(there, on_device=self.snapshot == "device")  # needs a GPU
+        if self.snapshot == "host":
+            pending.order(self._copier.streams)
+        return Fill(files, pending), True
+
+    def _fill_now(self, fill: Fill) -> None:
+        """Make the copies before training goes on; the writer follows close behind."""
+        try:
+            fill()
+        except BaseException:
+            for save in self._flight:
+                save.give_up()
+            self._flight.clear()
+            raise
 
 
 def save_checkpoint(

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,10 +19,13 @@ PAGE = 4096
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def write_durably(path: Path, memory: memoryview, nbytes: int) -> list[int]:
+def write_durably(
+    path: Path, memory: memoryview, nbytes: int, wait_for: Callable[[int], None] = lambda _: None
+) -> list[int]:
     """Write the first ``nbytes`` of page-aligned memory to a new file; return its checksums.
 
-    The memory must reach to the end of the last page. When this returns, the disk has the data.
+    The memory must reach to the end of the last page. ``wait_for(n)`` returns when its first ``n``
+    bytes are filled. When this function returns, the disk has the data.
 
     Raises:
         OSError: With the path in it.
@@ -29,7 +33,7 @@ def write_durably(path: Path, memory: memoryview, nbytes: int) -> list[int]:
     try:
         descriptor = open_direct(path)
         try:
-            checksums = write_pieces(descriptor, memory, nbytes)
+            checksums = write_pieces(descriptor, memory, nbytes, wait_for)
             os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
         finally:
@@ -39,12 +43,15 @@ def write_durably(path: Path, memory: memoryview, nbytes: int) -> list[int]:
     return checksums
 
 
-def write_pieces(descriptor: int, memory: memoryview, nbytes: int) -> list[int]:
+def write_pieces(
+    descriptor: int, memory: memoryview, nbytes: int, wait_for: Callable[[int], None]
+) -> list[int]:
     """Write piece after piece; while the disk works on one, its checksum is computed."""
     sums: list[Future[int]] = []
     with ThreadPoolExecutor(1, thread_name_prefix="npydata-crc") as beside:
         for begin in range(0, nbytes, PIECE_BYTES):
             end = min(begin + PIECE_BYTES, nbytes)
+            wait_for(end)
             sums.append(beside.submit(zlib.crc32, memory[begin:end]))
             write_all(descriptor, memory[begin : -(-end // PAGE) * PAGE], begin)
         return [one.result() for one in sums]

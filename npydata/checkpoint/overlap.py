@@ -5,12 +5,12 @@ Built in ``notebooks/05_async_checkpointer``.
 
 import threading
 import weakref
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from npydata.checkpoint.snapshot import Copy, Pending
+from npydata.checkpoint.background import Fill
 from npydata.errors import CheckpointError
 
 
@@ -19,9 +19,8 @@ class Overlap:
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._copied = threading.Event()
-        self._copied.set()
-        self._pending: tuple[Pending, Any] | None = None
+        self._fill: Fill | None = None
+        self._streams: Any = None
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's steps wait for copies that are not done."""
@@ -29,42 +28,39 @@ class Overlap:
             optimizer.register_step_pre_hook(lambda *_: self.wait())
             self._optimizers.add(optimizer)
 
-    def split(self, copies: list[Copy]) -> tuple[list[Copy], list[Copy]]:
-        """Return the copies to make now, and those that can wait: of what an optimizer owns.
+    def owned(self) -> set[Any]:
+        """Return where the tensors are that protected optimizers change.
 
-        Buffers, such as a batch norm's statistics, change in the forward pass: they can't wait.
+        Only their copies can wait: buffers, such as a batch norm's statistics, change in the
+        forward pass.
         """
         if not self._optimizers:
             raise CheckpointError(
                 'snapshot="overlap" needs an optimizer that waits: call protect(optimizer) first'
             )
-        owned = {place(tensor) for optimizer in self._optimizers for tensor in held_by(optimizer)}
-        later = [copy for copy in copies if place(copy.source) in owned]
-        return [copy for copy in copies if place(copy.source) not in owned], later
+        return {place(tensor) for optimizer in self._optimizers for tensor in held_by(optimizer)}
 
-    def begin(self, later: list[Copy], pending: Pending, streams: Any) -> Callable[[], None]:
-        """Return what copies the rest, in the thread that then writes."""
-        self._copied = copied = threading.Event()
-        self._pending = (pending, streams) if pending.events else None
-
-        def fill() -> None:
-            try:
-                for copy in later:
-                    copy.run()
-                pending.wait()
-            finally:
-                copied.set()
-
-        if not later:
-            copied.set()
-        return fill
+    def begin(self, fill: Fill, streams: Any) -> None:
+        """Fill in a thread of its own; a protected step waits for what it must."""
+        self._fill, self._streams = fill, streams
+        start_filling(fill)
 
     def wait(self) -> None:
-        """Wait for copies on the CPU; let the device wait for those that are queued there."""
-        self._copied.wait()
-        if self._pending is not None:  # needs a GPU
-            self._pending[0].order(self._pending[1])
-            self._pending = None
+        """Wait for copies in memory; let a device wait for those that are queued there."""
+        if (fill := self._fill) is not None:
+            fill.copied.wait()
+            fill.pending.order(self._streams)
+            self._fill = None
+
+
+def start_filling(fill: Fill) -> None:
+    """Fill in a thread of its own; if that fails, the writer is told, and tells the caller."""
+
+    def work() -> None:
+        with suppress(BaseException):
+            fill()
+
+    threading.Thread(target=work, name="npydata-fill").start()
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

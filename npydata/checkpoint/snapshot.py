@@ -6,15 +6,17 @@ read them, so no later step can tear the snapshot and the host waits for nothing
 ``notebooks/05_async_checkpointer``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from npydata.checkpoint.filling import Filling
 from npydata.checkpoint.image import Image, TensorSlot
 
 PIECE_BYTES = 1 << 24
@@ -27,6 +29,8 @@ class Copy:
     slot: torch.Tensor
     """uint8, of as many bytes as the tensor's elements."""
     source: torch.Tensor
+    end: int
+    """Bytes of the file up to the slot's end."""
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps."""
@@ -40,27 +44,27 @@ class Copy:
         bits = self.source.is_conj() or self.source.is_neg()
         return self.source.is_contiguous() and not (bits or self.source.is_cuda)
 
-    def pieces(self) -> Iterable[tuple[Any, Any]]:
-        """Cut a plain copy into short ones, for several threads."""
+    def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
+        """Yield short pieces of the copy, each with the bytes of the file up to its end."""
+        if not self.is_plain:
+            yield self.end, self.run
+            return
         source = self.source.detach().reshape(-1).view(torch.uint8)
-        for begin in range(0, source.numel(), PIECE_BYTES):
-            part = slice(begin, begin + PIECE_BYTES)
-            yield self.slot[part].numpy(), source[part].numpy()
+        begin = self.end - source.numel()
+        for at in range(0, source.numel(), PIECE_BYTES):
+            target, piece = self.slot[at : at + PIECE_BYTES], source[at : at + PIECE_BYTES]
+            yield begin + at + len(piece), partial(np.copyto, target.numpy(), piece.numpy())
 
 
-def run_all(copies: Iterable[Copy]) -> None:
-    """Make copies on all cores, and return when they are made.
+def run_all(copies: Iterable[Copy], filling: Filling) -> None:
+    """Make copies on all cores, in the order of the file, and tell how far they are.
 
     torch's threads would wait for each other after every tensor; these meet once, at the end.
     """
-    pieces: list[tuple[Any, Any]] = []
-    for copy in copies:
-        if copy.is_plain:
-            pieces += copy.pieces()
-        else:
-            copy.run()
+    jobs = [job for copy in copies for job in copy.jobs()]
     with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="npydata-copy") as pool:
-        list(pool.map(lambda piece: np.copyto(*piece), pieces))
+        for end, _ in pool.map(lambda job: (job[0], job[1]()), jobs):
+            filling.advance(end)
 
 
 def copies_into(
@@ -71,12 +75,13 @@ def copies_into(
     memory[: len(header)] = header
     memory[image.nbytes :] = 0
     data = memory[len(header) : image.nbytes]
-    return [Copy(part(data, slot), tensors[slot.name]) for slot in image.slots if slot.nbytes]
+    return [copy_of(data, slot, tensors[slot.name], len(header)) for slot in image.slots]
 
 
-def part(data: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
-    """Return the bytes of one slot."""
-    return data[slot.begin : slot.begin + slot.nbytes]
+def copy_of(data: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, header: int) -> Copy:
+    """Return the copy of one tensor into its slot."""
+    end = slot.begin + slot.nbytes
+    return Copy(data[slot.begin : end], tensor, header + end)
 
 
 class Streams(Protocol):
@@ -137,7 +142,7 @@ class DeviceCopier:
         side.wait_stream(self.streams.current_stream(device))
         with self.streams.stream(side):
             if on_device:
-                copies = [Copy(copy.slot, copy.source.detach().clone()) for copy in copies]
+                copies = [replace(copy, source=copy.source.detach().clone()) for copy in copies]
                 read = side.record_event()
             for copy in copies:
                 copy.run(non_blocking=True)
