@@ -28,7 +28,8 @@ class BatchMaker:
     """Makes batch ``k`` of an epoch from any map-style dataset.
 
     A dataset with ``fetch(indices)`` gives whole batches; if it takes ``seed``, ``epoch`` or
-    ``out``, it gets them. Transforms and a ``collate_fn`` work on single samples.
+    ``out``, it gets them, and ``windows`` if it has ``window_numbers``. Transforms and a
+    ``collate_fn`` work on single samples.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class BatchMaker:
         """Return batch ``number``, after announcing the ones a little further on."""
         self.require_wanted()
         self.announce(number)
-        indices = self.order(number)
+        indices, windows = self.order.located(number)
         if self.transforms or self.collate_fn:
             samples = self.transformed(self.samples(indices), indices)
             batch = (self.collate_fn or default_collate)(samples)
         elif self.fetch_options is not None:
-            batch = self.fetch(indices)
+            batch = self.fetch(indices, windows)
         else:
             batch = default_collate(self.samples(indices))
         return batch if self.dtype is None else cast(batch, self.dtype)
@@ -86,12 +87,14 @@ class BatchMaker:
         if coming and self.will_need is not None:
             self.will_need(np.concatenate(coming), **self.fetch_options or {})
 
-    def fetch(self, indices: IntArray) -> Any:
-        """Return a whole batch in one call, into used memory where that is offered."""
-        if self.pool is None:
-            return self.dataset.fetch(indices, **(self.fetch_options or {}))
-        out = self.pool.lend(len(indices))
-        return self.dataset.fetch(indices, **(self.fetch_options or {}), out=out)
+    def fetch(self, indices: IntArray, windows: IntArray) -> Any:
+        """Return a whole batch in one call, with what is known and into used memory if accepted."""
+        options: dict[str, Any] = dict(self.fetch_options or {})
+        if self.order.locate is not None:
+            options["windows"] = windows
+        if self.pool is not None:
+            options["out"] = self.pool.lend(len(indices))
+        return self.dataset.fetch(indices, **options)
 
     def samples(self, indices: IntArray) -> list[Any]:
         """Return the samples one by one."""
@@ -132,6 +135,14 @@ def fetch_options(dataset: Any, seed: int, epoch: int) -> dict[str, int] | None:
     return {name: v for name, v in {"seed": seed, "epoch": epoch}.items() if accepts(fetch, name)}
 
 
+def locator(dataset: Any, seed: int, epoch: int) -> Callable[[IntArray], IntArray] | None:
+    """Return what tells a dataset's windows from indices, if its ``fetch`` takes windows."""
+    takes_windows = accepts(getattr(dataset, "fetch", None), "windows")
+    if not takes_windows or not hasattr(dataset, "window_numbers"):
+        return None
+    return lambda indices: dataset.window_numbers(indices, seed, epoch)
+
+
 def split(batch: Any) -> list[Any]:
     """Return the samples of a batch that came in one piece."""
     if isinstance(batch, dict):
@@ -144,7 +155,7 @@ def takes_rng(transform: Transform) -> bool:
     return accepts(transform, "rng")
 
 
-def accepts(function: Callable[..., Any], name: str) -> bool:
+def accepts(function: Any, name: str) -> bool:
     """Whether a function can be called with that keyword, spelled out in its signature."""
     try:
         return name in inspect.signature(function).parameters

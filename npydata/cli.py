@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, bench.
+"""The ``npydata`` command: prepare, inspect, convert, bench.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Modules are imported by the command that
@@ -8,25 +8,31 @@ needs them, so that ``npydata --help`` answers at once.
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from npydata import __version__
-from npydata.errors import NpyDataError
+from npydata.errors import CheckpointError, NpyDataError
+from npydata.progress import harmless, human_bytes, human_rate, printable
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+MESSAGE_LENGTH = 8192
+"""Longer than two paths; a name from a hostile file may be longer still."""
 
 DESCRIPTION = """\
-Feed and save language-model training: make token files, look into them, measure how fast they
-can be read."""
+Feed and save language-model training: make token files, look into them and into checkpoints,
+convert checkpoints without running what is in them, measure how fast both can be read."""
 
 EPILOG = """\
 examples:
   npydata prepare book.txt -o book.npy     turn a text into a token file
   npydata inspect book.npy --seq-len 512   what is in it, and how many samples it gives
+  npydata inspect model.pt                 the tensors of a checkpoint
+  npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
   npydata bench dataset                    how fast this machine reads samples
 
 Every command has its own help: npydata prepare --help
@@ -52,17 +58,42 @@ examples:
 """
 
 INSPECT_HELP = """\
-Say what is in a token file: format, dtype, shape, how many tokens, the smallest and the largest
-id (the whole file is read for these), the first ids, and with --seq-len how many samples it
-gives."""
+Say what is in a token file or a checkpoint, told apart by their content.
+
+Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
+file is read for these), the first ids, and with --seq-len how many samples it gives.
+
+Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
+for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
+names what would have been."""
 
 INSPECT_EPILOG = """\
 examples:
   npydata inspect train.npy --seq-len 1024
   npydata inspect train.bin --dtype uint16 --json
+  npydata inspect model.pt --depth 2
+  npydata inspect model.safetensors.index.json --json
 
-formats: npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
+tokens:      npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
+checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, or a folder with these
 """
+
+CONVERT_HELP = """\
+Write the tensors of any checkpoint as one safetensors file, without running anything in it.
+
+Memory stays small, however large the file. Tied tensors are written once, and npydata restores the
+ties; numbers, texts and other plain values go into the file's metadata. What only code could make
+is left out, and named. If the run fails or is killed, OUT is what it was before."""
+
+CONVERT_EPILOG = """\
+examples:
+  npydata convert pytorch_model.bin model.safetensors
+  npydata convert checkpoint.pt half.safetensors --dtype float16
+  npydata convert model.safetensors.index.json model.safetensors
+"""
+
+FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+NAMES_SHOWN = 5
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -104,6 +135,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
     _add_prepare(commands)
     _add_inspect(commands)
+    _add_convert(commands)
     if argv and argv[0] == "bench":
         _add_bench(commands)
     else:
@@ -112,12 +144,12 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def one_line(error: Exception) -> str:
-    """Return what went wrong as a single line that names the file."""
+    """Return what went wrong as a single line that names the file, and steers no terminal."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     else:
         message = str(error) or type(error).__name__
-    return " ".join(message.split())
+    return harmless(" ".join(message.split()), MESSAGE_LENGTH)
 
 
 def run_prepare(args: argparse.Namespace) -> int:
@@ -141,8 +173,38 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
+    """Print a report on a token file or a checkpoint."""
+    from npydata.recognise import why_checkpoint
+
+    about_tokens = args.format != "auto" or args.dtype is not None or args.seq_len is not None
+    if about_tokens and args.depth is not None:
+        raise NpyDataError("--depth is for checkpoints; --format, --dtype, --seq-len for tokens")
+    why = None if about_tokens else why_checkpoint(args.file)
+    if why is None:
+        return inspect_token_file(args)
+    try:
+        return inspect_checkpoint_file(args)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} (taken for a checkpoint: {why})") from None
+
+
+def inspect_checkpoint_file(args: argparse.Namespace) -> int:
+    """Print a report on a checkpoint."""
+    from npydata.inspect_checkpoint import inspect_checkpoint
+
+    if args.depth is not None and args.depth < 1:
+        raise NpyDataError(f"depth {args.depth}: expected 1 or more")
+    report = inspect_checkpoint(args.file)
+    print(report.to_json() if args.json else report.to_table(args.depth))
+    return EXIT_OK
+
+
+def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
     from npydata.inspect_tokens import inspect_tokens
+
+    if args.depth is not None:
+        raise NpyDataError(f"{args.file}: is taken for a token file; --depth is for checkpoints")
 
     report = inspect_tokens(
         args.file,
@@ -153,6 +215,36 @@ def run_inspect(args: argparse.Namespace) -> int:
     )
     print(report.to_json() if args.json else report.to_table())
     return EXIT_OK
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Write a checkpoint as safetensors and say in one line what was written."""
+    if not args.output.endswith(".safetensors"):
+        raise NpyDataError(f"{args.output}: expected a name that ends in .safetensors")
+    import torch
+
+    from npydata.lazy.checkpoint import open_checkpoint
+
+    begin = time.perf_counter()
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    with open_checkpoint(args.file) as checkpoint:
+        done = checkpoint.to_safetensors(args.output, dtype=dtype, progress=not args.quiet)
+    seconds = time.perf_counter() - begin
+    ties = f" ({done.ties:,} tied)" if done.ties else ""
+    print(
+        f"{harmless(printable(args.output), MESSAGE_LENGTH)}: {done.tensors:,} tensors{ties}, "
+        f"{human_bytes(done.nbytes)} in {seconds:.2f} s ({human_rate(done.nbytes / seconds, 'B')})"
+        f"{left_out(done.left_out)}"
+    )
+    return EXIT_OK
+
+
+def left_out(names: Sequence[str]) -> str:
+    """Return what the new file lacks, by name, if it lacks anything."""
+    shown = [harmless(name) for name in names[:NAMES_SHOWN]]
+    if len(names) > NAMES_SHOWN:
+        shown.append(f"and {len(names) - NAMES_SHOWN:,} more")
+    return f"; left out {len(names):,} without plain values: {', '.join(shown)}" if shown else ""
 
 
 def _add_prepare(commands: Any) -> None:
@@ -183,13 +275,13 @@ def _add_prepare(commands: Any) -> None:
 def _add_inspect(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect",
-        help="say what is in a token file",
+        help="say what is in a token file or a checkpoint",
         description=INSPECT_HELP,
         epilog=INSPECT_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("file", metavar="FILE", help="the token file")
+    add("file", metavar="FILE", help="the file, or the folder of a checkpoint")
     add("--seq-len", type=int, metavar="T", help="count the samples of T tokens")
     add("--format", default="auto", metavar="F", help="how the file is laid out (default: by its "
         "content and name)")  # fmt: skip
@@ -198,8 +290,27 @@ def _add_inspect(commands: Any) -> None:
         metavar="D",
         help="the ids of a headerless file, such as uint16 (default: uint32)",
     )
+    add("--depth", type=int, metavar="N", help="sum up what lies more than N dots deep in a "
+        "checkpoint")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_inspect)
+
+
+def _add_convert(commands: Any) -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="write a checkpoint as safetensors",
+        description=CONVERT_HELP,
+        epilog=CONVERT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a checkpoint, an *.index.json, or a folder with one")
+    add("output", metavar="OUT.safetensors", help="the file to write")
+    add("--dtype", choices=FLOATS, metavar="D", help="write tensors of floating point as D: "
+        f"{', '.join(FLOATS)} (default: as they are)")  # fmt: skip
+    add("-q", "--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run_convert)
 
 
 def _add_bench(commands: Any) -> None:

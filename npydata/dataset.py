@@ -96,8 +96,8 @@ def shifted_pair(tokens: TokenArray, out: IntArray | None = None) -> Pair:
         return torch.from_numpy(x), torch.from_numpy(y)
     out[0] = tokens[:, :-1]
     out[1] = tokens[:, 1:]
-    pair = torch.from_numpy(out)
-    return pair[0], pair[1]
+    inputs, targets = torch.from_numpy(out).unbind()
+    return inputs, targets
 
 
 class TokenDataset(Dataset[Pair]):
@@ -133,18 +133,22 @@ class TokenDataset(Dataset[Pair]):
         seed: int | None = None,
         epoch: int | None = None,
         out: IntArray | None = None,
+        windows: IntArray | None = None,
     ) -> Pair:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
         The fast path: one gather for the whole batch, safe to call from many threads. ``out`` is
         memory for the result, int64 ``(2, len(indices), seq_len)``, for callers who reuse it.
+        ``windows`` is what ``window_numbers`` returns for the same indices, seed and epoch, for
+        callers who ask it about many batches at a time.
 
         Raises:
             IndexError: An index is not in the dataset.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
-        numbers = self.window_numbers(as_indices(indices, len(self)), seed, epoch)
-        tokens = self.windows.gather(numbers)
+        if windows is None:
+            windows = self.window_numbers(as_indices(indices, len(self)), seed, epoch)
+        tokens = self.windows.gather(windows)
         check_ids(tokens, self.vocab_size, self.files)
         return shifted_pair(tokens, out)
 

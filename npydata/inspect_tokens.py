@@ -9,12 +9,12 @@ from typing import Any
 
 from npydata.errors import NpyDataError
 from npydata.progress import human_bytes, printable, progress_bar
+from npydata.recognise import CHECKPOINT_SUFFIXES
 from npydata.tokens import TokenFile, open_tokens
 from npydata.windows import num_windows
 
 SCAN_TOKENS = 4 << 20  # read at once while looking for the smallest and largest id
 FIRST_TOKENS = 16
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,9 +117,10 @@ class PrefetchIterator:
     def _next(self) -> Any:
         asked = time.perf_counter()
         batch = self._source.next()
+        now = time.perf_counter()
         if isinstance(batch, Failure):
             batch.raise_again()
-        self._count(batch, asked)
+        self._count(batch, now - asked, now)
         return self._copies.receive(batch) if self._copies.moves else batch
 
     def __enter__(self) -> "PrefetchIterator":
@@ -132,14 +133,14 @@ class PrefetchIterator:
         """Stop every worker; the loader's state stays behind the last batch delivered."""
         self._finalizer()
 
-    def _count(self, batch: Any, asked: float) -> None:
-        """Note that the caller has one more batch, and what that took."""
+    def _count(self, batch: Any, waited: float, now: float) -> None:
+        """Note that the caller has one more batch, how long it waited for it, and when."""
         self._delivered += 1
         self._place.samples = self._schedule.samples_after(self._delivered)
-        stats, now = self._stats, time.perf_counter()
+        stats = self._stats
         stats.batches += 1
         stats.tokens += elements(batch)
-        stats.wait_s += now - asked
+        stats.wait_s += waited
         stats.elapsed_s = now - self._began
         if self._delivered == self._total:
             self._finish()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from npydata.batches import BatchMaker, Transform
+from npydata.batches import BatchMaker, Transform, locator
 from npydata.buffers import BufferPool
 from npydata.device import Copies, StreamCopies, copies_to
 from npydata.errors import LoaderError
@@ -82,16 +82,12 @@ class AsyncDataLoaderConfig:
 
     @property
     def hop(self) -> int:
-        """Batches that change hands at a time: few enough for every worker and the spare buffers.
+        """Batches that change hands at a time.
 
-        At least three hops and the spare ones fill the window.
+        The window has room for one hop more than workers: while the caller uses one up, each
+        worker makes another.
         """
-        return max(1, min(LARGEST_HOP, self.capacity // max(4, self.num_workers + 1)))
-
-    @property
-    def spare(self) -> int:
-        """Used buffers that wait for the next batch; none where the window is small."""
-        return self.hop if self.capacity > 2 else 0
+        return max(1, min(LARGEST_HOP, self.capacity // (max(1, self.num_workers) + 1)))
 
 
 class AsyncDataLoader:
@@ -224,7 +220,8 @@ class AsyncDataLoader:
     def _source(self, schedule: Schedule, copies: Copies) -> Background | Inline:
         """Start making the batches of a schedule."""
         config, epoch = self.config, self._place.epoch
-        order = EpochOrder(schedule, self.seed, epoch, config.shuffle)
+        locate = locator(self.dataset, self.seed, epoch)
+        order = EpochOrder(schedule, self.seed, epoch, config.shuffle, locate)
         pool = self._pool(copies)
         maker = BatchMaker(self.dataset, order, self.seed, epoch, transforms=self.transforms,
                            collate_fn=self.collate_fn, dtype=config.dtype, pool=pool)  # fmt: skip
@@ -234,9 +231,8 @@ class AsyncDataLoader:
 
         if config.prefetch_factor == 0:
             return Inline(make)
-        window = config.capacity - (config.spare if pool else 0)
-        workers = max(1, min(config.num_workers, window // config.hop, len(schedule)))
-        source = Background(make, len(schedule), workers, window, config.hop)
+        workers = max(1, min(config.num_workers, config.capacity // config.hop, len(schedule)))
+        source = Background(make, len(schedule), workers, config.capacity, config.hop)
         handover = source.window
         maker.is_wanted = lambda: not handover.closed
         return source
@@ -246,7 +242,9 @@ class AsyncDataLoader:
         if shape is None or self.config.prefetch_factor == 0 or self.transforms or self.collate_fn:
             return None
         pinned = isinstance(copies, StreamCopies) or copies.pinned
-        return BufferPool(shape(self.config.batch_size), self.config.spare, pinned=pinned)
+        stats = self.stats  # of this epoch: the next one has its own
+        return BufferPool(shape(self.config.batch_size), self.config.capacity,
+                          lambda: stats.batches, pinned=pinned)  # fmt: skip
 
     def _end_iterator(self) -> None:
         running = self._iterator and self._iterator()

@@ -64,6 +64,23 @@ def printable(path: str | os.PathLike[str]) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def harmless(text: str, limit: int = 100) -> str:
+    """Return text from a file so that a terminal shows it and obeys none of it.
+
+    Control characters, escape sequences and marks of direction are spelled out; of a long text the
+    middle is left out.
+    """
+    half = limit // 2
+    if len(text) > limit:
+        text = f"{text[: half - 1]}...{text[len(text) - half + 2 :]}"
+    return "".join(one if one.isprintable() else escape(one) for one in text)
+
+
+def escape(character: str) -> str:
+    """Return a character as Python would write it between quotes."""
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
 def _scaled(value: float, unit: str) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or prefix == "T":

@@ -7,10 +7,13 @@ again by any number of ranks. Built in ``notebooks/02_async_loader``.
 """
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from npydata.windows import IntArray, Permutation, stream_key
+
+Block = tuple[IntArray, IntArray]
 
 BLOCK_SAMPLES = 8192
 """Shuffling has a fixed cost per call, so indices are computed for many batches at a time."""
@@ -71,22 +74,34 @@ class EpochOrder:
     """The samples of each batch of an epoch: in order, or shuffled without a list.
 
     ``EpochOrder(schedule, seed, epoch, shuffle)(k)`` returns the indices of batch ``k``, int64
-    ``(batch size,)``. Constant memory; safe to share between threads.
+    ``(batch size,)``. Constant memory; safe to share between threads. ``locate`` is what else to
+    compute of the indices for many batches at a time: a dataset's windows, say.
     """
 
     KEPT_BLOCKS = 4
     """Threads are never further apart than this, and an older block can be computed again."""
 
-    def __init__(self, schedule: Schedule, seed: int, epoch: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        locate: Callable[[IntArray], IntArray] | None = None,
+    ) -> None:
         self.schedule, self.count = schedule, len(schedule)
         self.shuffle = Permutation(max(1, schedule.num_samples), int(stream_key(seed, epoch)))
-        self.is_shuffled = shuffle
+        self.is_shuffled, self.locate = shuffle, locate
         self.per_block = max(1, BLOCK_SAMPLES // schedule.batch_size)
-        self._blocks: dict[int, list[IntArray]] = {}
+        self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()
 
     def __call__(self, batch: int) -> IntArray:
         """Return the indices of a batch."""
+        return self.located(batch)[0]
+
+    def located(self, batch: int) -> tuple[IntArray, IntArray]:
+        """Return the indices of a batch, and what ``locate`` makes of them."""
         number, within = divmod(batch, self.per_block)
         block = self._blocks.get(number)
         if block is None:
@@ -94,13 +109,14 @@ class EpochOrder:
                 block = self._blocks[number] = self._blocks.get(number) or self._block(number)
                 for old in sorted(self._blocks)[: -self.KEPT_BLOCKS]:
                     del self._blocks[old]
-        return block[within]
+        size = self.schedule.batch_size
+        mine = slice(within * size, (within + 1) * size)  # the last batch may be short
+        return block[0][mine], block[1][mine]
 
-    def _block(self, number: int) -> list[IntArray]:
+    def _block(self, number: int) -> Block:
         first = number * self.per_block
         batches = range(first, min(first + self.per_block, len(self.schedule)))
         ranges = [self.schedule.places(batch) for batch in batches]
         places = np.concatenate([np.arange(r.start, r.stop) for r in ranges])
-        indices = self.shuffle(places) if self.is_shuffled else places
-        ends = np.cumsum([len(r) for r in ranges])[:-1]
-        return np.split(np.asarray(indices), ends)
+        indices = np.asarray(self.shuffle(places) if self.is_shuffled else places)
+        return indices, self.locate(indices) if self.locate else indices

@@ -98,10 +98,10 @@ class Costs:
     def predict(self, step_s: float, workers: int, prefetch: int, batches: int = 512) -> Timeline:
         """Predict an :class:`AsyncDataLoader` of that setting, with its own window and hops."""
         config = AsyncDataLoaderConfig(num_workers=workers, prefetch_factor=prefetch)
-        window = config.capacity - config.spare
-        busy = max(1, min(workers, window // config.hop))
-        return predict(step_s, self.fetch_s, busy, prefetch, batches, hop=config.hop, window=window,
-                       serial_s=self.serial_s, wake_s=self.wake_s)  # fmt: skip
+        busy = max(1, min(workers, config.capacity // config.hop))
+        return predict(step_s, self.fetch_s, busy, prefetch, batches, hop=config.hop,
+                       window=config.capacity, serial_s=self.serial_s,
+                       wake_s=self.wake_s)  # fmt: skip
 
 
 def calibrate(dataset: Any, *, seconds: float = 1.0, repeats: int = 5, **options: Any) -> Costs:
@@ -262,8 +262,9 @@ def recommend(
         repeats: Turns; every setting is measured in each, and the median counts.
         options: For :class:`AsyncDataLoader`: batch size, transforms, ...
 
-    The cheapest setting that makes batches twice as fast as they are used is enough. Where none
-    does, the fastest one is recommended, and the reason says so.
+    The cheapest setting, with the fewest workers and then the smallest prefetch factor, that makes
+    batches twice as fast as they are used is enough. Where none does, the fastest one is
+    recommended, and the reason says so.
     """
     candidates = [c for c in CANDIDATES if c[0] <= max(1, os.cpu_count() or 1)]
     times = times_in_turn(dataset, candidates, seconds, repeats, options)
@@ -288,7 +289,8 @@ def reason_for(rate: float, best: float, step_s: float) -> str:
         return f"{made}; the fastest of all settings needs {milliseconds(1 / best)}"
     used = f"a step of {milliseconds(step_s)}"
     if best >= HEADROOM / step_s:
-        return f"{made}, which is {step_s * rate:.1f} times as fast as {used} uses them"
+        times = f"{step_s * rate:.0f}" if step_s * rate >= 10 else f"{step_s * rate:.1f}"
+        return f"{made}, which is {times} times as fast as {used} uses them"
     if best * step_s >= 1:
         return f"{made}: fast enough for {used}, but with little to spare; no setting has more"
     return f"{made}, too slow for {used}, and no setting is faster: make samples cheaper"

@@ -115,6 +115,39 @@ def test_fetch_gets_seed_and_epoch_if_it_has_them():
     assert [next(iter(loader)).tolist() for _ in range(2)] == [[[-7, 0]], [[-7, 1]]]
 
 
+class Asked(NpyTokensDataset):
+    """Random windows that count how often they are computed."""
+
+    computed = 0
+
+    def window_numbers(self, indices, seed, epoch):
+        self.computed += 1
+        return super().window_numbers(indices, seed, epoch)
+
+
+def test_windows_are_computed_for_many_batches_at_a_time(tokens):
+    counted, plain = Asked(tokens, 9), NpyTokensDataset(tokens, 9)
+    counted.will_need = None
+    got = batches(counted, shuffle=True)
+    order = EpochOrder(Schedule(len(plain), 4), 0, 0, True)
+    assert len(got) == len(plain) // 4 > 100 * counted.computed
+    assert all(
+        torch.equal(x, plain.fetch(order(number), seed=0, epoch=0)[0])
+        for number, (x, _) in enumerate(got)
+    )
+
+
+def test_a_fetch_of_ones_own_that_takes_no_windows_is_called_with_indices(tokens):
+    class Own(Asked):
+        def fetch(self, indices, *, seed=None, epoch=None):
+            return torch.as_tensor(indices), torch.full((len(indices),), epoch)
+
+    dataset = Own(tokens, 9)
+    dataset.will_need = None
+    assert [x.tolist() for x, _ in batches(dataset)][1] == [4, 5, 6, 7]
+    assert dataset.computed == 0
+
+
 def test_fetch_gets_memory_only_if_it_takes_it(tokens):
     class Wrapped:
         """A dataset around another one, that knows less than it."""

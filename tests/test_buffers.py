@@ -89,6 +89,26 @@ class TestPromises:
         pool.lend(4)
         assert len(pool._free) == 0
 
+    def test_arrays_on_their_way_to_the_caller_leave_less_room_for_those_that_wait(self, taught):
+        delivered = [0]
+        pool = taught.BufferPool(SHAPE, 3, lambda: delivered[0])
+        had, on_their_way = [pool.lend(4) for _ in range(4)], [pool.lend(4) for _ in range(2)]
+        delivered[0] = len(had)
+        del had
+        assert len(pool._free) == 1
+        delivered[0] += len(on_their_way)
+        del on_their_way
+        assert len(pool._free) == 3
+
+    def test_memory_never_waits_for_a_lock_on_its_way_back(self, taught):
+        pool = taught.BufferPool(SHAPE, 2)
+        lent = pool.lend(4)
+        with pool._lock:
+            del lent
+        assert len(pool._free) == 0
+        pool.lend(4)
+        assert len(pool._free) == 1
+
 
 def test_lent_arrays_are_int64_and_contiguous():
     lent = BufferPool(SHAPE, 1).lend(4)

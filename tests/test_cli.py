@@ -1,5 +1,6 @@
 """The command line: what it prints, what it exits with, and that bad input is one line."""
 
+import datetime
 import json
 import os
 import re
@@ -9,11 +10,14 @@ import types
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from npydata import __version__, inspect_tokens, write_tokens
 from npydata import prepare as prepare_module
-from npydata.cli import main, one_line
+from npydata.cli import FLOATS, main, one_line
 from npydata.inspect_tokens import count_windows
+from npydata.lazy import convert as convert_module
 from npydata.progress import human_bytes, human_rate
 
 
@@ -47,11 +51,11 @@ def test_help_version_and_module_start_without_importing_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
-    assert {"prepare", "inspect", "bench"} <= set(done.stdout.split())
+    assert {"prepare", "inspect", "convert", "bench"} <= set(done.stdout.split())
     assert run("--version").stdout == f"npydata {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["prepare", "inspect"])
+@pytest.mark.parametrize("command", ["prepare", "inspect", "convert"])
 def test_each_command_explains_itself_with_examples(capsys, command):
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
@@ -80,6 +84,27 @@ def test_each_command_explains_itself_with_examples(capsys, command):
         ["inspect", "."],
         ["inspect", "model.safetensors"],
         ["inspect", "ok.npy", "--seq-len", "0"],
+        ["inspect", "ok.npy", "--depth", "2"],
+        ["inspect", "ok.pt", "--depth", "0"],
+        ["inspect", "ok.pt", "--depth", "2", "--dtype", "uint16"],
+        ["inspect", "ok.pt", "--format", "raw"],
+        ["inspect", "cut.pt"],
+        ["inspect", "no-such.index.json"],
+        ["convert"],
+        ["convert", "ok.pt"],
+        ["convert", "ok.pt", "out.pt"],
+        ["convert", "ok.pt", ""],
+        ["convert", "ok.pt", "no-such-folder/out.safetensors"],
+        ["convert", "ok.pt", "folder.safetensors"],
+        ["convert", "ok.pt", "out.safetensors", "--dtype", "int8"],
+        ["convert", "ok.pt", "out.safetensors", "--dtype", "flaot16"],
+        ["convert", "cut.pt", "out.safetensors"],
+        ["convert", "t.txt", "out.safetensors"],
+        ["convert", "no-such.pt", "out.safetensors"],
+        ["convert", ".", "out.safetensors"],
+        ["convert", "sparse.pt", "out.safetensors"],
+        ["convert", "ok.safetensors", "ok.safetensors"],
+        ["convert", "ok.safetensors", "./folder.safetensors/../ok.safetensors"],
         ["inspect", "ok.npy", "--format", "parquet"],
         ["inspect", "ok.npy", "--dtype", "no-such-dtype"],
         ["inspect", "ok.npy", "--dtype", ","],
@@ -97,9 +122,14 @@ def test_bad_input_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys, ar
     (tmp_path / "t.txt").write_text("text, an odd number of bytes.")
     (tmp_path / "t.npy").write_bytes(b"\x93NUMPY\x01\x00")
     np.save(tmp_path / "ok.npy", np.arange(9, dtype=np.uint16))
-    before = sorted(tmp_path.iterdir())
+    (tmp_path / "folder.safetensors").mkdir()
+    torch.save({"a": torch.zeros(3)}, tmp_path / "ok.pt")
+    torch.save({"a": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
+    save_file({"a": torch.zeros(3)}, tmp_path / "ok.safetensors")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "ok.pt").read_bytes()[:-9])
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
     fails_in_one_line(capsys, *argv)
-    assert sorted(tmp_path.iterdir()) == before
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_missing_source_stops_before_anything_is_written(tmp_path, capsys):
@@ -286,3 +316,127 @@ def test_a_name_that_is_not_utf8_is_shown_in_full(tmp_path):
     done = run("inspect", name, cwd=tmp_path, env=strict)
     assert (done.returncode, done.stderr) == (0, "")
     assert r"caf\xe9.npy" in done.stdout
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A checkpoint with a tie, a value, and one that code would have to make."""
+    weight = torch.arange(6.0).view(2, 3)
+    content = {"a": weight, "b": weight, "step": 3, "when": datetime.date(2026, 1, 1)}
+    torch.save(content, tmp_path / "model.pt")
+    return tmp_path / "model.pt"
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.bin", "model"])
+def test_inspect_knows_a_checkpoint_by_its_content(model, capsys, name):
+    model.rename(model.with_name(name))
+    assert main(["inspect", str(model.with_name(name))]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "a [2, 3] float32 24 B" in lines
+    assert "b = a" in lines
+    assert lines[-1] == "warning: names datetime.date, which was not called"
+
+
+def test_inspect_of_a_checkpoint_prints_json(model, capsys):
+    assert main(["inspect", str(model), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in report["tensors"]] == ["a", "b"]
+    assert report["metadata"] == {"step": 3}
+    assert report["other"] == {"when": "needs datetime.date"}
+
+
+def test_inspect_sums_up_at_a_depth(tmp_path, capsys):
+    save_file({"x.y.z": torch.zeros(2), "x.y.w": torch.zeros(2)}, tmp_path / "a.safetensors")
+    assert main(["inspect", str(tmp_path / "a.safetensors"), "--depth", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\nx.  2 tensors, 16 B\n")
+
+
+@pytest.mark.parametrize(
+    "option", [["--format", "raw"], ["--dtype", "uint16"], ["--seq-len", "2"]], ids=" ".join
+)
+def test_an_option_about_tokens_makes_a_file_a_token_file(model, capsys, option):
+    path = model.rename(model.with_name("model.bin"))
+    path.write_bytes(path.read_bytes() + bytes(-path.stat().st_size % 4))
+    code = main(["inspect", str(path), *option])
+    captured = capsys.readouterr()
+    assert "format     raw" in captured.out if code == 0 else "not a token file" in captured.err
+
+
+def test_a_file_that_was_taken_for_a_checkpoint_in_error_says_why(tmp_path, capsys):
+    np.savez(tmp_path / "arrays.npz", a=np.arange(3))
+    line = fails_in_one_line(capsys, "inspect", tmp_path / "arrays.npz")
+    assert line.endswith("(taken for a checkpoint: it begins like a zip file)\n")
+
+
+def test_convert_writes_the_tensors_and_says_what_it_left_out(model, capsys):
+    out = model.with_name("out.safetensors")
+    assert main(["convert", str(model), str(out)]) == 0
+    line = capsys.readouterr().out
+    size = human_bytes(out.stat().st_size)
+    assert re.fullmatch(
+        rf"{out}: 2 tensors \(1 tied\), {size} in \d+\.\d\d s \([\d.]+ k?M?B/s\); "
+        r"left out 1 without plain values: when\n",
+        line,
+    )
+    assert load_file(out)["a"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_convert_names_at_most_a_few_of_what_it_left_out(tmp_path, capsys):
+    days = {f"day{n}": datetime.date(2026, 1, n) for n in range(1, 10)}
+    torch.save(days, tmp_path / "days.pt")
+    assert main(["convert", str(tmp_path / "days.pt"), str(tmp_path / "o.safetensors"), "-q"]) == 0
+    assert capsys.readouterr().out.endswith("day4, day5, and 4 more\n")
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_convert_casts_to_every_dtype_it_offers(model, name):
+    out = model.with_name("out.safetensors")
+    assert main(["convert", str(model), str(out), "--dtype", name]) == 0
+    assert load_file(out)["a"].dtype == getattr(torch, name)
+
+
+@pytest.mark.parametrize("quiet, shown", [([], True), (["-q"], False), (["--quiet"], False)])
+def test_convert_shows_progress_unless_it_is_to_be_quiet(model, monkeypatch, quiet, shown):
+    seen = []
+    bar = convert_module.progress_bar
+
+    def watched(*args, show):
+        seen.append(show)
+        return bar(*args, show=False)
+
+    monkeypatch.setattr(convert_module, "progress_bar", watched)
+    main(["convert", str(model), str(model.with_name("out.safetensors")), *quiet])
+    assert seen == [shown]
+
+
+def test_convert_replaces_an_older_file(model):
+    out = model.with_name("out.safetensors")
+    out.write_text("older")
+    assert main(["convert", str(model), str(out)]) == 0
+    assert sorted(load_file(out)) == ["a"]
+
+
+def test_ctrl_c_while_converting_leaves_nothing_half_written(model, monkeypatch, capsys):
+    def interrupted(out, slot, bar):
+        out.write(b"part of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert_module, "write_slot", interrupted)
+    assert main(["convert", str(model), str(model.with_name("out.safetensors"))]) == 130
+    assert capsys.readouterr().err == "npydata: interrupted\n"
+    assert [path.name for path in model.parent.iterdir()] == ["model.pt"]
+
+
+def test_convert_from_the_shell(model):
+    done = run("convert", "model.pt", "out.safetensors", "-q", cwd=model.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("out.safetensors: 2 tensors (1 tied), ")
+    assert done.stdout.count("\n") == 1
+
+
+def test_an_error_about_a_hostile_name_is_one_harmless_line(tmp_path, capsys):
+    bad = "\x1b]0;title\x07\n\u202e" + "x" * 100_000
+    torch.save({bad: torch.eye(3).to_sparse()}, tmp_path / "a.pt")
+    line = fails_in_one_line(capsys, "convert", tmp_path / "a.pt", tmp_path / "o.safetensors")
+    assert line[:-1].isprintable()
+    assert len(line) < 10_000

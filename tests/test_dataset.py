@@ -277,6 +277,14 @@ def test_iterating_ends(raw):
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_windows_that_are_known_need_not_be_computed(ids, access):
+    for ds in (NpyTokensDataset(ids, 16, access=access), MmapDataset(ids, 16, access=access)):
+        indices = np.arange(50)
+        known = ds.fetch(indices, windows=ds.window_numbers(indices, 9, 2))
+        assert torch.equal(known[1], ds.fetch(indices, seed=9, epoch=2)[1])
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
 def test_hints_do_not_change_what_is_fetched(ids, access):
     for kind in (MmapDataset, NpyTokensDataset):
         ds = kind(ids, 16, access=access, **({"seed": 3} if kind is NpyTokensDataset else {}))

@@ -188,7 +188,7 @@ def test_recycled_pinned_memory_is_not_written_before_its_copy_is_done(
     )
     for got, batch in zip(loader, wanted, strict=True):
         assert [part.tolist() for part in got] == [part.tolist() for part in batch]
-    assert len(memory) < len(wanted) or loader.config.spare == 0  # some of it was used again
+    assert len(memory) < len(wanted) or loader.config.capacity < 3  # some of it was used again
     assert len(cuda.calls("used on")) == 2 * len(wanted)
     assert all_workers_end()
 

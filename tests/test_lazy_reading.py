@@ -71,6 +71,13 @@ def test_a_slice_of_a_parameter_is_a_plain_tensor_of_its_own(tmp_path, kind):
         assert torch.equal(checkpoint.get_slice("p")[1], torch.ones(4))
 
 
+def test_a_dimension_of_one_may_have_any_stride(tmp_path):
+    odd = torch.arange(6.0).as_strided((1, 3), (2**61, 2))
+    with open_checkpoint(save(tmp_path, {"odd": odd}, "zip")) as checkpoint:
+        assert torch.equal(checkpoint["odd"], odd)
+        assert torch.equal(checkpoint.get_slice("odd")[:, 1:], odd[:, 1:])
+
+
 @needs_proc
 @FORMATS
 @pytest.mark.parametrize(

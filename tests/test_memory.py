@@ -12,7 +12,7 @@ from npydata import AsyncDataLoader, MmapDataset, write_tokens
 from npydata.buffers import BufferPool
 from npydata.schedule import EpochOrder, Schedule
 
-SETTINGS = [(0, 1), (0, 2), (1, 1), (1, 3), (2, 2), (4, 2), (2, 8), (4, 8), (8, 1), (8, 8)]
+SETTINGS = [(0, 1), (0, 2), (1, 1), (1, 3), (1, 32), (2, 2), (4, 2), (2, 8), (4, 8), (8, 1), (8, 8)]
 KEPT = {
     "the batch": lambda x, y: (x, y),
     "x": lambda x, y: x,
@@ -111,10 +111,9 @@ def test_no_more_batches_exist_than_allowed_beside_those_the_caller_holds(
     dataset = Counted(tokens, 9)
     loader = AsyncDataLoader(dataset, batch_size=8, num_workers=workers, prefetch_factor=factor)
     allowed, iterator, holding = factor * max(workers, 1), iter(loader), []
-    full = allowed - loader.config.spare
     for taken in range(40):
         # The workers are at rest when the window is full, but for what a whole hop leaves open.
-        dataset.wait_until_fetched(taken + full - 2 * loader.config.hop + 1)
+        dataset.wait_until_fetched(taken + allowed - 2 * loader.config.hop + 1)
         assert buffers() - len(holding) <= allowed
         if len(holding) == held:
             holding[:1] = []
@@ -133,7 +132,7 @@ def test_the_window_is_used_to_the_full(tokens, workers, factor):
     with iter(loader) as iterator:
         next(iterator)
         allowed = factor * max(workers, 1)
-        dataset.wait_until_fetched(max(1, allowed - 2 * loader.config.spare))
+        dataset.wait_until_fetched(allowed - allowed % loader.config.hop)
         assert dataset.fetched <= allowed + 1
 
 

@@ -1,6 +1,7 @@
 """The checks on notebooks can fail: each one, shown a small notebook that breaks its rule."""
 
 import pickle
+import signal
 from types import SimpleNamespace
 
 import nbformat
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from notebook_promises import FromModules, FromNotebooks
-from tutorial import sync
+from tutorial import exercises, sync
 from tutorial.exercises import Exercise, judge
 from tutorial.mutation import diff, mutated
 from tutorial.symbols import SymbolError, parse_symbol, render
@@ -314,6 +315,34 @@ def test_a_wrong_answer_of_no_known_kind_gets_the_general_advice():
 def test_an_error_in_the_answer_is_reported_in_one_line():
     verdict = judge(WINDOWS, lambda n, size: n / 0)
     assert "got       ZeroDivisionError: division by zero" in verdict.text
+
+
+def test_an_answer_without_end_is_stopped_and_the_case_is_shown(monkeypatch):
+    def answer(n, size):
+        while n > 4:
+            pass
+        return n - size + 1
+
+    monkeypatch.setattr(exercises, "PATIENCE", 0.05)
+    endless = Exercise("windows", WINDOWS.reference, cases=[(4, 4), (10, 4), (1000, 4)])
+    verdict = judge(endless, answer)
+    assert verdict.passed is False
+    assert "windows(10, 4)\n  expected  7\n  got       nothing" in verdict.text
+    assert "did not come to an end" in verdict.text
+
+
+def test_the_time_limit_leaves_no_timer_behind():
+    usual = signal.getsignal(signal.SIGVTALRM)
+    judge(WINDOWS, WINDOWS.reference)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) == usual
+
+
+def test_arrays_stand_for_lists_of_numbers_and_lists_of_them():
+    halves = Exercise("halves", lambda x: [x[:2], x[2:]], cases=[((1, 2, 3, 4),)])
+    assert judge(halves, lambda x: [np.array(x)[:2], np.array(x)[2:]]).passed
+    assert judge(halves, lambda x: np.array(x).reshape(2, 2)).passed
+    assert not judge(halves, lambda x: np.array(x)).passed
 
 
 def test_an_answer_that_changes_its_input_spoils_no_other_case():

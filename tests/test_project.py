@@ -29,6 +29,10 @@ LOADER_RANK = [
     {"loader"},
 ]
 
+CHECKPOINT_WING = {"lazy": {"errors", "atomic", "pages", "progress"},
+                   "checkpoint": {"errors", "atomic", "pages", "progress", "lazy"}}  # fmt: skip
+"""What the rooms of the checkpoint wing may import, beside their own modules."""
+
 
 def requirement_names(requirements):
     parsed = (re.fullmatch(r"([\w-]+)(?:\[\w+\])?(.*)", r).groups() for r in requirements)
@@ -123,6 +127,30 @@ def test_modules_import_no_circle():
         done |= free
 
 
+@pytest.mark.parametrize("room", CHECKPOINT_WING)
+def test_the_checkpoint_wing_imports_nothing_of_the_data_wing(room):
+    for path in (ROOT / "npydata" / room).glob("*.py"):
+        assert set(imports_of(path)) - {room} <= CHECKPOINT_WING[room], path.name
+
+
+@pytest.mark.parametrize("room", CHECKPOINT_WING)
+def test_a_room_of_small_files_has_no_circle(room):
+    graph = {}
+    for path in (ROOT / "npydata" / room).glob("[!_]*.py"):
+        nodes = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom)]
+        inside = [n for n in nodes if (n.module or "").startswith(f"npydata.{room}")]
+        graph[path.stem] = {
+            name
+            for node in inside
+            for name in (node.module.split(".")[2:3] or [alias.name for alias in node.names])
+        }
+    done = set()
+    while remaining := graph.keys() - done:
+        free = {name for name in remaining if graph[name] <= done}
+        assert free, f"a circle among {sorted(remaining)}"
+        done |= free
+
+
 def test_modules_are_short_enough_to_read():
     lengths = {p.name: len(p.read_text().splitlines()) for p in (ROOT / "npydata").rglob("*.py")}
     assert max(lengths.values()) <= 400, lengths
@@ -135,6 +163,7 @@ def test_the_figures_in_the_readme_are_the_saved_ones():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "<!-- figures: dataset -->" in readme
     assert "<!-- figures: loader -->" in readme
+    assert "<!-- figures: reader -->" in readme
     assert render.rendered(readme) == readme
 
 

@@ -152,3 +152,10 @@ def test_an_epoch_of_a_trillion_samples_keeps_a_few_blocks():
     for number in range(0, 10**10, 10**9):
         assert len(order(number)) == 32
     assert len(order._blocks) <= EpochOrder.KEPT_BLOCKS
+
+
+def test_what_an_order_locates_belongs_to_the_indices_of_each_batch():
+    order = EpochOrder(Schedule(1000, 7), 3, 2, True, locate=lambda indices: 10 * indices)
+    for number in range(order.count):
+        indices, found = order.located(number)
+        assert found.tolist() == (10 * order(number)).tolist() == (10 * indices).tolist()

@@ -118,7 +118,7 @@ def test_a_part_that_was_not_replaced_gets_no_factor():
         "same code",
         "same code",
         "same code",
-        "1.2 x less",
+        "8.25 s",
     ]
     assert "2.0 x more" in table(before, now).splitlines()[3]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from npydata import AsyncDataLoader, MmapDataset, write_tokens
+from npydata.bench.sweep import apart
 from npydata.errors import NpyDataError
 from npydata.pipeline import lanes
 from npydata.throughput import (
@@ -123,6 +124,7 @@ def test_the_cheapest_setting_with_headroom_is_enough():
     assert advice.settings == {"num_workers": 1, "prefetch_factor": 8}
     assert advice.enough
     assert "2.5 times as fast as a step of 10 ms" in str(advice)
+    assert "250 times as fast" in choose({(1, 8): 250.0}, step_s=1.0).reason
 
 
 def test_without_a_step_the_cheapest_of_the_fastest_is_chosen():
@@ -199,6 +201,13 @@ def test_a_sweep_is_drawn_as_lines_and_a_heat_map(swept):
     import matplotlib.pyplot as plt
 
     plt.close(figure)
+
+
+def test_names_of_lines_that_end_close_together_are_moved_apart():
+    assert apart([1.0, 10.0, 100.0], gap=2) == pytest.approx([1, 10, 100])
+    assert apart([1.0, 8.0, 8.0], gap=4) == pytest.approx([1, 4, 16])
+    crowded = apart([1.0, 2.0, 2.1, 2.2], gap=3)
+    assert all(b / a >= 2.999 for a, b in pairwise(crowded))
 
 
 def test_a_cold_sweep_evicts_first_or_says_why_not(path):

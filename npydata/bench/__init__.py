@@ -44,6 +44,22 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
                         help="windows per batch (default 32)")  # fmt: skip
 
 
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the bench of the checkpoint reader takes."""
+    parser.add_argument("--size-mb", type=at_least(1), metavar="MIB",
+                        help="MiB of the checkpoint one tensor is read from "
+                             "(default 1024, quick 128)")  # fmt: skip
+    parser.add_argument("--convert-mb", type=at_least(1), metavar="MIB",
+                        help="MiB of the checkpoint that is converted "
+                             "(default 2048, quick 256)")  # fmt: skip
+
+
+def add_save_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the bench of the checkpointer takes."""
+    parser.add_argument("--size-mb", type=at_least(1), metavar="MIB",
+                        help="MiB of the saved state (default 1024, quick 128)")  # fmt: skip
+
+
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Add what every bench takes."""
     parser.add_argument("--repeats", type=at_least(1), metavar="N",
@@ -70,4 +86,6 @@ def at_least(smallest: int) -> Callable[[str], int]:
 BENCHES: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "dataset": ("windows per second from a token file, warm and cold", add_file_options),
     "loader": ("what the loader delivers, and what training pays for it", add_file_options),
+    "checkpoint": ("what a save costs training, and when the disk has it", add_save_options),
+    "reader": ("one tensor from a checkpoint, and converting one", add_checkpoint_options),
 }

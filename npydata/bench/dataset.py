@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from npydata.bench import contenders as ways
+from npydata.bench.command import run_bench
 from npydata.bench.contenders import Task, check_pair
 from npydata.bench.limits import DEPTH, memory_copies, random_reads
 from npydata.bench.machine import machine_facts
 from npydata.bench.measure import Budget, Contender, Row, Sample, Steps, going_on, interleave, timed
-from npydata.bench.plot import draw, require_plotting
-from npydata.bench.report import as_json, find, print_report, write_json
+from npydata.bench.report import as_json, find, print_report
 from npydata.bench.targets import (
     AHEAD,
     BATCH_ITEMS,
@@ -108,16 +108,8 @@ class NotColdError(Exception):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; a missed target is not an error."""
-    if args.plot:
-        require_plotting(args.plot)
-    require_folders(args.json, args.plot)
-    result = measure_dataset(args, Plan.of(args))
-    if args.json:
-        write_json(args.json, result)
-    if args.plot:
-        draw(result, args.plot)
-    return 0
+    """Measure, print, and write what was asked for."""
+    return run_bench(args, partial(measure_dataset, args, Plan.of(args)))
 
 
 def parts_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -131,13 +123,6 @@ def parts_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     usual = [find(rows, "cold", OURS, ahead_text(AHEAD))]
     parts[titles["cold"]].sort(key=lambda row: row not in usual)
     return parts
-
-
-def require_folders(*outputs: Path | None) -> None:
-    """Raise before minutes of work if a result could not be written afterwards."""
-    for path in outputs:
-        if path and not path.absolute().parent.is_dir():
-            raise NpyDataError(f"{path}: its folder does not exist")
 
 
 def measure_dataset(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
@@ -178,14 +163,19 @@ def task_for_cold(task: Task, plan: Plan, folder: Path) -> Task:
 
 def make_file(path: Path, size: int) -> Path:
     """Write random uint16 tokens, which no disk can compress and no file system leave out."""
-    free = shutil.disk_usage(path.parent).free
-    if free < size * 1.05:
-        raise NpyDataError(f"{path.parent}: {human_bytes(free)} free, expected "
-                           f"{human_bytes(size)}; choose --dir or --size-mb")  # fmt: skip
+    require_space(path.parent, size, "--dir or --size-mb")
     bar = progress_bar("making tokens", size, "B")
     write_tokens(path, random_tokens(size // 2, bar))
     bar.close()
     return path
+
+
+def require_space(folder: Path, size: int, options: str) -> None:
+    """Raise before minutes of work if the disk cannot hold what will be made."""
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.05:
+        raise NpyDataError(f"{folder}: {human_bytes(free)} free, expected {human_bytes(size)}; "
+                           f"choose {options}")  # fmt: skip
 
 
 def random_tokens(count: int, bar: Bar) -> Iterator[npt.NDArray[np.uint16]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from npydata.bench import contenders as ways
 from npydata.bench import targets as names
+from npydata.bench.command import run_bench
 from npydata.bench.contenders import Task
 from npydata.bench.dataset import (
     STILL_WARM,
@@ -26,7 +27,6 @@ from npydata.bench.dataset import (
     measure_evicted,
     page_bytes_per_window,
     read_whole,
-    require_folders,
     settings_of,
     task_for_cold,
     task_of,
@@ -35,8 +35,7 @@ from npydata.bench.dataset import (
 from npydata.bench.limits import DEPTH, random_reads
 from npydata.bench.machine import machine_facts
 from npydata.bench.measure import Budget, Contender, Row, Steps, going_on, interleave, timed
-from npydata.bench.plot import draw, require_plotting
-from npydata.bench.report import Verdict, as_json, find, print_report, write_json
+from npydata.bench.report import Verdict, as_json, find, print_report
 from npydata.bench.steps import PythonStep, TrainStep, one_torch_thread
 from npydata.dataset import NpyTokensDataset
 from npydata.loader import AsyncDataLoader, AsyncDataLoaderConfig
@@ -68,16 +67,8 @@ TITLES = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; a missed target is not an error."""
-    if args.plot:
-        require_plotting(args.plot)
-    require_folders(args.json, args.plot)
-    result = measure_loader(args, Plan.of(args))
-    if args.json:
-        write_json(args.json, result)
-    if args.plot:
-        draw(result, args.plot)
-    return 0
+    """Measure, print, and write what was asked for."""
+    return run_bench(args, partial(measure_loader, args, Plan.of(args)))
 
 
 def measure_loader(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
+from typing import TypeVar
 
 from npydata.pages import bytes_read
+
+Way = TypeVar("Way")
+Result = TypeVar("Result")
 
 Steps = Iterator[float]
 """An iterator that does a piece of work per step and says how many tokens that was."""
@@ -54,6 +58,9 @@ class Sample:
     """Fetched from storage meanwhile by this process."""
 
 
+LESS_IS_BETTER = ("ms", "MiB")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """All measurements of one contender, as they go into the table, the JSON and the plot."""
@@ -63,18 +70,27 @@ class Row:
     group: str
     role: str
     rates: tuple[float, ...]
-    """Mtok/s of each repeat, in the order taken."""
+    """What each repeat gave, in ``unit``, in the order taken."""
+    unit: str = "Mtok/s"
+    """``Mtok/s`` or ``MB/s``, of which more is better; ``ms`` or ``MiB``, of which less is."""
     read_amplification: float | None = None
     """Bytes fetched from storage per byte of a delivered window; ``None`` where files are warm."""
     read_bytes: float | None = None
     """Bytes fetched from storage in one repeat, the median."""
     bytes_per_token: float | None = None
     """For a limit: how many of the bytes it is measured in one token costs."""
+    anonymous: float | None = None
+    """For extra memory: how much of it was no page of a file when all was read, in ``unit``."""
 
     @property
     def median(self) -> float:
-        """Mtok/s in the middle of the repeats."""
+        """The middle of the repeats, in ``unit``."""
         return median(self.rates)
+
+    @property
+    def score(self) -> float:
+        """The median with a sign: of two rows the one with more is better."""
+        return -self.median if self.unit in LESS_IS_BETTER else self.median
 
     @property
     def limit_bytes_per_s(self) -> float | None:
@@ -88,20 +104,33 @@ def interleave(
     measure: Callable[[Contender], Sample],
     on_sample: Callable[[], object] = lambda: None,
 ) -> list[Row]:
-    """Measure A B C, A B C, ... and drop the first round, in which caches and pages get ready.
-
-    In turn, so that a machine that gets slower or busier does so for all of them.
-    """
-    taken: list[tuple[Contender, list[Sample]]] = [(one, []) for one in contenders]
+    """Measure contenders in turn and sum up each one's measurements."""
+    contenders = list(contenders)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # on purpose
-        for turn in range(repeats + 1):
-            for contender, samples in taken:
-                sample = measure(contender)
-                if turn > 0:
-                    samples.append(sample)
-                on_sample()
-    return [row_of(contender, samples) for contender, samples in taken]
+        taken = take_turns(contenders, repeats, measure, on_sample)
+    return [row_of(*pair) for pair in zip(contenders, taken, strict=True)]
+
+
+def take_turns(
+    ways: Sequence[Way],
+    repeats: int,
+    measure: Callable[[Way], Result],
+    on_sample: Callable[[], object] = lambda: None,
+) -> list[list[Result]]:
+    """Measure A B C, A B C, ... and drop the first round, in which caches and pages get ready.
+
+    In turn, so that a machine that gets slower or busier does so for all of them. Returns each
+    way's results.
+    """
+    taken: list[list[Result]] = [[] for _ in ways]
+    for turn in range(repeats + 1):
+        for way, results in zip(ways, taken, strict=True):
+            result = measure(way)
+            if turn > 0:
+                results.append(result)
+            on_sample()
+    return taken
 
 
 def going_on(start: Callable[[], Steps]) -> Callable[[], Steps]:

@@ -1,9 +1,12 @@
 """One picture of a benchmark: horizontal bars, every figure written beside its bar."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npydata.atomic import replacing
+from npydata.bench.measure import LESS_IS_BETTER
 from npydata.bench.report import digits
 from npydata.errors import NpyDataError
 from npydata.progress import human_bytes
@@ -38,26 +41,59 @@ def require_plotting(path: Path) -> None:
         raise NpyDataError("--plot needs matplotlib: pip install 'npydata[notebooks]'") from None
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def conditions(result: dict[str, Any]) -> str:
+    """Return what the figures must be read with, in one line."""
+    settings = result["settings"]
+    sizes = [
+        f"{settings[f'{state}_file_bytes'] / 1e6:,.0f} MB {state}" for state in ("warm", "cold")
+    ]
+    return (f"{settings['batch_size']} windows of {settings['seq_len']} tokens · "
+            f"file of {', '.join(sizes)}\n{machine_text(result['machine'])}")  # fmt: skip
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """Return what a machine must be known by, in one line."""
+    return (f"{machine['cpu']}, {machine['cores']} cores · "
+            f"readahead {machine['readahead_kb']} KiB")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which groups of rows are drawn, and where."""
+
+    titles: Mapping[str, str] = field(default_factory=lambda: TITLES)
+    """A panel for each group that was measured, in this order."""
+    columns: int = 1
+    conditions: Callable[[dict[str, Any]], str] = conditions
+    """What the figures must be read with, below the panels."""
+
+
+def draw(result: dict[str, Any], path: Path, layout: Layout) -> None:
     """Draw the rows of a result, one panel per group, and write the picture whole or not at all."""
     from matplotlib.figure import Figure
 
-    groups = {name: rows for name in TITLES if (rows := bars_of(result["rows"], name))}
-    heights = [len(rows) + 2.2 for rows in groups.values()]
-    figure = Figure(figsize=(10, BAR_INCHES * sum(heights) + 0.5), layout="constrained")
-    panels = figure.subplots(len(groups), height_ratios=heights, squeeze=False)[:, 0]
-    for panel, (name, rows) in zip(panels, groups.items(), strict=True):
-        draw_panel(panel, rows, TITLES[name])
-    panels[-1].set_xlabel(f"Mtok/s, median and range of {result['settings']['repeats']}\n"
-                          f"{conditions(result)}", color=INK)  # fmt: skip
+    groups = {name: rows for name in layout.titles if (rows := bars_of(result["rows"], name))}
+    sizes = [len(rows) + 2.2 for rows in groups.values()]
+    columns = layout.columns
+    heights = [max(sizes[at : at + columns]) for at in range(0, len(sizes), columns)]
+    size = (10 if columns == 1 else 8 * columns, BAR_INCHES * sum(heights) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(heights), columns, height_ratios=heights, squeeze=False).ravel()
+    for panel, (name, rows) in zip(panels, groups.items(), strict=False):
+        draw_panel(panel, rows, layout.titles[name])
+    for empty in panels[len(groups) :]:
+        empty.set_axis_off()
+    figure.supxlabel(f"median and range of {result['settings']['repeats']}\n"
+                     f"{layout.conditions(result)}", color=INK, fontsize=10)  # fmt: skip
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def bars_of(rows: list[dict[str, Any]], group: str) -> list[dict[str, Any]]:
-    """Return a group's rows, fastest first and its limits last."""
+    """Return a group's rows, the best first and its limits last."""
     mine = [row for row in rows if row["group"] == group]
-    return sorted(mine, key=lambda row: (row["role"] == "limit", -row["median"]))
+    sign = 1 if mine and mine[0]["unit"] in LESS_IS_BETTER else -1
+    return sorted(mine, key=lambda row: (row["role"] == "limit", sign * row["median"]))
 
 
 def draw_panel(panel: "Axes", rows: list[dict[str, Any]], title: str) -> None:
@@ -70,15 +106,20 @@ def draw_panel(panel: "Axes", rows: list[dict[str, Any]], title: str) -> None:
             panel.plot([row["min"], row["max"]], [place, place], color=color, linewidth=width)
         panel.text(row["max"] + right * 0.01, place, digits(row["median"]), va="center",
                    color=INK, fontsize=12, bbox=LABEL_BOX)  # fmt: skip
+    panel.set_xlim(0, right * 1.12)
     for row in rows[len(bars) :]:
         draw_limit(panel, row, len(bars))
-    panel.set_yticks(range(len(bars)), [f"{row['name']}, {row['setting']}" for row in bars])
+    panel.set_yticks(range(len(bars)), [label_of(row) for row in bars])
     panel.set_ylim(len(bars) + (0.25 if len(rows) > len(bars) else -0.4), -0.6)
-    panel.set_xlim(0, right * 1.12)
-    panel.set_title(title, loc="left", fontsize=14, color=INK, pad=8)
+    panel.set_title(f"{title} ({rows[0]['unit']})", loc="left", fontsize=14, color=INK, pad=8)
     panel.tick_params(labelsize=12, colors=INK, length=0)
     for side in ("top", "right", "left"):
         panel.spines[side].set_visible(False)
+
+
+def label_of(row: dict[str, Any]) -> str:
+    """Name a bar."""
+    return ", ".join(part for part in (row["name"], row["setting"]) if part)
 
 
 def draw_limit(panel: "Axes", row: dict[str, Any], bars: int) -> None:
@@ -87,16 +128,7 @@ def draw_limit(panel: "Axes", row: dict[str, Any], bars: int) -> None:
     limit = row["limit_bytes_per_s"]
     rate = "" if limit is None else f", {human_bytes(round(limit))}/s"
     name = f"{row['name']}{rate}: {digits(row['median'])} "
-    panel.text(row["median"], bars - 0.12, name, ha="right", va="center", color=PALETTE["limit"],
-               fontsize=12, fontweight="bold", bbox=LABEL_BOX)  # fmt: skip
-
-
-def conditions(result: dict[str, Any]) -> str:
-    """Return what the figures must be read with, in one line."""
-    machine, settings = result["machine"], result["settings"]
-    sizes = [
-        f"{settings[f'{state}_file_bytes'] / 1e6:,.0f} MB {state}" for state in ("warm", "cold")
-    ]
-    return (f"{settings['batch_size']} windows of {settings['seq_len']} tokens · "
-            f"file of {', '.join(sizes)}\n{machine['cpu']}, "
-            f"{machine['cores']} cores · readahead {machine['readahead_kb']} KiB")  # fmt: skip
+    left = row["median"] > panel.get_xlim()[1] / 3  # else there is no room for its name
+    panel.text(row["median"], bars - 0.12, name if left else f" {name}", va="center",
+               ha="right" if left else "left", color=PALETTE["limit"], fontsize=12,
+               fontweight="bold", bbox=LABEL_BOX)  # fmt: skip

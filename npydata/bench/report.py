@@ -77,14 +77,14 @@ def find(rows: Sequence[Row], group: str, name: str, setting: str | None = None)
         row for row in rows
         if (row.group, row.name) == (group, name) and setting in (None, row.setting)
     ]  # fmt: skip
-    return max(named, key=lambda row: row.median, default=None)
+    return max(named, key=lambda row: row.score, default=None)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return rows as aligned text, each beside the first."""
     reference = rows[0]
     cold = any(row.read_amplification is not None for row in rows)
-    head = ("", "setting", "Mtok/s", "min to max", "of ours", *(("read",) if cold else ()))
+    head = ("", "setting", reference.unit, "min to max", "of ours", *(("read",) if cold else ()))
     lines = [head, *(cells(row, reference, cold) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     left = (True, True, False, False, False, False)
@@ -107,6 +107,8 @@ def cells(row: Row, reference: Row, cold: bool) -> tuple[str, ...]:
 
 def setting_of(row: Row) -> str:
     """Return a row's setting, and a limit's figure in its own unit."""
+    if row.anonymous is not None:
+        return f"{row.setting}, {digits(row.anonymous)} of it anonymous"
     if row.limit_bytes_per_s is None:
         return row.setting
     return f"{row.setting}: {human_bytes(round(row.limit_bytes_per_s))}/s"
@@ -149,7 +151,7 @@ def as_json(
 
 def row_as_json(row: Row) -> dict[str, Any]:
     """Return a row and what follows from it, as plain values."""
-    return {**asdict(row), "unit": "Mtok/s", "median": row.median, "min": min(row.rates),
+    return {**asdict(row), "median": row.median, "min": min(row.rates),
             "max": max(row.rates), "limit_bytes_per_s": row.limit_bytes_per_s}  # fmt: skip
 
 

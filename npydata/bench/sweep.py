@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,10 @@ CACHES = ("warm", "cold")
 
 COLD_SHARE = 1 / 4
 """Of the file, in a cold turn: a large window of a small file is soon beyond a smaller share."""
+
+
+LABEL = 0.09
+"""The share of a panel's height that a line's name takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,22 +222,48 @@ def draw(rows: Sequence[dict[str, Any]]) -> "Figure":
 
 def draw_lines(panel: "Axes", rows: Sequence[dict[str, Any]]) -> None:
     """Draw a line per loader, at its best prefetch factor, with the range of the turns."""
+    ends: dict[str, tuple[int, float, str]] = {}
     for name in dict.fromkeys(row["name"] for row in rows):
         best = best_by_workers([row for row in rows if row["name"] == name])
         x, color = [row["workers"] for row in best], PALETTE[best[0]["role"]]
         low, high = [row["min"] for row in best], [row["max"] for row in best]
         panel.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
         panel.plot(x, [row["median"] for row in best], "o-", color=color)
-        end, side = (-1, "right") if name == OURS else (0, "left")  # where lines lie apart
-        panel.annotate(name, (x[end], best[end]["median"]), xytext=(4 * (end == 0), 8),
-                       va="bottom", ha=side, textcoords="offset points", color=color,
-                       weight="bold")  # fmt: skip
+        ends[name] = (x[-1], best[-1]["median"], color)
     panel.set_yscale("log")
     panel.set_xticks(sorted({row["workers"] for row in rows}))
-    panel.set_ylim(min(r["min"] for r in rows) / 2, max(r["max"] for r in rows) * 2)
+    bottom, top = min(r["min"] for r in rows) / 2, max(r["max"] for r in rows) * 2
+    panel.set_ylim(bottom, top)
+    name_lines(panel, ends, gap=(top / bottom) ** LABEL)
     panel.set_xlabel("workers (threads of ours, else processes)", color=INK)
     panel.set_ylabel("Mtok/s", color=INK)
     panel.set_title("Each at its best prefetch factor", loc="left", fontsize=12, color=INK)
+
+
+def name_lines(panel: "Axes", ends: dict[str, tuple[int, float, str]], gap: float) -> None:
+    """Write each name to the right of where its line ends, a factor of ``gap`` apart at least."""
+    names = sorted(ends, key=lambda name: ends[name][1])
+    for name, height in zip(names, apart([ends[name][1] for name in names], gap), strict=True):
+        x, _, color = ends[name]
+        panel.annotate(name, (x, height), xytext=(8, 0), textcoords="offset points", va="center",
+                       color=color, weight="bold", annotation_clip=False)  # fmt: skip
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Move rising heights as far apart as a factor of ``gap``, each group about its middle."""
+    groups: list[list[float]] = []
+    for height in heights:
+        group = [height]
+        while groups and stacked(group, gap)[0] < gap * stacked(groups[-1], gap)[-1]:
+            group = groups.pop() + group
+        groups.append(group)
+    return [height for group in groups for height in stacked(group, gap)]
+
+
+def stacked(group: Sequence[float], gap: float) -> list[float]:
+    """Return as many heights, a factor of ``gap`` apart, about the middle of a group."""
+    middle, below = prod(group) ** (1 / len(group)), (len(group) - 1) / 2
+    return [middle * gap ** (k - below) for k in range(len(group))]
 
 
 def best_by_workers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -27,6 +27,19 @@ UNHINTED = "ours, no hints"
 DEFAULT_MARK = " (default)"
 
 TIMES, SHARE = "{:.1f}x", "{:.0%}"
+CLOSE_TIMES, MEBIBYTES = "{:.2f}x", "{:.1f} MiB"
+
+TORCH_LOAD, TORCH_MMAP, SAFE_OPEN = "torch.load", "torch.load(mmap=True)", "safe_open"
+CONVERT, COPY = "to_safetensors", "copy + fsync"
+BEST_PEERS = {
+    "legacy": (TORCH_LOAD, 50, TIMES),
+    "zip": (TORCH_MMAP, 1, CLOSE_TIMES),
+    "safetensors": (SAFE_OPEN, 1, CLOSE_TIMES),
+}
+"""Whom one tensor of each format is read against, and how many times as fast."""
+
+READ_MIB, CONVERT_MIB = 16, 64
+"""Memory beside a tensor that reading it may take, and that converting a file may take."""
 
 AHEAD = 4
 """Batches between a hint and its fetch."""
@@ -116,3 +129,46 @@ def slow_downs(rows: Sequence[Row]) -> list[Verdict]:
                             style="{:.1%}", at_most=True)
                 )  # fmt: skip
     return verdicts
+
+
+def reader_verdicts(rows: Sequence[Row], tensor_mib: float) -> list[Verdict]:
+    """Compare what was measured on checkpoints with the targets."""
+    return [*speed_ups(rows), *extra_memory(rows, tensor_mib), *convert_shares(rows)]
+
+
+def speed_ups(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare the time that one tensor takes with the best peer's, on the disk and in memory."""
+    verdicts = []
+    for format, (peer, target, style) in BEST_PEERS.items():
+        for cache in ("cold", "warm"):
+            group = f"{format} {cache}"
+            ours, other = find(rows, group, OURS), find(rows, group, peer)
+            if ours and other:
+                claim = f"{format}, {cache}: ours is {{}} as fast as {peer}"
+                verdicts.append(Verdict(claim=claim, value=other.median / ours.median,
+                                        target=target, style=style))  # fmt: skip
+    return verdicts
+
+
+def extra_memory(rows: Sequence[Row], tensor_mib: float) -> list[Verdict]:
+    """Compare the memory that ours takes with a tensor and what it may take beside that."""
+    claims = {
+        OURS: ("{}: ours takes {{}} of memory", READ_MIB),
+        CONVERT: ("{}: converting takes {{}} of memory", CONVERT_MIB),
+    }
+    return [
+        Verdict(claim=claims[row.name][0].format(row.setting), value=row.median,
+                target=tensor_mib + claims[row.name][1], style=MEBIBYTES, at_most=True)
+        for row in rows if row.group == "memory" and row.name in claims
+    ]  # fmt: skip
+
+
+def convert_shares(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare the rate of converting with that of copying the same bytes."""
+    return [
+        Verdict(claim=f"{row.setting}: converting reaches {{}} of a copy with fsync",
+                value=row.median / copy.median, target=0.7, style=SHARE)
+        for row in rows
+        if row.name == CONVERT and (copy := find(rows, "convert", COPY, row.setting))
+        and row.group == "convert"
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ Built in ``notebooks/05_async_checkpointer``.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from npydata.checkpoint.filling import Filling
 from npydata.checkpoint.image import Image
 from npydata.checkpoint.manifest import TRAINING, FileEntry, Manifest, checksums
 from npydata.checkpoint.snapshot import Copy, Pending, run_all
+from npydata.checkpoint.threads import OURS, Task
 
 log = logging.getLogger("npydata")
 
@@ -44,7 +46,16 @@ class Write:
     keep_last: int | None
 
     def __call__(self) -> None:
-        """Write every file as it fills, and commit."""
+        """Write every file as it fills, and commit; an error names a path."""
+        try:
+            self.write_and_commit()
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                error.filename = str(self.folder)
+            raise
+
+    def write_and_commit(self) -> None:
+        """Make the files in a temporary folder, then the folder a checkpoint."""
         with temporary_beside(self.folder) as temporary:
             entries = {}
             for file in self.files:
@@ -71,18 +82,42 @@ class Fill:
     pending: Pending = field(default_factory=Pending)
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is left to copy in memory, even if that failed."""
+    process: int = field(default_factory=os.getpid)
+    claim: threading.Lock = field(default_factory=threading.Lock)
+    """Taken by whoever comes first: the one that copies, or the one that gives up."""
 
     def __call__(self) -> None:
         """Make the copies, wait for a device's, and let the writer go on meanwhile."""
+        if not self.claim.acquire(blocking=False):
+            return
         try:
             self.copy()
             self.pending.wait()
             for file in self.files:
                 file.filling.advance()
         except BaseException as error:
-            for file in self.files:
-                file.filling.fail(error)
+            self.fail(error)
             raise
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the writer that the rest will not come."""
+        for file in self.files:
+            file.filling.fail(error)
+
+    def give_up(self, error: BaseException, *, elsewhere: bool) -> None:
+        """Let nobody wait for copies any more; when this returns, none is being made.
+
+        ``elsewhere`` says whether another thread was to make them.
+        """
+        self.fail(error)
+        if elsewhere and not self.claim.acquire(blocking=False):
+            self.wait_copied()
+        self.copied.set()
+
+    def wait_copied(self) -> None:
+        """Wait for the copies in memory; a forked process has nobody that makes them."""
+        if os.getpid() == self.process:
+            self.copied.wait()
 
     def copy(self) -> None:
         """Make the copies in memory."""
@@ -96,44 +131,37 @@ class Fill:
 class BackgroundSave:
     """One save on its way to the disk: a thread, and the error it met.
 
-    The thread is not a daemon: the interpreter waits for it when it exits.
+    It joins ``flight`` before it starts, so that an interruption can't lose sight of it. The thread
+    is not a daemon: the interpreter waits for it when it exits.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.error: BaseException | None = None
-        self._work: Callable[[], None] | None = work
-        self._thread = threading.Thread(target=self._run, name="npydata-save")
-        self._thread.start()
-
-    def _run(self) -> None:
-        work, self._work = self._work, None
-        try:
-            if work is not None:
-                work()
-        except BaseException as error:
-            self.error = error
+    def __init__(
+        self, work: Callable[[], None], flight: "list[BackgroundSave] | None" = None
+    ) -> None:
+        self._task = Task(work, OURS)
+        if flight is not None:
+            flight.append(self)
+        self._task.start()
 
     def done(self) -> bool:
         """Whether nothing is left to do."""
-        return not self._thread.is_alive()
+        return self._task.done()
 
     def wait(self) -> None:
         """Wait for the end; raise what went wrong, once."""
-        self._thread.join()
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        self._task.result()
 
     def give_up(self) -> None:
         """Wait for the end; what went wrong is known already."""
-        self._thread.join()
-        self.error = None
+        self._task.join()
+        self._task.error = None
 
     def finish(self) -> None:
         """Wait for the end; log what went wrong, where nobody is left to be told."""
-        try:
-            self.wait()
-        except BaseException as error:
+        if not threading.current_thread().name.startswith(OURS):  # a collector runs anywhere
+            self._task.join()
+        error, self._task.error = self._task.error, None
+        if error is not None:
             log.error("npydata: a checkpoint could not be saved: %s", error, exc_info=error)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 
 from npydata.checkpoint.background import BackgroundSave, FileImage, Fill, Write, finish_all
 from npydata.checkpoint.buffers import ImageBuffer
-from npydata.checkpoint.commit import clear_stale, require_replaceable
+from npydata.checkpoint.commit import clear_stale, make_root, require_replaceable
 from npydata.checkpoint.flatten import as_json, refuse_tensor, take_tensors
 from npydata.checkpoint.image import lay_out
-from npydata.checkpoint.manifest import MODEL, OPTIMIZER
+from npydata.checkpoint.manifest import MAX_TOLD_BYTES, MODEL, OPTIMIZER, integer
 from npydata.checkpoint.overlap import Overlap, place
-from npydata.checkpoint.snapshot import DeviceCopier, copies_into
+from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into
 from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
 
@@ -80,17 +80,22 @@ class AsyncCheckpointer:
         folder = Path(os.path.abspath(dir))  # noqa: PTH100
         require_replaceable(folder)
         files, told = self._lay_out(model_state, optimizer_state, training_state)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_root(folder.parent)
         if folder.parent not in self._roots:
             clear_stale(folder.parent)
             self._roots.add(folder.parent)
         step = 0 if training_state is None else training_state.step
         fill, in_background = self._begin(files)
-        self._flight[:] = [BackgroundSave(Write(folder, files, told, step, self.keep_last))]
-        if in_background:
-            self._overlap.begin(fill, self._copier.streams)
-        else:
-            self._fill_now(fill)
+        try:
+            BackgroundSave(Write(folder, files, told, step, self.keep_last), self._flight)
+            if in_background:
+                self._overlap.begin(fill, self._copier.streams)
+            else:  # before training goes on; the writer follows close behind
+                fill()
+        except BaseException as error:
+            fill.give_up(error, elsewhere=in_background)
+            self._give_up()
+            raise
 
     def wait(self) -> None:
         """Wait until the last save is on the disk; raise what went wrong with it, once."""
@@ -151,18 +156,15 @@ class AsyncCheckpointer:
             pin = any(tensor.is_cuda for tensor in tensors.values())
             memory = self._buffers[name].reserve(image.capacity, pin=pin)
             files.append(FileImage(name, image, memory, copies_into(memory, image, tensors)))
-        try:
-            told["training_state"] = as_json(asdict(training or TrainingState()), refuse_tensor)
-        except CheckpointError as error:
-            raise CheckpointError(f"training_state: {error}") from None
-        return files, json.dumps(told, indent=1).encode()
+        told["training_state"] = training_json(TrainingState() if training is None else training)
+        return files, told_bytes(told)
 
     def _begin(self, files: list[FileImage]) -> tuple[Fill, bool]:
         """Begin the copies that can't wait; return the others, and whether they can."""
         there = [copy for file in files for copy in file.copies if copy.source.is_cuda]
         overlap = self.snapshot == "overlap"
+        owned = self._overlap.owned() if overlap else set()
         if overlap or there:
-            owned = self._overlap.owned() if overlap else set()
             for file in files:
                 here = [copy for copy in file.copies if not copy.source.is_cuda]
                 file.copies = [copy for copy in here if place(copy.source) in owned]
@@ -171,20 +173,52 @@ class AsyncCheckpointer:
                         copy.run()
         if not there:
             return Fill(files), overlap
-        pending = self._copier.start(there, on_device=self.snapshot == "device")  # needs a GPU
-        if self.snapshot == "host":
-            pending.order(self._copier.streams)
-        return Fill(files, pending), True
+        return Fill(files, self._begin_on_device(there, owned)), True
 
-    def _fill_now(self, fill: Fill) -> None:
-        """Make the copies before training goes on; the writer follows close behind."""
-        try:
-            fill()
-        except BaseException:
-            for save in self._flight:
-                save.give_up()
-            self._flight.clear()
-            raise
+    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> Pending:
+        """Queue copies from devices; what training may change next, it changes after its copy."""
+        if self.snapshot == "device":
+            return self._copier.start(copies, on_device=True)
+        pending = self._copier.start(copy for copy in copies if place(copy.source) not in owned)
+        pending.order(self._copier.streams)
+        pending.add(self._copier.start(copy for copy in copies if place(copy.source) in owned))
+        return pending
+
+    def _give_up(self) -> None:
+        """Wait for a write that can't succeed; why is known already."""
+        for save in self._flight:
+            save.give_up()
+        self._flight.clear()
+
+
+def training_json(training: TrainingState) -> Any:
+    """Return the training state as typed JSON."""
+    if not isinstance(training, TrainingState):
+        raise CheckpointError(
+            f"training_state is a {type(training).__name__}, expected a TrainingState"
+        )
+    try:
+        integer(training.step)
+    except ValueError as error:
+        raise CheckpointError(f"training_state: ['step']: {error}") from None
+    values = {field.name: getattr(training, field.name) for field in fields(training)}
+    try:
+        return as_json(values, refuse_tensor)
+    except CheckpointError as error:
+        raise CheckpointError(f"training_state: {error}") from None
+
+
+def told_bytes(told: dict[str, Any]) -> bytes:
+    """Return what stands beside the tensors as it is written."""
+    try:
+        content = json.dumps(told, indent=1).encode()
+    except ValueError as error:  # an integer of thousands of digits
+        raise CheckpointError(f"a value that JSON can't hold: {error}") from None
+    if len(content) > MAX_TOLD_BYTES:
+        raise CheckpointError(
+            f"values beside the tensors make {len(content):,} bytes, at most {MAX_TOLD_BYTES:,}"
+        )
+    return content
 
 
 def save_checkpoint(

@@ -26,6 +26,8 @@ LATEST = "latest"
 TEMPORARY = ".npydata-tmp"
 PREVIOUS = ".previous"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+"""What a network file system says that can't lock a folder."""
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -38,11 +40,13 @@ def temporary_beside(folder: Path) -> Iterator[Path]:
     It is locked while its owner lives, so that others know what they may clear away.
     """
     temporary, descriptor = make_locked(folder)
+    owner = os.getpid()
     try:
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        os.close(descriptor)
+        if os.getpid() == owner:  # a forked process has a copy of this frame, not of its job
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(descriptor)
 
 
 def make_locked(folder: Path) -> tuple[Path, int]:
@@ -50,18 +54,40 @@ def make_locked(folder: Path) -> tuple[Path, int]:
     while True:
         temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}{TEMPORARY}")
         temporary.mkdir(mode=0o700)
-        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Another job may take it for a dead one's before the lock is ours.
+        with suppress(FileNotFoundError):
+            descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if took(descriptor, temporary):
+                return temporary, descriptor
+            os.close(descriptor)
+
+
+def took(descriptor: int, temporary: Path) -> bool:
+    """Lock a new temporary folder; say whether it is still there."""
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Another job may have taken it for a dead one's before the lock was ours.
-        if os.fstat(descriptor).st_nlink:
-            return temporary, descriptor
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError as error:
+        if error.errno in NO_LOCKS:  # then nobody else can lock it either, to clear it away
+            return True
         os.close(descriptor)
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def make_root(root: Path) -> None:
+    """Make a folder, and those above it that are missing; a power cut takes none of them away."""
+    if not root.is_dir():
+        make_root(root.parent)
+        root.mkdir(exist_ok=True)
+        sync_folder(root.parent)
 
 
 def clear_stale(root: Path) -> None:
     """Remove the temporaries of writers that are dead; a live one's lock protects its own."""
     for entry in root.iterdir():
-        if not entry.name.endswith(TEMPORARY) or entry.is_symlink() or not entry.is_dir():
+        ours = entry.name.startswith(".") and entry.name.endswith(TEMPORARY)
+        if not ours or entry.is_symlink() or not entry.is_dir():
             continue
         with suppress(OSError):
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -74,7 +100,7 @@ def clear_stale(root: Path) -> None:
 
 def require_replaceable(folder: Path) -> None:
     """Refuse a destination that holds something which is not a checkpoint of ours."""
-    if folder.name in ("", ".", "..", LATEST):
+    if folder.name in ("", ".", "..", LATEST) or folder.name.endswith((TEMPORARY, PREVIOUS)):
         raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise CheckpointError(f"{folder}: is a file or a link, expected a folder or nothing")
@@ -92,7 +118,7 @@ def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | N
     sync_folder(temporary)
     put_in_place(temporary, folder)
     with replacing(folder.parent / LATEST) as file:
-        file.write(folder.name.encode())
+        file.write(os.fsencode(folder.name))
     if keep_last is not None:
         remove_old(folder.parent, keep_last, folder)
 
@@ -100,18 +126,21 @@ def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | N
 def put_in_place(temporary: Path, folder: Path) -> None:
     """Give a folder its final name; what had it before is loadable until then."""
     require_replaceable(folder)
-    root = folder.parent
     previous = folder.with_name(folder.name + PREVIOUS)
     if not is_ours(folder):
         with suppress(FileNotFoundError):
             folder.rmdir()  # an empty one
         temporary.rename(folder)
     elif not exchange(temporary, folder):
-        if previous.exists():
+        if is_ours(previous):
             set_aside(previous)
         folder.rename(previous)
-        temporary.rename(folder)
-    sync_folder(root)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            previous.rename(folder)
+            raise
+    sync_folder(folder.parent)
     if is_ours(previous):
         set_aside(previous)
 
@@ -137,6 +166,11 @@ def set_aside(folder: Path) -> None:
 
 def committed(root: Path) -> list[Path]:
     """Return the checkpoints of a root, the newest first: by the order of their commits."""
+    return [entry for *_, entry in numbered(root)]
+
+
+def numbered(root: Path) -> list[tuple[int, int, Path]]:
+    """Return each checkpoint of a root with the number of its commit, the newest first."""
     found = []
     for entry in root.iterdir():
         replaced = entry.name.endswith(PREVIOUS) and is_ours(root / entry.name[: -len(PREVIOUS)])
@@ -144,13 +178,12 @@ def committed(root: Path) -> list[Path]:
             continue
         with suppress(CheckpointError, OSError):
             found.append((read_manifest(entry).sequence, entry.stat().st_mtime_ns, entry))
-    return [entry for *_, entry in sorted(found, reverse=True)]
+    return sorted(found, reverse=True)
 
 
 def next_sequence(root: Path) -> int:
     """Return the number of the next commit into a root."""
-    newest = committed(root)[:1]
-    return read_manifest(newest[0]).sequence + 1 if newest else 1
+    return max((sequence for sequence, *_ in numbered(root)), default=0) + 1
 
 
 def remove_old(root: Path, keep_last: int, newest: Path) -> None:
@@ -162,19 +195,21 @@ def remove_old(root: Path, keep_last: int, newest: Path) -> None:
 
 def latest_in(root: Path) -> Path | None:
     """Return the folder that ``latest`` names, if it loads; else the newest that was committed."""
-    with suppress(FileNotFoundError, UnicodeDecodeError):
-        name = read_small(root / LATEST).decode()
+    with suppress(OSError, ValueError, CheckpointError):
+        name = os.fsdecode(read_small(root / LATEST))
         if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
             folder = in_place(root / name)
-            if is_ours(folder):
+            if folder in committed(root):
                 return folder
     return next(iter(committed(root)), None)
 
 
 def in_place(folder: Path) -> Path:
     """Return a checkpoint's folder, or the old one if a crash came between two renames."""
+    if folder.exists():
+        return folder
     previous = folder.with_name(folder.name + PREVIOUS)
-    return previous if not folder.exists() and is_ours(previous) else folder
+    return previous if is_ours(previous) else folder
 
 
 def write_small(path: Path, content: bytes, mode: int) -> None:

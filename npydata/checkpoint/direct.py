@@ -10,8 +10,10 @@ import fcntl
 import os
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+
+from npydata.checkpoint.threads import OURS, Task
 
 PIECE_BYTES = 1 << 26
 """What is written at once, and what one checksum covers."""
@@ -47,14 +49,20 @@ def write_pieces(
     descriptor: int, memory: memoryview, nbytes: int, wait_for: Callable[[int], None]
 ) -> list[int]:
     """Write piece after piece; while the disk works on one, its checksum is computed."""
-    sums: list[Future[int]] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="npydata-crc") as beside:
+    sums: list[int] = []
+    ready: SimpleQueue[memoryview | None] = SimpleQueue()
+    beside = Task(lambda: sums.extend(map(zlib.crc32, iter(ready.get, None))), f"{OURS}-crc")
+    beside.start()
+    try:
         for begin in range(0, nbytes, PIECE_BYTES):
             end = min(begin + PIECE_BYTES, nbytes)
             wait_for(end)
-            sums.append(beside.submit(zlib.crc32, memory[begin:end]))
+            ready.put(memory[begin:end])
             write_all(descriptor, memory[begin : -(-end // PAGE) * PAGE], begin)
-        return [one.result() for one in sums]
+    finally:
+        ready.put(None)
+        beside.result()
+    return sums
 
 
 def write_all(descriptor: int, piece: memoryview, offset: int) -> None:

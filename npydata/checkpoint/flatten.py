@@ -13,6 +13,8 @@ from npydata.lazy.naming import free_name
 from npydata.lazy.typed_json import Named, decode, encode
 
 MAX_DEPTH = 100
+RESERVED = "__metadata__"
+"""What safetensors keeps for itself among the names."""
 
 
 def take_tensors(state: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -25,6 +27,9 @@ def take_tensors(state: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
     def take(tensor: torch.Tensor, path: tuple[Any, ...]) -> Named:
         name = free_name(path, tensors)
+        if name == RESERVED:
+            name = free_name((f"{RESERVED}'",), tensors)
+        require_text(name, path)
         tensors[name] = tensor
         return Named(name)
 
@@ -45,14 +50,28 @@ def replace_tensors(
     if isinstance(value, torch.Tensor):
         return take(value, path)
     if isinstance(value, Mapping):
+        require_storable(list(value), path)
         return {key: replace_tensors(one, take, (*path, key)) for key, one in value.items()}
     if type(value) in (list, tuple):
         return type(value)(replace_tensors(one, take, (*path, k)) for k, one in enumerate(value))
+    require_storable(value, path)
+    return value
+
+
+def require_text(name: str, path: tuple[Any, ...]) -> None:
+    """Refuse half a character, which no file can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{place(path)}: a name that is not text") from None
+
+
+def require_storable(value: Any, path: tuple[Any, ...]) -> None:
+    """Refuse what JSON has no place for, and say where it is."""
     try:
         encode(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{place(path)}: {error}") from None
-    return value
 
 
 def refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:

@@ -67,22 +67,26 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Image:
     Raises:
         CheckpointError: A tensor is of a kind or dtype that safetensors can't hold.
     """
+    stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
     ties = find_ties(tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in ties}
-    stored = {name: stored_as(name, tensor) for name, tensor in kept.items()}
     slots, at = [], 0
-    for name in sorted(stored, key=lambda one: -kept[one].dtype.itemsize):
+    for name in sorted(kept, key=lambda one: -kept[one].dtype.itemsize):
         dtype, shape = stored[name]
         nbytes = math.prod(shape) * dtype.itemsize
         slots.append(TensorSlot(name, dtype, shape, at, nbytes))
         at += nbytes
+    return Image(header_bytes(slots, metadata_of(kept, ties)), tuple(slots))
+
+
+def metadata_of(kept: Mapping[str, torch.Tensor], ties: Mapping[str, str]) -> dict[str, str]:
+    """Return what the header says beside the tensors: ties, and dtypes stored as pairs."""
     complex_names = {
         name: str(tensor.dtype).removeprefix("torch.")
         for name, tensor in kept.items() if tensor.dtype in COMPLEX_AS_REAL
     }  # fmt: skip
     notes = {key: note for key, note in (("ties", ties), ("dtypes", complex_names)) if note}
-    metadata = {"format": "pt", **({NOTES: json.dumps(notes)} if notes else {})}
-    return Image(header_bytes(slots, metadata), tuple(slots))
+    return {"format": "pt", **({NOTES: json.dumps(notes)} if notes else {})}
 
 
 def find_ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -90,7 +94,7 @@ def find_ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     first: dict[Any, str] = {}
     ties = {}
     for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() == 0:
+        if tensor.numel() == 0:
             continue
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(),
                 tensor.is_conj(), tensor.is_neg())  # fmt: skip
@@ -103,9 +107,12 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
     """Return the dtype and the shape with which a tensor is stored."""
     if type(tensor).__name__ == "DTensor":
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+    kinds = {"meta": tensor.is_meta, "quantized": tensor.is_quantized, "nested": tensor.is_nested,
+             str(tensor.layout): tensor.layout is not torch.strided}  # fmt: skip
+    if kind := next((kind for kind, is_it in kinds.items() if is_it), None):
         raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")
+    if tensor.numel() and tensor.data_ptr() == 0:
+        raise CheckpointError(f"{name}: a {type(tensor).__name__} without memory of its own")
     if (real := COMPLEX_AS_REAL.get(tensor.dtype)) is not None:
         return real, (*tensor.shape, 2)
     if tensor.dtype not in CODES:

@@ -5,6 +5,7 @@ Built in ``notebooks/05_async_checkpointer``.
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from npydata.checkpoint.commit import in_place, latest_in
 from npydata.checkpoint.flatten import put_back
 from npydata.checkpoint.manifest import (
+    MAX_TOLD_BYTES,
     MODEL,
     OPTIMIZER,
     TRAINING,
     Manifest,
     check_content,
+    check_file,
     check_sizes,
     read_manifest,
     read_small,
@@ -26,6 +29,7 @@ from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.lazy.checkpoint import open_checkpoint
 from npydata.lazy.typed_json import decode
+from npydata.progress import NoBar, progress_bar
 
 Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
 
@@ -48,14 +52,14 @@ def load_checkpoint(
     """
     folder = in_place(Path(dir))
     manifest = check(folder, content=verify)
-    told = read_told(folder / TRAINING)
+    told = read_told(folder, manifest)
     model = load_state(folder / MODEL, told["model"], device, mmap)
     optimizer = None
     if OPTIMIZER in manifest.files:
         optimizer = load_state(folder / OPTIMIZER, told["optimizer"], device, mmap)
     try:
         return model, optimizer, TrainingState(**decode(told["training_state"]))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / TRAINING}: is not a training state: {error}") from None
 
 
@@ -68,39 +72,45 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     return latest_in(root) if root.is_dir() else None
 
 
-def verify_checkpoint(dir: str | os.PathLike[str]) -> Manifest:
+def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) -> Manifest:
     """Read a whole checkpoint and compare it with what was written; return its manifest.
+
+    With ``progress`` a bar shows how far it is, if that takes longer than a second.
 
     Raises:
         CheckpointError: The first file that is missing, cut off or changed, and where.
     """
     folder = in_place(Path(dir))
-    manifest = check(folder, content=True)
-    told = read_told(folder / TRAINING)
-    for name in (MODEL, OPTIMIZER):
-        if name in manifest.files:
-            with open_checkpoint(folder / name) as tensors:
-                put_back(told[name.split(".")[0]], lambda one, held=tensors: held.info(one))  # type: ignore[misc]
+    manifest = check(folder, content=True, progress=progress)
+    load_checkpoint(folder, device="meta")
     return manifest
 
 
-def check(folder: Path, *, content: bool) -> Manifest:
+def check(folder: Path, *, content: bool, progress: bool = False) -> Manifest:
     """Check manifest and sizes, and the content if asked; return the manifest."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such folder")
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
     if content:
-        check_content(folder, manifest)
+        total = sum(entry.size for entry in manifest.files.values())
+        with closing(progress_bar("verifying", total, "B", show=progress)) as bar:
+            check_content(folder, manifest, bar)
     return manifest
 
 
-def read_told(path: Path) -> dict[str, Any]:
-    """Return what is stored beside the tensors: their nesting, and the training state."""
+def read_told(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return what is stored beside the tensors: their nesting, and the training state.
+
+    It is short, so its checksum is always compared.
+    """
+    path = folder / TRAINING
+    check_file(folder, manifest, TRAINING, NoBar())
+    wanted = {name.split(".")[0] for name in manifest.files}
     try:
-        told = json.loads(read_small(path))
-        if not isinstance(told, dict) or not {"model", "training_state"} <= told.keys():
-            raise ValueError("no model or training_state in it")
+        told = json.loads(read_small(path, MAX_TOLD_BYTES))
+        if not isinstance(told, dict) or not wanted <= told.keys():
+            raise ValueError(f"it does not hold {', '.join(sorted(wanted))}")
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not a training state: {error}") from None
     return told
@@ -109,12 +119,13 @@ def read_told(path: Path) -> dict[str, Any]:
 def load_state(path: Path, nesting: Any, device: str | torch.device, mmap: bool) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
     with open_checkpoint(path) as tensors:
-        held = {name: moved(tensors[name], device, mmap) for name in tensors}
-        try:
-            state = put_back(nesting, held.__getitem__)
-        except (KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
-    return dict(state)
+        ties = tensors.ties()
+        held = {name: moved(tensors[name], device, mmap) for name in tensors if name not in ties}
+    held |= {alias: held[name] for alias, name in ties.items()}
+    try:
+        return dict(put_back(nesting, held.__getitem__))
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
 
 
 def moved(tensor: torch.Tensor, device: str | torch.device, mmap: bool) -> torch.Tensor:

@@ -5,18 +5,23 @@ A folder without a manifest is not a checkpoint of ours. The checksums find acci
 
 import json
 import os
+import stat
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from npydata.checkpoint.direct import PIECE_BYTES
 from npydata.errors import CheckpointError
+from npydata.progress import Bar, NoBar
 
 MANIFEST = "manifest.json"
 FORMAT = "npydata checkpoint"
 VERSION = 1
-MAX_MANIFEST_BYTES = 1 << 24
+MAX_MANIFEST_BYTES, MAX_TOLD_BYTES = 1 << 24, 1 << 28
+"""What is read of a manifest, and of the training state."""
+CHUNK_BYTES = 1 << 20
+"""What is read at once to compute a checksum."""
 MODEL, OPTIMIZER, TRAINING = "model.safetensors", "optimizer.safetensors", "training_state.json"
 FILES = (MODEL, OPTIMIZER, TRAINING)
 
@@ -42,8 +47,10 @@ class Manifest:
     piece_bytes: int = PIECE_BYTES
 
     def to_json(self) -> bytes:
-        """Return the manifest as it is written."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1).encode()
+        """Return the manifest as it is written: its last entry is the checksum of the others."""
+        told = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        crc32 = zlib.crc32(json.dumps(told).encode())
+        return json.dumps({**told, "crc32": crc32}, indent=1).encode()
 
 
 def is_ours(folder: Path) -> bool:
@@ -63,36 +70,42 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        told = json.loads(read_small(path))
+        content = read_small(path)
+        told = json.loads(content)
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: has no {MANIFEST}: not a complete checkpoint") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not JSON: {error}") from None
     try:
-        return as_manifest(told)
+        manifest = as_manifest(told)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: is not a manifest of version {VERSION}: {error}") from None
+    if manifest.to_json() != content:
+        raise CheckpointError(f"{path}: is not what was written")
+    return manifest
 
 
 def as_manifest(told: Any) -> Manifest:
     """Return a manifest from its JSON; anything unexpected raises."""
     if told["format"] != FORMAT or told["version"] != VERSION:
-        raise ValueError(f"format {told['format']!r}, version {told['version']!r}")
+        raise ValueError(f"format {told['format']!r:.40}, version {told['version']!r:.40}")
     files = {}
     for name, entry in told["files"].items():
         if name not in FILES:
             raise ValueError(f"names the file {name!r:.80}")
         files[name] = FileEntry(integer(entry["size"]), tuple(map(integer, entry["crc32"])))
-    if not {MODEL, TRAINING} <= files.keys() or integer(told["piece_bytes"]) == 0:
-        raise ValueError(f"lists {sorted(files)}")
-    return Manifest(
-        integer(told["sequence"]), integer(told["step"]), files, integer(told["piece_bytes"])
-    )
+    piece_bytes = integer(told["piece_bytes"])
+    if not {MODEL, TRAINING} <= files.keys() or piece_bytes == 0:
+        raise ValueError(f"lists {sorted(files)}, in pieces of {piece_bytes:,}")
+    for name, entry in files.items():
+        if len(entry.crc32) != -(-entry.size // piece_bytes):
+            raise ValueError(f"has {len(entry.crc32)} checksums of {name}")
+    return Manifest(integer(told["sequence"]), integer(told["step"]), files, piece_bytes)
 
 
 def integer(value: Any) -> int:
     """Return a count."""
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r:.40} is not a count")
     return value
 
@@ -107,17 +120,33 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             raise CheckpointError(f"{path}: has {size:,} bytes, {entry.size:,} were written")
 
 
-def check_content(folder: Path, manifest: Manifest) -> None:
+def check_content(folder: Path, manifest: Manifest, bar: Bar | None = None) -> None:
     """Read every file and compare its checksums; name the first piece that differs."""
-    for name, entry in manifest.files.items():
-        with open(folder / name, "rb") as file:
-            for k, wanted in enumerate(entry.crc32):
-                if zlib.crc32(file.read(manifest.piece_bytes)) != wanted:
-                    begin = k * manifest.piece_bytes
-                    end = min(begin + manifest.piece_bytes, entry.size)
-                    raise CheckpointError(
-                        f"{folder / name}: bytes {begin:,} to {end:,} are not what was written"
-                    )
+    for name in manifest.files:
+        check_file(folder, manifest, name, bar or NoBar())
+
+
+def check_file(folder: Path, manifest: Manifest, name: str, bar: Bar) -> None:
+    """Read one file and compare its checksums."""
+    entry = manifest.files[name]
+    with open(folder / name, "rb") as file:
+        for k, wanted in enumerate(entry.crc32):
+            begin = k * manifest.piece_bytes
+            end = min(begin + manifest.piece_bytes, entry.size)
+            if checksum_of(file, end - begin, bar) != wanted:
+                raise CheckpointError(
+                    f"{folder / name}: bytes {begin:,} to {end:,} are not what was written"
+                )
+
+
+def checksum_of(file: BinaryIO, nbytes: int, bar: Bar) -> int:
+    """Return the checksum of a file's next bytes."""
+    crc32 = 0
+    for begin in range(0, nbytes, CHUNK_BYTES):
+        chunk = file.read(min(CHUNK_BYTES, nbytes - begin))
+        crc32 = zlib.crc32(chunk, crc32)
+        bar.update(len(chunk))
+    return crc32
 
 
 def checksums(content: bytes) -> tuple[int, ...]:
@@ -127,11 +156,15 @@ def checksums(content: bytes) -> tuple[int, ...]:
     )
 
 
-def read_small(path: Path) -> bytes:
+def read_small(path: Path, most: int = MAX_MANIFEST_BYTES) -> bytes:
     """Return the content of a small file of ours, without following a link."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path, flags)
-    with open(descriptor, "rb") as file:
-        if os.fstat(descriptor).st_size > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{path}: is larger than {MAX_MANIFEST_BYTES:,} bytes")
+    with open(path, "rb", opener=open_no_link) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise CheckpointError(f"{path}: expected a file of at most {most:,} bytes")
         return file.read()
+
+
+def open_no_link(path: str, flags: int) -> int:
+    """Open a file, but no link; a pipe does not make us wait."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))

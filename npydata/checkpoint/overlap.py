@@ -3,14 +3,13 @@
 Built in ``notebooks/05_async_checkpointer``.
 """
 
-import threading
 import weakref
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from npydata.checkpoint.background import Fill
+from npydata.checkpoint.threads import OURS, Task
 from npydata.errors import CheckpointError
 
 
@@ -43,24 +42,14 @@ class Overlap:
     def begin(self, fill: Fill, streams: Any) -> None:
         """Fill in a thread of its own; a protected step waits for what it must."""
         self._fill, self._streams = fill, streams
-        start_filling(fill)
+        Task(fill, f"{OURS}-fill").start()  # if that fails, the writer tells
 
     def wait(self) -> None:
         """Wait for copies in memory; let a device wait for those that are queued there."""
         if (fill := self._fill) is not None:
-            fill.copied.wait()
+            fill.wait_copied()
             fill.pending.order(self._streams)
             self._fill = None
-
-
-def start_filling(fill: Fill) -> None:
-    """Fill in a thread of its own; if that fails, the writer is told, and tells the caller."""
-
-    def work() -> None:
-        with suppress(BaseException):
-            fill()
-
-    threading.Thread(target=work, name="npydata-fill").start()
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

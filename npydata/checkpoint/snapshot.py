@@ -6,8 +6,8 @@ read them, so no later step can tear the snapshot and the host waits for nothing
 ``notebooks/05_async_checkpointer``.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ import torch
 
 from npydata.checkpoint.filling import Filling
 from npydata.checkpoint.image import Image, TensorSlot
+from npydata.checkpoint.threads import run_in_order
 
 PIECE_BYTES = 1 << 24
 
@@ -62,9 +63,11 @@ def run_all(copies: Iterable[Copy], filling: Filling) -> None:
     torch's threads would wait for each other after every tensor; these meet once, at the end.
     """
     jobs = [job for copy in copies for job in copy.jobs()]
-    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="npydata-copy") as pool:
-        for end, _ in pool.map(lambda job: (job[0], job[1]()), jobs):
-            filling.advance(end)
+    run_in_order(
+        [job for _, job in jobs],
+        lambda count: filling.advance(jobs[count - 1][0]) if count else None,
+        torch.get_num_threads(),
+    )
 
 
 def copies_into(
@@ -112,6 +115,11 @@ class Pending:
             event.synchronize()
         self.held.clear()
 
+    def add(self, later: "Pending") -> None:
+        """Take over copies that were queued behind these."""
+        self.events |= later.events
+        self.held += later.held
+
     def order(self, streams: Streams) -> None:
         """Make each training stream wait, on the device, until its tensors were read."""
         for device, event in self.events.items():
@@ -141,14 +149,27 @@ class DeviceCopier:
         self._side[device] = side
         side.wait_stream(self.streams.current_stream(device))
         with self.streams.stream(side):
-            if on_device:
-                copies = [replace(copy, source=copy.source.detach().clone()) for copy in copies]
-                read = side.record_event()
+            clones = clones_of(copies) if on_device else None
+            copies = clones or copies
+            read = side.record_event() if clones else None
             for copy in copies:
                 copy.run(non_blocking=True)
                 copy.source.record_stream(side)
             pending.held.extend(copy.source for copy in copies)
             arrived = side.record_event()
         if on_device:
-            self.streams.current_stream(device).wait_event(read)
+            self.streams.current_stream(device).wait_event(read or arrived)
         return arrived
+
+
+def clones_of(copies: list[Copy]) -> list[Copy] | None:
+    """Return copies of clones on the same device, or ``None`` if its memory is too short."""
+    try:
+        return [replace(copy, source=copy.source.detach().clone()) for copy in copies]
+    except torch.OutOfMemoryError:
+        warnings.warn(
+            'snapshot="device": no memory for a copy on the device; copying to the host instead',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

@@ -53,7 +53,8 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     before = capture_rng()
     try:
         set_generators(state)
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError,
+            ArithmeticError) as error:  # fmt: skip
         set_generators(before)
         raise CheckpointError(f"is not a state of random generators: {error!r}") from None
 

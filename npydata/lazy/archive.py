@@ -23,8 +23,7 @@ class Extent:
         """Return a range of these bytes; a range that leaves them is refused."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise CheckpointError(
-                f"bytes {offset:,} to {offset + nbytes:,} of a storage "
-                f"of {self.nbytes:,}"
+                f"bytes {offset:,} to {offset + nbytes:,} of a storage of {self.nbytes:,}"
             )
         return Extent(self.file, self.offset + offset, nbytes)
 

@@ -6,7 +6,7 @@ Built in ``notebooks/04_lazy_checkpoint``.
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,13 +41,18 @@ class TensorInfo:
     """Bytes of the storage before its first element."""
     file_offset: int | None
     """Bytes of the file before its first element."""
-    aliases: tuple[str, ...]
-    """Other names of the very same elements."""
+    names: tuple[str, ...] = field(repr=False)
+    """All names of these very elements, its own included."""
     kind: str = "dense"
     """``dense``, or why it can't be read: ``sparse``, ``quantized``, ``nested``, ``meta``."""
     requires_grad: bool = False
     path: Path | None = None
     """The file that holds it."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names of the very same elements; made when asked for, as a file may tie many."""
+        return tuple(one for one in self.names if one != self.name)
 
 
 class LazyCheckpoint(Mapping[str, torch.Tensor]):
@@ -63,10 +68,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         self.byteorder = archives[0].byteorder
         self._tensors = {n: e for n, e in entries.items() if isinstance(e.value, TensorRecord)}
         self._others = {n: e for n, e in entries.items() if n not in self._tensors}
-        self._same: dict[Any, list[str]] = {}
+        same: dict[Any, list[str]] = {}
         for name, entry in self._tensors.items():
             entry.reader.check(entry.value)
-            self._same.setdefault(identity(entry), []).append(name)
+            same.setdefault(identity(entry), []).append(name)
+        self._same = {key: tuple(names) for key, names in same.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a tensor with the shape, strides and dtype that it was saved with.
@@ -107,7 +113,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             storage=None if record.storage is None else record.storage.key,
             offset=offset,
             file_offset=None if extent is None else extent.offset + offset,
-            aliases=tuple(one for one in self._same[identity(entry)] if one != name),
+            names=self._same[identity(entry)],
             kind=record.kind,
             requires_grad=record.requires_grad,
             path=entry.reader.archive.file.path,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npydata.lazy.machine import Handler, PickleMachine
-from npydata.lazy.records import Opaque
+from npydata.lazy.records import Opaque, safe_key
 
 
 def push_empty(kind: Callable[[], Any]) -> Handler:
@@ -119,12 +119,3 @@ def store_pairs(target: Any, items: list[Any]) -> None:
         target.update((safe_key(key), value) for key, value in pairs)
     else:
         raise ValueError(f"stores in a {type(target).__name__}, expected a dictionary")
-
-
-def safe_key(key: Any) -> Any:
-    """Return a key whose hash takes no time; nested tuples could take forever."""
-    parts = key if isinstance(key, tuple) else (key,)
-    if len(parts) > 64 or any(isinstance(part, tuple | frozenset) for part in parts):
-        raise ValueError("a key that is made of tuples or sets")
-    hash(key)
-    return key

@@ -27,7 +27,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 READ_AHEAD_BYTES = 1 << 30
 """How much of a map is asked for at once; the kernel's own readahead continues from there."""
 WANTED_BYTES = 1 << 20
-"""The kernel answers a longer request with its beginning only, on some disks with less than 1 MiB."""
+"""Of a longer request the kernel may read the beginning only: as much as the disk reads ahead."""
 EXACT_BYTES = 1 << 16
 """Shorter reads are one page or a few: asking ahead would take longer than reading."""
 
@@ -88,9 +88,7 @@ class OpenFile:
         while view.nbytes:
             count = os.preadv(descriptor.number, [view], offset)
             if count == 0:
-                raise CheckpointError(
-                    f"ends at byte {offset:,} now, had {self.size:,}"
-                )
+                raise CheckpointError(f"ends at byte {offset:,} now, had {self.size:,}")
             view, offset = view[count:], offset + count
 
     def map(self, offset: int, nbytes: int, *, whole: bool = True) -> Bytes:

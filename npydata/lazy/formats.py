@@ -150,7 +150,7 @@ def open_shard(folder: Path, name: str) -> Archive:
         with naming(str(path)):
             return open_file(path)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise CheckpointError(f"names the file {name!r:.80}: {error}") from None
+        raise CheckpointError(f"names the file {name!r:.80}: {error!s:.200}") from None
 
 
 def blob_store(snapshot: Path) -> Path:

@@ -16,7 +16,8 @@ from npydata.lazy.records import Storage
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 COUNT_BYTES = 8
-PICKLES_AHEAD = 1 << 20
+PICKLES_AHEAD = 1 << 17
+"""Describes some 1,300 tensors; more would be waited for in vain in most files."""
 
 
 def read_legacy(file: OpenFile) -> Archive:

@@ -48,13 +48,11 @@ class PickleMachine:
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it."""
-        opcodes = 0
-        while self.running:
-            if opcodes == MAX_OPCODES:
-                raise self.malformed(f"more than {MAX_OPCODES:,} opcodes")
-            opcodes += 1
+        for _ in range(MAX_OPCODES):
             self.step()
-        return self.stack[0]
+            if not self.running:
+                return self.stack[0]
+        raise self.malformed(f"more than {MAX_OPCODES:,} opcodes")
 
     def step(self) -> None:
         """Run one opcode."""
@@ -88,7 +86,11 @@ class PickleMachine:
 
     def number(self, format: str) -> Any:
         """Return the next number, packed as ``struct`` says."""
-        return struct.unpack(format, self.take(struct.calcsize(format)))[0]
+        begin, size = self.at, struct.calcsize(format)
+        if begin + size > self.end:
+            self.take(size)  # which says so
+        self.at = begin + size
+        return struct.unpack_from(format, self.data, begin)[0]
 
     def line(self) -> bytes:
         """Return what stands before the next newline."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.lazy.records import Global, Opaque, Storage, TensorRecord
+from npydata.lazy.records import Global, Opaque, Storage, TensorRecord, safe_key
 from npydata.lazy.strides import MAX_COUNT, MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -37,7 +37,7 @@ STORAGES = {
 TENSOR_CLASSES = {"torch.Tensor", "torch._tensor.Tensor"}
 PARAMETER_CLASSES = {"torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
 PLAIN_CLASSES = {"builtins.object", "builtins.dict", "builtins.list", "builtins.int"}
-COPIED_PER_BYTE = 4
+COPIED_PER_BYTE = 1
 """Containers that calls copy may hold so many elements for each byte of the pickle."""
 
 
@@ -204,7 +204,7 @@ def ordered_dict(_: Reader, pairs: Any = ()) -> dict[Any, Any]:
     """Read ``OrderedDict()``, which Python 2 wrote with its pairs."""
     made: dict[Any, Any] = OrderedDict()
     for key, value in pairs:
-        made[plain(key)] = value
+        made[safe_key(key)] = value
     return made
 
 
@@ -215,7 +215,7 @@ def default_dict(_: Reader, _factory: Any = None) -> dict[Any, Any]:
 
 def counter(_: Reader, counts: Any = ()) -> Counter[Any]:
     """Read ``Counter({...})``."""
-    return Counter({plain(key): int(value) for key, value in dict(counts).items()})
+    return Counter({safe_key(key): int(value) for key, value in dict(counts).items()})
 
 
 def text_as_bytes(_: Reader, text: Any, encoding: Any = "latin1") -> bytes:
@@ -241,12 +241,12 @@ def some_bytes(_: Reader, content: Any = b"") -> bytes:
 
 def some_set(_: Reader, items: Any = ()) -> set[Any]:
     """Read ``set``."""
-    return {plain(item) for item in items}
+    return {safe_key(item) for item in items}
 
 
 def frozen_set(_: Reader, items: Any = ()) -> frozenset[Any]:
     """Read ``frozenset``."""
-    return frozenset(plain(item) for item in items)
+    return frozenset(safe_key(item) for item in items)
 
 
 def complex_number(_: Reader, real: Any, imag: Any = 0.0) -> complex:
@@ -273,7 +273,7 @@ def torch_device(_: Reader, kind: Any, index: Any = None) -> torch.device:
 
 def layout(_: Reader, name: Any) -> str:
     """Read ``torch.serialization._get_layout``."""
-    return str(plain(name))
+    return str(safe_key(name))
 
 
 def count(value: Any, what: str) -> int:
@@ -288,16 +288,6 @@ def counts(values: Any, what: str) -> tuple[int, ...]:
     if not isinstance(values, tuple | list) or len(values) > MAX_DIMS:
         raise CheckpointError(f"{what} is {brief(values)}, expected at most {MAX_DIMS} integers")
     return tuple(count(value, what) for value in values)
-
-
-def plain(key: Any) -> Any:
-    """Return a key or member that is a plain value."""
-    if isinstance(key, tuple):
-        return tuple(
-            plain(part) if not isinstance(part, tuple) else brief(part) for part in key[:64]
-        )
-    hash(key)
-    return key
 
 
 def nbytes(storage: Storage) -> int:

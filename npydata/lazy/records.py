@@ -4,10 +4,15 @@ Nothing in this module can run anything. A record says what the file asks for; w
 and how, is decided elsewhere. Built in ``notebooks/04_lazy_checkpoint``.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+MAX_KEY_PARTS = 64
+MAX_KEY_INTEGER = sys.hash_info.modulus
+"""Integers below it are their own hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,29 @@ class Global:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
+
+
+def safe_key(key: Any) -> Any:
+    """Return a key of a dictionary, or a member of a set, that takes no time to find.
+
+    Nested tuples could take forever to hash. Large integers have few hashes, so a file could give
+    all its keys the same one; small ones have one each, and those of texts can't be foreseen.
+
+    Raises:
+        ValueError: It is of such a kind.
+        TypeError: It cannot be a key at all.
+    """
+    if type(key) is str or (type(key) is int and abs(key) < MAX_KEY_INTEGER):
+        return key
+    parts = key if isinstance(key, tuple) else (key,)
+    if len(parts) > MAX_KEY_PARTS or any(isinstance(part, tuple | frozenset) for part in parts):
+        raise ValueError("a key that is made of tuples or sets")
+    if any(isinstance(part, int) and abs(part) >= MAX_KEY_INTEGER for part in parts):
+        raise ValueError("a key that is an integer of more than 60 bits")
+    if any(isinstance(part, complex) for part in parts):
+        raise ValueError("a key that is a complex number")
+    hash(key)
+    return key
 
 
 @dataclass(frozen=True, slots=True)

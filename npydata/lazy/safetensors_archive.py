@@ -63,8 +63,8 @@ def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
                             parse_constant=no_such_constant)  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"its header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"its header is a {type(header).__name__}, expected an object")
+    if not isinstance(header, dict) or text[:1] != b"{":
+        raise CheckpointError(f"its header begins with {text[:1]!r}, expected an object")
     return header, LENGTH_BYTES + length
 
 

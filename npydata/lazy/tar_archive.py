@@ -144,9 +144,11 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
         extents[storage.key] = cursor.skip(numel * storage.dtype.itemsize)
     views = cursor.pickle()
     for one in views if isinstance(views, list) else [views]:
-        if not isinstance(one, tuple | list) or len(one) != 4 or one[1] not in storages:
+        if not isinstance(one, tuple | list) or len(one) != 4:
             raise CheckpointError(f"a view {brief(one)} of a storage")
         key, root, start, numel = one
+        if not (isinstance(key, int | str) and isinstance(root, int | str) and root in storages):
+            raise CheckpointError(f"a view {brief(key)} of storage {brief(root)}")
         storages[key] = viewed(storages[root], (key, start, numel))
     return storages, extents
 

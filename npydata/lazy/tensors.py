@@ -105,11 +105,11 @@ def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:
     shape, stride, offset = chosen
     if math.prod(shape) == 0:
         return np.empty(0, np.uint8)
-    steps = tuple(step * itemsize for step in stride)
+    steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))
     source: npt.NDArray[Any] = np.ndarray(
         shape, ELEMENT[itemsize], buffer=content, offset=offset * itemsize, strides=steps
     )
-    return np.ascontiguousarray(source).copy().reshape(-1).view(np.uint8)
+    return np.array(source, order="C").reshape(-1).view(np.uint8)
 
 
 def swap(memory: Bytes, size: int) -> Bytes:

@@ -20,7 +20,8 @@ END_64 = struct.Struct("<4sQ2H2I4Q")
 ENTRY = struct.Struct("<4s6H3I5H2I")
 LOCAL = struct.Struct("<4s5H3I2H")
 STORED = 0
-ENCRYPTED = 0x0001 | 0x0040 | 0x2000
+ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
+"""Flags: the bytes are encrypted, or a patch to other bytes."""
 UNKNOWN_32, UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
 MAX_DIRECTORY_BYTES = 1 << 26
 
@@ -59,7 +60,7 @@ def read_zip(file: OpenFile) -> Archive:
 def read_directory(file: OpenFile) -> tuple[list[Record], int]:
     """Return the records that the directory lists, in their order in the file, and its place."""
     count, nbytes, begin = find_directory(file)
-    if nbytes > MAX_DIRECTORY_BYTES or count * ENTRY.size > nbytes:
+    if not count or nbytes > MAX_DIRECTORY_BYTES or count * ENTRY.size > nbytes:
         raise CheckpointError(f"a directory of {count:,} records in {nbytes:,} bytes")
     directory = file.read(begin, nbytes)
     records, at = [], 0
@@ -160,6 +161,8 @@ def long_values(name: str, extra: bytes, values: list[int]) -> list[int]:
 
 def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record, Extent]]:
     """Return where each record's bytes lie; ``end`` is where the directory begins."""
+    for record in records:
+        file.require_inside(record.header, LOCAL.size)
     file.want_all([(record.header, LOCAL.size) for record in records])
     stops = [*(record.header for record in records[1:]), end]
     return [

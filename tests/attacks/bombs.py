@@ -1,0 +1,361 @@
+"""Pickles of a few bytes that ask for much memory or time."""
+
+import struct
+
+from pickle_code import (
+    ADDITEMS,
+    APPEND,
+    APPENDS,
+    BUILD,
+    DUP,
+    EMPTY_DICT,
+    EMPTY_LIST,
+    EMPTY_SET,
+    MARK,
+    NONE,
+    ORDERED_DICT,
+    POP,
+    SETITEM,
+    SETITEMS,
+    binstring,
+    bytearray8,
+    bytes8,
+    call,
+    get,
+    int_line,
+    integer,
+    long1,
+    long4,
+    long_line,
+    name,
+    program,
+    put,
+    string_line,
+    tensor,
+    unicode,
+    unicode8,
+    value,
+)
+
+from attacks.containers import pickle_attack
+
+DOUBLINGS = 60
+"""2**60 items, were each written out."""
+
+
+def doubled(first: bytes, step: bytes) -> bytes:
+    """``first`` kept in the memo; then each ``step`` makes a new value from the last one."""
+    code = put(first, 0)
+    for number in range(DOUBLINGS):
+        code += put(step.replace(b"h\0", get(number)), number + 1)
+    return code
+
+
+@pickle_attack("be a list of 2**60 items", caught="harmless")
+def memo_bomb_of_lists():
+    return program(doubled(EMPTY_LIST, EMPTY_LIST + MARK + get(0) + get(0) + APPENDS))
+
+
+@pickle_attack("be a tuple of 2**60 items", caught="harmless")
+def memo_bomb_of_tuples():
+    return program(doubled(value(()), get(0) + get(0) + b"\x86"))
+
+
+@pickle_attack("be a dict of 2**60 entries", caught="harmless")
+def memo_bomb_of_dicts():
+    step = EMPTY_DICT + MARK + unicode("a") + get(0) + unicode("b") + get(0) + SETITEMS
+    return program(doubled(EMPTY_DICT, step))
+
+
+@pickle_attack("be an OrderedDict of 2**60 entries", caught="harmless")
+def memo_bomb_of_ordered_dicts():
+    step = call(ORDERED_DICT) + MARK + unicode("a") + get(0) + unicode("b") + get(0) + SETITEMS
+    return program(doubled(call(ORDERED_DICT), step))
+
+
+@pickle_attack("have 2**60 tensors under 2**60 names", caught="harmless", forms=["zip"])
+def memo_bomb_of_tensors():
+    step = EMPTY_DICT + MARK + unicode("a") + get(0) + unicode("b") + get(0) + SETITEMS
+    return program(doubled(tensor(), step))
+
+
+@pickle_attack("be a call of a call of 2**60 calls", caught="harmless")
+def memo_bomb_of_calls():
+    step = name("made.up", "call") + get(0) + get(0) + b"\x86R"
+    return program(doubled(call(name("made.up", "call")), step))
+
+
+@pickle_attack("have a state of a state of 2**60 states", caught="harmless")
+def memo_bomb_of_states():
+    step = call(name("made.up", "call")) + get(0) + get(0) + b"\x86" + BUILD
+    return program(doubled(call(name("made.up", "call")), step))
+
+
+@pickle_attack("hash a key of 2**60 items")
+def memo_bomb_as_a_key():
+    return program(EMPTY_DICT, doubled(value(()), get(0) + get(0) + b"\x86"), NONE, SETITEM)
+
+
+@pickle_attack("hash a set's member of 2**60 items")
+def memo_bomb_in_a_set():
+    return program(EMPTY_SET, MARK, doubled(value(()), get(0) + get(0) + b"\x86"), ADDITEMS)
+
+
+@pickle_attack("compare two frozen sets of frozen sets, 2**60 times")
+def memo_bomb_of_frozen_sets():
+    return program(doubled(b"(\x91", MARK + get(0) + b"K\1\x91"))
+
+
+@pickle_attack("compare two keys that are made of 2**60 items each")
+def two_equal_keys_of_tuples():
+    code = EMPTY_DICT + MARK
+    for base in (0, 100):
+        code += put(value(()), base)
+        for number in range(base, base + DOUBLINGS):
+            code += put(get(number) + get(number) + b"\x86", number + 1)
+        code += NONE
+    return program(code, SETITEMS)
+
+
+@pickle_attack("be a name in a dict of a name in a dict, 2**60 names", caught="harmless")
+def memo_bomb_of_long_names():
+    long_name = unicode("n" * 1000)
+    return program(doubled(EMPTY_DICT, EMPTY_DICT + long_name + get(0) + SETITEM))
+
+
+def deep(first: bytes, step: bytes, depth: int = 100_000) -> bytes:
+    return program(first, step * depth)
+
+
+@pickle_attack("nest lists 100,000 deep")
+def lists_100_000_deep():
+    return program(EMPTY_LIST * 100_000, APPEND * 99_999)
+
+
+@pickle_attack("nest tuples 100,000 deep")
+def tuples_100_000_deep():
+    return deep(value(()), b"\x85")
+
+
+@pickle_attack("nest dicts 50,000 deep")
+def dicts_50_000_deep():
+    return program((EMPTY_DICT + NONE) * 50_000, EMPTY_DICT, SETITEM * 50_000)
+
+
+@pickle_attack("nest calls 20,000 deep", caught="reading")
+def calls_20_000_deep():
+    return program(name("made.up", "call") * 20_000, value(()), b"R\x85" * 19_999, b"R")
+
+
+@pickle_attack("nest called things 20,000 deep", caught="reading")
+def called_20_000_deep():
+    return deep(name("made.up", "call"), b")R", 20_000)
+
+
+@pickle_attack("nest states 20,000 deep")
+def states_20_000_deep():
+    return program(call(name("made.up", "call")) * 20_000, BUILD * 19_999)
+
+
+@pickle_attack("nest sets 100,000 deep")
+def frozen_sets_100_000_deep():
+    return program(MARK * 100_000, b"\x91" * 100_000)
+
+
+@pickle_attack("nest ordered dicts 20,000 deep")
+def ordered_dicts_20_000_deep():
+    return program((call(ORDERED_DICT) + NONE) * 20_000, NONE, SETITEM * 20_000)
+
+
+@pickle_attack("nest lists 500 deep, which Python's own stack holds", caught="harmless")
+def lists_500_deep():
+    return program(EMPTY_LIST * 500, APPEND * 499)
+
+
+@pickle_attack("set 300,000 marks")
+def marks_without_end():
+    return program(MARK * 300_000)
+
+
+@pickle_attack("push a value 1,000,000 times")
+def values_without_end():
+    return program(NONE, DUP * 1_000_000)
+
+
+@pickle_attack("be a list of 200,000 numbers", caught="harmless")
+def list_of_200_000_numbers():
+    return program(EMPTY_LIST, MARK, b"K\1" * 200_000, APPENDS)
+
+
+@pickle_attack("have 20,000 keys with the same hash", caught="harmless")
+def keys_with_one_hash():
+    prime = 2**61 - 1
+    keys = b"".join(long1(prime * number) + NONE for number in range(1, 20_000))
+    return program(EMPTY_DICT, MARK, keys, SETITEMS)
+
+
+@pickle_attack("have 20,000 members of a set with the same hash", caught="harmless")
+def members_with_one_hash():
+    prime = 2**61 - 1
+    members = b"".join(long1(prime * number) for number in range(1, 20_000))
+    return program(EMPTY_SET, MARK, members, ADDITEMS)
+
+
+@pickle_attack("have 20,000 keys that are tuples with the same hash", caught="harmless")
+def tuple_keys_with_one_hash():
+    prime = 2**61 - 1
+    keys = b"".join(long1(prime * number) + b"\x85N" for number in range(1, 20_000))
+    return program(EMPTY_DICT, MARK, keys, SETITEMS)
+
+
+LENGTHS = {"2_to_31": 2**31 - 1, "2_to_40": 2**40, "2_to_63": 2**63, "2_to_64": 2**64 - 1}
+for title, length in LENGTHS.items():
+    for kind, code in {
+        "unicode": unicode8("ab", length),
+        "bytes": bytes8(b"ab", length),
+        "bytearray": bytearray8(b"ab", length),
+        "frame": b"\x95" + struct.pack("<Q", length) + NONE,
+    }.items():
+
+        def make(code: bytes = code) -> bytes:
+            return program(code, protocol=5)
+
+        make.__name__ = f"{kind}_of_{title}_bytes"
+        pickle_attack("have more bytes taken than there are")(make)
+
+
+@pickle_attack("have 4 GB of text taken")
+def short_unicode_of_4_gb():
+    return program(unicode("ab", 2**32 - 1))
+
+
+@pickle_attack("have a negative length taken")
+def string_of_negative_length():
+    return program(binstring(b"ab", -3), NONE)
+
+
+@pickle_attack("have a negative length taken")
+def integer_of_negative_length():
+    return program(long4(b"ab", -3), NONE)
+
+
+@pickle_attack("be an integer of a megabyte")
+def integer_of_a_megabyte():
+    return program(long4(b"\x01" * 10**6))
+
+
+@pickle_attack("be an integer of 2 GB")
+def integer_of_2_gb():
+    return program(long4(b"\x01", 2**31 - 1))
+
+
+@pickle_attack("be a number of a million digits, which take long to convert")
+def decimal_int_of_a_million_digits():
+    return program(int_line("9" * 10**6))
+
+
+@pickle_attack("be a number of a million digits, which take long to convert")
+def decimal_long_of_a_million_digits():
+    return program(long_line("9" * 10**6))
+
+
+@pickle_attack("be a number of 4,000 digits, just under Python's limit", caught="harmless")
+def decimal_int_of_4_000_digits():
+    return program(int_line("9" * 4_000))
+
+
+@pickle_attack("be an integer of 1,000 bytes, too long to print", caught="harmless")
+def integer_that_cannot_be_printed():
+    return program(long4(b"\x7f" * 3_000), protocol=2)
+
+
+@pickle_attack("be a line that doesn't end")
+def line_without_an_end():
+    return program(string_line("a" * 10**6)[:-1])
+
+
+def called_often(function: bytes, argument: bytes, times: int = 2_000) -> bytes:
+    """One large argument from the memo, given to the same function again and again."""
+    again = function + get(0) + b"\x85R"
+    return program(put(argument, 0), POP, EMPTY_LIST, MARK, again * times, APPENDS)
+
+
+MANY_PAIRS = value([[number, number] for number in range(20_000)])
+LONG_TEXT = unicode("x" * 100_000)
+
+
+@pickle_attack("copy a dict of 20,000 entries 2,000 times", caught="harmless")
+def ordered_dict_made_again_and_again():
+    return called_often(ORDERED_DICT, MANY_PAIRS)
+
+
+@pickle_attack("copy a set of 20,000 members 2,000 times", caught="harmless")
+def set_made_again_and_again():
+    return called_often(name("builtins", "set"), value(list(range(20_000))))
+
+
+@pickle_attack("count 20,000 things 2,000 times", caught="harmless")
+def counter_made_again_and_again():
+    return called_often(name("collections", "Counter"), value(dict.fromkeys(range(20000), 1)))
+
+
+@pickle_attack("copy a size of 20,000 dimensions 2,000 times", caught="harmless")
+def size_made_again_and_again():
+    return called_often(name("torch", "Size"), value(list(range(20_000))))
+
+
+@pickle_attack("encode 100,000 letters 2,000 times", caught="harmless")
+def text_encoded_again_and_again():
+    again = name("_codecs", "encode") + get(0) + unicode("latin1") + b"\x86R"
+    return program(put(LONG_TEXT, 0), POP, EMPTY_LIST, MARK, again * 2_000, APPENDS)
+
+
+@pickle_attack("copy 100,000 bytes 2,000 times", caught="harmless")
+def bytearray_made_again_and_again():
+    return called_often(name("builtins", "bytearray"), value(b"x" * 100_000))
+
+
+@pickle_attack("parse 100,000 digits as a complex number", caught="harmless")
+def complex_of_text():
+    return program(call(name("builtins", "complex"), "1" * 100_000))
+
+
+@pickle_attack("parse a device of 100,000 letters", caught="harmless")
+def device_of_a_long_name():
+    return called_often(name("torch", "device"), LONG_TEXT)
+
+
+for title in ("bytearray", "bytes", "set", "frozenset", "list", "tuple", "range"):
+
+    def make(title: str = title) -> bytes:
+        return program(call(name("builtins", title), 2**40))
+
+    make.__name__ = f"{title}_of_a_terabyte"
+    pickle_attack("have a terabyte made from one number", caught="harmless")(make)
+
+
+@pickle_attack("encode in a codec that inflates", caught="harmless")
+def codec_that_inflates():
+    return program(call(name("_codecs", "encode"), "x" * 1000, "zip"))
+
+
+@pickle_attack("encode in a codec that is imported by name", caught="harmless")
+def codec_that_is_imported():
+    return program(call(name("_codecs", "encode"), "x", "evil_module"))
+
+
+@pickle_attack("append a list to itself, again and again", caught="harmless")
+def list_extended_by_the_memo():
+    step = get(0) + APPEND
+    return program(put(EMPTY_LIST, 0), step * 100_000)
+
+
+@pickle_attack("be one tensor under 100,000 names", caught="harmless", forms=["zip"])
+def one_tensor_under_100_000_names():
+    pairs = b"".join(integer(number) + get(0) for number in range(100_000))
+    return program(put(tensor(), 0), POP, EMPTY_DICT, MARK, pairs, SETITEMS)
+
+
+@pickle_attack("be 8,000 tensors over one storage", caught="harmless", forms=["zip"])
+def eight_thousand_tensors_over_one_storage():
+    return program(EMPTY_LIST, MARK, put(tensor(), 0), tensor() * 8_000, APPENDS)

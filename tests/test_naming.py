@@ -1,0 +1,237 @@
+"""The name of everything in a checkpoint: flattened, without collisions, in bounded time."""
+
+import math
+import time
+from collections import Counter, OrderedDict
+
+import pytest
+import torch
+from checkpoint_files import checkpoint_records, payload, stored_zip
+from pickle_code import (
+    EMPTY_DICT,
+    EMPTY_LIST,
+    EMPTY_TUPLE,
+    Code,
+    build,
+    call,
+    get,
+    name,
+    program,
+    put,
+    storage,
+    tensor,
+    unicode,
+    value,
+)
+
+from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
+from npydata.lazy.naming import MAX_DEPTH, name_entries, nested
+from npydata.lazy.records import Global, Opaque, TensorRecord
+
+ENOUGH = 10_000
+ONE = TensorRecord(None, torch.float32, (), (), 0)
+TWO = TensorRecord(None, torch.float32, (), (), 0)
+
+
+def named(root):
+    return name_entries(root, ENOUGH)
+
+
+def open_pickle(folder, *code):
+    """A zip file with this pickle and one storage of four floats."""
+    records = checkpoint_records(program(*code), {"0": payload(16)})
+    return open_checkpoint(stored_zip(folder / "a.pt", records))
+
+
+WEIGHT = tensor(storage("0", 4))
+
+
+@pytest.mark.parametrize(
+    "root, names",
+    [
+        ({"a": ONE, "b": TWO}, ["a", "b"]),
+        ({"model": {"fc": {"weight": ONE}}}, ["model.fc.weight"]),
+        ({"model": OrderedDict({"fc.weight": ONE})}, ["model.fc.weight"]),
+        ([ONE, [TWO, ONE]], ["0", "1.0", "1.1"]),
+        ({"state": {0: {"step": ONE}, 1: {"step": TWO}}}, ["state.0.step", "state.1.step"]),
+        (((ONE,), {"a": (TWO, 5)}), ["0.0", "1.a.0", "1.a.1"]),
+        (ONE, ["tensor"]),
+        (5, ["tensor"]),
+        ({"": ONE}, ["tensor"]),
+        ({"": {"": ONE}}, ["."]),
+        ({None: ONE, (1, 2): TWO, 1.5: ONE, b"b": TWO}, ["None", "(1, 2)", "1.5", "b'b'"]),
+    ],
+    ids=str,
+)
+def test_nested_containers_are_flattened_with_dots(root, names):
+    assert list(named(root)) == names
+
+
+@pytest.mark.parametrize("leaf", [[], [1, 2], (1, "a"), {}, (), {1, 2}, b"x", None, Counter()])
+def test_a_value_without_tensors_in_it_is_one_entry(leaf):
+    assert named({"a": leaf}) == {"a": leaf}
+
+
+@pytest.mark.parametrize(
+    "root, names",
+    [
+        ({"a": {"b": ONE}, "a.b": TWO}, ["a.b", "a\\.b"]),
+        ({"a.b": ONE, "a": {"b": TWO}}, ["a.b", "a.b'1"]),
+        ({1: ONE, "1": TWO}, ["1", "1'1"]),
+        ({"1": ONE, 1: TWO}, ["1", "\\1"]),
+        ({"1": ONE, 1: TWO, "\\1": ONE}, ["1", "\\1", "\\\\1"]),
+        ({"tensor": ONE, "": TWO}, ["tensor", ""]),
+        ({"a.b": {"c": ONE}, "a": {"b.c": TWO, "b": {"c": ONE}}}, ["a.b.c", "a.b\\.c", "a.b.c'2"]),
+    ],
+    ids=str,
+)
+def test_a_later_path_to_a_name_that_is_taken_gets_another_name(root, names):
+    assert list(named(root)) == names
+
+
+def test_colliding_names_each_keep_their_own_value():
+    root = {"a": {"b": 1}, "a.b": 2, 1: {"x": 3}, "1": {"x": 4}, 1.5: 5, "1.5": 6}
+    assert sorted(named(root).values()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_keys_that_cannot_be_told_apart_by_name_are_numbered():
+    root = {float("nan"): number for number in range(5)}
+    found = named(root)
+    assert list(found.values()) == [0, 1, 2, 3, 4]
+    assert len(found) == 5
+
+
+def test_numbering_many_keys_takes_no_time():
+    root = {float("nan"): 0 for _ in range(50_000)}
+    begin = time.perf_counter()
+    names = list(name_entries(root, 100_000))
+    assert time.perf_counter() - begin < 2
+    assert max(map(len, names)) < 20
+
+
+@pytest.mark.parametrize("kind", [dict, list, tuple])
+def test_containers_may_be_nested_as_deep_as_the_limit(kind):
+    def wrapped(depth):
+        inner = ONE
+        for _ in range(depth):
+            inner = {"k": inner} if kind is dict else kind([inner])
+        return inner
+
+    assert len(named(wrapped(MAX_DEPTH))) == 1
+    with pytest.raises(CheckpointError, match=f"nested more than {MAX_DEPTH} deep"):
+        named(wrapped(MAX_DEPTH + 1))
+
+
+def test_a_container_that_holds_itself_is_refused():
+    dictionary, sequence = {"a": ONE}, [ONE]
+    dictionary["self"], sequence[0:0] = dictionary, [sequence]
+    for root in (dictionary, sequence, {"a": {"b": [dictionary]}}):
+        with pytest.raises(CheckpointError, match="holds a container that holds itself"):
+            named(root)
+
+
+def test_an_object_that_holds_itself_is_refused():
+    opaque = Opaque(Global("a", "b"), state={"x": 1})
+    opaque.state["self"] = opaque
+    with pytest.raises(CheckpointError, match="holds itself"):
+        named({"a": opaque})
+
+
+def test_a_shared_container_is_named_under_each_of_its_paths():
+    shared = {"w": ONE}
+    assert named({"a": shared, "b": shared}) == {"a.w": ONE, "b.w": ONE}
+
+
+def test_containers_shared_again_and_again_are_refused_at_once():
+    root = {"w": ONE}
+    for _ in range(60):
+        root = [root, root]
+    with pytest.raises(CheckpointError, match="more than 10,000 entries"):
+        named(root)
+
+
+def test_a_long_key_repeated_in_many_names_is_refused():
+    key = "k" * (1 << 16)
+    with pytest.raises(CheckpointError, match="names are far longer"):
+        named([{key: 0} for _ in range(1000)])
+
+
+def test_many_ordinary_names_are_not_too_long():
+    root = {f"transformer.layers.{n}.self_attention.query.weight": ONE for n in range(ENOUGH)}
+    assert len(named(root)) == ENOUGH
+
+
+def test_a_module_is_named_as_its_state_dict_names_it(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    torch.save(module, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        assert sorted(checkpoint) == sorted(module.state_dict())
+        assert torch.equal(checkpoint["0.weight"], module[0].weight)
+        assert checkpoint.unsafe_globals
+
+
+def test_a_module_inside_a_dictionary_keeps_its_place(tmp_path):
+    torch.save({"net": torch.nn.Linear(2, 3), "step": 4}, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        assert sorted(checkpoint) == ["net.bias", "net.weight"]
+        assert checkpoint.metadata["step"] == 4
+
+
+def test_an_object_is_an_entry_that_is_refused_and_its_tensors_can_be_read(tmp_path):
+    made = build(call(name("some.module", "Holder")), {"weight": WEIGHT, "note": "text"})
+    with open_pickle(tmp_path, value({"held": made})) as checkpoint:
+        assert list(checkpoint) == ["held.weight"]
+        assert checkpoint["held.weight"].shape == (4,)
+        assert checkpoint.metadata["held.note"] == "text"
+        with pytest.raises(UnsafeCheckpointError, match=r"held needs some\.module\.Holder"):
+            checkpoint.metadata["held"]
+
+
+def test_an_objects_slots_items_and_pairs_are_named(tmp_path):
+    holder = call(name("some.module", "Holder"))
+    slots = build(holder, (None, {"slot": WEIGHT}))
+    items = Code(holder + b"(" + WEIGHT + b"e")
+    pairs = Code(holder + b"(" + unicode("key") + WEIGHT + b"u")
+    state = build(holder, [WEIGHT])
+    with open_pickle(tmp_path, value({"s": slots, "i": items, "p": pairs, "l": state})) as found:
+        assert list(found) == ["s.slot", "i.0", "p.key", "l.state.0"]
+
+
+def test_a_whole_checkpoint_that_is_one_tensor_is_called_tensor(tmp_path):
+    with open_pickle(tmp_path, WEIGHT) as checkpoint:
+        assert list(checkpoint) == ["tensor"]
+
+
+@pytest.mark.parametrize("empty", [EMPTY_DICT, EMPTY_LIST, EMPTY_TUPLE])
+def test_an_empty_checkpoint_has_no_tensors(tmp_path, empty):
+    with open_pickle(tmp_path, empty) as checkpoint:
+        assert len(checkpoint) == 0
+
+
+def test_the_same_tensor_twice_has_two_names(tmp_path):
+    code = value({"a": put(WEIGHT, 1), "b": get(1)})
+    with open_pickle(tmp_path, code) as checkpoint:
+        assert checkpoint.info("a").aliases == ("b",)
+        assert checkpoint.ties() == {"b": "a"}
+
+
+def test_a_number_that_python_cannot_tell_from_another_is_one_key(tmp_path):
+    code = Code(EMPTY_DICT + b"(" + value(1) + value("int") + value(True) + value("bool") + b"u")
+    with open_pickle(tmp_path, code) as checkpoint:
+        assert dict(checkpoint.metadata) == {"1": "bool"}
+
+
+def test_nested_keeps_the_containers_of_the_file():
+    root = {"a": [ONE, {"b": (TWO, 5)}], "c": [1, 2], 3: {}}
+    made = nested(root, lambda leaf: "tensor" if isinstance(leaf, TensorRecord) else leaf, {})
+    assert made == {"a": ["tensor", {"b": ("tensor", 5)}], "c": [1, 2], 3: {}}
+
+
+def test_nested_makes_a_shared_container_once():
+    shared = {"w": ONE}
+    made = nested({"a": shared, "b": shared}, lambda leaf: leaf, {})
+    assert made["a"] is made["b"]
+
+
+def test_a_key_that_is_not_a_number_does_not_equal_itself_and_is_still_named():
+    assert list(named({math.nan: ONE})) == ["nan"]

@@ -1,0 +1,68 @@
+"""Values as JSON: what Python tells apart comes back apart."""
+
+import json
+import math
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from npydata.lazy.typed_json import decode, encode
+
+VALUES = [
+    None, True, False, 0, -1, 2**80, 0.0, -0.0, 1e-320, 1.5, "", "text", "\ud800", "\0\x1b",
+    math.inf, -math.inf, [], [1, [2, []]], {}, {"a": {"b": [1]}}, (), (1,), (1, (2, [3])), b"",
+    b"\0\xff", bytearray(b"\0\xff"), {1, 2}, frozenset({"a", (1, 2)}), set(), 1 + 2j,
+    complex(0, math.inf), {1: 2}, {1: "int", "1": "text"}, {None: 1, True: 2, 1.5: 3, (1, 2): 4},
+    {"$tuple": [1]}, {"$": 1}, {"$a": 1, "b": 2}, {"a": {"$dict": []}}, torch.Size([2, 3]),
+    torch.float8_e5m2, torch.device("cuda", 1), [{"a": (1, {2: b"x"})}],
+]  # fmt: skip
+
+
+def types(value):
+    """The value with the type of each part, so that 1 is not True and a Size is no tuple."""
+    if isinstance(value, dict):
+        return [(types(key), types(one)) for key, one in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [types(one) for one in value]
+    return type(value), repr(value)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_comes_back_from_strict_json_with_its_types(value):
+    text = json.dumps(encode(value), allow_nan=False)
+    assert types(decode(json.loads(text))) == types(value)
+
+
+def test_nan_comes_back():
+    assert math.isnan(decode(json.loads(json.dumps(encode(math.nan), allow_nan=False))))
+
+
+@pytest.mark.parametrize("value", [{"a": [1, 2.5, None]}, "text", [True], {"lr": 0.1}], ids=repr)
+def test_what_json_has_words_for_is_written_as_one_would_expect(value):
+    assert encode(value) == value
+
+
+def test_an_ordered_dict_keeps_its_order():
+    assert list(decode(encode(OrderedDict(b=1, a=2)))) == ["b", "a"]
+
+
+@pytest.mark.parametrize("value", [object(), {object(): 1}, [range(3)], torch.zeros(2), int])
+def test_a_value_of_another_type_is_refused(value):
+    with pytest.raises(TypeError, match="no place in JSON"):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"$what": 1}, {"$tuple": 1}, {"$tuple": [1], "b": 2}, {"$set": [[1]]}, {"$bytes": "?"},
+        {"$bytes": 5}, {"$complex": [1]}, {"$complex": 1}, {"$size": ["a"]},
+        {"$dtype": "os.system"},
+        {"$device": "nowhere"}, {"$float": "1"}, {"$dict": [[1]]}, {"$dict": [[[], 1]]}, {"$": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_tag_that_does_not_fit_is_refused(data):
+    with pytest.raises(ValueError, match=r"^\$"):
+        decode(data)
