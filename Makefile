@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-stress lab lab-reset lint notebooks materials clean
+.PHONY: help run test test-stress test-crash lab lab-reset lint notebooks materials clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 
 test-stress: $(READY)  ## The long versions of the tests
 	@$(BIN)/python -m pytest --quiet -m stress tests
+
+test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the hundred (some of it needs root and strace)
+	@$(BIN)/python -m pytest --quiet -m crash tests
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
 	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"

@@ -20,7 +20,17 @@ from nbconvert import HTMLExporter
 from tqdm import tqdm
 from tutorial.sync import NOTEBOOKS, ROOT, execute
 
-from npydata.bench.targets import AHEAD, NAIVE, OURS, PLAIN, RANDOM_IN_PROCESS, ahead_text
+from npydata.bench.savers import OURS as OURS_SAVED
+from npydata.bench.savers import TORCH_SAVE
+from npydata.bench.targets import (
+    AHEAD,
+    NAIVE,
+    OURS,
+    PLAIN,
+    RANDOM_IN_PROCESS,
+    TORCH_LOAD,
+    ahead_text,
+)
 from npydata.errors import NpyDataError
 from npydata.prepare import prepare
 from npydata.text import list_sources
@@ -33,6 +43,8 @@ COMPARED = {  # lines of the last table: group, name and setting of a row; no se
     "naive, cold": ("cold", PLAIN, "readahead as it is"),
     "ours, cold": ("cold", OURS, ahead_text(AHEAD)),
 }
+STALL = "stall"
+READ_GROUP = "legacy warm"  # what the last table says of checkpoints
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -53,9 +65,10 @@ def main(argv: list[str] | None = None) -> int:
             run_notebook(notebook, options.build, tokens)
         step(
             3,
-            "how fast tokens can be read (a rough run; `npydata bench` has the long ones)",
+            "how fast tokens and checkpoints are read, what a save costs (a rough, quick run)",
         )
         reports = {name: bench(name, options.build, tokens) for name in ("dataset", "loader")}
+        reports |= {name: bench(name, options.build) for name in ("reader", "checkpoint")}
     except (NpyDataError, OSError, NotebookError, subprocess.CalledProcessError) as error:
         print(f"\nmake run stopped: {error}", file=sys.stderr)
         return 2
@@ -201,12 +214,13 @@ def save_figures(notebook: nbformat.NotebookNode, folder: Path, name: str) -> No
 # 3. Throughput
 
 
-def bench(name: str, build: Path, tokens: Path) -> dict[str, Any]:
-    """Measure the dataset or the loader on the real tokens, in a process of its own."""
+def bench(name: str, build: Path, tokens: Path | None = None) -> dict[str, Any]:
+    """Measure one part in a process of its own: on the real tokens, if it is about tokens."""
     out = build / f"bench_{name}.json"
     command = [sys.executable, "-m", "npydata", "bench", name, "--quick"]
     outputs = ["--json", out, "--plot", build / "figures" / f"bench_{name}.png", "--dir", build]
-    subprocess.run([*command, "--tokens", tokens, *outputs], check=True)
+    data = ["--tokens", tokens] if tokens else []
+    subprocess.run([*command, *data, *outputs], check=True)
     report: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return report
 
@@ -221,6 +235,8 @@ def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, secon
         f"tokens                {count:>14,}   {shown(tokens)}",
         *(f"{what:<22}{rate:>14}" for what, rate in speeds(reports["dataset"])),
         f"{'ours, through loader':<22}{through_loader(reports['loader']):>14}",
+        *(f"{what:<22}{time:>14}" for what, time in one_tensor(reports["reader"])),
+        *(f"{what:<22}{time:>14}" for what, time in one_save(reports["checkpoint"])),
         f"pictures              {'':>14}   {shown(build / 'figures')}/",
         f"notebooks, executed   {'':>14}   {shown(build)}/*.html",
         "",
@@ -240,6 +256,23 @@ def through_loader(report: dict[str, Any]) -> str:
     settings = {row["setting"] for row in report["rows"] if "worker" in row["setting"]}
     rows = [row for row in report["rows"] if row["setting"] in settings]
     return best(rows, "warm", OURS)
+
+
+def one_save(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Milliseconds that training stands still for a save, in a common way and in ours."""
+    names = {"torch.save, stall": TORCH_SAVE, "ours, stall": OURS_SAVED}
+    medians = {row["name"]: row["median"] for row in report["rows"] if row["group"] == STALL}
+    return [(what, f"{medians[name]:,.1f} ms") for what, name in names.items()]
+
+
+def one_tensor(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Milliseconds that the standard loader and ours take for one tensor of a legacy checkpoint."""
+    names = {"torch.load, one tensor": TORCH_LOAD, "ours, one tensor": OURS}
+    medians = {row["name"]: row["median"] for row in report["rows"] if row["group"] == READ_GROUP}
+    return [
+        (what, f"{medians[name]:,.1f} ms" if name in medians else "not measured")
+        for what, name in names.items()
+    ]
 
 
 def best(rows: list[dict[str, Any]], group: str, name: str, setting: str | None = None) -> str:

@@ -19,7 +19,8 @@ from npydata.schedule import EpochOrder
 from npydata.windows import MASK64, IntArray
 
 ANNOUNCED = 4
-"""At least so many batches lie between announcing a sample's pages and fetching it."""
+"""At least so many batches lie between announcing a sample's pages and fetching it; a loader that
+makes more at a time announces them all."""
 
 Transform = Callable[..., Any]
 
@@ -52,6 +53,7 @@ class BatchMaker:
         self.pool = pool if has_fetch and accepts(dataset.fetch, "out") else None
         self.will_need = getattr(dataset, "will_need", None) if has_fetch else None
         self.is_wanted: Callable[[], bool] = lambda: True
+        self.ahead = ANNOUNCED
         self._announced = 0
         self._lock = threading.Lock()
 
@@ -71,10 +73,10 @@ class BatchMaker:
 
     def announce(self, number: int) -> None:
         """Tell the dataset which samples come after batch ``number``, some batches at a time."""
-        if self.will_need is None or number + ANNOUNCED < self._announced:
+        if self.will_need is None or number + self.ahead < self._announced:
             return
         with self._lock:
-            begin, end = self._announced, max(self._announced, number + 2 * ANNOUNCED + 1)
+            begin, end = self._announced, max(self._announced, number + 2 * self.ahead + 1)
             if begin == 0:  # nobody fetches before pages come by hint: faults would read ahead
                 self.hint(begin, end)
             self._announced = end

@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, convert, bench.
+"""The ``npydata`` command: prepare, inspect, convert, verify, bench.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Modules are imported by the command that
@@ -33,6 +33,7 @@ examples:
   npydata inspect book.npy --seq-len 512   what is in it, and how many samples it gives
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
+  npydata verify runs/                     whether the newest checkpoint is what was written
   npydata bench dataset                    how fast this machine reads samples
 
 Every command has its own help: npydata prepare --help
@@ -75,7 +76,8 @@ examples:
   npydata inspect model.safetensors.index.json --json
 
 tokens:      npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
-checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, or a folder with these
+checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a folder with these, or
+             one that npydata's checkpointer wrote
 """
 
 CONVERT_HELP = """\
@@ -90,6 +92,18 @@ examples:
   npydata convert pytorch_model.bin model.safetensors
   npydata convert checkpoint.pt half.safetensors --dtype float16
   npydata convert model.safetensors.index.json model.safetensors
+"""
+
+VERIFY_HELP = """\
+Read a whole checkpoint that npydata's checkpointer wrote, and compare it with what was written.
+
+DIR is the folder of a checkpoint, or a folder of checkpoints: then the latest is read. The exit
+code is 0 if every byte is as it was, and else 2, with the file and the range of bytes."""
+
+VERIFY_EPILOG = """\
+examples:
+  npydata verify runs/step_1000
+  npydata verify runs/
 """
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
@@ -136,6 +150,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_prepare(commands)
     _add_inspect(commands)
     _add_convert(commands)
+    _add_verify(commands)
     if argv and argv[0] == "bench":
         _add_bench(commands)
     else:
@@ -239,6 +254,21 @@ def run_convert(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def run_verify(args: argparse.Namespace) -> int:
+    """Read a checkpoint whole and say in one line that it is what was written."""
+    from npydata.checkpoint.load import to_verify, verify_checkpoint
+    from npydata.lazy.checkpoint import open_checkpoint
+
+    folder = to_verify(args.folder)
+    manifest = verify_checkpoint(folder, progress=not args.quiet)
+    with open_checkpoint(folder) as checkpoint:
+        tensors = len(checkpoint)
+    total = human_bytes(sum(entry.size for entry in manifest.files.values()))
+    where = harmless(printable(folder), MESSAGE_LENGTH)
+    print(f"ok: step {manifest.step:,}, {tensors:,} tensors, {total}, verified ({where})")
+    return EXIT_OK
+
+
 def left_out(names: Sequence[str]) -> str:
     """Return what the new file lacks, by name, if it lacks anything."""
     shown = [harmless(name) for name in names[:NAMES_SHOWN]]
@@ -311,6 +341,20 @@ def _add_convert(commands: Any) -> None:
         f"{', '.join(FLOATS)} (default: as they are)")  # fmt: skip
     add("-q", "--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run_convert)
+
+
+def _add_verify(commands: Any) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="compare a saved checkpoint with what was written",
+        description=VERIFY_HELP,
+        epilog=VERIFY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="a checkpoint, or a folder of checkpoints")
+    add("-q", "--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run_verify)
 
 
 def _add_bench(commands: Any) -> None:

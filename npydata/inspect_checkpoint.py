@@ -48,7 +48,7 @@ class CheckpointReport:
 
     path: str
     format: str
-    """``zip``, ``legacy``, ``tar``, ``safetensors`` or ``sharded``."""
+    """``zip``, ``legacy``, ``tar``, ``safetensors``, ``sharded`` or ``npydata``."""
     byteorder: str
     files: tuple[str, ...]
     file_bytes: int

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from npydata.batches import BatchMaker, Transform, locator
+from npydata.batches import ANNOUNCED, BatchMaker, Transform, locator
 from npydata.buffers import BufferPool
 from npydata.device import Copies, StreamCopies, copies_to
 from npydata.errors import LoaderError
@@ -234,6 +234,7 @@ class AsyncDataLoader:
         workers = max(1, min(config.num_workers, config.capacity // config.hop, len(schedule)))
         source = Background(make, len(schedule), workers, config.capacity, config.hop)
         handover = source.window
+        maker.ahead = max(ANNOUNCED, config.capacity)
         maker.is_wanted = lambda: not handover.closed
         return source
 

@@ -67,7 +67,7 @@ class Run:
         torch.manual_seed(1)
         random.seed(1)
         self.model = torch.nn.Sequential(
-            torch.nn.Embedding(65_536, 8), torch.nn.Dropout(0.3), torch.nn.Flatten(),
+            torch.nn.Embedding(256, 8), torch.nn.Dropout(0.3), torch.nn.Flatten(),
             torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4),
         )  # fmt: skip
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -82,7 +82,7 @@ class Run:
         while self.step < until:
             inputs, targets = next(self.batches)
             scale = 1 + random.random() / 10
-            loss = torch.nn.functional.cross_entropy(self.model(inputs), targets[:, 0] % 4)
+            loss = torch.nn.functional.cross_entropy(self.model(inputs % 256), targets[:, 0] % 4)
             self.optimizer.zero_grad()
             (loss * scale).backward()
             self.optimizer.step()

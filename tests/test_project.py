@@ -163,6 +163,7 @@ def test_the_figures_in_the_readme_are_the_saved_ones():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "<!-- figures: dataset -->" in readme
     assert "<!-- figures: loader -->" in readme
+    assert "<!-- figures: checkpoint -->" in readme
     assert "<!-- figures: reader -->" in readme
     assert render.rendered(readme) == readme
 

@@ -9,7 +9,7 @@ run_all = pytest.importorskip("run_all", reason="materials/run_all.py needs nbco
 
 from nbclient.exceptions import CellTimeoutError, DeadKernelError  # noqa: E402
 
-from npydata.bench import contenders, dataset, targets  # noqa: E402
+from npydata.bench import checkpoint, contenders, dataset, reader, savers, targets  # noqa: E402
 from npydata.errors import NpyDataError  # noqa: E402
 
 
@@ -54,6 +54,33 @@ def test_the_last_table_compares_ours_with_what_people_write():
         ("ours, cold", "80.0 Mtok/s"),
     ]
     assert dict(run_all.speeds({"rows": rows[:5]}))["ours, cold"] == "not measured"
+
+
+def test_the_last_table_compares_the_stall_of_a_save():
+    rows = [
+        row("stall", "ours", savers.OURS, "", 12.34),
+        row("stall", "naive", savers.TORCH_SAVE, "", 1234.5),
+        row("durable", "ours", savers.OURS, "", 99),
+    ]
+    assert run_all.one_save({"rows": rows}) == [
+        ("torch.save, stall", "1,234.5 ms"),
+        ("ours, stall", "12.3 ms"),
+    ]
+    assert run_all.STALL in checkpoint.TITLES
+
+
+def test_the_last_table_compares_reading_one_tensor():
+    rows = [
+        row("legacy warm", "ours", targets.OURS, "", 12.34),
+        row("legacy warm", "naive", targets.TORCH_LOAD, "", 1234.5),
+        row("zip warm", "ours", targets.OURS, "", 1),
+    ]
+    assert run_all.one_tensor({"rows": rows}) == [
+        ("torch.load, one tensor", "1,234.5 ms"),
+        ("ours, one tensor", "12.3 ms"),
+    ]
+    assert dict(run_all.one_tensor({"rows": []}))["ours, one tensor"] == "not measured"
+    assert run_all.READ_GROUP in reader.TITLES
 
 
 def test_the_bench_measures_every_line_of_the_last_table(tmp_path):

@@ -16,13 +16,26 @@ TITLES = {
     "fed": "A consumer whose step takes twice as long as a fetch",
     "python": "A training step in pure Python",
     "train": "Training a tiny model",
+    "slice": "64 rows of the tensor, file on the disk",
+    "many": "Opening a file of very many tensors",
+    "convert": "A checkpoint in memory to safetensors on the disk",
+    "stall": "Training stands still for a later save",
+    "durable": "Until the disk has a later save",
+    "first stall": "Training stands still for the first save",
+    "first durable": "Until the disk has the first save",
+    "loop": "A training step, on average, with a save every 20 steps",
+    "peak": "Memory beside the state, at the peak",
+    "cache": "Page cache taken by what was written",
 }
+LESS_IS_BETTER = ("ms", "MiB")
 
 
 def table(report: dict[str, Any]) -> str:
     """The rows of each part, fastest first, and the verdicts below."""
     groups = {row["group"] for row in report["rows"]}
     parts = [part(report["rows"], group, TITLES[group]) for group in TITLES if group in groups]
+    if report["benchmark"] == "reader":
+        parts.insert(0, one_tensor(report["rows"]))
     verdicts = [
         f"- {'' if one['met'] else '**missed:** '}{one['text']}" for one in report["verdicts"]
     ]
@@ -32,14 +45,48 @@ def table(report: dict[str, Any]) -> str:
 def part(rows: list[dict[str, Any]], group: str, title: str) -> str:
     """One table; of hints at several distances only the best."""
     chosen: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: -row["median"]):
+    for row in sorted(rows, key=score, reverse=True):
         if row["group"] == group:
             chosen.setdefault((row["name"], re.sub(r"\d+ ahead", "ahead", row["setting"])), row)
-    lines = [f"| {title} | | Mtok/s | min to max |", "|---|---|---:|---:|"]
+    unit = next(iter(chosen.values()))["unit"]
+    lines = [f"| {title} | | {unit} | min to max |", "|---|---|---:|---:|"]
     for row in chosen.values():
-        spread = f"{row['min']:.3g} to {row['max']:.3g}"
-        lines.append(f"| {row['name']} | {row['setting']} | {row['median']:.3g} | {spread} |")
+        spread = f"{figure(row['min'])} to {figure(row['max'])}"
+        lines.append(f"| {row['name']} | {row['setting']} | {figure(row['median'])} | {spread} |")
     return "\n".join(lines)
+
+
+def score(row: dict[str, Any]) -> float:
+    """The median, with a sign that makes more of it better."""
+    return -row["median"] if row["unit"] in LESS_IS_BETTER else row["median"]
+
+
+def one_tensor(rows: list[dict[str, Any]]) -> str:
+    """What reading one tensor takes, by format and reader: warm, cold, and in memory."""
+    found = {(row["group"], row["name"], row["setting"]): row for row in rows}
+    lines = [
+        "| One tensor | | file in memory, ms | file on the disk, ms | memory at its peak, MiB |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for format in ("zip", "legacy", "safetensors"):
+        for name in [name for group, name, _ in found if group == f"{format} warm"]:
+            cells = [(f"{format} warm", name, ""), (f"{format} cold", name, ""),
+                     ("memory", name, format)]  # fmt: skip
+            figures = " | ".join(with_range(found.get(cell)) for cell in cells)
+            lines.append(f"| {format} | {name} | {figures} |")
+    return "\n".join(lines)
+
+
+def with_range(row: dict[str, Any] | None) -> str:
+    """A median and its range, or nothing where nothing was measured."""
+    if row is None:
+        return ""
+    return f"{figure(row['median'])} ({figure(row['min'])} to {figure(row['max'])})"
+
+
+def figure(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def rendered(readme: str) -> str:

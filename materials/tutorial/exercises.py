@@ -6,7 +6,10 @@ them on every input, that sentence is the feedback.  The fix is never shown.
 """
 
 import copy
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +19,9 @@ Args = tuple[Any, ...]
 Cases = Iterable[Args] | Callable[[np.random.Generator], Iterable[Args]]
 
 GENERIC = "Work this case out by hand and compare it with what your code does."
+ENDLESS = "Your code did not come to an end on this case."
+PATIENCE = 5.0
+"""Seconds of computing that an answer may take for one case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +42,16 @@ class Exercise:
         return sorted(found, key=_size)
 
 
+class Endless(BaseException):
+    """An answer was stopped; not an `Exception`, which the answer itself might catch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a call gave: a value, or the error it raised."""
 
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -69,7 +79,11 @@ def check(name: str, fn: Callable[..., Any]) -> bool | None:
 def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
     """Compare `fn` with the reference on every case."""
     inputs = exercise.inputs()
-    got = [run(fn, args) for args in inputs]
+    got = list(answers(fn, inputs))
+    if isinstance(got[-1].error, Endless):
+        last = inputs[len(got) - 1]
+        expected_here = run(exercise.reference, last)
+        return Verdict(False, _report(exercise, last, expected_here, got[-1], ENDLESS))
     expected = [run(exercise.reference, args) for args in inputs]
     if all(outcome.unfinished for outcome in got):
         return Verdict(None, f"{exercise.name}: not done yet")
@@ -83,13 +97,46 @@ def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
     return Verdict(False, _report(exercise, *wrong[0], explain(exercise, got)))
 
 
+def answers(fn: Callable[..., Any], inputs: Iterable[Args]) -> Iterator[Outcome]:
+    """Answer case by case, up to the first that does not come to an end."""
+    for args in inputs:
+        outcome = run(fn, args)
+        yield outcome
+        if isinstance(outcome.error, Endless):
+            return
+
+
 def run(fn: Callable[..., Any], args: Args) -> Outcome:
     """Call `fn` on its own copy of the arguments; an iterator is an answer too."""
     try:
-        value = fn(*copy.deepcopy(args))
-        return Outcome(list(value) if isinstance(value, Iterator) else value)
-    except Exception as error:  # the learner's mistake must not stop Run All
+        with time_limit(PATIENCE):
+            value = fn(*copy.deepcopy(args))
+            return Outcome(list(value) if isinstance(value, Iterator) else value)
+    except (Exception, Endless) as error:  # the learner's mistake must not stop Run All
         return Outcome(error=error)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `Endless` after some seconds of computing, where a timer can interrupt this thread.
+
+    Time in which the machine is busy with others does not count.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+    usual = signal.signal(signal.SIGVTALRM, _stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, usual)
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise Endless
 
 
 def explain(exercise: Exercise, got: list[Outcome]) -> str | None:
@@ -109,10 +156,15 @@ def agree(expected: Outcome, got: Outcome, compare_dtype: bool = False) -> bool:
 
 
 def same(expected: Any, got: Any, compare_dtype: bool = False) -> bool:
-    """Equal in value; tuples and lists alike; arrays in shape, and in dtype when asked."""
+    """Equal in value; tuples, lists and arrays of numbers alike; arrays in shape.
+
+    And in dtype when asked.
+    """
     if isinstance(expected, Mapping):
         return _same_mapping(expected, got, compare_dtype)
     if _is_sequence(expected):
+        if isinstance(got, np.ndarray) and not any(isinstance(e, np.ndarray) for e in expected):
+            got = got.tolist()
         return (
             _is_sequence(got)
             and len(expected) == len(got)
@@ -171,6 +223,8 @@ def _report(
 def _outcome_text(outcome: Outcome, dtype: bool) -> str:
     if outcome.error is None:
         return _text(outcome.value, dtype)
+    if isinstance(outcome.error, Endless):
+        return f"nothing, after {PATIENCE:.0f} seconds"
     lines = str(outcome.error).splitlines() or [""]
     return f"{type(outcome.error).__name__}: {lines[0]}".rstrip(": ")
 

@@ -176,7 +176,8 @@ def draw(
 ) -> None:
     """The bar of one run, or of two, one above the other; the seconds below, as text.
 
-    `replaced` names the parts that changed between the two: the others differ by chance.
+    `replaced` names the parts that changed between the two: the others differ by chance, and so
+    does the total then.
     """
     if now is None:
         figures.scoreboard(before.parts())
@@ -189,14 +190,17 @@ def table(
     before: Scoreboard, now: Scoreboard | None = None, replaced: Sequence[str] = figures.PARTS
 ) -> str:
     """Seconds and shares per part; with two runs, seconds before and now and what changed."""
-    rows = []
+    rows, all_new = [], set(replaced) >= set(figures.PARTS)
+    credited = {*replaced, "total"} if all_new else set(replaced)
     for part, seconds in [*before.parts().items(), ("total", before.total)]:
         if now is None:
             rows.append(f"{part:<11}{seconds:>7.2f} s{seconds / before.total:>7.0%}")
         else:
             after = now.parts().get(part, now.total)
-            change = factor(seconds, after) if part in (*replaced, "total") else "  same code"
-            rows.append(f"{part:<11}{seconds:>7.2f} s ->{after:>7.2f} s   {change}")
+            change = factor(seconds, after) if part in credited else "  same code"
+            if part == "total" and part not in credited:
+                change = ""  # chance is in it, and nobody can tell how much
+            rows.append(f"{part:<11}{seconds:>7.2f} s ->{after:>7.2f} s   {change}".rstrip())
     return "\n".join(rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
-from tutorial.figures import INK, PALETTE, ink_on, lanes
+from tutorial.figures import PALETTE, ink_on, lanes
 
 PATIENCE = 10.0
 LONG_TURN = 30.0
@@ -162,14 +162,14 @@ def draw_deadlock(ax: Axes, held: int, queued: Sequence[int]) -> None:
     ax.set_ylim(0, 3.6)
     ax.axis("off")
     _box(ax, 0.1, 2.5, "cpu", f"worker\nin put({held})")
-    _box(ax, 7.4, 2.5, "gpu", "consumer\nin join()")
+    _box(ax, 7.6, 2.3, "gpu", "consumer\nin join()")
     for i, number in enumerate(reversed(queued)):
         _box(ax, 3.7 + 0.65 * i, 0.58, "resident", str(number), height=0.9)
     ax.text(5.0, 2.9, "queue: full", ha="center", fontweight="bold")
     _arrow(ax, (2.65, 2.0), (3.65, 2.0), "waits\nfor room", (3.13, 2.45), PALETTE["warm"])
     _arrow(ax, (8.6, 1.3), (1.3, 1.3), "waits for the worker to end", (5.0, 0.28), PALETTE["warm"],
            bend=-0.22)  # fmt: skip
-    ax.text(6.87, 2.28, "takes\nnothing", ha="center", va="bottom", fontsize=11, color=INK)
+    _arrow(ax, (6.35, 2.0), (7.55, 2.0), "waits to\nbe emptied", (6.94, 2.45), PALETTE["warm"])
 
 
 def _box(ax: Axes, x: float, width: float, role: str, text: str, height: float = 1.3) -> None:

@@ -54,7 +54,7 @@ TITLES = {
     "first stall": "Training stands still, the first save",
     "first durable": "Until the disk has it, the first save",
     "loop": "A training step, on average, with saves",
-    "memory": "Memory beside the state, at the peak",
+    "peak": "Memory beside the state, at the peak",
     "cache": "Page cache taken by what was written",
 }
 LOOPED = (OURS, OVERLAP, SAVE_FILE, TORCH_SAVE, DCP_CACHED)
@@ -269,7 +269,7 @@ def train(name: str, state: State, folder: Path, plan: Plan) -> float:
 def measure_memory(folder: Path, plan: Plan) -> list[Row]:
     """Measure the memory of each way in a process of its own."""
     mib = plan.nbytes // MIB
-    return [row("memory", name, [peak_of_child(name, mib, folder)], "MiB") for name in WEIGHED]
+    return [row("peak", name, [peak_of_child(name, mib, folder)], "MiB") for name in WEIGHED]
 
 
 def checkpoint_verdicts(rows: Sequence[Row], nbytes: int) -> list[Verdict]:
@@ -295,6 +295,6 @@ def checkpoint_verdicts(rows: Sequence[Row], nbytes: int) -> list[Verdict]:
         times("the first save, prepared, takes {} of a later one",
               found["first durable", OURS] / ours, 1.5, at_most=True),
         times("memory beside the state: {} of its size",
-              found["memory", OURS] * MIB / nbytes, 1.05, at_most=True),
+              found["peak", OURS] * MIB / nbytes, 1.05, at_most=True),
         times("a training loop that saves every 20 steps loses {}", loop, 0.03, at_most=True),
     ]  # fmt: skip

@@ -211,7 +211,7 @@ def training_json(training: TrainingState) -> Any:
 def told_bytes(told: dict[str, Any]) -> bytes:
     """Return what stands beside the tensors as it is written."""
     try:
-        content = json.dumps(told, indent=1).encode()
+        content = json.dumps(told).encode()  # with an indent it takes three times as long
     except ValueError as error:  # an integer of thousands of digits
         raise CheckpointError(f"a value that JSON can't hold: {error}") from None
     if len(content) > MAX_TOLD_BYTES:

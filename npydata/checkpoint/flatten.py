@@ -81,15 +81,18 @@ def refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
 
 def put_back(data: Any, tensor_called: Callable[[str], torch.Tensor]) -> Any:
     """Return the state that :func:`take_tensors` took apart."""
+    return with_tensors(decode(data), tensor_called)
 
-    def put(value: Any) -> Any:
-        if isinstance(value, Named):
-            return tensor_called(value.name)
-        if isinstance(value, dict):
-            return {key: put(one) for key, one in value.items()}
-        return type(value)(map(put, value)) if type(value) in (list, tuple) else value
 
-    return put(decode(data))
+def with_tensors(value: Any, tensor_called: Callable[[str], torch.Tensor]) -> Any:
+    """Return a nested value with the tensors that its names stand for."""
+    if isinstance(value, Named):
+        return tensor_called(value.name)
+    if isinstance(value, dict):
+        return {key: with_tensors(one, tensor_called) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_tensors(one, tensor_called) for one in value)
+    return value
 
 
 def place(path: tuple[Any, ...]) -> str:

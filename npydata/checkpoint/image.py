@@ -107,10 +107,11 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
     """Return the dtype and the shape with which a tensor is stored."""
     if type(tensor).__name__ == "DTensor":
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
-    kinds = {"meta": tensor.is_meta, "quantized": tensor.is_quantized, "nested": tensor.is_nested,
-             str(tensor.layout): tensor.layout is not torch.strided}  # fmt: skip
-    if kind := next((kind for kind, is_it in kinds.items() if is_it), None):
-        raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")
+    for kind in ("meta", "quantized", "nested"):
+        if getattr(tensor, f"is_{kind}"):
+            raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")
+    if tensor.layout is not torch.strided:
+        raise CheckpointError(f"{name}: a {tensor.layout} tensor, expected a dense one")
     if tensor.numel() and tensor.data_ptr() == 0:
         raise CheckpointError(f"{name}: a {type(tensor).__name__} without memory of its own")
     if (real := COMPLEX_AS_REAL.get(tensor.dtype)) is not None:

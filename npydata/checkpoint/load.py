@@ -14,6 +14,7 @@ import torch
 from npydata.checkpoint.commit import in_place, latest_in
 from npydata.checkpoint.flatten import put_back
 from npydata.checkpoint.manifest import (
+    MANIFEST,
     MAX_TOLD_BYTES,
     MODEL,
     OPTIMIZER,
@@ -84,6 +85,14 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
     manifest = check(folder, content=True, progress=progress)
     load_checkpoint(folder, device="meta")
     return manifest
+
+
+def to_verify(dir: str | os.PathLike[str]) -> Path:
+    """Return a checkpoint's folder, or of a folder of checkpoints the latest."""
+    folder = in_place(Path(dir))
+    if (folder / MANIFEST).exists():
+        return folder
+    return latest_checkpoint(folder) or folder
 
 
 def check(folder: Path, *, content: bool, progress: bool = False) -> Manifest:

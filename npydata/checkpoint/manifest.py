@@ -158,6 +158,8 @@ def checksums(content: bytes) -> tuple[int, ...]:
 
 def read_small(path: Path, most: int = MAX_MANIFEST_BYTES) -> bytes:
     """Return the content of a small file of ours, without following a link."""
+    if path.is_symlink() or path.is_dir():
+        raise CheckpointError(f"{path}: is a link or a folder, expected a file")
     with open(path, "rb", opener=open_no_link) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:

@@ -45,6 +45,8 @@ class Archive:
     """Names that only the program which wrote the file knows."""
     most_names: int = 1 << 20
     """How many entries a description of this size can honestly have."""
+    is_checked: bool = False
+    """Whether every tensor is known to fit its bytes already."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What stands beside the tensors in formats that keep the two apart."""
 

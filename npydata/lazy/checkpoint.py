@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -64,15 +65,13 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def __init__(self, path: Path, archives: list[Archive], entries: dict[str, Entry]) -> None:
         self.path, self._archives = path, archives
-        self.format = archives[0].format if len(archives) == 1 else "sharded"
+        ours = archives[0].format == "npydata"
+        self.format = archives[0].format if ours or len(archives) == 1 else "sharded"
         self.byteorder = archives[0].byteorder
         self._tensors = {n: e for n, e in entries.items() if isinstance(e.value, TensorRecord)}
         self._others = {n: e for n, e in entries.items() if n not in self._tensors}
-        same: dict[Any, list[str]] = {}
-        for name, entry in self._tensors.items():
+        for entry in self._tensors.values():
             entry.reader.check(entry.value)
-            same.setdefault(identity(entry), []).append(name)
-        self._same = {key: tuple(names) for key, names in same.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a tensor with the shape, strides and dtype that it was saved with.
@@ -197,6 +196,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                  traceback: TracebackType | None) -> None:  # fmt: skip
         self.close()
 
+    @cached_property
+    def _same(self) -> dict[Any, tuple[str, ...]]:
+        """The names of the very same elements."""
+        same: dict[Any, list[str]] = {}
+        for name, entry in self._tensors.items():
+            same.setdefault(identity(entry), []).append(name)
+        return {key: tuple(names) for key, names in same.items()}
+
     def _entry(self, name: str) -> Entry:
         """Return where a tensor's record is, or say why there is none."""
         if (entry := self._tensors.get(name)) is not None:
@@ -276,7 +283,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
 
     Args:
         path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
-            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these.
+            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these; or a
+            folder that an ``AsyncCheckpointer`` wrote: then names begin with ``model.`` and
+            ``optimizer.``, and what was saved beside them is the metadata.
 
     Returns:
         A mapping from names to tensors. Nested containers are flattened with dots.

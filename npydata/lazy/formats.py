@@ -16,6 +16,14 @@ from npydata.lazy.records import Storage, TensorRecord
 from npydata.lazy.safetensors_archive import read_safetensors, without_duplicates
 from npydata.lazy.tar_archive import is_tar, read_tar
 from npydata.lazy.tensors import TensorReader
+from npydata.lazy.training_folder import (
+    TENSORS,
+    TRAINING,
+    manifest_of,
+    read_object,
+    with_records,
+)
+from npydata.lazy.typed_json import decode
 from npydata.lazy.zip_archive import read_zip
 
 INDEX_SUFFIX = ".index.json"
@@ -47,6 +55,8 @@ def naming(what: str) -> Iterator[None]:
 def open_archives(path: Path) -> tuple[list[Archive], dict[str, Entry]]:
     """Open the file or files at a path; return them and all entries by name."""
     if path.is_dir():
+        if (manifest := manifest_of(path)) is not None:
+            return open_training(path, manifest)
         path = only_checkpoint_in(path)
     if path.name.endswith(INDEX_SUFFIX):
         return open_shards(path)
@@ -79,7 +89,10 @@ def reader_for(file: OpenFile) -> Callable[[OpenFile], Archive]:
 def entries_of(archive: Archive) -> dict[str, Entry]:
     """Return everything in a file by name; a bare storage counts as a tensor of one dimension."""
     reader = TensorReader(archive)
-    values = {} if archive.root == {} else name_entries(archive.root, archive.most_names)
+    if archive.format == "safetensors" or archive.root == {}:
+        values = dict(archive.root)  # names as they are
+    else:
+        values = name_entries(archive.root, archive.most_names)
     for name, text in archive.metadata.items():
         values[free_name((name,), values)] = text
     return {name: Entry(reader, as_tensor(value)) for name, value in values.items()}
@@ -101,6 +114,23 @@ def only_checkpoint_in(folder: Path) -> Path:
         if found:
             raise CheckpointError(f"holds {len(found)} of {pattern}, expected one; name the file")
     raise CheckpointError(f"holds no *{INDEX_SUFFIX} and no *.safetensors")
+
+
+def open_training(folder: Path, manifest: dict[str, Any]) -> tuple[list[Archive], dict[str, Entry]]:
+    """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
+    parts = [name for name in TENSORS if name in manifest["files"]]
+    try:
+        told = read_object(folder / TRAINING)
+        archives = [open_shard(folder, name) for name in parts]
+        for part, archive in zip(parts, archives, strict=True):
+            key = Path(part).stem
+            archive.root = {key: with_records(decode(told[key]), archive.root)}
+            archive.format, archive.metadata = "npydata", {}
+        archives[-1].root["training_state"] = decode(told["training_state"])
+        archives[-1].root["manifest"] = {key: manifest[key] for key in ("step", "sequence")}
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(f"its files do not fit each other: {error!r:.200}") from None
+    return archives, {n: one for archive in archives for n, one in entries_of(archive).items()}
 
 
 def open_shards(path: Path) -> tuple[list[Archive], dict[str, Entry]]:

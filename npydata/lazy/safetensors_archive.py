@@ -51,7 +51,8 @@ def read_safetensors(file: OpenFile) -> Archive:
     check_no_gaps(list(extents.values()), begin, file.size)
     apply_notes(root, metadata)
     storages = {name: record.storage for name, record in root.items() if record.storage}
-    return Archive("safetensors", file, extents, root, storages, metadata=metadata)
+    return Archive("safetensors", file, extents, root, storages, is_checked=True,
+                   metadata=metadata)  # fmt: skip
 
 
 def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:

@@ -35,7 +35,7 @@ class TensorReader:
 
     def check(self, record: TensorRecord) -> None:
         """Refuse a tensor that its storage, or its storage's bytes in the file, cannot hold."""
-        if (storage := record.storage) is None:
+        if (storage := record.storage) is None or self.archive.is_checked:
             return
         extent = self.archive.extents.get(storage.key)
         if extent is None:

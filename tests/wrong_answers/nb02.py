@@ -40,6 +40,22 @@ def walks_backwards(position, n, scrambled):
             return position
 
 
+def filters_the_list(position, n, scrambled):
+    samples = [cell for cell in scrambled if cell < n]
+    return samples[position]
+
+
+def does_not_shuffle(position, n, scrambled):
+    return position
+
+
+def walks_on_the_spot(position, n, scrambled):
+    cell = scrambled[position]
+    while cell >= n:
+        cell = scrambled[position]
+    return cell
+
+
 def as_they_come(arrivals):
     delivered = []
     for number in arrivals:
@@ -124,6 +140,14 @@ def starts_again(order, batch_size, made, delivered, new_batch_size):
     return cut(order, new_batch_size)
 
 
+def resumes_too_late(order, batch_size, made, delivered, new_batch_size):
+    return cut(order[(delivered + 1) * batch_size :], new_batch_size)
+
+
+def one_flat_list(order, batch_size, made, delivered, new_batch_size):
+    return list(order[delivered * batch_size :])
+
+
 WRONG = {
     "shuffled": [
         ("two positions then share", takes_the_remainder),
@@ -132,6 +156,9 @@ WRONG = {
         ("is then given out twice", takes_the_neighbours),
         ("cut off at the last sample", clips),
         ("the position that leads here", walks_backwards),
+        ("through the whole list", filters_the_list),
+        ("the order as it was", does_not_shuffle),
+        ("did not come to an end", walks_on_the_spot),
     ],
     "in_order": [
         ("the order of the workers", as_they_come),
@@ -147,5 +174,7 @@ WRONG = {
         ("in the old batch size", keeps_the_old_size),
         ("when it is short", drops_the_short_one),
         ("from its beginning", starts_again),
+        ("that nobody was given", resumes_too_late),
+        ("in one piece", one_flat_list),
     ],
 }

@@ -9,6 +9,14 @@ def no_overlap(step_s, fetch_s, workers, tokens):
     return tokens / per_batch
 
 
+def alone_and_in_turn(step_s, fetch_s, workers, tokens):
+    return tokens / (step_s + fetch_s)
+
+
+def workers_cost_time(step_s, fetch_s, workers, tokens):
+    return min(tokens / step_s, tokens / (workers * fetch_s))
+
+
 def one_worker_only(step_s, fetch_s, workers, tokens):
     return min(tokens / step_s, tokens / fetch_s)
 
@@ -58,6 +66,8 @@ def ready_is_waste(trips):
 WRONG = {
     "tokens_per_s": [
         ("add step and fetch", no_overlap),
+        ("one after the other", alone_and_in_turn),
+        ("more workers take longer", workers_cost_time),
         ("leave out that workers share", one_worker_only),
         ("share the step as well", workers_do_everything),
         ("the quicker side", the_quicker_side),

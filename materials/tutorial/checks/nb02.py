@@ -121,6 +121,10 @@ EXERCISES = [
             "You look for the position that leads here, not for the sample it leads to.": (
                 lambda p, n, scrambled: walk(p, n, _inverse(scrambled))
             ),
+            "You go through the whole list, which is what we wanted to avoid.": (
+                lambda p, n, scrambled: [cell for cell in scrambled if cell < n][p]
+            ),
+            "You leave the order as it was.": lambda p, n, scrambled: p,
         },
     ),
     Exercise(
@@ -162,6 +166,14 @@ EXERCISES = [
                 lambda order, old, made, delivered, new: full_batches_from(
                     order, delivered * old, new
                 )
+            ),
+            "You leave out a batch that nobody was given.": (
+                lambda order, old, made, delivered, new: batches_from(
+                    order, (delivered + 1) * old, new
+                )
+            ),
+            "The samples are right, but they are in one piece, not in batches.": (
+                lambda order, old, made, delivered, new: order[delivered * old :]
             ),
             "You start the epoch again from its beginning.": (
                 lambda order, old, made, delivered, new: batches_from(order, 0, new)

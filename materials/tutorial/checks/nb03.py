@@ -71,6 +71,12 @@ EXERCISES = [
             "You add step and fetch: that is a loop that fetches only when it wants a batch.": (
                 lambda step, fetch, workers, tokens: tokens / (step + fetch / workers)
             ),
+            "You do step and fetch one after the other, and all workers are of no use to you.": (
+                lambda step, fetch, workers, tokens: tokens / (step + fetch)
+            ),
+            "With you, more workers take longer for a batch.": (
+                lambda step, fetch, workers, tokens: tokens / max(step, fetch * workers)
+            ),
             "You leave out that workers share the fetching.": (
                 lambda step, fetch, workers, tokens: tokens / max(step, fetch)
             ),

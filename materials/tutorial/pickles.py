@@ -1,0 +1,289 @@
+"""Look inside checkpoint files: a pickle step by step, the bytes of a file, a view of a storage.
+
+for step in steps(data, machine): print(step)     # what each opcode left on the stack
+draw_steps(ax, steps(data, machine))              # the same as a figure
+draw_bytes(ax, parts)                             # a file as rows of 64 bytes
+draw_view(ax, whole, view, span, itemsize)       # which elements of a storage a tensor is
+"""
+
+import ctypes
+import gc
+import pickletools
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
+
+from npydata.pages import evict, resident_pages
+from tutorial.figures import INK, PALETTE, ink_on
+
+MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
+"""Opcodes that leave the stack as it is."""
+MONO = "DejaVu Sans Mono"
+ROLES = {"length": "limit", "header": "stock", "padding": "absent", "description": "window",
+         "payload": "resident", "trailer": "muted", "directory": "cold"}  # fmt: skip
+Part = tuple[str, int, int, str]  # name, first byte, the byte after the last, one of ROLES
+
+
+# A pickle, step by step
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One opcode, and what the stack holds after it."""
+
+    at: int
+    raw: bytes
+    name: str
+    argument: Any
+    stack: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.at:4} {self.name:<12} {' '.join(self.stack)}"
+
+
+def steps(data: bytes, machine: Any) -> Iterator[Step]:
+    """Run a machine to its end, one step at a time; what only fills the memo is left out."""
+    known = {at: (op.name, argument) for op, argument, at in pickletools.genops(data)}
+    while machine.running:
+        at = machine.at
+        machine.step()
+        name, argument = known[at]
+        if name not in MEMO:
+            yield Step(at, data[at : machine.at], name, argument, tuple(on_stack(machine)))
+
+
+def on_stack(machine: Any) -> Iterator[str]:
+    """Each value on the stack in a few letters, oldest first, with the marks between them."""
+    for items in machine.below:
+        yield from map(short, items)
+        yield "("
+    yield from map(short, machine.stack)
+
+
+def short(value: Any) -> str:
+    """A value in a few letters."""
+    kind = type(value).__name__
+    if kind == "TensorRecord":
+        return f"tensor {'x'.join(map(str, value.shape))}"
+    if kind == "Storage":
+        return f"storage {value.key!r}"
+    if kind == "Global":
+        return value.name if len(value.name) <= 12 else f"{value.name[:8]}…"
+    if kind == "Opaque":
+        return repr(value)
+    if isinstance(value, tuple) and len(value) > 3:
+        return f"({len(value)} values)"
+    return repr(value).replace(", ", ",")
+
+
+def draw_steps(ax: Axes, shown: Sequence[Step]) -> None:
+    """Three columns, one row for each opcode: its bytes, its name, the stack after it."""
+    columns = {"hex": 5.5, "opcode": 21.5, "stack after it": 36.0}
+    ax.text(3.4, -1.1, "byte", fontweight="bold", fontsize=11, va="center", ha="right")
+    for title, x in columns.items():
+        ax.text(x, -1.1, title, fontweight="bold", fontsize=11, va="center")
+    for y, step in enumerate(shown):
+        if y % 2:
+            ax.add_patch(Rectangle((-1, y - 0.5), 102, 1, facecolor="#f8fafc", zorder=0))
+        ax.text(3.4, y, str(step.at), ha="right", **_type("#6b7280"))
+        ax.text(columns["hex"], y, _hex(step.raw), **_type(INK))
+        ax.text(columns["opcode"], y, step.name, **_type(INK), fontweight="bold")
+        _boxes(ax, columns["stack after it"], y, step.stack)
+    ax.set_xlim(-1.5, 102)
+    ax.set_ylim(len(shown) - 0.4, -1.7)
+    ax.axis("off")
+
+
+def _type(color: str) -> dict[str, Any]:
+    return {"family": MONO, "fontsize": 8.5, "va": "center", "color": color}
+
+
+def _hex(raw: bytes, most: int = 5) -> str:
+    text = raw.hex(" ")
+    return text if len(raw) <= most else f"{raw[: most - 1].hex(' ')} …"
+
+
+def _boxes(ax: Axes, x: float, y: float, stack: Sequence[str]) -> None:
+    for place, text in enumerate(stack):
+        if text == "(":
+            ax.plot([x + 0.7, x + 0.7], [y - 0.36, y + 0.36], color=PALETTE["warm"], lw=2.4)
+            x += 1.4
+            continue
+        width = 1.0 * len(text) + 1.2
+        newest = place == len(stack) - 1
+        color = PALETTE["resident" if newest else "cold"]
+        ax.add_patch(FancyBboxPatch((x, y - 0.36), width, 0.72, facecolor=color,
+                                    boxstyle="round,pad=0,rounding_size=0.25"))  # fmt: skip
+        ax.text(x + width / 2, y, text, ha="center", **_type(INK))
+        x += width + 0.6
+
+
+# The bytes of a file
+
+
+def zip_parts(path: Path) -> list[Part]:
+    """Header, padding and bytes of every record of a zip file, and the directory at its end."""
+    parts: list[Part] = []
+    with zipfile.ZipFile(path) as archive:
+        records = sorted(archive.infolist(), key=lambda record: record.header_offset)
+        end = archive.start_dir
+    data = path.read_bytes()
+    stops = [*(record.header_offset for record in records[1:]), end]
+    for record, stop in zip(records, stops, strict=True):
+        at, name = record.header_offset, record.filename.split("/", 1)[1]
+        names = int.from_bytes(data[at + 26 : at + 28], "little")
+        extra = int.from_bytes(data[at + 28 : at + 30], "little")
+        begin = at + 30 + names
+        payload = begin + extra
+        role = "payload" if name.startswith("data/") else "description"
+        after = payload + record.file_size
+        parts += [("", at, begin, "header"), ("", begin, payload, "padding"),
+                  (name, payload, after, role), ("", after, stop, "trailer")]  # fmt: skip
+    return [*parts, ("directory", end, len(data), "directory")]
+
+
+def draw_bytes(ax: Axes, parts: Sequence[Part], per_row: int = 64) -> None:
+    """A file as rows of bytes, each part in the colour of its role and named where it begins."""
+    for name, begin, end, role in parts:
+        color = PALETTE[ROLES[role]]
+        for row, first, last in _rows(begin, end, per_row):
+            ax.add_patch(Rectangle((first, row - 0.4), last - first, 0.8, facecolor=color,
+                                   edgecolor="#9ca3af", linewidth=0.6))  # fmt: skip
+        if name:
+            _name(ax, name, begin, end, color, per_row)
+    rows = -(-max(part[2] for part in parts) // per_row)
+    ax.set_xlim(0, per_row)
+    ax.set_ylim(rows - 0.4, -0.6)
+    ax.set_xticks(range(0, per_row + 1, 16))
+    ax.set_xlabel(f"byte within its row of {per_row}")
+    ax.set_yticks(range(0, rows, 2), [f"{per_row * row:,}" for row in range(0, rows, 2)])
+    ax.set_ylabel("byte at the row's start")
+    ax.tick_params(length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    _key(ax, list(dict.fromkeys(part[3] for part in parts if part[2] > part[1])))
+
+
+def _rows(begin: int, end: int, per_row: int) -> Iterator[tuple[int, int, int]]:
+    """(row, first column, column after the last) of each row that a range of bytes lies in."""
+    while begin < end:
+        row = begin // per_row
+        stop = min(end, (row + 1) * per_row)
+        yield row, begin - row * per_row, stop - row * per_row
+        begin = stop
+
+
+def _name(ax: Axes, name: str, begin: int, end: int, color: str, per_row: int) -> None:
+    """Write a name into the part's longest row, or behind the part when it is short."""
+    row, first, last = max(_rows(begin, end, per_row), key=lambda one: one[2] - one[1])
+    if last - first >= 0.95 * len(name):
+        middle = (first + last) / 2
+        ax.text(middle, row, name, ha="center", va="center", fontsize=9.5, color=ink_on(color))
+    else:
+        ax.text(last + 0.6, row, name, ha="left", va="center", fontsize=9.5, color=INK)
+
+
+def _key(ax: Axes, roles: Sequence[str]) -> None:
+    handles = [Patch(facecolor=PALETTE[ROLES[role]], edgecolor="#9ca3af", lw=0.8, label=role)
+               for role in roles]  # fmt: skip
+    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(roles),
+              handlelength=1.1, handleheight=1.0, columnspacing=1.1, borderaxespad=0.2,
+              borderpad=0, fontsize=11)  # fmt: skip
+
+
+# A view of a storage
+
+
+def elements(shape: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
+    """The number of the storage's element at each place of a view."""
+    places = np.full(tuple(shape), offset)
+    for axis, step in enumerate(stride):
+        steps_along = step * np.arange(shape[axis])
+        places = places + steps_along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return places
+
+
+def draw_view(
+    ax: Axes, whole: tuple[int, int], view: Any, byte_span: tuple[int, int], itemsize: int
+) -> None:
+    """A matrix with the elements of a view in it, and below it the storage both look into."""
+    rows, columns = whole
+    span = (byte_span[0] // itemsize, byte_span[1] // itemsize)
+    numel, chosen = prod(whole), set(elements(*view).ravel().tolist())
+    scale = numel / (columns * 3)  # the matrix is drawn larger than the strip below
+    for number in range(numel):
+        row, column = divmod(number, columns)
+        _element(ax, 0.3 * numel + column * scale, row * 1.25, scale, 1.15, number, chosen, span)
+        _element(ax, number, rows * 1.25 + 1.3, 1.0, 1.0, number, chosen, span)
+    below = rows * 1.25 + 2.55
+    ax.annotate("", (span[0], below), (span[1], below), arrowprops={"arrowstyle": "<->", "lw": 1.6})
+    ax.text(sum(span) / 2, below + 0.5, "byte span: {} to {}".format(*byte_span), va="center",
+            ha="center", fontweight="bold")  # fmt: skip
+    ax.text(0.28 * numel, rows * 0.6, "the matrix", ha="right", va="center")
+    ax.text(0, rows * 1.25 + 0.95, "its storage", ha="left", va="center")
+    ax.set_xlim(-0.2, numel + 0.2)
+    ax.set_ylim(below + 0.9, -0.2)
+    ax.axis("off")
+
+
+def _element(
+    ax: Axes, x: float, y: float, width: float, height: float, number: int, chosen: set[int],
+    span: tuple[int, int],
+) -> None:  # fmt: skip
+    role = "touched" if number in chosen else "cold" if span[0] <= number < span[1] else "absent"
+    ax.add_patch(Rectangle((x, y), width, height, facecolor=PALETTE[role], edgecolor="white",
+                           linewidth=1.2))  # fmt: skip
+    ax.text(x + width / 2, y + height / 2, str(number), ha="center", va="center", fontsize=9.5,
+            color=ink_on(PALETTE[role]))  # fmt: skip
+
+
+# Counters
+
+
+def bytes_copied_in(job: Callable[[], object]) -> int:
+    """Bytes that this process was handed by read calls while the job ran; maps don't count."""
+    before = _counter("/proc/self/io", "rchar:")
+    job()
+    return _counter("/proc/self/io", "rchar:") - before
+
+
+def memory_kept(job: Callable[[], object]) -> int:
+    """Bytes of memory of its own that this process has more, while it holds the job's result."""
+    _give_back()
+    before = _counter("/proc/self/status", "RssAnon:")
+    result = job()
+    kept = 1024 * (_counter("/proc/self/status", "RssAnon:") - before)
+    del result
+    return max(0, kept)
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, lest a job uses it again and nobody counts it."""
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
+def _counter(file: str, name: str) -> int:
+    """A number that Linux counts for this process; 0 on other systems."""
+    if not Path(file).exists():
+        return 0
+    line = next(line for line in Path(file).read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1])
+
+
+def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:
+    """Pages of a file that the job brought from the disk; None where a file can't be made cold."""
+    try:
+        if evict(path):
+            return None
+        job()
+        return int(resident_pages(path).sum())
+    except OSError:
+        return None

@@ -1,0 +1,77 @@
+"""What is saved under faults, and what must hold of a root after each of them."""
+
+from pathlib import Path
+
+import torch
+
+from npydata import AsyncCheckpointer, TrainingState, latest_checkpoint, load_checkpoint
+from npydata import verify_checkpoint as verify
+
+PATIENCE = 20.0
+"""Seconds after which a test that waits for an event has failed."""
+ELEMENTS = 10_000
+
+
+def model_at(step, elements=ELEMENTS):
+    """Return a model's state of which every element says what step it is from."""
+    return {"weight": torch.full((elements,), float(step)), "bias": torch.full((7,), step)}
+
+
+def optimizer_at(step):
+    return {"state": {0: {"exp_avg": torch.full((33,), step / 2), "step": step}}}
+
+
+def save_step(checkpointer, folder, step, elements=ELEMENTS):
+    """Save a step's state."""
+    training = TrainingState(step=step)
+    checkpointer.save(folder, model_at(step, elements), optimizer_at(step), training)
+
+
+def saved(folder, step, **options):
+    """Save a step's state and wait until it is on the disk."""
+    with AsyncCheckpointer(**options) as checkpointer:
+        save_step(checkpointer, folder, step)
+
+
+def loaded_step(folder):
+    """Load and verify a checkpoint; return its step, which every element must be from."""
+    verify(folder)
+    model, optimizer, training = load_checkpoint(folder, verify=True)
+    wanted = model_at(training.step, model["weight"].numel())
+    assert all(torch.equal(model[name], wanted[name]) for name in wanted), folder
+    held, wanted = optimizer["state"][0], optimizer_at(training.step)["state"][0]
+    assert held["step"] == training.step
+    assert torch.equal(held["exp_avg"], wanted["exp_avg"])
+    return training.step
+
+
+def unfinished(root):
+    """Return the names of a root that no reader may see, and that the next save clears away."""
+    return [entry.name for entry in Path(root).iterdir() if entry.name.startswith(".")]
+
+
+def holds(root, confirmed, names=()):
+    """Check a root: the newest loads and is no older than what was confirmed; all seen is whole.
+
+    ``names`` are folders that held a checkpoint before: each must still load. Returns the newest
+    step.
+    """
+    newest = latest_checkpoint(root)
+    assert newest is not None, sorted(entry.name for entry in Path(root).iterdir())
+    step = loaded_step(newest)
+    assert step >= confirmed, f"{newest.name} is of step {step}, {confirmed} was confirmed"
+    for entry in Path(root).iterdir():
+        if not entry.name.startswith(".") and entry.name not in ("latest", "lost+found"):
+            loaded_step(entry)
+    for name in names:
+        loaded_step(Path(root) / name)
+    return step
+
+
+def saves_again(root, name, step, keep_last=2):
+    """Check that a new checkpointer saves, and clears away what the fault left."""
+    saved(Path(root) / name, step, keep_last=keep_last)
+    assert latest_checkpoint(root) == Path(root) / name
+    assert holds(root, step) == step
+    assert unfinished(root) == [], "temporaries are left"
+    assert sum(entry.is_dir() for entry in Path(root).iterdir()) <= keep_last

@@ -1,0 +1,379 @@
+"""What was saved comes back to the bit, through our loader and through others."""
+
+import itertools
+import math
+import random
+from collections import OrderedDict
+
+import pytest
+import torch
+from checkpoint_tools import bits, told
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from npydata import AsyncCheckpointer, TrainingState, load_checkpoint, open_checkpoint
+from npydata import save_checkpoint as save
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32,
+    torch.uint64, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+SHAPES = [(), (0,), (1,), (5,), (2, 0, 3), (3, 4)]
+AS_PAIRS = {torch.complex32: torch.float16, torch.complex128: torch.float64}
+
+
+def random_bits(rng, dtype, shape):
+    """A tensor whose every byte is drawn; for bool only 0 and 1."""
+    raw = bytearray(rng.randbytes(math.prod(shape) * dtype.itemsize))
+    if dtype == torch.bool:
+        raw = bytearray(one & 1 for one in raw)
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def loaded(folder, model, optimizer=None, **options):
+    save(folder / "c", model, optimizer)
+    return load_checkpoint(folder / "c", verify=True, **options)[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_back_in_every_shape(tmp_path, dtype):
+    rng = random.Random(str(dtype))
+    state = {f"t{k}": random_bits(rng, dtype, shape) for k, shape in enumerate(SHAPES)}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+@pytest.mark.parametrize("count", range(1, 5))
+def test_every_dtype_comes_back_beside_every_other(tmp_path, count):
+    rng = random.Random(count)
+    dtypes = [*DTYPES, *reversed(DTYPES)]
+    state = {f"t{k}": random_bits(rng, dtype, (count,)) for k, dtype in enumerate(dtypes)}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+VIEWS = {
+    "transposed": lambda t: t.t(),
+    "strided": lambda t: t[::2, 1::3],
+    "expanded": lambda t: t[:1].expand(6, 7),
+    "one element": lambda t: t[3, 4],
+    "permuted": lambda t: t.reshape(2, 3, 7).permute(2, 0, 1),
+    "channels last": lambda t: t.reshape(1, 2, 3, 7).to(memory_format=torch.channels_last),
+    "conjugated": lambda t: t.to(torch.complex64).conj(),
+    "conjugated double": lambda t: t.to(torch.complex128).conj().t(),
+    "negated": lambda t: torch.complex(t, t).conj().imag,
+    "parameter": lambda t: torch.nn.Parameter(t.clone()),
+    "needs a gradient": lambda t: t.clone().requires_grad_() * 2,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_any_kind_comes_back_with_its_values(tmp_path, view):
+    tensor = VIEWS[view](torch.arange(42.0).reshape(6, 7))
+    state = {"head": torch.ones(3), "t": tensor}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+def test_overlapping_views_come_back_each_with_its_own_values(tmp_path):
+    base = torch.arange(10.0)
+    state = {"all": base, "left": base[:6], "right": base[4:], "odd": base[1::2]}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+@pytest.mark.parametrize("options", [{}, {"mmap": False}], ids=str)
+def test_tied_tensors_share_memory_again(tmp_path, options):
+    weight = torch.ones(3, 4)
+    model = loaded(tmp_path, {"wte": weight, "head": weight, "other": weight.clone()}, **options)
+    model["wte"][0, 0] = 5
+    assert model["head"][0, 0] == 5
+    assert model["other"][0, 0] == 1
+
+
+def test_tied_tensors_are_stored_once(tmp_path):
+    weight = torch.ones(5000)
+    save(tmp_path / "c", {"a": weight, "b": weight, "c": weight.view(5000)})
+    assert (tmp_path / "c" / "model.safetensors").stat().st_size == 4096 + 20_000
+
+
+@pytest.mark.parametrize("same", [
+    lambda t: t[:3], lambda t: t.view(torch.int32), lambda t: t.reshape(2, 3), lambda t: t[1:],
+], ids=["shorter", "other dtype", "other shape", "later"])  # fmt: skip
+def test_what_only_shares_memory_is_not_tied(tmp_path, same):
+    tensor = torch.arange(6.0)
+    state = {"a": tensor, "b": same(tensor)}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+def test_a_conjugated_view_is_not_tied_to_its_base(tmp_path):
+    tensor = torch.complex(torch.ones(3), torch.ones(3))
+    state = {"a": tensor, "b": tensor.conj()}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+NAMES = [
+    "a.b.c", ".", "..", "a..b", "ä", "层.权重", "\U0001f600", "", " ", 'quo"te', "back\\slash",
+    "new\nline", "\x00", "\x1b[31m", "__metadata__", "__metadata__'", "x" * 100_000, "../../etc",
+    "_orig_mod.layer.weight", "module.layer.weight", "format", "npydata", "$tensor", "1",
+]  # fmt: skip
+
+
+def test_every_name_comes_back(tmp_path):
+    state = {name: torch.tensor([k]) for k, name in enumerate(NAMES)}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
+def test_every_name_alone_makes_a_file_that_safetensors_reads(tmp_path, name):
+    save(tmp_path / "c", {name: torch.ones(3)})
+    assert bits(*load_file(tmp_path / "c" / "model.safetensors").values()) == bits(torch.ones(3))
+
+
+def test_names_that_meet_when_flattened_stay_apart(tmp_path):
+    one, two, three = torch.ones(1), torch.zeros(1), torch.full((1,), 2.0)
+    state = {"a.b": one, "a": {"b": two}, "1": three, 1: one, "x": [one, two], "x.0": three}
+    assert told(loaded(tmp_path, state)) == told(state)
+
+
+def test_the_names_of_a_compiled_model_load_into_a_compiled_model(tmp_path):
+    compiled = torch.nn.Module()
+    compiled._orig_mod = torch.nn.Linear(2, 3)  # what torch.compile makes, without its 7 seconds
+    compiled.load_state_dict(loaded(tmp_path, compiled.state_dict()))
+
+
+def test_a_wrapped_model_comes_back_into_a_wrapped_model(tmp_path):
+    wrapped = torch.nn.DataParallel(torch.nn.Linear(2, 3))
+    state = loaded(tmp_path, wrapped.state_dict())
+    assert list(state) == ["module.weight", "module.bias"]
+    wrapped.load_state_dict(state)
+
+
+def test_a_nested_model_state_keeps_its_nesting(tmp_path):
+    state = {"student": {"w": torch.ones(2)}, "teacher": OrderedDict(w=torch.zeros(2)),
+             "step": 3, "list": [torch.ones(1), (torch.zeros(1), None)], "none": {}}  # fmt: skip
+    assert told(loaded(tmp_path, state)) == told(state | {"teacher": {"w": torch.zeros(2)}})
+
+
+OPTIMIZER = {
+    "state": {0: {"step": torch.tensor(3.0), "m": torch.ones(2)}, "0": {"m": torch.zeros(2)}},
+    "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": [0, 1], "foreach": None,
+                      "eps": math.nan, "max": math.inf, "min": -math.inf, "zero": -0.0}],
+    "raw": b"\0\xff", "set": {1, 2}, "big": 2**70, "flag": True, "empty": [{}, [], ()],
+    (1, "a"): None, None: 1, 2.5: "x",
+}  # fmt: skip
+
+
+def test_optimizer_values_of_every_kind_come_back_with_their_types(tmp_path):
+    save(tmp_path / "c", {}, OPTIMIZER)
+    assert told(load_checkpoint(tmp_path / "c")[1]) == told(OPTIMIZER)
+
+
+def test_no_optimizer_loads_as_none(tmp_path):
+    save(tmp_path / "c", {})
+    assert load_checkpoint(tmp_path / "c")[1] is None
+    assert not (tmp_path / "c" / "optimizer.safetensors").exists()
+
+
+def test_an_empty_optimizer_loads_as_an_empty_dict(tmp_path):
+    save(tmp_path / "c", {}, {})
+    assert load_checkpoint(tmp_path / "c")[1] == {}
+
+
+def nested(kind, depth):
+    value = torch.ones(1)
+    for _ in range(depth):
+        value = {"list": [value], "tuple": (value,), "keys": {0: value}, "dict": {"a": value}}[kind]
+    return {"a": value}
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "keys", "dict"])
+def test_what_is_nested_as_deep_as_allowed_comes_back(tmp_path, kind):
+    assert told(loaded(tmp_path, nested(kind, 99))) == told(nested(kind, 99))
+
+
+def test_every_field_of_the_training_state_comes_back(tmp_path):
+    state = TrainingState(step=7, epoch=2, tokens=2**40, loss=math.nan, lr=1e-4,
+                          rng={"python": (3, (1, 2), None)}, loader={"samples": 5},
+                          extra={"a": (1, b"x", {2: None})})  # fmt: skip
+    save(tmp_path / "c", {}, None, state)
+    back = load_checkpoint(tmp_path / "c")[2]
+    fields = TrainingState.__dataclass_fields__
+    assert {name: told(getattr(back, name)) for name in fields} == {
+        name: told(getattr(state, name)) for name in fields
+    }
+
+
+def random_state(rng):
+    """A nested state with views, ties, and every dtype."""
+    held = []
+
+    def tensor():
+        if held and rng.random() < 0.15:
+            return rng.choice(held)
+        made = random_bits(rng, rng.choice(DTYPES), rng.choice(SHAPES))
+        if made.ndim == 2 and rng.random() < 0.5:
+            made = made.t()
+        if made.dtype.is_complex and rng.random() < 0.5:
+            made = made.conj()
+        if made.ndim and made.shape[0] > 2 and rng.random() < 0.3:
+            made = made[1:]
+        held.append(made)
+        return made
+
+    def value(depth):
+        kind = rng.random()
+        if kind < 0.5 or depth > 3:
+            return tensor()
+        if kind < 0.65:
+            return rng.choice([None, 1, 2.5, "a", b"b", (), True, math.inf, 2**65])
+        many = range(rng.randrange(4))
+        if kind < 0.85:
+            return {rng.choice(["a.b", "a", 1, "1", (1, 2), None]): value(depth + 1) for _ in many}
+        return rng.choice([list, tuple])([value(depth + 1) for _ in many])
+
+    return {f"k{k}": value(0) for k in range(rng.randrange(8))}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_state_comes_back(tmp_path, seed):
+    rng = random.Random(seed)
+    model, optimizer = random_state(rng), random_state(rng)
+    save(tmp_path / "c", model, optimizer)
+    back = load_checkpoint(tmp_path / "c", verify=True, mmap=seed % 2 == 0)
+    assert told(back[:2]) == told((model, optimizer))
+
+
+def foreign_state():
+    """Every dtype and some views, by plain names."""
+    rng = random.Random(5)
+    state = {str(dtype): random_bits(rng, dtype, (3, 2)) for dtype in DTYPES}
+    return state | {
+        "zero": torch.empty(0, 4),
+        "scalar": torch.tensor(2.0),
+        "t": torch.eye(3)[1:].t(),
+    }
+
+
+def as_others_see(tensor):
+    """What the format has no code for is stored as pairs."""
+    return torch.view_as_real(tensor) if tensor.dtype in AS_PAIRS else tensor
+
+
+@pytest.mark.parametrize("reader", ["load_file", "safe_open", "open_checkpoint"])
+def test_other_readers_get_the_same_bits(tmp_path, reader):
+    state = foreign_state()
+    save(tmp_path / "c", state)
+    path = tmp_path / "c" / "model.safetensors"
+    wanted = {name: as_others_see(tensor) for name, tensor in state.items()}
+    if reader == "load_file":
+        found = load_file(path)
+    elif reader == "safe_open":
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    else:
+        wanted = state
+        with open_checkpoint(path) as checkpoint:
+            found = dict(checkpoint)
+    assert {name: told(one) for name, one in found.items()} == {
+        name: told(one) for name, one in wanted.items()
+    }
+
+
+def test_others_read_a_tied_tensor_under_its_first_name(tmp_path):
+    weight = torch.arange(3.0)
+    save(tmp_path / "c", {"wte": weight, "head": weight})
+    assert told(load_file(tmp_path / "c" / "model.safetensors")) == told({"wte": weight})
+
+
+def trained(make, schedule=None):
+    """A model after three steps, with its optimizer."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+    optimizer = make(model.parameters())
+    plan = schedule(optimizer) if schedule else None
+    for _ in range(3):
+        step(model, optimizer, plan)
+    return model, optimizer, plan
+
+
+def step(model, optimizer, plan=None):
+    inputs = torch.ones(5, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    if plan is not None:
+        plan.step(float(loss)) if isinstance(plan, ReduceLROnPlateau) else plan.step()
+
+
+def fresh(make, schedule=None):
+    torch.manual_seed(9)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+    optimizer = make(model.parameters())
+    return model, optimizer, schedule(optimizer) if schedule else None
+
+
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "AdamW amsgrad": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), amsgrad=True),
+    "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "Muon-like groups": lambda p: torch.optim.RMSprop([{"params": list(p), "lr": 0.3}], lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_continues_from_a_checkpoint_as_if_never_stopped(tmp_path, name):
+    model, optimizer, _ = trained(OPTIMIZERS[name])
+    save(tmp_path / "c", model.state_dict(), optimizer.state_dict())
+    weights, moments, _ = load_checkpoint(tmp_path / "c")
+    assert told(moments) == told(optimizer.state_dict())
+    other, its, _ = fresh(OPTIMIZERS[name])
+    other.load_state_dict(weights)
+    its.load_state_dict(moments)
+    for pair in ((model, optimizer), (other, its)):
+        step(*pair)
+    assert told(dict(other.state_dict())) == told(dict(model.state_dict()))
+
+
+ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+SCHEDULES = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 7),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=9),
+    "plateau": lambda o: ReduceLROnPlateau(o, patience=0),
+    "multi step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_continues_from_a_checkpoint(tmp_path, name):
+    make = OPTIMIZERS["SGD momentum"]
+    model, optimizer, plan = trained(make, SCHEDULES[name])
+    held = {"schedule": plan.state_dict()}
+    save(tmp_path / "c", model.state_dict(), optimizer.state_dict(), TrainingState(extra=held))
+    weights, moments, state = load_checkpoint(tmp_path / "c")
+    other, its, its_plan = fresh(make, SCHEDULES[name])
+    other.load_state_dict(weights)
+    its.load_state_dict(moments)
+    its_plan.load_state_dict(state.extra["schedule"])
+    for three in ((model, optimizer, plan), (other, its, its_plan)):
+        step(*three)
+        step(*three)
+    assert told(dict(other.state_dict())) == told(dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("sizes", list(itertools.permutations([1, 5000, 70_000])), ids=str)
+def test_a_buffer_used_again_for_other_sizes_gives_the_right_files(tmp_path, sizes):
+    states = [{"w": torch.full((size,), float(size)), "i": torch.arange(3)} for size in sizes]
+    with AsyncCheckpointer() as checkpointer:
+        for k, state in enumerate(states):
+            checkpointer.save(tmp_path / f"{k}", state, {"m": state["w"]})
+    for k, state in enumerate(states):
+        model, optimizer, _ = load_checkpoint(tmp_path / f"{k}", verify=True)
+        assert told((model, optimizer)) == told((state, {"m": state["w"]}))

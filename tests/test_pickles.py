@@ -1,0 +1,86 @@
+"""The helpers of notebook 04's figures and counters."""
+
+import io
+import zipfile
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from tutorial import pickles
+
+from npydata.lazy.machine import PickleMachine
+from npydata.lazy.opcodes import HANDLERS
+from npydata.lazy.rebuild import Reader
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "one.pt"
+    torch.save(torch.arange(6).reshape(2, 3), path)
+    return path
+
+
+def machine_for(data):
+    reader = Reader(len(data))
+    return PickleMachine(data, HANDLERS, find=reader.find, load=reader.load, call=reader.call)
+
+
+def description(path):
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(f"{path.stem}/data.pkl")
+
+
+@pytest.fixture
+def axes():
+    fig, ax = plt.subplots()
+    yield ax
+    plt.close(fig)
+
+
+def test_steps_show_the_stack_after_each_opcode_and_leave_out_the_memo(saved):
+    data = description(saved)
+    shown = list(pickles.steps(data, machine_for(data)))
+    assert "BINPUT" not in {step.name for step in shown}
+    assert shown[-1].name == "STOP"
+    assert shown[-1].stack == ("tensor 2x3",)
+    assert [step.stack for step in shown if step.name == "MARK"] == [
+        ("_rebuild…", "("),
+        ("_rebuild…", "(", "("),
+    ]
+    assert all(data[step.at : step.at + len(step.raw)] == step.raw for step in shown)
+
+
+def test_the_parts_of_a_zip_file_cover_it_without_a_gap(saved):
+    parts = pickles.zip_parts(saved)
+    ends = [0, *(end for _, _, end, _ in parts)]
+    assert [begin for _, begin, _, _ in parts] == ends[:-1]
+    assert ends[-1] == saved.stat().st_size
+    (payload,) = (part for part in parts if part[3] == "payload")
+    content = saved.read_bytes()[payload[1] : payload[2]]
+    assert np.frombuffer(content, np.int64).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_elements_are_those_of_the_view():
+    view = ((2, 3), (6, 2), 6)
+    assert pickles.elements(*view).tolist() == torch.arange(24).as_strided(*view).tolist()
+
+
+def test_figures_are_drawn(saved, axes):
+    data = description(saved)
+    pickles.draw_steps(axes, list(pickles.steps(data, machine_for(data))))
+    pickles.draw_bytes(axes, pickles.zip_parts(saved))
+    pickles.draw_view(axes, (4, 6), ((2, 3), (6, 2), 6), (24, 68), itemsize=4)
+    axes.figure.savefig(io.BytesIO())
+
+
+def test_read_calls_are_counted_and_maps_are_not(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    assert 1 << 20 <= pickles.bytes_copied_in(path.read_bytes) < 1 << 21
+    assert pickles.bytes_copied_in(lambda: np.memmap(path, np.uint8, "r").sum()) < 1 << 19
+
+
+def test_memory_is_counted_while_the_result_is_held():
+    assert pickles.memory_kept(lambda: np.ones(1 << 22)) > 1 << 24
+    assert pickles.memory_kept(lambda: None) < 1 << 22
