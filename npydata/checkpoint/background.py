@@ -152,7 +152,8 @@ class BackgroundSave:
         self._task.result()
 
     def give_up(self) -> None:
-        """Wait for the end; what went wrong is known already."""
+        """Do not begin, or wait for the end; what went wrong is known already."""
+        self._task.drop()
         self._task.join()
         self._task.error = None
 

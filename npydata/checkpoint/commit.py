@@ -84,8 +84,12 @@ def make_root(root: Path) -> None:
 
 
 def clear_stale(root: Path) -> None:
-    """Remove the temporaries of writers that are dead; a live one's lock protects its own."""
+    """Remove what dead writers left; a live one's lock protects its temporary."""
     for entry in root.iterdir():
+        if is_replaced(entry):
+            sync_folder(root)
+            set_aside(entry)
+            continue
         ours = entry.name.startswith(".") and entry.name.endswith(TEMPORARY)
         if not ours or entry.is_symlink() or not entry.is_dir():
             continue
@@ -160,8 +164,16 @@ def exchange(one: Path, other: Path) -> bool:
 def set_aside(folder: Path) -> None:
     """Remove a checkpoint: in one step it is none any more, then its files go."""
     doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}{TEMPORARY}")
-    folder.rename(doomed)
+    with suppress(FileNotFoundError):  # another job was faster
+        folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def is_replaced(folder: Path) -> bool:
+    """Whether a folder is an old checkpoint whose name a complete new one has taken over."""
+    successor = folder.with_name(folder.name.removesuffix(PREVIOUS))
+    replaced = successor != folder and not folder.is_symlink()
+    return replaced and is_ours(folder) and is_ours(successor)
 
 
 def committed(root: Path) -> list[Path]:
@@ -173,8 +185,7 @@ def numbered(root: Path) -> list[tuple[int, int, Path]]:
     """Return each checkpoint of a root with the number of its commit, the newest first."""
     found = []
     for entry in root.iterdir():
-        replaced = entry.name.endswith(PREVIOUS) and is_ours(root / entry.name[: -len(PREVIOUS)])
-        if entry.is_symlink() or entry.name.endswith(TEMPORARY) or replaced:
+        if entry.is_symlink() or entry.name.endswith(TEMPORARY) or is_replaced(entry):
             continue
         with suppress(CheckpointError, OSError):
             found.append((read_manifest(entry).sequence, entry.stat().st_mtime_ns, entry))

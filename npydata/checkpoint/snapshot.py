@@ -21,6 +21,7 @@ from npydata.checkpoint.image import Image, TensorSlot
 from npydata.checkpoint.threads import run_in_order
 
 PIECE_BYTES = 1 << 24
+GROUP_BYTES, GROUP_JOBS = 1 << 22, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Copy:
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps."""
-        source = self.source.detach().resolve_conj().resolve_neg()
+        source = self.source.detach()
         target = self.slot.view(source.dtype).view(source.shape)
-        target.copy_(source, non_blocking=non_blocking)
+        target.copy_(source, non_blocking=non_blocking)  # conj and neg bits become values
 
     @property
     def is_plain(self) -> bool:
@@ -47,7 +48,7 @@ class Copy:
 
     def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Yield short pieces of the copy, each with the bytes of the file up to its end."""
-        if not self.is_plain:
+        if self.slot.numel() < PIECE_BYTES // 16 or not self.is_plain:
             yield self.end, self.run
             return
         source = self.source.detach().reshape(-1).view(torch.uint8)
@@ -62,12 +63,33 @@ def run_all(copies: Iterable[Copy], filling: Filling) -> None:
 
     torch's threads would wait for each other after every tensor; these meet once, at the end.
     """
-    jobs = [job for copy in copies for job in copy.jobs()]
+    groups = list(grouped(job for copy in copies for job in copy.jobs()))
     run_in_order(
-        [job for _, job in jobs],
-        lambda count: filling.advance(jobs[count - 1][0]) if count else None,
+        [group for _, group in groups],
+        lambda count: filling.advance(groups[count - 1][0]) if count else None,
         torch.get_num_threads(),
     )
+
+
+def grouped(
+    jobs: Iterable[tuple[int, Callable[[], object]]],
+) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Put small copies together: handing one to a thread takes longer than making it."""
+    group: list[Callable[[], object]] = []
+    begin = end = 0
+    for end, job in jobs:
+        group.append(job)
+        if end - begin >= GROUP_BYTES or len(group) == GROUP_JOBS:
+            yield end, partial(call_all, group)
+            group, begin = [], end
+    if group:
+        yield end, partial(call_all, group)
+
+
+def call_all(group: Iterable[Callable[[], object]]) -> None:
+    """Make the copies of a group, one after the other."""
+    for job in group:
+        job()
 
 
 def copies_into(

@@ -31,10 +31,14 @@ class Task:
         try:
             self._thread.start()
         except BaseException:
-            with suppress(IndexError):
-                self._work.pop()
-                self._ended.set()
+            self.drop()
             raise
+
+    def drop(self) -> None:
+        """If it has not begun, it never will."""
+        with suppress(IndexError):
+            self._work.pop()
+            self._ended.set()
 
     def _run(self) -> None:
         with suppress(IndexError):
@@ -95,4 +99,5 @@ def run_in_order(
     finally:
         stop.set()
         for task in tasks:
+            task.drop()
             task.join()
