@@ -102,6 +102,12 @@ EXERCISES = [
             "You pass over the name, but not over the extra field with the padding in it.": (
                 lambda header, at: at + 30 + lengths(header)[0]
             ),
+            "You pass over the extra field, but not over the name.": (
+                lambda header, at: at + 30 + lengths(header)[1]
+            ),
+            "You read one byte of each length, but a length has two.": (
+                lambda header, at: at + 30 + header[26] + header[28]
+            ),
             "You count from the header's begin, but the question is where in the file.": (
                 lambda header, at: 30 + sum(lengths(header))
             ),
@@ -142,6 +148,14 @@ EXERCISES = [
                 )
             ),
             "You pad to 64 bytes as the zip files do; these files have no padding.": padded,
+            "You give where the elements of each storage end, but asked is where they begin.": (
+                lambda at, counts, itemsizes: [
+                    start + count * itemsize
+                    for start, count, itemsize in zip(
+                        hops(at, counts, itemsizes), counts, itemsizes, strict=True
+                    )
+                ]
+            ),
             "You forget where the first count lies, and begin at 0.": (
                 lambda at, counts, itemsizes: hops(0, counts, itemsizes)
             ),
@@ -167,6 +181,35 @@ EXERCISES = [
                 lambda shape, stride, offset, itemsize: (
                     offset * itemsize,
                     (offset + sum(a * b for a, b in zip(shape, stride, strict=True))) * itemsize,
+                )
+            ),
+            "You go one step too far in every dimension, before you add the last element.": (
+                lambda shape, stride, offset, itemsize: (
+                    offset * itemsize, touched(shape, stride, offset, itemsize)[1]
+                    + itemsize * sum(stride) * (0 not in shape),
+                )
+            ),
+            "You begin at the storage's first byte, but the view begins at its offset.": (
+                lambda shape, stride, offset, itemsize: (
+                    0, touched(shape, stride, offset, itemsize)[1]
+                )
+            ),
+            "You give how long the span is, but asked is where it ends.": (
+                lambda shape, stride, offset, itemsize: (
+                    offset * itemsize, touched(shape, stride, 0, itemsize)[1]
+                )
+            ),
+            "You give the last byte that the view touches, but asked is the one after it.": (
+                lambda shape, stride, offset, itemsize: (
+                    offset * itemsize,
+                    touched(shape, stride, offset, itemsize)[1] - (0 not in shape),
+                )
+            ),
+            "You cut off the last element, and a view without elements reaches back or forward.": (
+                lambda shape, stride, offset, itemsize: (
+                    offset * itemsize,
+                    (offset + sum((a - 1) * b for a, b in zip(shape, stride, strict=True)))
+                    * itemsize,
                 )
             ),
             "Your offset counts bytes, but the one you are given counts elements.": (

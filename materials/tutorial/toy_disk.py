@@ -1,0 +1,240 @@
+"""A disk that forgets: what programs see, what was synced, and what a crash leaves of it.
+
+    disk = ToyDisk({"checkpoint": b"old"})
+    disk.write("checkpoint.new", b"new")       # programs see it; the disk need not have it
+    disk.fsync("checkpoint.new")               # now the disk has its bytes ...
+    disk.fsync_folder()                        # ... and its name
+    disk.power_cut()                           # the files after a power cut: what was synced
+    disk.power_cuts()                          # all that may be found: it also writes on its own
+
+`RealDisk` does the same to a real folder, so that one function can be tried on both; run as a
+script, this file does so and kills itself on the way.  It needs nothing but Python.
+"""
+
+import inspect
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+OLD, NEW = b"weights of step 100", b"weights of step 200"
+NAME = "checkpoint"
+Files = dict[str, bytes]
+Protocol = Callable[[Any, bytes], Any]
+"""Saves new bytes to a disk under the name `checkpoint`."""
+
+
+class ToyDisk:
+    """One folder in two halves: the names and bytes that programs see, and those on the disk."""
+
+    def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
+        # A file is the list of its contents since the last sync: the disk may have any of them,
+        # programs see the last.
+        self.names: dict[str, list[bytes]] = {}
+        self.synced_names: dict[str, list[bytes]] = {}
+        self.changes: list[tuple[str | None, str | None, list[bytes]]] = []  # name before, after
+        self.did: Callable[[str], object] = lambda step: None  # called after each step
+        for name, content in (files or {}).items():
+            self.write(name, content)
+            self.fsync(name)
+        self.fsync_folder()
+
+    def write(self, name: str, content: bytes) -> None:
+        if name not in self.names:
+            self.names[name] = []
+            self.changes.append((None, name, self.names[name]))
+        half = len(content) // 2
+        for step, part in [("opened", 0), ("half written", half), ("written", len(content))]:
+            self.names[name].append(content[:part])
+            self.did(step)
+
+    def fsync(self, name: str) -> None:
+        del self.names[name][:-1]
+        self.did("file synced")
+
+    def rename(self, old: str, new: str) -> None:
+        self.names[new] = self.names.pop(old)
+        self.changes.append((old, new, self.names[new]))
+        self.did("renamed")
+
+    def remove(self, name: str) -> None:
+        self.changes.append((name, None, self.names.pop(name)))
+        self.did("removed")
+
+    def fsync_folder(self) -> None:
+        self.synced_names = dict(self.names)
+        self.changes.clear()
+        self.did("folder synced")
+
+    def seen(self) -> Files:
+        """What programs see now, and what is left when only the process dies."""
+        return {name: file[-1] for name, file in self.names.items()}
+
+    def power_cut(self) -> Files:
+        """What is left if the disk did only what it was told to."""
+        return {name: file[0] for name, file in self.synced_names.items()}
+
+    def power_cuts(self) -> Iterator[Files]:
+        """All that may be left: of what was not synced, the disk may have done any part."""
+        for done in itertools.product([False, True], repeat=len(self.changes)):
+            names = dict(self.synced_names)
+            for change in itertools.compress(self.changes, done):
+                _apply(change, names)
+            for contents in itertools.product(*names.values()):
+                yield dict(zip(names, contents, strict=True))
+
+
+def _apply(change: tuple[str | None, str | None, list[bytes]], names: dict[str, Any]) -> None:
+    before, after, file = change
+    if before is not None:
+        names.pop(before, None)
+    if after is not None:
+        names[after] = file
+
+
+class RealDisk:
+    """The same calls, made to a real folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.did: Callable[[str], object] = lambda step: None
+
+    def write(self, name: str, content: bytes) -> None:
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self.did("opened")
+        half = len(content) // 2
+        for step, part in [("half written", content[:half]), ("written", content[half:])]:
+            os.write(descriptor, part)
+            self.did(step)
+        os.close(descriptor)
+
+    def fsync(self, name: str) -> None:
+        self._sync(self.folder / name, "file synced")
+
+    def fsync_folder(self) -> None:
+        self._sync(self.folder, "folder synced")
+
+    def rename(self, old: str, new: str) -> None:
+        (self.folder / old).rename(self.folder / new)
+        self.did("renamed")
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+        self.did("removed")
+
+    def _sync(self, path: Path, step: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        self.did(step)
+
+
+# The crash matrix
+
+STEPS = ("opened", "half written", "written", "file synced", "renamed", "folder synced")
+
+
+def loads(files: Mapping[str, bytes]) -> str:
+    """Which checkpoint is whole: `old`, `new`, or `nothing`."""
+    return {OLD: "old", NEW: "new"}.get(files.get(NAME, b""), "nothing")
+
+
+def steps_of(protocol: Protocol) -> list[str]:
+    """The steps that a protocol takes, in order."""
+    disk, steps = ToyDisk({NAME: OLD}), []
+    disk.did = steps.append
+    protocol(disk, NEW)
+    return steps
+
+
+def after_power_cuts(protocol: Protocol) -> dict[str, str]:
+    """For each step: what loads if the power fails after it."""
+    disk, found = ToyDisk({NAME: OLD}), {}
+    disk.did = lambda step: found.update({step: worst({loads(f) for f in disk.power_cuts()})})
+    protocol(disk, NEW)
+    return found
+
+
+def worst(possible: set[str]) -> str:
+    """One word for several possible ends."""
+    if "nothing" in possible:
+        return "nothing" if len(possible) == 1 else "maybe nothing"
+    return " or ".join(sorted(possible, reverse=True))
+
+
+def after_kills(protocol: Protocol) -> dict[str, str]:
+    """For each step: what loads if the process is killed after it.  Really kills one for each."""
+    return {step: _after_kill(protocol, step) for step in steps_of(protocol)}
+
+
+def _after_kill(protocol: Protocol, step: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / NAME).write_bytes(OLD)
+        child = [sys.executable, "-I", "-S", __file__, folder, step, protocol.__name__]
+        ended = subprocess.run(child, input=inspect.getsource(protocol), text=True, check=False)
+        if ended.returncode != -signal.SIGKILL:
+            raise RuntimeError(f"the writer ended with {ended.returncode}, and was not killed")
+        return loads({path.name: path.read_bytes() for path in Path(folder).iterdir()})
+
+
+def _save_and_die(folder: str, last: str, name: str) -> None:
+    """Run a protocol on a real folder, and kill this process after one of its steps."""
+    namespace: dict[str, Protocol] = {}
+    exec(sys.stdin.read(), namespace)
+    disk = RealDisk(Path(folder))
+    disk.did = lambda step: step == last and os.kill(os.getpid(), signal.SIGKILL)
+    namespace[name](disk, NEW)
+
+
+# The exercise: bring the actions of a commit into order
+
+ACTIONS = ("write the new file", "sync the new file", "rename it", "sync the folder",
+           "remove the old checkpoint")  # fmt: skip
+
+
+def play(*actions: str) -> list[str]:
+    """Do these actions in this order; return what loads if the power fails after each."""
+    return _played({"step_1": OLD}, actions)
+
+
+def play_first(*actions: str) -> list[str]:
+    """The same in an empty folder: a first save, so there is nothing to remove."""
+    return _played({}, actions)
+
+
+def _played(files: Files, actions: tuple[str, ...]) -> list[str]:
+    disk = ToyDisk(files)
+    return [_after(disk, action) for action in actions]
+
+
+def _after(disk: ToyDisk, action: str) -> str:
+    if action not in ACTIONS:
+        raise ValueError(f"{action!r} is none of the actions")
+    here = next((name for name in ("step_2", ".new") if name in disk.names), None)
+    if action == ACTIONS[0]:
+        disk.write(".new", NEW)
+    elif action == ACTIONS[1] and here:
+        disk.fsync(here)
+    elif action == ACTIONS[2] and here:
+        disk.rename(here, "step_2")
+    elif action == ACTIONS[3]:
+        disk.fsync_folder()
+    elif action == ACTIONS[4] and "step_1" in disk.names:
+        disk.remove("step_1")
+    return worst({_newest(files) for files in disk.power_cuts()})
+
+
+def _newest(files: Files) -> str:
+    """A reader that looks at the newest name first, and takes what is whole."""
+    if files.get("step_2") == NEW:
+        return "new"
+    return "old" if files.get("step_1") == OLD and "step_2" not in files else "nothing"
+
+
+if __name__ == "__main__":
+    _save_and_die(*sys.argv[1:])
