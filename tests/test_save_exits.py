@@ -1,4 +1,4 @@
-"""Leaving while a save is in flight: dropped, the interpreter's end, Ctrl-C, a fork, 1,000 times."""
+"""Leaving while a save is in flight: dropped, the end of the interpreter, Ctrl-C, a fork."""
 
 import gc
 import logging
@@ -63,9 +63,13 @@ def test_an_error_that_nobody_can_be_told_is_logged_once(tmp_path, monkeypatch, 
 
 
 def test_a_block_that_ends_with_an_error_finishes_the_save_and_keeps_the_error(tmp_path):
-    with pytest.raises(KeyError, match="training"), AsyncCheckpointer() as keeper:
-        save_step(keeper, tmp_path / "a", 1)
-        raise KeyError("training")
+    def train():
+        with AsyncCheckpointer() as keeper:
+            save_step(keeper, tmp_path / "a", 1)
+            raise KeyError("training")
+
+    with pytest.raises(KeyError, match="training"):
+        train()
     assert loaded_step(tmp_path / "a") == 1
 
 
@@ -89,32 +93,48 @@ def test_a_collector_that_runs_in_a_thread_of_a_save_does_not_wait_for_it(
 
 
 EXITS = """
-import sys
-from faults.saving import save_step
-from npydata import AsyncCheckpointer
-keeper = AsyncCheckpointer(snapshot=sys.argv[2])
-if sys.argv[2] == "overlap":
-    import torch
-    keeper.protect(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0))
-save_step(keeper, sys.argv[1] + "/a", 1, 2_000_000)
+import faulthandler, gc, os, signal, sys
+import torch
+from faults.saving import loaded_step, model_at, optimizer_at
+from npydata import AsyncCheckpointer, TrainingState
+
+faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its lost thread
+torch.set_num_threads(1)
+gc.freeze()
+
+def begin(folder, snapshot):
+    keeper = AsyncCheckpointer(snapshot=snapshot)
+    state = model_at(1, 2_000_000)
+    optimizer = torch.optim.SGD([state["weight"]], lr=1.0)
+    keeper.protect(optimizer)
+    keeper.save(folder, state, optimizer_at(1), TrainingState(step=1))
+    return keeper
+
+"""
+ENDS = """
+ends = [("host", "pass", 0), ("overlap", "sys.exit(3)", 3), ("host", "raise ValueError", 1)]
+for number, (snapshot, end, code) in enumerate(ends):
+    folder = f"{sys.argv[1]}/{number}"
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        keeper = begin(folder, snapshot)
+        exec(end)
+        break
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code, (end, snapshot)
+    assert loaded_step(folder) == 1, (end, snapshot)
 """
 
 
-@pytest.mark.parametrize("snapshot", ["host", "overlap"])
-@pytest.mark.parametrize("end", ["", "raise ValueError", "sys.exit(3)", "del keeper", "import os"])
-def test_the_interpreter_ends_only_when_the_write_is_done(tmp_path, snapshot, end):
-    child = run_child(EXITS + end, tmp_path, snapshot)
-    assert child.returncode == {"raise ValueError": 1, "sys.exit(3)": 3}.get(end, 0)
+def test_the_interpreter_ends_only_when_the_write_is_done(tmp_path):
+    child = run_child(EXITS + ENDS, tmp_path)
+    assert child.returncode == 0, child.stderr
     assert "could not be saved" not in child.stderr, child.stderr
-    assert loaded_step(tmp_path / "a") == 1
 
 
 def test_an_error_nobody_waited_for_is_logged_when_the_interpreter_ends(tmp_path):
-    child = run_child(
-        "import os\n" + EXITS.replace(
-            "save_step(", "import shutil\nos.ftruncate = lambda *_: 1 / 0\nsave_step("
-        ), tmp_path, "host"
-    )  # fmt: skip
+    end = "os.ftruncate = lambda *_: 1 / 0; keeper = begin(sys.argv[1] + '/a', 'host')"
+    child = run_child(EXITS + end, tmp_path)
     assert child.returncode == 0
     assert child.stderr.count("a checkpoint could not be saved: division by zero") == 1
     assert unfinished(tmp_path) == []
@@ -239,6 +259,41 @@ def test_ctrl_c_as_a_thread_starts_loses_sight_of_nothing(tmp_path, monkeypatch,
     keeper.wait()
     assert holds(tmp_path, 3, ["a"]) == 3
     assert unfinished(tmp_path) == []
+
+
+def test_ctrl_c_right_after_the_writer_started_waits_for_it(tmp_path, monkeypatch):
+    held, start = Held(monkeypatch), threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name == OURS:
+            assert held.reached.wait(PATIENCE)
+            let_go = threading.Timer(0.05, held.go.set)
+            start(let_go)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    keeper = AsyncCheckpointer()
+    with pytest.raises(KeyboardInterrupt):
+        save_step(keeper, tmp_path / "a", 1)
+    assert held.go.is_set(), "the writer runs on, and nobody knows"
+    assert unfinished(tmp_path) == []
+
+
+def test_ctrl_c_as_helpers_start_ends_with_none_running(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def interrupted(thread):
+        started.append(thread)
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_order([lambda: None] * 50, lambda _: None, 4)
+    assert len(started) == 1
+    started[0].join(PATIENCE)
+    assert not started[0].is_alive()
 
 
 def test_ctrl_c_while_a_block_is_left_does_not_forget_the_save(tmp_path, monkeypatch):
@@ -404,7 +459,7 @@ def test_a_fork_while_a_save_is_in_flight_leaves_it_to_the_parent(tmp_path, monk
 
 
 FORKED = """
-import gc, os, sys, threading
+import faulthandler, gc, os, sys, threading
 from pathlib import Path
 from faults.saving import holds, save_step
 from npydata import AsyncCheckpointer
@@ -417,6 +472,7 @@ def held(temporary, folder):
     assert go.wait(20)
     whole(temporary, folder)
 
+faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its lost thread
 commit.put_in_place = held
 keeper = AsyncCheckpointer()
 save_step(keeper, sys.argv[1] + "/a", 1)
