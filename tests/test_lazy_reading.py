@@ -121,6 +121,18 @@ def test_opening_a_large_cold_file_reads_only_headers(tmp_path):
         assert resident_pages(path).sum() - before < 80
 
 
+@needs_proc
+@FORMATS
+def test_a_tensor_of_a_large_cold_file_costs_its_own_pages(tmp_path, kind):
+    path = save(tmp_path, {f"t{k}": torch.zeros(1 << 16) for k in range(100)}, kind)
+    if evict(path) > 1:
+        pytest.skip("this file system keeps its pages in memory")
+    with open_checkpoint(path) as checkpoint:
+        before = resident_pages(path).sum()
+        checkpoint["t50"].sum()
+        assert resident_pages(path).sum() - before <= 64 + 2
+
+
 @FORMATS
 def test_64_threads_read_the_right_tensors(tmp_path, kind):
     value = {f"t{k}": torch.full((257, 33), float(k)) for k in range(64)}

@@ -10,6 +10,7 @@ import mmap
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +82,7 @@ class Plan:
                     loop_steps=steps, repeats=args.repeats or repeats)  # fmt: skip
 
 
-FULL = (1024, 128, 0.1, 60, 5)
+FULL = (1024, 128, 0.1, 40, 5)
 """MiB to save, MiB to save in the loop, seconds a step, steps, repeats."""
 QUICK = (128, 32, 0.03, 40, 3)
 
@@ -110,6 +111,7 @@ def conditions(result: dict[str, Any]) -> str:
 
 def measure_checkpoint(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     """Measure everything in a temporary folder that is gone afterwards, and print the tables."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     with TemporaryDirectory(prefix="npydata-bench-", dir=args.dir) as name:
         folder = Path(name)
         require_space(folder, 3 * plan.nbytes, "--dir or --size-mb")

@@ -48,10 +48,19 @@ def write_durably(
 def write_pieces(
     descriptor: int, memory: memoryview, nbytes: int, wait_for: Callable[[int], None]
 ) -> list[int]:
-    """Write piece after piece; while the disk works on one, its checksum is computed."""
+    """Write piece after piece, each when it is filled; checksums are computed beside the writes.
+
+    Only once all is filled, though: until then the processors are busy with the copies that
+    training waits for.
+    """
     sums: list[int] = []
     ready: SimpleQueue[memoryview | None] = SimpleQueue()
-    beside = Task(lambda: sums.extend(map(zlib.crc32, iter(ready.get, None))), f"{OURS}-crc")
+
+    def add_up() -> None:
+        wait_for(nbytes)
+        sums.extend(map(zlib.crc32, iter(ready.get, None)))
+
+    beside = Task(add_up, f"{OURS}-crc")
     beside.start()
     try:
         for begin in range(0, nbytes, PIECE_BYTES):

@@ -35,6 +35,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Descriptor:
@@ -103,8 +104,7 @@ class OpenFile:
         if whole:
             self.want(offset, min(nbytes, READ_AHEAD_BYTES))
         try:
-            descriptor = self.usual() if whole else self.exact()
-            return np.asarray(PrivateMap(descriptor, offset, nbytes))
+            return np.asarray(PrivateMap(self.usual(), offset, nbytes, exact=not whole))
         except OSError:  # no more maps to be had, or a file system without them
             return self.copy(offset, nbytes)
 
@@ -124,10 +124,13 @@ class OpenFile:
         self.want_all([(begin, min(WANTED_BYTES, end - begin)) for begin in begins])
 
     def want_all(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Ask the disk for ranges (offset, nbytes), unless a few of them are found in memory."""
+        """Ask the disk for ranges (offset, nbytes), unless the middles of a few are in memory.
+
+        Their ends tell nothing: opening the file has read what lies before and behind a tensor.
+        """
         descriptor = self.exact()
-        looks = ranges[:: max(1, len(ranges) // LOOKS)]
-        if not CAN_ANNOUNCE or all(is_cached(descriptor.number, begin) for begin, _ in looks):
+        looks = [begin + nbytes // 2 for begin, nbytes in ranges[:: max(1, len(ranges) // LOOKS)]]
+        if not CAN_ANNOUNCE or all(is_cached(descriptor.number, place) for place in looks):
             return
         for begin, nbytes in ranges:
             os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
@@ -163,7 +166,7 @@ class PrivateMap:
     given back when the last array over it is gone.
     """
 
-    def __init__(self, descriptor: Descriptor, offset: int, nbytes: int) -> None:
+    def __init__(self, descriptor: Descriptor, offset: int, nbytes: int, *, exact: bool) -> None:
         begin = offset - offset % PAGE
         length = offset + nbytes - begin
         fd = descriptor.number
@@ -172,6 +175,8 @@ class PrivateMap:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         weakref.finalize(self, libc.munmap, address, length).atexit = False
+        if exact and hasattr(mmap, "MADV_RANDOM"):  # a page that is touched brings no other
+            libc.madvise(address, length, mmap.MADV_RANDOM)
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
