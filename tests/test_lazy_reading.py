@@ -14,7 +14,7 @@ import torch
 from test_strides import random_index
 
 from npydata import CheckpointError, open_checkpoint
-from npydata.lazy.files import PAGE
+from npydata.lazy.files import PAGE, OpenFile
 from npydata.pages import evict, resident_pages
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts there")
@@ -119,6 +119,22 @@ def test_opening_a_large_cold_file_reads_only_headers(tmp_path):
     before = resident_pages(path).sum()
     with open_checkpoint(path):
         assert resident_pages(path).sum() - before < 80
+
+
+@needs_proc
+def test_a_touched_page_of_an_exact_map_brings_no_other(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(1000 * PAGE))
+    if evict(path):
+        pytest.skip("this file system keeps its pages in memory")
+    content = OpenFile(path).map(0, 1000 * PAGE, whole=False)
+    assert content[500 * PAGE] == 0
+    assert resident_pages(path).nonzero()[0].tolist() == [500]
+
+
+def test_a_slice_tells_its_shape_as_safetensors_does(tmp_path):
+    with open_checkpoint(save(tmp_path, {"t": torch.ones(2, 3)}, "zip")) as checkpoint:
+        assert checkpoint.get_slice("t").get_shape() == [2, 3]
 
 
 @needs_proc
