@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import mmap
 import os
 import random
 import stat
+import threading
 import zlib
 
 import pytest
@@ -187,3 +189,27 @@ def test_the_data_is_on_the_disk_before_the_call_returns(tmp_path, monkeypatch):
         monkeypatch.setattr(os, name, noted)
     write_durably(tmp_path / "f", page_memory(5), 5)
     assert calls[-4:] == ["pwrite", "ftruncate", "fsync", "close"]
+
+
+def test_no_checksum_is_computed_before_everything_is_filled(tmp_path, monkeypatch):
+    monkeypatch.setattr(direct, "PIECE_BYTES", 4096)
+    begun, early = threading.Event(), []
+    real = zlib.crc32
+
+    def crc32(piece):
+        begun.set()
+        return real(piece)
+
+    def wait_for(upto):
+        if upto == 3 * 4096 and threading.current_thread() is threading.main_thread():
+            early.append(begun.wait(0.2))  # the first two pieces are written: is one added up?
+            filled.set()
+        elif upto == 3 * 4096:
+            filled.wait()
+
+    filled = threading.Event()
+    monkeypatch.setattr(direct.zlib, "crc32", crc32)
+    memory = memoryview(mmap.mmap(-1, 3 * 4096))
+    sums = direct.write_durably(tmp_path / "file", memory, 3 * 4096, wait_for)
+    assert early == [False]
+    assert sums == [real(bytes(4096))] * 3
