@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from npydata.checkpoint.state import restore_rng as restore_rng
     from npydata.dataset import MmapDataset as MmapDataset
     from npydata.dataset import NpyTokensDataset as NpyTokensDataset
+    from npydata.distributed.load import load_distributed as load_distributed
+    from npydata.distributed.meeting import ShardingConfig as ShardingConfig
     from npydata.errors import CheckpointError as CheckpointError
     from npydata.errors import LoaderError as LoaderError
     from npydata.errors import NpyDataError as NpyDataError
@@ -43,6 +45,8 @@ HOMES = {
     "latest_checkpoint": "checkpoint.load",
     "load_checkpoint": "checkpoint.load",
     "verify_checkpoint": "checkpoint.load",
+    "ShardingConfig": "distributed.meeting",
+    "load_distributed": "distributed.load",
     "AsyncDataLoader": "loader",
     "AsyncDataLoaderConfig": "loader",
     "LazyCheckpoint": "lazy.checkpoint",

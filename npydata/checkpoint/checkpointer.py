@@ -6,11 +6,12 @@ Built in ``notebooks/05_async_checkpointer``.
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +25,9 @@ from npydata.checkpoint.overlap import Overlap, place
 from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into
 from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from npydata.distributed.meeting import ShardingConfig
 
 SNAPSHOTS = ("host", "overlap", "device")
 
@@ -49,7 +53,7 @@ class AsyncCheckpointer:
         if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
             raise CheckpointError(f"keep_last={keep_last!r}, expected None or 1 at least")
         self.keep_last, self.snapshot = keep_last, snapshot
-        self._buffers = {MODEL: ImageBuffer(), OPTIMIZER: ImageBuffer()}
+        self._buffers: dict[str, ImageBuffer] = defaultdict(ImageBuffer)
         self._roots: set[Path] = set()
         self._copier = DeviceCopier()
         self._overlap = Overlap()
@@ -85,9 +89,57 @@ class AsyncCheckpointer:
             clear_stale(folder.parent)
             self._roots.add(folder.parent)
         step = 0 if training_state is None else training_state.step
+        self._start(files, Write(folder, files, told, step, self.keep_last))
+
+    def save_distributed(
+        self,
+        dir: str | os.PathLike[str],
+        model_state: Mapping[str, Any],
+        optimizer_state: Mapping[str, Any] | None = None,
+        training_state: TrainingState | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sharding: "ShardingConfig | None" = None,
+    ) -> None:
+        """Save as :meth:`save` does, together with the other ranks of a process group.
+
+        Every rank calls it, with its own part of the state: replicated tensors are written once,
+        parts of a ``DTensor`` (FSDP2, tensor parallel) by a rank that has them. All ranks write
+        into one folder, on a file system that they share. ``dir`` then holds ``model/`` and
+        ``optimizer/``, each readable by :func:`npydata.open_checkpoint` and by torch's
+        ``HuggingFaceStorageReader``, and ``rng/rank_N.json`` if ``training_state.rng`` is given;
+        the rest of the training state is rank 0's. :func:`npydata.load_distributed` loads it on any
+        number of ranks.
+
+        All or nothing: if a rank fails or dies before the commit, ``dir`` and ``latest`` stay what
+        they were, and each other rank raises within the time-outs of ``sharding``: here, or in
+        :meth:`wait` and the next save. ``rank`` and ``world_size`` are only compared with those of
+        the process group.
+
+        Raises:
+            CheckpointError: A rank's state can't be stored, the ranks don't save the same, or one
+                gave no word in time; the message names it.
+            OSError: The previous save failed on this rank; nobody began this one.
+        """
+        from npydata.distributed.save import begin_saving
+
+        folder = Path(os.path.abspath(dir))  # noqa: PTH100
+        saving = begin_saving(folder, sharding, rank, world_size)
+        with saving.meeting.giving_up("plan"):
+            self.wait()
+        clear = folder.parent not in self._roots
+        states = model_state, optimizer_state, training_state
+        write = saving.plan(*states, self._buffers, self.keep_last, clear)
+        self._roots.add(folder.parent)
+        with write.abandoned_on_error():
+            self._start(write.files, write)
+
+    def _start(self, files: list[FileImage], write: Callable[[], None]) -> None:
+        """Begin the snapshot and its writing."""
         fill, in_background = self._begin(files)
         try:
-            BackgroundSave(Write(folder, files, told, step, self.keep_last), self._flight)
+            BackgroundSave(write, self._flight)
             if in_background:
                 self._overlap.begin(fill, self._copier.streams)
             else:  # before training goes on; the writer follows close behind

@@ -115,8 +115,8 @@ def require_replaceable(folder: Path) -> None:
 def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | None) -> None:
     """Make a complete temporary folder the checkpoint ``folder``, and the latest of its root."""
     mask = current_umask()
-    for path in temporary.iterdir():
-        path.chmod(0o666 & ~mask)
+    for path in temporary.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
     write_small(temporary / MANIFEST, manifest.to_json(), 0o666 & ~mask)
     temporary.chmod(0o777 & ~mask)
     sync_folder(temporary)

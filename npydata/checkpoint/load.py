@@ -5,6 +5,7 @@ Built in ``notebooks/05_async_checkpointer``.
 
 import json
 import os
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,6 @@ from npydata.checkpoint.flatten import put_back
 from npydata.checkpoint.manifest import (
     MANIFEST,
     MAX_TOLD_BYTES,
-    MODEL,
-    OPTIMIZER,
     TRAINING,
     Manifest,
     check_content,
@@ -28,7 +27,8 @@ from npydata.checkpoint.manifest import (
 )
 from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
-from npydata.lazy.checkpoint import open_checkpoint
+from npydata.lazy.checkpoint import LazyCheckpoint, open_checkpoint
+from npydata.lazy.training_folder import files_of, require_no_link
 from npydata.lazy.typed_json import decode
 from npydata.progress import NoBar, progress_bar
 
@@ -54,12 +54,17 @@ def load_checkpoint(
     folder = in_place(Path(dir))
     manifest = check(folder, content=verify)
     told = read_told(folder, manifest)
-    model = load_state(folder / MODEL, told["model"], device, mmap)
+    model = load_state(folder, manifest, "model", told, device, mmap)
     optimizer = None
-    if OPTIMIZER in manifest.files:
-        optimizer = load_state(folder / OPTIMIZER, told["optimizer"], device, mmap)
+    if files_of("optimizer", {"files": manifest.files}):
+        optimizer = load_state(folder, manifest, "optimizer", told, device, mmap)
+    return model, optimizer, training_state_of(folder, told)
+
+
+def training_state_of(folder: Path, told: dict[str, Any]) -> TrainingState:
+    """Return the training state from what is stored beside the tensors."""
     try:
-        return model, optimizer, TrainingState(**decode(told["training_state"]))
+        return TrainingState(**decode(told["training_state"]))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / TRAINING}: is not a training state: {error}") from None
 
@@ -115,7 +120,7 @@ def read_told(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """
     path = folder / TRAINING
     check_file(folder, manifest, TRAINING, NoBar())
-    wanted = {name.split(".")[0] for name in manifest.files}
+    wanted = {re.split(r"[./]", name)[0] for name in manifest.files} - {"rng"}
     try:
         told = json.loads(read_small(path, MAX_TOLD_BYTES))
         if not isinstance(told, dict) or not wanted <= told.keys():
@@ -125,16 +130,31 @@ def read_told(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return told
 
 
-def load_state(path: Path, nesting: Any, device: str | torch.device, mmap: bool) -> dict[str, Any]:
+def load_state(
+    folder: Path,
+    manifest: Manifest,
+    part: str,
+    told: dict[str, Any],
+    device: str | torch.device,
+    mmap: bool,
+) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
-    with open_checkpoint(path) as tensors:
+    with open_part(folder, manifest, part) as tensors:
         ties = tensors.ties()
+        path = tensors.path
         held = {name: moved(tensors[name], device, mmap) for name in tensors if name not in ties}
     held |= {alias: held[name] for alias, name in ties.items()}
     try:
-        return dict(put_back(nesting, held.__getitem__))
+        return dict(put_back(told[part], held.__getitem__))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
+
+
+def open_part(folder: Path, manifest: Manifest, part: str) -> LazyCheckpoint:
+    """Open the tensors of a model or an optimizer: one file, or what many ranks wrote."""
+    names = files_of(part, {"files": manifest.files})
+    require_no_link(folder, names)
+    return open_checkpoint(folder / (part if "/" in names[0] else names[0]))
 
 
 def moved(tensor: torch.Tensor, device: str | torch.device, mmap: bool) -> torch.Tensor:

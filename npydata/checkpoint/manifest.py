@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from npydata.checkpoint.direct import PIECE_BYTES
 from npydata.errors import CheckpointError
+from npydata.lazy.training_folder import RANK_FILE, RNG_FILE, files_of
 from npydata.progress import Bar, NoBar
 
 MANIFEST = "manifest.json"
@@ -24,6 +25,11 @@ CHUNK_BYTES = 1 << 20
 """What is read at once to compute a checksum."""
 MODEL, OPTIMIZER, TRAINING = "model.safetensors", "optimizer.safetensors", "training_state.json"
 FILES = (MODEL, OPTIMIZER, TRAINING)
+
+
+def rng_file(rank: int) -> str:
+    """Return the name of the file that holds the random generators of one rank."""
+    return f"rng/rank_{rank}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +97,11 @@ def as_manifest(told: Any) -> Manifest:
         raise ValueError(f"format {told['format']!r:.40}, version {told['version']!r:.40}")
     files = {}
     for name, entry in told["files"].items():
-        if name not in FILES:
+        if name not in FILES and not (RANK_FILE.fullmatch(name) or RNG_FILE.fullmatch(name)):
             raise ValueError(f"names the file {name!r:.80}")
         files[name] = FileEntry(integer(entry["size"]), tuple(map(integer, entry["crc32"])))
     piece_bytes = integer(told["piece_bytes"])
-    if not {MODEL, TRAINING} <= files.keys() or piece_bytes == 0:
+    if TRAINING not in files or not files_of("model", told) or piece_bytes == 0:
         raise ValueError(f"lists {sorted(files)}, in pieces of {piece_bytes:,}")
     for name, entry in files.items():
         if len(entry.crc32) != -(-entry.size // piece_bytes):

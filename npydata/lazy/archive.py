@@ -49,6 +49,8 @@ class Archive:
     """Whether every tensor is known to fit its bytes already."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What stands beside the tensors in formats that keep the two apart."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the whole tensors, where the file has only parts of them."""
 
 
 def read_pickle(

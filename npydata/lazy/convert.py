@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -15,7 +15,7 @@ import torch
 from npydata.atomic import replacing
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.lazy.archive import Extent
-from npydata.lazy.elements import as_it_lies, element_pieces, pieces
+from npydata.lazy.elements import PIECE_BYTES, as_it_lies, copied, element_pieces, pieces
 from npydata.lazy.files import PAGE
 from npydata.lazy.formats import Entry
 from npydata.lazy.records import TensorRecord
@@ -26,6 +26,7 @@ from npydata.lazy.safetensors_archive import (
     MAX_HEADER_BYTES,
     NOTES,
 )
+from npydata.lazy.sharded import ShardedRecord, blocks, in_rows
 from npydata.lazy.tensors import require_readable
 from npydata.lazy.typed_json import encode
 from npydata.progress import Bar, progress_bar
@@ -130,7 +131,8 @@ def lay_out(tensors: Iterable[tuple[str, Entry]], dtype: torch.dtype | None) -> 
 def written_dtype(name: str, record: TensorRecord, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype that a tensor is written with."""
     try:
-        require_readable(record)
+        if not isinstance(record, ShardedRecord):
+            require_readable(record)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     if dtype is not None and record.dtype.is_floating_point:
@@ -218,6 +220,9 @@ def header_bytes(slots: Sequence["Placed"], metadata: dict[str, str]) -> bytes:
 def write_slot(out: BinaryIO, slot: Slot, bar: Bar) -> None:
     """Write one tensor: as it lies in the file where that will do, else through memory."""
     reader, record = slot.entry.reader, slot.entry.value
+    if isinstance(record, ShardedRecord):
+        write_parts(out, slot, record, bar)
+        return
     kept = slot.dtype == COMPLEX_AS_REAL.get(record.dtype, record.dtype)
     changed = record.conj or record.neg or reader.swapped or not kept
     if not changed and (lying := as_it_lies(reader, record)) is not None:
@@ -228,6 +233,16 @@ def write_slot(out: BinaryIO, slot: Slot, bar: Bar) -> None:
         elements = elements.conj() if record.conj else elements
         elements = torch._neg_view(elements) if record.neg else elements
         write_elements(out, elements.resolve_conj().resolve_neg(), slot.dtype, bar)
+
+
+def write_parts(out: BinaryIO, slot: Slot, record: ShardedRecord, bar: Bar) -> None:
+    """Write a tensor whose elements lie in several files: part after part, or block after block."""
+    if in_rows(record):
+        for part in record.parts:
+            write_slot(out, replace(slot, entry=Entry(part.reader, part.record)), bar)
+        return
+    for block in blocks(record, PIECE_BYTES):
+        write_elements(out, slot.entry.reader.read_slice(record, block, copied), slot.dtype, bar)
 
 
 def write_elements(out: BinaryIO, elements: torch.Tensor, dtype: torch.dtype, bar: Bar) -> None:

@@ -6,15 +6,25 @@ touching a map of it would end the process.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from npydata.lazy.archive import Extent
 from npydata.lazy.files import Bytes
 from npydata.lazy.records import TensorRecord
-from npydata.lazy.strides import View, byte_span, contiguous_stride
-from npydata.lazy.tensors import ELEMENT, TensorReader, component_bytes, require_readable, swap
+from npydata.lazy.strides import View, byte_span, contiguous_stride, sliced
+from npydata.lazy.tensors import (
+    ELEMENT,
+    TensorReader,
+    component_bytes,
+    require_readable,
+    swap,
+    view,
+)
 
 PIECE_BYTES = 1 << 24
 """What is read at once: a multiple of every element's size."""
@@ -59,6 +69,14 @@ def element_pieces(reader: TensorReader, record: TensorRecord) -> Iterator[Bytes
     content = as_bytes(whole)
     for begin in range(0, content.nbytes, PIECE_BYTES):
         yield swap(content[begin : begin + PIECE_BYTES], size)
+
+
+def copied(reader: TensorReader, record: TensorRecord, index: Any) -> torch.Tensor:
+    """Return ``tensor[index]`` in memory of its own, read and not mapped."""
+    shape, stride, offset = sliced((record.shape, record.stride, record.offset), index)
+    part = replace(record, shape=shape, stride=stride, offset=offset)
+    content = [np.empty(0, np.uint8), *element_pieces(reader, part)]
+    return view(np.concatenate(content), record.dtype, (shape, contiguous_stride(shape), 0))
 
 
 def pieces(extent: Extent) -> Iterator[Extent]:

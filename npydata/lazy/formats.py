@@ -1,7 +1,7 @@
 """Recognise a checkpoint by its content and open the file, or the files of a sharded set."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,16 @@ from npydata.lazy.legacy_archive import read_legacy
 from npydata.lazy.naming import free_name, name_entries
 from npydata.lazy.records import Storage, TensorRecord
 from npydata.lazy.safetensors_archive import read_safetensors, without_duplicates
+from npydata.lazy.sharded import is_shard, join
 from npydata.lazy.tar_archive import is_tar, read_tar
 from npydata.lazy.tensors import TensorReader
 from npydata.lazy.training_folder import (
-    TENSORS,
+    PARTS,
     TRAINING,
+    files_of,
     manifest_of,
     read_object,
+    require_no_link,
     with_records,
 )
 from npydata.lazy.typed_json import decode
@@ -35,7 +38,8 @@ START_BYTES = 512
 class Entry:
     """A value of a checkpoint, and who reads it if it is a tensor."""
 
-    reader: TensorReader
+    reader: Any
+    """A :class:`TensorReader`, or a :class:`~npydata.lazy.sharded.ShardedReader`."""
     value: Any
 
 
@@ -57,6 +61,8 @@ def open_archives(path: Path) -> tuple[list[Archive], dict[str, Entry]]:
     if path.is_dir():
         if (manifest := manifest_of(path)) is not None:
             return open_training(path, manifest)
+        if shards := shards_in(path):
+            return open_parts(shards)
         path = only_checkpoint_in(path)
     if path.name.endswith(INDEX_SUFFIX):
         return open_shards(path)
@@ -86,16 +92,22 @@ def reader_for(file: OpenFile) -> Callable[[OpenFile], Archive]:
     return read_tar if is_tar(start) else read_legacy
 
 
-def entries_of(archive: Archive) -> dict[str, Entry]:
-    """Return everything in a file by name; a bare storage counts as a tensor of one dimension."""
-    reader = TensorReader(archive)
+def entries_of(archive: Archive, readers: Mapping[int, Any] | None = None) -> dict[str, Entry]:
+    """Return everything in a file by name; a bare storage counts as a tensor of one dimension.
+
+    ``readers`` says who reads a record, by its ``id``, if not the archive's own reader.
+    """
+    reader, readers = TensorReader(archive), readers or {}
     if archive.format == "safetensors" or archive.root == {}:
         values = dict(archive.root)  # names as they are
     else:
         values = name_entries(archive.root, archive.most_names)
     for name, text in archive.metadata.items():
         values[free_name((name,), values)] = text
-    return {name: Entry(reader, as_tensor(value)) for name, value in values.items()}
+    return {
+        name: Entry(readers.get(id(value), reader), as_tensor(value))
+        for name, value in values.items()
+    }
 
 
 def as_tensor(value: Any) -> Any:
@@ -118,19 +130,62 @@ def only_checkpoint_in(folder: Path) -> Path:
 
 def open_training(folder: Path, manifest: dict[str, Any]) -> tuple[list[Archive], dict[str, Entry]]:
     """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
-    parts = [name for name in TENSORS if name in manifest["files"]]
+    archives: list[Archive] = []
+    told_in: list[Archive] = []
+    readers: dict[int, Any] = {}
+    require_no_link(folder, manifest["files"])
     try:
         told = read_object(folder / TRAINING)
-        archives = [open_shard(folder, name) for name in parts]
-        for part, archive in zip(parts, archives, strict=True):
-            key = Path(part).stem
-            archive.root = {key: with_records(decode(told[key]), archive.root)}
-            archive.format, archive.metadata = "npydata", {}
-        archives[-1].root["training_state"] = decode(told["training_state"])
-        archives[-1].root["manifest"] = {key: manifest[key] for key in ("step", "sequence")}
+        for part in PARTS:
+            opened = [open_shard(folder, name) for name in files_of(part, manifest)]
+            archives += opened
+            if opened:
+                records = join_into(opened, readers)
+                opened[0].root = {part: with_records(decode(told[part]), records)}
+                opened[0].format = "npydata"
+                told_in.append(opened[0])
+        told_in[-1].root["training_state"] = decode(told["training_state"])
+        told_in[-1].root["manifest"] = {key: manifest[key] for key in ("step", "sequence")}
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise CheckpointError(f"its files do not fit each other: {error!r:.200}") from None
-    return archives, {n: one for archive in archives for n, one in entries_of(archive).items()}
+    entries = [entries_of(archive, readers) for archive in told_in]
+    return archives, {name: one for some in entries for name, one in some.items()}
+
+
+def join_into(archives: list[Archive], readers: dict[int, Any]) -> dict[str, TensorRecord]:
+    """Return the tensors that files hold together, by name; add who reads them to ``readers``.
+
+    The files keep nothing of their own to be listed.
+    """
+    placed = join(archives)
+    readers |= {id(record): reader for reader, record in placed.values()}
+    for archive in archives:
+        archive.root, archive.metadata = {}, {}
+    return {name: record for name, (_, record) in placed.items()}
+
+
+def shards_in(folder: Path) -> list[Archive]:
+    """Open the files of a folder if they are parts that many processes wrote, else none."""
+    names = [path.name for path in sorted(folder.glob("*.safetensors")) if path.name[0] != "."]
+    if not names or any(folder.glob(f"*{INDEX_SUFFIX}")):
+        return []
+    first = open_shard(folder, names[0])
+    if not is_shard(first):
+        first.file.close()
+        return []
+    archives = [first, *(open_shard(folder, name) for name in names[1:])]
+    for archive in archives:
+        if not is_shard(archive):
+            name = archive.file.path.name
+            raise CheckpointError(f"{name} does not say where its tensors belong, {names[0]} does")
+    return archives
+
+
+def open_parts(archives: list[Archive]) -> tuple[list[Archive], dict[str, Entry]]:
+    """Open a set of files each of which has parts of tensors."""
+    readers: dict[int, Any] = {}
+    archives[0].root = join_into(archives, readers)
+    return archives, entries_of(archives[0], readers)
 
 
 def open_shards(path: Path) -> tuple[list[Archive], dict[str, Entry]]:

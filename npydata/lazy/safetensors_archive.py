@@ -23,7 +23,8 @@ MAX_HEADER_BYTES = 1 << 25
 """Some 250,000 tensors."""
 NOTES = "npydata"
 """The entry of the metadata in which our own writers say what the format has no words for: ties
-(stored once), complex dtypes (stored as pairs of real numbers), and values that are not text."""
+(stored once), complex dtypes (stored as pairs of real numbers), values that are not text, and the
+shapes of tensors that are stored in parts."""
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16,
     "I16": torch.int16, "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64,
@@ -49,10 +50,10 @@ def read_safetensors(file: OpenFile) -> Archive:
         root[name], (first, end) = read_entry(name, entry)
         extents[name] = Extent(file, begin + first, end - first)
     check_no_gaps(list(extents.values()), begin, file.size)
-    apply_notes(root, metadata)
+    shapes = apply_notes(root, metadata)
     storages = {name: record.storage for name, record in root.items() if record.storage}
     return Archive("safetensors", file, extents, root, storages, is_checked=True,
-                   metadata=metadata)  # fmt: skip
+                   metadata=metadata, shapes=shapes)  # fmt: skip
 
 
 def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
@@ -143,8 +144,10 @@ def check_no_gaps(extents: list[Extent], begin: int, end: int) -> None:
         raise CheckpointError(f"its tensors end at byte {at:,}, the file at {end:,}")
 
 
-def apply_notes(root: dict[str, TensorRecord], metadata: dict[str, Any]) -> None:
-    """Undo what our writers did to fit the format: see ``NOTES``."""
+def apply_notes(
+    root: dict[str, TensorRecord], metadata: dict[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """Undo what our writers did to fit the format: see ``NOTES``; return the whole shapes."""
     try:
         notes = json.loads(metadata.pop(NOTES, "{}"))
         for name, text in notes.get("dtypes", {}).items():
@@ -154,6 +157,8 @@ def apply_notes(root: dict[str, TensorRecord], metadata: dict[str, Any]) -> None
                 raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
             root[alias] = root[name]
         metadata.update((name, decode(one)) for name, one in notes.get("values", {}).items())
+        shapes = notes.get("shapes", {}).items()
+        return {name: integers(name, "whole shape", one, MAX_DIMS) for name, one in shapes}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"its metadata {NOTES!r} does not fit its tensors: {error}") from None
 

@@ -1,11 +1,13 @@
 """The folder of a training checkpoint of npydata's own: which files it has, and what they mean.
 
-Two safetensors files hold the tensors; how they are nested, and all that is no tensor, stands in
-``training_state.json``. The manifest says that the folder is one of ours.
+Two safetensors files hold the tensors, or two folders of them where many processes saved; how they
+are nested, and all that is no tensor, stands in ``training_state.json``. The manifest says that the
+folder is one of ours.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from npydata.lazy.typed_json import Named
 
 FORMAT, VERSION = "npydata checkpoint", 1
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
-TENSORS = ("model.safetensors", "optimizer.safetensors")
+PARTS = ("model", "optimizer")
+RANK_FILE = re.compile(r"(model|optimizer)/rank_\d{1,9}(-\d{1,9})?\.safetensors")
+"""What a process writes of a sharded state."""
+RNG_FILE = re.compile(r"rng/rank_\d{1,9}\.json")
 MAX_BYTES = 1 << 28
 
 
@@ -28,6 +33,20 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
         return None
     ours = (told.get("format"), told.get("version")) == (FORMAT, VERSION)
     return told if ours and isinstance(told.get("files"), dict) else None
+
+
+def files_of(part: str, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the files that hold the tensors of a part: one, or those of every process."""
+    shards = [name for name in manifest["files"] if RANK_FILE.fullmatch(name)]
+    mine = [name for name in shards if name.startswith(f"{part}/")]
+    return [f"{part}.safetensors"] if f"{part}.safetensors" in manifest["files"] else sorted(mine)
+
+
+def require_no_link(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder inside a checkpoint that is a link: it would lead out of it."""
+    for inner in {name.split("/")[0] for name in names if "/" in name}:
+        if (folder / inner).is_symlink():
+            raise CheckpointError(f"{inner} is a link, expected a folder")
 
 
 def read_object(path: Path) -> dict[str, Any]:

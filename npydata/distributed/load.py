@@ -1,0 +1,249 @@
+"""Load a checkpoint into a model and an optimizer, however either of them is spread.
+
+Each rank reads the slices that it needs, and no others, from whichever files hold them. Built in
+``notebooks/06_scale_out``.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.tensor import DTensor
+
+from npydata.checkpoint.commit import in_place
+from npydata.checkpoint.flatten import with_tensors
+from npydata.checkpoint.load import check, open_part, read_told, training_state_of
+from npydata.checkpoint.manifest import MAX_TOLD_BYTES, Manifest, check_file, read_small, rng_file
+from npydata.checkpoint.state import TrainingState
+from npydata.distributed.meeting import Group, ShardingConfig
+from npydata.errors import CheckpointError
+from npydata.lazy.checkpoint import LazyCheckpoint
+from npydata.lazy.typed_json import Named, decode
+from npydata.progress import NoBar
+
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
+"""What compiling and wrapping put into the names of a model's parameters."""
+
+
+def load_distributed(
+    dir: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    sharding: ShardingConfig | None = None,
+) -> TrainingState:
+    """Load a checkpoint folder into a model and its optimizer, on any number of ranks.
+
+    Every rank calls it. The folder may be from ``save_distributed`` on another number of ranks, or
+    from ``save``. Tensors are filled in place, each rank's own part; names may differ in what DDP,
+    FSDP and ``torch.compile`` put before them. The optimizer's state may have been saved as
+    ``optimizer.state_dict()`` or as torch's ``get_optimizer_state_dict(model, optimizer)``.
+
+    Returns:
+        The training state, with this rank's random generators in ``rng`` if as many ranks saved as
+        load now; else ``rng`` is ``None``, with a warning.
+
+    Raises:
+        CheckpointError: The folder is no complete checkpoint, it does not fit the model or the
+            optimizer (then nothing was changed), or the ranks don't load the same one.
+    """
+    folder = in_place(Path(dir))
+    group = Group.of(sharding or ShardingConfig())
+    meeting = group.meet(Path(os.path.abspath(folder)))  # noqa: PTH100
+    with meeting.giving_up("plan"):
+        manifest = check(folder, content=False)
+        told = read_told(folder, manifest)
+        training = training_state_of(folder, told)
+    meeting.agree("checkpoint", [manifest.sequence, manifest.step])
+    with naming_part(folder, "model"), open_part(folder, manifest, "model") as tensors:
+        fill_model = plan_model(model, decode(told["model"]), tensors)
+        if optimizer is not None:
+            if "optimizer" not in told:
+                raise CheckpointError("has no optimizer state")
+            load_optimizer(folder, manifest, decode(told["optimizer"]), model, optimizer)
+        fill(fill_model, tensors)
+    return with_rng(training, folder, manifest, told.get("world_size", 1), group)
+
+
+@contextmanager
+def naming_part(folder: Path, part: str) -> Iterator[None]:
+    """Put the folder before an error's message."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(error).startswith(str(folder)):
+            raise
+        raise CheckpointError(f"{folder}: {error}") from error.__cause__
+
+
+def plan_model(
+    model: torch.nn.Module, saved: Any, tensors: LazyCheckpoint
+) -> dict[str, torch.Tensor]:
+    """Return the model's tensors by the names that the checkpoint has for them.
+
+    What is saved beside tensors, as extra state, is given to the model at once.
+    """
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
+    wanted = model.state_dict()
+    here = {plain_name(name): name for name in wanted}
+    there = {plain_name(str(name)): name for name in saved}
+    require_same("the model", set(here), set(there))
+    values = {here[plain]: saved[there[plain]] for plain in here}
+    targets = {
+        value.name: wanted[name] for name, value in values.items() if isinstance(value, Named)
+    }
+    require_fit(targets, tensors)
+    if extra := {name: value for name, value in values.items() if not isinstance(value, Named)}:
+        model.load_state_dict(extra, strict=False)
+    return targets
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what wrappers put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "") if wrapper[0] == "_" else name.removeprefix(wrapper)
+    return name
+
+
+def require_same(what: str, here: set[str], there: set[str]) -> None:
+    """Refuse names that only one side has."""
+    for names, text in ((here - there, "lacks"), (there - here, "has beyond")):
+        if names:
+            some = ", ".join(repr(name) for name in sorted(names)[:5])
+            raise CheckpointError(f"{text} {what}: {some}{', ...' * (len(names) > 5)}")
+
+
+def require_fit(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
+    """Refuse a tensor of another shape."""
+    for name, target in targets.items():
+        if tensors.info(name).shape != tuple(target.shape):
+            shapes = list(tensors.info(name).shape), list(target.shape)
+            raise CheckpointError(f"{name}: has shape {shapes[0]}, expected {shapes[1]}")
+
+
+def fill(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
+    """Read into each tensor the part that this rank has; torch's planner says which that is."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(targets, metadata_of(targets, tensors))
+    for item in planner.create_local_plan().items:
+        name = item.storage_index.fqn
+        begins = zip(item.storage_offsets, item.lengths, strict=True)
+        index = tuple(slice(begin, begin + length) for begin, length in begins)
+        out = planner.resolve_tensor(item)
+        out.copy_(tensors.read_slice(name, index))
+        planner.commit_tensor(item, out)
+
+
+def metadata_of(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> Metadata:
+    """Return the tensors for torch's planner: each in one piece, as our reader shows it."""
+    told: dict[str, Any] = {}
+    for name in targets:
+        info = tensors.info(name)
+        size = torch.Size(info.shape)
+        chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+        told[name] = TensorStorageMetadata(TensorProperties(dtype=info.dtype), size, [chunk])
+    return Metadata(told)
+
+
+def load_optimizer(
+    folder: Path,
+    manifest: Manifest,
+    saved: Any,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Load an optimizer's state, saved by the numbers of its parameters or by their names."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    try:
+        numbered = by_number(saved, model, optimizer)
+        owners = {
+            value.name: parameters[number]
+            for number, state in numbered["state"].items()
+            for value in state.values() if isinstance(value, Named)
+        }  # fmt: skip
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise CheckpointError(
+            f"its optimizer state is not one of torch's: {error!r:.200}"
+        ) from None
+    with open_part(folder, manifest, "optimizer") as tensors:
+        others = {name: None for name in tensors if name not in owners}
+        targets = {
+            name: room_for(tensors, name, owner) for name, owner in {**others, **owners}.items()
+        }
+        fill(targets, tensors)
+    try:
+        optimizer.load_state_dict(with_tensors(numbered, targets.__getitem__))
+    except ValueError as error:
+        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
+
+
+def room_for(tensors: LazyCheckpoint, name: str, owner: torch.Tensor | None) -> torch.Tensor:
+    """Return memory for a tensor, spread as the parameter that it belongs to."""
+    info = tensors.info(name)
+    if isinstance(owner, DTensor) and tuple(owner.shape) == info.shape:
+        return torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
+    return torch.empty(info.shape, dtype=info.dtype)
+
+
+def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Return an optimizer's state by the numbers of its parameters, as its own ``state_dict``.
+
+    Raises:
+        CheckpointError: Its groups are not those of this optimizer.
+    """
+    if all(isinstance(key, int) for group in saved["param_groups"] for key in group["params"]):
+        return saved
+    names = {id(one): plain_name(name) for name, one in model.named_parameters()}
+    numbers: dict[str, int] = {}
+    groups = []
+    for group in optimizer.param_groups:
+        mine = [names.get(id(one), "a parameter that the model has not") for one in group["params"]]
+        found = [
+            one for one in saved["param_groups"] if set(map(plain_name, one["params"])) == set(mine)
+        ]
+        if len(found) != 1:
+            raise CheckpointError(
+                f"no group of its optimizer has just these parameters: {mine[:5]}"
+            )
+        numbers |= {name: len(numbers) + k for k, name in enumerate(mine)}
+        groups.append({**found[0], "params": [numbers[name] for name in mine]})
+    state = {numbers[plain_name(name)]: one for name, one in saved["state"].items()}
+    return {"state": state, "param_groups": groups}
+
+
+def with_rng(
+    training: TrainingState, folder: Path, manifest: Manifest, ranks: int, group: Group
+) -> TrainingState:
+    """Return the training state with this rank's random generators, if as many ranks saved."""
+    name = rng_file(group.rank)
+    saved = training.rng is not None or any(one.startswith("rng/") for one in manifest.files)
+    if ranks != group.world_size:
+        if saved:
+            warnings.warn(
+                f"{folder}: {ranks} ranks saved and {group.world_size} load: random generators "
+                "are not restored",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return replace(training, rng=None)
+    if name not in manifest.files:
+        return training
+    check_file(folder, manifest, name, NoBar())
+    try:
+        return replace(training, rng=decode(json.loads(read_small(folder / name, MAX_TOLD_BYTES))))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder / name}: is not a state of generators: {error}") from None
