@@ -21,7 +21,7 @@ from npydata.checkpoint.commit import clear_stale, make_root, require_replaceabl
 from npydata.checkpoint.flatten import as_json, refuse_tensor, take_tensors
 from npydata.checkpoint.image import lay_out
 from npydata.checkpoint.manifest import MAX_TOLD_BYTES, MODEL, OPTIMIZER, integer
-from npydata.checkpoint.overlap import Overlap, place
+from npydata.checkpoint.overlap import Overlap, held_here, place
 from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending, copies_into
 from npydata.checkpoint.state import TrainingState
 from npydata.errors import CheckpointError
@@ -164,11 +164,14 @@ class AsyncCheckpointer:
         model_state: Mapping[str, Any],
         optimizer_state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make and touch the memory that a save of this state needs, so that the first is fast."""
+        """Make and touch the memory that a save of this state needs, so that the first is fast.
+
+        Of tensors that are spread over processes, the part that is here.
+        """
         self.wait()
         for name, state in ((MODEL, model_state), (OPTIMIZER, optimizer_state)):
             if state is not None:
-                tensors = take_tensors(state)[0]
+                tensors = {name: held_here(one) for name, one in take_tensors(state)[0].items()}
                 pin = any(tensor.is_cuda for tensor in tensors.values())
                 self._buffers[name].reserve(lay_out(tensors).capacity, pin=pin, touch=True)
 

@@ -62,4 +62,10 @@ def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def place(tensor: torch.Tensor) -> tuple[Any, int]:
     """Return where a tensor's memory is."""
-    return tensor.device, tensor.untyped_storage().data_ptr()
+    return tensor.device, held_here(tensor).untyped_storage().data_ptr()
+
+
+def held_here(tensor: Any) -> torch.Tensor:
+    """Return what this process has of a tensor that may be spread over several."""
+    here: torch.Tensor = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor
+    return here

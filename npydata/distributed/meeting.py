@@ -11,9 +11,9 @@ import time
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import torch.distributed as dist
 from npydata.errors import CheckpointError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.05
+LIFE_S = 1.0
+"""How often a rank at work shows a sign of life."""
 RANKS_PER_PAUSE = 256
 """With more ranks the pauses grow, so that the store is asked no more often."""
 
@@ -35,13 +37,13 @@ class ShardingConfig:
     """Who saves together, and how long they wait for each other.
 
     When a rank dies or hangs, each of the others raises at most ``2 * timeout_s`` after it has
-    written its own part.
+    written its own part. A rank that is only slow, and still writes, is waited for.
     """
 
     process_group: Any = None
     """A ``torch.distributed`` process group; ``None`` is the default one."""
     timeout_s: float = 60
-    """Seconds that a rank waits for the others at each of their meetings."""
+    """Seconds without a sign of life after which a rank gives up another one it waits for."""
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -112,6 +114,9 @@ class Meeting:
 
     group: Group
     key: str
+    next_sign: float = 0
+    signs: dict[int, Any] = field(default_factory=dict)
+    """The last sign of life of ranks that were missed."""
 
     @contextmanager
     def giving_up(self, topic: str) -> Iterator[None]:
@@ -148,9 +153,9 @@ class Meeting:
         """Return what rank 0 says, once it does; it may have to wait for others before.
 
         Raises:
-            CheckpointError: A rank gave up, or rank 0 said nothing for twice the time-out.
+            CheckpointError: A rank gave up, or rank 0 showed no sign of life for the time-out.
         """
-        self.wait([self.name(topic, of)], 2 * self.group.timeout_s, lambda _: "rank 0", topic)
+        self.wait(topic, {self.name(topic, of): 0})
         return self.read(topic, of)
 
     def gather(self, topic: str) -> list[dict[str, Any]]:
@@ -159,8 +164,7 @@ class Meeting:
 
     def gather_from(self, topic: str, ranks: range) -> list[dict[str, Any]]:
         """Return what some ranks said."""
-        names = [self.name(topic, rank) for rank in ranks]
-        self.wait(names, self.group.timeout_s, self.ranks_of, topic)
+        self.wait(topic, {self.name(topic, rank): rank for rank in ranks})
         said = [self.read(topic, rank) for rank in ranks]
         for rank in ranks:
             self.forget(topic, rank)
@@ -193,27 +197,45 @@ class Meeting:
             raise CheckpointError(message["error"])
         return message
 
-    def wait(
-        self, names: list[str], patience: float, whose: Callable[[list[str]], str], topic: str
-    ) -> None:
-        """Wait until all of these messages are there."""
-        end = time.monotonic() + patience
-        longest = LONGEST_PAUSE_S * max(1, self.group.world_size / RANKS_PER_PAUSE)
-        pause = FIRST_PAUSE_S
-        while not self.asked("check", names):
+    def wait(self, topic: str, awaited: Mapping[str, int]) -> None:
+        """Wait until all of these messages are there; each is to come from a rank.
+
+        Raises:
+            CheckpointError: Those that left none showed no sign of life for the time-out.
+        """
+        group, pause = self.group, FIRST_PAUSE_S
+        longest = LONGEST_PAUSE_S * max(1, group.world_size / RANKS_PER_PAUSE)
+        end = time.monotonic() + group.timeout_s
+        while not self.asked("check", list(awaited)):
+            self.show_life()
             if time.monotonic() > end:
-                missing = [name for name in names if not self.asked("check", [name])]
-                raise CheckpointError(
-                    f"{whose(missing)}: no word of its {topic} within {patience:g} s"
-                )
+                missing = {
+                    rank for name, rank in awaited.items() if not self.asked("check", [name])
+                }
+                if not self.live(missing):
+                    raise CheckpointError(
+                        f"{ranks_text(missing)}: no word of its {topic} for {group.timeout_s:g} s"
+                    )
+                end = time.monotonic() + group.timeout_s
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def ranks_of(self, names: Iterable[str]) -> str:
-        """Return which ranks should have left these messages."""
-        ranks = [name.rsplit("/", 1)[1] for name in names]
-        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:8])}{more}"
+    def show_life(self) -> None:
+        """Let others who wait for this rank know that it is at work; now and then is enough."""
+        if time.monotonic() >= self.next_sign:
+            every = min(LIFE_S, self.group.timeout_s / 4)
+            self.next_sign = time.monotonic() + every * max(1, self.group.world_size / 1024)
+            self.asked("add", self.name("life", self.group.rank), 1)
+
+    def live(self, ranks: Iterable[int]) -> bool:
+        """Whether one of these ranks has shown a sign of life since this was asked last."""
+        seen = {}
+        for rank in ranks:
+            name = self.name("life", rank)
+            seen[rank] = self.asked("get", name) if self.asked("check", [name]) else None
+        new = any(sign not in (None, self.signs.get(rank)) for rank, sign in seen.items())
+        self.signs |= seen
+        return new
 
     def name(self, topic: str, of: int) -> str:
         """Return the key of a message in the store."""
@@ -230,3 +252,10 @@ class Meeting:
         except RuntimeError as error:  # the process that held it has ended
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"the process group's store does not answer: {text}") from None
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return some ranks in words."""
+    numbers = sorted(ranks)
+    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:8]))}{more}"

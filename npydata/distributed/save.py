@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,9 @@ class ShardWrite:
         entries: dict[str, Any] = {}
         for file in self.files:
             memory, nbytes = file.memory.numpy().data, file.image.nbytes
-            path, wait_for = self.temporary / file.name, file.filling.wait_for
-            entries[file.name] = [nbytes, write_durably(path, memory, nbytes, wait_for)]
+            wait_for = partial(self.wait_for, file)
+            crc32 = write_durably(self.temporary / file.name, memory, nbytes, wait_for)
+            entries[file.name] = [nbytes, crc32]
         if self.rng:
             name = rng_file(self.meeting.group.rank)
             write_small(self.temporary / name, self.rng, 0o600)
@@ -131,6 +133,11 @@ class ShardWrite:
             sync_folder(self.temporary / inner)
         return entries
 
+    def wait_for(self, file: FileImage, upto: int) -> None:
+        """Wait until so much of a file is filled; called before each piece that is written."""
+        self.meeting.show_life()
+        file.filling.wait_for(upto)
+
     def part(self) -> None:
         """Rank 0 says that the checkpoint is there; the others wait for its word.
 
@@ -138,12 +145,14 @@ class ShardWrite:
         """
         if self.commit is None:
             self.meeting.hear("outcome")
+            self.meeting.forget("life", self.meeting.group.rank)
             self.meeting.tell("left", {})
             return
         self.meeting.tell("outcome", {})
         with suppress(CheckpointError):  # who dies now had nothing more to do
             self.meeting.gather_from("left", range(1, self.meeting.group.world_size))
             self.meeting.forget("outcome", 0)
+            self.meeting.forget("life", 0)
 
 
 @dataclass(slots=True)
@@ -237,7 +246,7 @@ class Saving:
             tensors = {state.pieces[k].name: state.part(k) for k in pieces}
             image = with_places(lay_out(tensors), [state.pieces[k] for k in pieces])
             pin = any(tensor.is_cuda for tensor in tensors.values())
-            memory = buffers[name].reserve(image.capacity, pin=pin)
+            memory = buffers[f"{part}{more}.safetensors"].reserve(image.capacity, pin=pin)
             yield FileImage(name, image, memory, copies_into(memory, image, tensors))
 
 
