@@ -1,0 +1,79 @@
+"""Train on windows of a token file, with its ids renumbered for a smaller vocabulary."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+import npydata
+
+BATCH, SEQ_LEN, STEP_S = 64, 512, 0.005
+
+
+class Renumbered(Dataset):
+    """Windows in which every id is replaced by its number in the new vocabulary."""
+
+    def __init__(self, path, vocabulary):
+        self.windows = npydata.MmapDataset(path, SEQ_LEN)
+        self.numbers = json.loads(vocabulary.read_text())  # old id -> new id
+        self.made = {}  # batch -> worker, begun, made
+
+    def __len__(self):
+        return len(self.windows)
+
+    def renumber(self, ids):
+        return torch.tensor([[self.numbers[str(i)] for i in row] for row in ids.tolist()])
+
+    def fetch(self, indices):
+        begun = time.perf_counter()
+        x, y = self.windows.fetch(indices)
+        batch = self.renumber(x), self.renumber(y)
+        worker = threading.current_thread().name
+        self.made[int(indices[0]) // BATCH] = worker, begun, time.perf_counter()
+        return batch
+
+
+def gpu_step(x, y):
+    """Wait for the GPU, as `loss.item()` does."""
+    time.sleep(STEP_S)
+
+
+def train(data, workers=1, prefetch=2, steps=12):
+    """Return (worker, begun, made, taken, done) of every batch, in seconds; and the statistics."""
+    options = {"batch_size": BATCH, "num_workers": workers, "prefetch_factor": prefetch}
+    loader = npydata.AsyncDataLoader(data, shuffle=False, **options)  # the file is shuffled
+    taken = []
+    with iter(loader) as batches:
+        for x, y in batches:
+            begin = time.perf_counter()
+            gpu_step(x, y)
+            taken.append((begin, time.perf_counter()))
+            if len(taken) == steps:
+                break
+    return [(*data.made[k], *times) for k, times in enumerate(taken)], loader.stats
+
+
+def make_data(folder):
+    """A token file of 5,000 different ids, and their new numbers."""
+    rng = np.random.default_rng(0)
+    np.save(folder / "tokens.npy", rng.integers(0, 5000, 1 << 20, dtype=np.uint16))
+    numbers = {str(old): new for old, new in enumerate(rng.permutation(5000).tolist())}
+    (folder / "vocabulary.json").write_text(json.dumps(numbers))
+    return folder / "tokens.npy", folder / "vocabulary.json"
+
+
+def reproduce(folder):
+    """Measure three settings in turn, twice; keep the quicker run of each."""
+    data = Renumbered(*make_data(folder))
+    settings = [(1, 2), (4, 2), (1, 16)]
+    runs = [[train(data, *setting) for setting in settings] for _ in range(2)]
+    log = []
+    for (workers, prefetch), turns in zip(settings, zip(*runs, strict=True), strict=True):
+        trace, stats = min(turns, key=lambda run: run[0][-1][-1] - run[0][0][1])
+        name = f"trace_{workers}_workers_prefetch_{prefetch}.json"
+        (folder / name).write_text(json.dumps(trace, indent=0))
+        log.append(f"{workers} workers, prefetch {prefetch}: {stats}\n")
+    (folder / "log.txt").write_text("".join(log))
