@@ -4,23 +4,35 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
+TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-stress test-crash lab lab-reset lint notebooks materials clean
+.PHONY: help run run-distributed test test-stress test-crash lab lab-reset lint notebooks docs materials clinic clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	@echo "[set-up] $(VENV): a virtual environment with torch, JupyterLab and npydata (once; a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "npydata needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[prepare,notebooks,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[prepare,notebooks,docs,dev]'
 	@touch $@
 	@echo "[set-up] done"
 
 run: $(READY)  ## Tokenise real text, execute every notebook, measure; results in build/ (TEXT=path takes yours)
 	@$(JUPYTER_QUIET) $(BIN)/python materials/run_all.py $(if $(TEXT),--text "$(TEXT)")
+
+run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make one file of it; results in build/fsdp
+	@echo "[run-distributed] 40 steps on 2 processes: each has half of every weight, and half of every batch"
+	@rm -rf build/fsdp
+	@$(TORCHRUN) --nproc-per-node 2 examples/train_fsdp.py --out build/fsdp --steps 40
+	@$(BIN)/npydata inspect build/fsdp/step-000040 | sed '/^$$/,$$d'
+	@echo "[run-distributed] 20 more on 1 process, which takes up both halves"
+	@$(TORCHRUN) --nproc-per-node 1 examples/train_fsdp.py --out build/fsdp --steps 60
+	@$(BIN)/npydata verify build/fsdp/step-000060
+	@echo "[run-distributed] the weights of step 40, in one file that any safetensors reader opens"
+	@$(BIN)/npydata convert build/fsdp/step-000040/model build/fsdp/model.safetensors
 
 test: $(READY)  ## Run every test, and every notebook cell against its committed output
 	@echo "[test] the library and the notebooks' contract"
@@ -40,11 +52,11 @@ lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebook
 	@cd lab/notebooks && ../../$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) 00_start_here.ipynb
 
 lab/notebooks:
-	@mkdir -p lab && ln -sfn ../materials lab/materials && cp -r notebooks lab/notebooks
+	@mkdir -p lab && ln -sfn ../materials ../examples lab/ && cp -r notebooks lab/notebooks
 
 lab-reset:  ## Set your copy of the notebooks aside and start from a fresh one
 	@if [ -d lab/notebooks ]; then mv lab/notebooks "lab/notebooks-$$(date +%Y%m%d-%H%M%S)"; fi
-	@mkdir -p lab && ln -sfn ../materials lab/materials && cp -r notebooks lab/notebooks
+	@mkdir -p lab && ln -sfn ../materials ../examples lab/ && cp -r notebooks lab/notebooks
 	@echo "[lab] fresh; what you had is beside it in lab/"
 
 lint: $(READY)  ## ruff and mypy
@@ -54,8 +66,15 @@ notebooks: $(READY)  ## For authors: copy module code into its cells, execute, a
 	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
 	@$(BIN)/python materials/tutorial/taught.py
 
+docs: $(READY)  ## Build the site in build/site: README, notebooks, API reference; follow its links
+	@echo "[docs] the reference, the notebooks as they are, and every link"
+	@$(BIN)/python materials/docs/build.py
+
 materials: $(READY)  ## For authors: make the smoke token files
 	@$(BIN)/python materials/make_materials.py
+
+clinic: $(READY)  ## Five bugs to diagnose after the notebooks: run them and collect the evidence (N=3 for one)
+	@$(BIN)/python materials/clinic/make_clinic.py $(N)
 
 clean:  ## Remove what make made (not lab/, which is yours)
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -40,9 +40,9 @@ class Batch(NamedTuple):
     """Inputs and targets of one sample or of several."""
 
     inputs: torch.Tensor
-    """What the model reads, int64."""
+    """What the model reads, int64: ``(seq_len,)`` of one sample."""
     targets: torch.Tensor
-    """What it should predict: the inputs shifted by one, int64."""
+    """What it should predict: the inputs shifted by one, same shape, int64."""
 
 
 class TokenWindows:
@@ -137,13 +137,20 @@ class TokenDataset(Dataset[Pair]):
     ) -> Pair:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
-        The fast path: one gather for the whole batch, safe to call from many threads. ``out`` is
-        memory for the result, int64 ``(2, len(indices), seq_len)``, for callers who reuse it.
-        ``windows`` is what ``window_numbers`` returns for the same indices, seed and epoch, for
-        callers who ask it about many batches at a time.
+        The fast path: one gather for the whole batch, safe to call from many threads.
+
+        Args:
+            indices: Samples, a 1-D list or array of integers; negative ones count from the end.
+            seed: Of random windows; the dataset's own if not given.
+            epoch: Of random windows; the dataset's own if not given.
+            out: Memory for the result, int64 ``(2, len(indices), seq_len)``, for callers who
+                reuse it.
+            windows: What ``window_numbers`` returns for the same indices, seed and epoch, for
+                callers who ask it about many batches at a time.
 
         Raises:
             IndexError: An index is not in the dataset.
+            TypeError: The indices are not a list of integers.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
         if windows is None:
@@ -169,14 +176,21 @@ class TokenDataset(Dataset[Pair]):
     ) -> None:
         """Announce samples that will be fetched soon, so that the disk reads them meanwhile.
 
-        Does nothing costly on files that are in memory. Call it some batches ahead.
+        Does nothing costly on files that are in memory. Call it some batches ahead, with the
+        ``indices``, ``seed`` and ``epoch`` that ``fetch`` will get.
         """
         if self._hints.is_due():
             numbers = self.window_numbers(as_indices(indices, len(self)), seed, epoch)
             self._hints.found(warm=self.windows.will_need(numbers))
 
     def __getitem__(self, index: Any) -> Pair:
-        """Return one sample, ``(seq_len,)`` each; for a slice or a list of indices, a batch."""
+        """Return one sample ``x, y``, ``(seq_len,)`` int64 each.
+
+        For a slice or a list of indices a batch, as ``fetch`` does.
+
+        Raises:
+            IndexError: An index is not in the dataset.
+        """
         if isinstance(index, slice):
             return self.fetch(range(*index.indices(len(self))))
         try:
@@ -199,16 +213,17 @@ class MmapDataset(TokenDataset):
         seq_len: Tokens per sample; ``x`` and ``y`` are ``(seq_len,)`` int64.
         stride: Tokens from one sample's start to the next. ``seq_len + 1`` if not given, so that
             no token is in two samples; ``seq_len`` makes every token but the first a target once.
-        dtype: As for :func:`npydata.open_tokens`, as are ``format`` and ``access``.
-        format: See there.
-        access: See there.
+        dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
+        format: How the files are laid out; recognised if not given.
+        access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
 
     Raises:
         TokenFileError: A file is malformed, or too short for one window.
+        ValueError: ``seq_len`` or ``stride`` is below 1.
 
     Rows of a 2-D file are kept apart: no window crosses a row. What is left at the end of a row
-    and does not fill a window is not used.
+    and does not fill a window is not used. Built in ``notebooks/01_memmap_dataset``.
     """
 
     def __init__(
@@ -230,7 +245,7 @@ class MmapDataset(TokenDataset):
 
     @property
     def num_samples(self) -> int:
-        """How many windows fit."""
+        """How many windows fit; the same as ``len``."""
         return self.windows.count
 
     def window_numbers(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
@@ -251,16 +266,18 @@ class NpyTokensDataset(TokenDataset):
         seq_len: Tokens per sample; ``x`` and ``y`` are ``(seq_len,)`` int64.
         seed: With a seed, the window is a pure function of (seed, epoch, index), whatever the
             worker. Without one it is new at every call.
-        dtype: As for :func:`npydata.open_tokens`, as are ``format`` and ``access``.
-        format: See there.
-        access: See there.
+        dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
+        format: How the files are laid out; recognised if not given.
+        access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
 
     Raises:
         TokenFileError: A file is malformed, or too short for one window.
+        ValueError: ``seq_len`` is below 1.
 
     Random windows have no natural epoch. The length is virtual: as many samples as windows fit
-    side by side, and at least 4,096.
+    side by side, at least 4 for each row of a 2-D file, and at least 4,096. Built in
+    ``notebooks/01_memmap_dataset``.
     """
 
     def __init__(

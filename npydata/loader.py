@@ -34,7 +34,11 @@ LARGEST_HOP = 8
 
 @dataclass(frozen=True, slots=True)
 class AsyncDataLoaderConfig:
-    """How an :class:`AsyncDataLoader` works; every field may also be given to it as a keyword."""
+    """How an :class:`AsyncDataLoader` works; every field may also be given to it as a keyword.
+
+    Raises:
+        LoaderError: A field has an impossible value; the message names both.
+    """
 
     batch_size: int = 32
     """Samples per batch, of one rank."""
@@ -101,11 +105,18 @@ class AsyncDataLoader:
         transforms: Called on each sample, in order. One that has a parameter ``rng`` gets a
             ``numpy.random.Generator`` that depends on (seed, epoch, index) only.
         collate_fn: Makes a batch of a list of samples; torch's own if not given.
+        settings: Fields of :class:`AsyncDataLoaderConfig`, which replace those of ``config``.
+
+    An epoch is ``for batch in loader``. A batch of npydata's datasets is ``x, y``, ``(batch_size,
+    seq_len)`` int64 each, on ``device``. ``loader.stats`` says how the newest iterator is doing:
+    batches, tokens per second, share of time waited (a :class:`~npydata.iterator.LoaderStats`).
+    ``len(loader)`` counts the batches of a full epoch.
 
     Promises: the same seed gives the same batches in the same order, whatever the number of
     workers; an exception in a worker is raised at its batch; leaving early stops every thread; a
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
-    one, also on another number of ranks or with another batch size.
+    one, also on another number of ranks or with another batch size. Built in
+    ``notebooks/02_async_loader``.
 
     Raises:
         LoaderError: A setting is impossible, or loses data.
@@ -160,7 +171,7 @@ class AsyncDataLoader:
     def iter_epoch(
         self, input_name: str = "input", target_name: str = "target"
     ) -> Iterator[dict[str, Any]]:
-        """Begin an epoch as ``iter`` does; batches of two come as ``{input_name: ..., ...}``."""
+        """Begin an epoch as ``iter`` does; ``x, y`` come as ``{input_name: x, target_name: y}``."""
         return NamedBatches(iter(self), input_name, target_name)
 
     def with_transform(self, transform: Transform) -> "AsyncDataLoader":
@@ -176,7 +187,9 @@ class AsyncDataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator stands, as plain values.
 
-        Batches that were prefetched but not delivered count as not delivered.
+        ``seed`` and ``epoch`` say which order, ``samples`` how many of it all ranks together were
+        given, ``fingerprint`` of which data. Batches that were prefetched but not delivered count
+        as not delivered.
         """
         return {
             "version": STATE_VERSION,

@@ -54,6 +54,7 @@ def open_tokens(
     Raises:
         TokenFileError: The file is malformed, or is not a token file.
         OSError: The file cannot be opened.
+        ValueError: ``access`` is neither of the two.
     """
     return TokenFile(read_layout(Path(path), format, dtype), access)
 
@@ -119,13 +120,26 @@ class TokenFile:
         return self.num_tokens
 
     def read(self, start: int, count: int) -> TokenArray:
-        """Return up to ``count`` tokens from token ``start`` on, 1-D, in the file's dtype."""
+        """Return up to ``count`` tokens from token ``start`` on, 1-D, in the file's dtype.
+
+        Rows of a 2-D file follow each other. Fewer tokens come back where the file ends.
+
+        Raises:
+            IndexError: ``start`` or ``count`` is negative.
+        """
         if start < 0 or count < 0:
             raise IndexError(f"{self.path}: read({start}, {count}), expected two numbers >= 0")
         return self.tokens.read(start, max(0, min(count, self.num_tokens - start)))
 
     def gather(self, starts: IntArray, width: int) -> TokenArray:
-        """Return the windows of ``width`` tokens at ``starts``: ``(len(starts), width)``."""
+        """Return the windows of ``width`` tokens at ``starts``: ``(len(starts), width)``.
+
+        ``starts`` are int64, in tokens from the beginning of the file; the result has the file's
+        dtype.
+
+        Raises:
+            IndexError: A window reaches out of the file.
+        """
         if len(starts) and (starts.min() < 0 or starts.max() + width > self.num_tokens):
             raise IndexError(
                 f"{self.path}: windows of {width} tokens at {starts.min()} to {starts.max()}, "
@@ -208,8 +222,13 @@ def write_tokens(
         row_len: Makes the file 2-D, ``(rows, row_len)``. An incomplete last row is left out, with
             a warning that says how many tokens that were.
 
+    Returns:
+        The finished file, open for reading.
+
     Raises:
         TokenFileError: An id does not fit the dtype; the message names it and its position.
+        ValueError: ``row_len`` is below 1.
+        OSError: The file cannot be written; one that was there before is untouched.
     """
     path = Path(path)
     if row_len is not None and row_len < 1:

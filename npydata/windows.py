@@ -25,7 +25,7 @@ def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
     """Count the windows of ``seq_len + 1`` tokens that start every ``stride`` tokens.
 
     A window holds one token more than the model reads, because the targets are the inputs shifted
-    by one.
+    by one. All three are counted in tokens; a file that is too short has 0 windows.
     """
     width = seq_len + 1
     if num_tokens < width:
@@ -36,7 +36,9 @@ def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
 def window_offsets(windows: IntArray, per_row: int, row_len: int, stride: int) -> IntArray:
     """Return the token at which each window begins; no window crosses a row.
 
-    A 1-D file is one long row. The first factor is what a row has left over behind its windows.
+    ``windows`` are numbers from 0 on, int64 of any shape, and so is the result. ``per_row`` is how
+    many windows a row holds. A 1-D file is one long row. The first factor is what a row has left
+    over behind its windows.
     """
     left_over = row_len - per_row * stride
     return windows * stride + windows // per_row * left_over
@@ -97,8 +99,8 @@ def stream_key(*parts: int) -> np.uint64:
 def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntArray:
     """Draw one of ``count`` windows for each index: a pure function of (seed, epoch, index).
 
-    Windows are drawn with replacement. The remainder's bias is ``count / 2**64``, far below one in
-    a million for any file that fits on a disk.
+    Both are int64 arrays of the same shape. Windows are drawn with replacement. The remainder's
+    bias is ``count / 2**64``, far below one in a million for any file that fits on a disk.
     """
     hashes = mix64(indices.view(np.uint64) * GOLDEN ^ stream_key(seed, epoch))
     return (hashes % np.uint64(count)).view(np.int64)
@@ -106,6 +108,13 @@ def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntA
 
 class Permutation:
     """A shuffle of ``0 .. n-1`` that is computed, not stored: constant memory for any ``n``.
+
+    Args:
+        n: How many samples to shuffle, 1 to 2^62.
+        seed: Decides the order; any integer.
+
+    Raises:
+        ValueError: ``n`` is out of range.
 
     ``Permutation(n, seed)(positions)`` tells which sample comes at each position, for an integer
     or an array of them, vectorised. Every ``n`` from 1 to 2^62 is a bijection. Compute it for
@@ -129,7 +138,11 @@ class Permutation:
         return self.n
 
     def __call__(self, positions: npt.ArrayLike) -> IntArray | int:
-        """Return the sample at each position, as int64 of the same shape (an int for an int)."""
+        """Return the sample at each position, as int64 of the same shape (an int for an int).
+
+        Raises:
+            IndexError: A position is not in ``0 .. n-1``.
+        """
         asked = np.asarray(positions)
         if asked.size and (asked.min() < 0 or asked.max() >= self.n):
             raise IndexError(f"positions {asked.min()} to {asked.max()} of a shuffle of {self.n}")
