@@ -78,25 +78,33 @@ def _in_child(job: Callable[[], object]) -> int:
 
 def _die_at(number: int, notes: Path) -> None:
     """From now on count calls, and end this process after one of them."""
-    from npydata.checkpoint import commit
-
     made = 0
 
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def die(call: str) -> None:
+        nonlocal made
+        made += 1
+        if made == number:
+            notes.write_text(call)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    after_each_call(die)
+
+
+def after_each_call(then: Callable[[str], object]) -> None:
+    """From now on tell `then` of each call to the system that a save makes, when it was made."""
+    from npydata.checkpoint import commit
+
+    def told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **options: Any) -> Any:
-            nonlocal made
             result = call(*args, **options)
-            made += 1
-            if made == number:
-                notes.write_text(f"{name} {_shown(args[0])}")
-                os.kill(os.getpid(), signal.SIGKILL)
+            then(f"{name} {_shown(args[0])}")
             return result
 
         return wrapper
 
     for name in CALLS:
-        setattr(os, name, counted(name, getattr(os, name)))
-    commit.exchange = counted("exchange", commit.exchange)
+        setattr(os, name, told(name, getattr(os, name)))
+    commit.exchange = told("exchange", commit.exchange)
 
 
 def _shown(target: Any) -> str:

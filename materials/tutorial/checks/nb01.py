@@ -48,6 +48,8 @@ EXERCISES = [
             "You lay the windows side by side, whatever the stride is.": (
                 lambda n, t, s: n // (t + 1)
             ),
+            "You count how often a stride fits before the last start; the window at 0 counts too, "
+            "and a short file has none.": (lambda n, t, s: (n - t) // s),
         },
     ),
     Exercise(
@@ -63,6 +65,9 @@ EXERCISES = [
             ),
             "You let the tokens begin at the first byte of the file, where the header is.": (
                 lambda s, c, i, o, p: (s * i // p, ((s + c) * i - 1) // p)
+            ),
+            "The offset is in bytes already; you multiply it by the size of a token.": (
+                lambda s, c, i, o, p: ((o + s) * i // p, ((o + s + c) * i - 1) // p)
             ),
             "You return how many pages there are, not the number of the last one.": (
                 lambda s, c, i, o, p: (

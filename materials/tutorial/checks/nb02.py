@@ -21,13 +21,21 @@ def skip_forward(position, n, scrambled):
     return scrambled[position]
 
 
+def next_position(position, n, scrambled):
+    while scrambled[position] >= n:
+        position += 1
+    return scrambled[position]
+
+
 def shuffle_cases(rng):
+    """The last cell always leads to a sample: a walk along the cells does not fall off the end."""
     fixed = [(p, 4, (2, 5, 3, 1, 0, 4)) for p in range(4)]
     drawn = []
     for n, cells in [(5, 6), (7, 9), (10, 12), (17, 25)]:
         for _ in range(3):
-            scrambled = tuple(rng.permutation(cells).tolist())
-            drawn += [(p, n, scrambled) for p in range(n)]
+            scrambled = rng.permutation(cells).tolist()
+            scrambled.append(scrambled.pop(scrambled.index(int(rng.integers(n)))))
+            drawn += [(p, n, tuple(scrambled)) for p in range(n)]
     return fixed + drawn
 
 
@@ -115,6 +123,8 @@ EXERCISES = [
             "You give way to the next position, whose sample is then given out twice.": (
                 skip_forward
             ),
+            "You try the next position, which has its own sample; "
+            "what about the cell you landed in?": next_position,
             "You cut off at the last sample, so that one comes again and again.": (
                 lambda p, n, scrambled: min(scrambled[p], n - 1)
             ),

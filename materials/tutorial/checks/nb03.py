@@ -83,6 +83,9 @@ EXERCISES = [
             "You let the workers share the step as well; the consumer is alone.": (
                 lambda step, fetch, workers, tokens: tokens * workers / max(step, fetch)
             ),
+            "That is how fast batches can be made; the step may be slower.": (
+                lambda step, fetch, workers, tokens: tokens * workers / fetch
+            ),
             "You let the quicker side set the pace; whom does it wait for?": (
                 lambda step, fetch, workers, tokens: tokens / min(step, fetch / workers)
             ),

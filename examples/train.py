@@ -1,0 +1,229 @@
+"""Train a small GPT on a token file. Killed at any moment, it goes on with the same bits: copy it.
+
+    python examples/train.py --tokens materials/train_smoke.npy --out build/run
+
+The same command again continues from the newest checkpoint in ``build/run``, and gives the losses
+and weights that a run without the interruption would have given (on the same machine, with the same
+number of threads). For that a checkpoint holds all that decides the next step: weights, optimizer,
+random generators, and the place of the loader.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from gpt import GPT
+from torch.nn.functional import cross_entropy
+
+import npydata
+from npydata import AsyncCheckpointer, AsyncDataLoader, NpyTokensDataset, TrainingState
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands after a step."""
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_s: float
+    wait_share: float
+    """Share of the time that training waited for data."""
+    saved: str
+    """The newest checkpoint; in brackets while it is being written."""
+
+    def __str__(self) -> str:
+        speed = f"{self.tokens_per_s / 1000:,.1f} ktok/s, waits for data {self.wait_share:.1%}"
+        loss = f"step {self.step:,} of {self.steps:,} · loss {self.loss:.4f}"
+        return f"{loss} · {speed} · checkpoint {self.saved}"
+
+
+def train(
+    tokens: Path, out: Path, *, steps: int = 200, batch_size: int = 16, context: int = 32,
+    save_every: int = 20, keep_last: int | None = 3, seed: int = 0, device: str = "cpu",
+    snapshot: str = "host", dropout: float = 0.1, learning_rate: float = 3e-3,
+    vocab_size: int | None = None, log: Path | None = None,
+    show: Callable[[Progress], object] = lambda progress: None,
+) -> GPT:  # fmt: skip
+    """Train until ``steps`` steps are done, those before an interruption included."""
+    repeatable(seed, device)
+    vocab_size = vocab_size or highest_id(tokens) + 1
+    data = NpyTokensDataset(tokens, context, vocab_size=vocab_size)
+    loader = AsyncDataLoader(data, batch_size=batch_size, seed=seed, device=device)
+    model = GPT(vocab_size, context, dropout=dropout).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    settings = {"vocab_size": vocab_size, "context": context, "batch_size": batch_size,
+                "seed": seed, "dropout": dropout, "learning_rate": learning_rate}  # fmt: skip
+
+    first, saved = resume(out, model, optimizer, loader, settings)
+    if first >= steps:
+        print(f"{out / saved}: {first:,} steps are done already", file=sys.stderr)
+    begun = time.monotonic()
+    with (
+        AsyncCheckpointer(keep_last=keep_last, snapshot=snapshot) as checkpointer,
+        open_log(log or out / "losses.csv") as losses,
+    ):
+        checkpointer.protect(optimizer)  # with snapshot="overlap" its step waits for the copies
+        for step, (x, y) in enumerate(islice(epochs(loader), max(steps - first, 0)), first + 1):
+            loss = train_step(model, optimizer, x, y)
+            losses.write(f"{step},{loss!r}\n")  # exactly; and no checkpoint is ahead of the log
+            if step == first + 1:  # now the optimizer has its state
+                checkpointer.prepare(model.state_dict(), optimizer.state_dict())
+            if step % save_every == 0 or step == steps:
+                saved = f"step-{step:06}"
+                now = TrainingState(step=step, tokens=step * batch_size * context, loss=loss,
+                                    lr=learning_rate, rng=npydata.capture_rng(),
+                                    loader=loader.state_dict(), extra=settings)  # fmt: skip
+                checkpointer.save(out / saved, model.state_dict(), optimizer.state_dict(), now)
+            if step == steps:
+                checkpointer.wait()
+            speed = (step - first) * batch_size * context / (time.monotonic() - begun)
+            newest = saved if checkpointer.done() else f"({saved})"
+            show(Progress(step, steps, loss, speed, loader.stats.wait_share, newest))
+    return model
+
+
+def resume(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
+           settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
+    """Continue from the newest checkpoint, if there is one; return its step and its name."""
+    newest = npydata.latest_checkpoint(out)
+    if newest is None:
+        return 0, "none"
+    weights, moments, state = npydata.load_checkpoint(newest)
+    for name, value in settings.items():
+        if (was := state.extra.get(name, value)) != value:
+            raise npydata.CheckpointError(
+                f"{newest}: was made with {name} {was}, not {value}: continue with that, or begin "
+                "in another folder"
+            )
+    model.load_state_dict(weights)
+    if moments is not None:  # a checkpoint that another program made may lack some of these
+        optimizer.load_state_dict(moments)
+    if state.loader is not None:
+        loader.load_state_dict(state.loader)
+    if state.rng is not None:
+        npydata.restore_rng(state.rng)  # last: what came before may draw numbers
+    return state.step, newest.name
+
+
+def train_step(
+    model: GPT, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> float:
+    """Learn from one batch; return its loss."""
+    loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def epochs(loader: AsyncDataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Give the batches of one epoch after the other, without end."""
+    while True:
+        yield from loader
+
+
+def repeatable(seed: int, device: str) -> None:
+    """Let the same run draw the same numbers and compute the same bits."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+    if torch.device(device).type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def highest_id(path: Path) -> int:
+    """Return the largest token id; this reads the file once."""
+    tokens, piece = npydata.open_tokens(path), 1 << 22
+    starts = range(0, tokens.num_tokens, piece)
+    return max((int(tokens.read(start, piece).max()) for start in starts), default=0)
+
+
+def open_log(path: Path) -> TextIO:
+    """Open the log of losses behind what is in it; steps that are done again appear again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", buffering=1)  # a line at a time: a kill loses none
+
+
+class ProgressLine:
+    """Shows progress on stderr: in one line of a terminal, else a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self.pause = 0.1 if sys.stderr.isatty() else 10.0
+        self.next = time.monotonic() + self.pause
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it, unless it is too soon."""
+        last = progress.step == progress.steps
+        if last or time.monotonic() >= self.next:
+            start, end = ("\r\x1b[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
+            print(f"{start}{progress}", end=end, file=sys.stderr, flush=True)
+            self.next = time.monotonic() + self.pause
+
+
+def positive(text: str) -> int:
+    """Return an integer of 1 or more."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return int(text)
+
+
+def usable_device(text: str) -> str:
+    """Return the name of a device that this machine has."""
+    try:
+        torch.empty(1, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {str(error).splitlines()[0]}") from None
+    return text
+
+
+def arguments(argv: list[str] | None = None) -> dict[str, Any]:
+    """Read the command line; the names are those of :func:`train`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n", 1)[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--tokens", type=Path, required=True, metavar="FILE", help="a token file")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="where the checkpoints go")
+    for name, default, meaning in [
+        ("--steps", 200, "how many in all"),
+        ("--batch-size", 16, "windows per step"),
+        ("--context", 32, "tokens per window"),
+        ("--save-every", 20, "steps between checkpoints"),
+        ("--keep-last", 3, "checkpoints to keep"),
+        ("--vocab-size", None, "spares reading the whole file for its highest id"),
+    ]:
+        add(name, type=positive, metavar="N", default=default, help=meaning)
+    add("--seed", type=int, metavar="N", default=0, help="decides all that is random")
+    add("--device", type=usable_device, default="cpu", help="cpu, cuda, cuda:1, ...")
+    add("--snapshot", choices=("host", "overlap", "device"), default="host", help="when to copy")
+    add("--log", type=Path, metavar="FILE", help="losses, exactly; FOLDER/losses.csv if not given")
+    return vars(parser.parse_args(argv))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train as the command line says; what is wrong with it is said in one line."""
+    try:
+        train(**arguments(argv), show=ProgressLine())
+    except (npydata.NpyDataError, OSError) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ntrain.py: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
