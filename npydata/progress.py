@@ -1,7 +1,9 @@
-"""What is shown to people: a progress bar on stderr (none without tqdm), sizes, rates, paths."""
+"""What is shown to people: a progress bar on stderr (with tqdm), sizes, rates, paths."""
 
 import os
 import sys
+import time
+from functools import cache
 from typing import Protocol
 
 
@@ -19,7 +21,7 @@ class Bar(Protocol):
 
 
 class NoBar:
-    """Shows nothing: for callers who want silence, and where tqdm is missing."""
+    """Shows nothing: for callers who want silence."""
 
     def update(self, n: float) -> None:
         """Do nothing."""
@@ -29,6 +31,24 @@ class NoBar:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class MissingBar(NoBar):
+    """Stands in where tqdm is missing: says so, once it would have been shown."""
+
+    def __init__(self, delay: float) -> None:
+        self._due = time.monotonic() + delay
+
+    def update(self, n: float) -> None:
+        """Say what is missing, if the work takes long enough for a bar."""
+        if time.monotonic() >= self._due:
+            say_what_bars_need()
+
+
+@cache
+def say_what_bars_need() -> None:
+    """Say on stderr, once in a process, what to install for progress bars."""
+    print("npydata: progress bars need tqdm: pip install 'npydata[prepare]'", file=sys.stderr)
 
 
 def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: float = 1.0) -> Bar:
@@ -41,7 +61,7 @@ def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: 
     try:
         from tqdm import tqdm
     except ModuleNotFoundError:
-        return NoBar()
+        return MissingBar(delay)
     interval = 0.2 if sys.stderr.isatty() else 10.0
     bar: Bar = tqdm(
         desc=what, total=total, unit=unit, unit_scale=True, delay=delay, mininterval=interval

@@ -18,6 +18,7 @@ from npydata.bench.machine import machine_facts
 from npydata.bench.measure import Budget, Contender, Row, Sample, going_on, interleave, timed
 from npydata.bench.report import Verdict, table, write_json
 from npydata.errors import NpyDataError
+from npydata.throughput import plot_sweep
 
 
 def contender(name="a", start=lambda: iter([1.0]), **rest):
@@ -347,6 +348,12 @@ def test_a_plot_without_matplotlib_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(NpyDataError, match=r"pip install 'npydata\[notebooks\]'"):
         plot.require_plotting(Path("out.png"))
+
+
+def test_a_drawn_sweep_without_matplotlib_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(NpyDataError, match=r"plot_sweep needs .*'npydata\[notebooks\]'"):
+        plot_sweep([{"name": "ours"}])
 
 
 def test_arguments_import_neither_torch_nor_matplotlib():

@@ -10,6 +10,7 @@ import torch
 from checkpoint_tools import bits, told
 from safetensors import safe_open
 from safetensors.torch import load_file
+from safetensors_codes import known
 
 from npydata import AsyncCheckpointer, TrainingState, load_checkpoint, open_checkpoint
 from npydata import save_checkpoint as save
@@ -18,7 +19,8 @@ DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32,
     torch.uint64, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),  # not in torch 2.6
 ]  # fmt: skip
 SHAPES = [(), (0,), (1,), (5,), (2, 0, 3), (3, 4)]
 AS_PAIRS = {torch.complex32: torch.float16, torch.complex128: torch.float64}
@@ -262,7 +264,7 @@ def as_others_see(tensor):
 
 @pytest.mark.parametrize("reader", ["load_file", "safe_open", "open_checkpoint"])
 def test_other_readers_get_the_same_bits(tmp_path, reader):
-    state = foreign_state()
+    state = {name: tensor for name, tensor in foreign_state().items() if known(tensor.dtype)}
     save(tmp_path / "c", state)
     path = tmp_path / "c" / "model.safetensors"
     wanted = {name: as_others_see(tensor) for name, tensor in state.items()}

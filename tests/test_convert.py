@@ -24,6 +24,7 @@ from checkpoint_files import (
 from pickle_code import program, storage, tensor, value
 from safetensors import safe_open
 from safetensors.torch import save_file
+from safetensors_codes import require_known
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.lazy import convert, elements
@@ -80,6 +81,7 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 def test_every_dtype_of_the_format_is_read_by_safe_open(tmp_path, dtype):
+    require_known(dtype)
     wanted = numbers(3, 5, dtype=dtype)
     with safe_open(to_file(save(tmp_path, {"a": wanted}), tmp_path), "pt") as opened:
         assert_same(opened.get_tensor("a"), wanted)
@@ -167,6 +169,7 @@ ON_DISK = {
 @pytest.mark.usefixtures("small_pieces")
 def test_files_of_either_byte_order_are_written_in_little(tmp_path, order, kind, stride):
     wanted = np.arange(12).astype(ON_DISK[kind])
+    require_known(torch.from_numpy(wanted).dtype)
     raw = wanted.astype(order + ON_DISK[kind]).tobytes()
     code = program(value({"a": tensor(storage("0", 12, kind), 0, (3, 4), stride)}))
     records = checkpoint_records(code, {"0": raw}, byteorder=ORDERS[order])
@@ -296,9 +299,7 @@ def test_dtype_casts_every_view(tmp_path, name):
     assert_same(found, wanted.double() if wanted.is_floating_point() else wanted)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int32, torch.bool, torch.complex64, torch.float4_e2m1fn_x2]
-)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.bits8])
 def test_a_dtype_that_tensors_cannot_be_written_in_is_refused(tmp_path, dtype):
     with pytest.raises(CheckpointError, match=f"dtype={dtype}, expected one of floating point"):
         there_and_back(tmp_path, {"a": numbers(2)}, dtype=dtype)

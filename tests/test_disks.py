@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import random
+import shutil
 import sys
 import threading
 from contextlib import suppress
@@ -29,6 +30,8 @@ def disk(request, tmp_path):
     if request.param == "tmpfs":
         with tmpfs(where, "8m") as root:
             yield root
+    elif not shutil.which("mkfs.ext4"):
+        pytest.skip("mkfs.ext4 is not installed")
     else:
         with ext4(where, 8 * MEGA, tmp_path / "disk.img") as root:
             yield root

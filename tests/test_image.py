@@ -6,12 +6,14 @@ import random
 import pytest
 import torch
 from safetensors import deserialize
+from safetensors_codes import known
 
 from npydata import CheckpointError
 from npydata.checkpoint.image import PAGE, lay_out
 from npydata.lazy.safetensors_archive import CODES
 
 DTYPES = [*CODES, torch.complex32, torch.complex128]
+NO_CODE = [name for name in ("bits8", "float4_e2m1fn_x2") if hasattr(torch, name)]
 
 
 def some_tensors(seed):
@@ -66,7 +68,8 @@ def test_the_capacity_is_the_file_up_to_the_next_page(seed):
 
 @SEEDS
 def test_safetensors_accepts_the_header_and_finds_every_tensor(seed):
-    image = lay_out(some_tensors(seed))
+    tensors = some_tensors(seed)
+    image = lay_out({name: one for name, one in tensors.items() if known(one.dtype)})
     found = dict(deserialize(image.header + bytes(image.nbytes - len(image.header))))
     assert {name: (one["dtype"], one["shape"]) for name, one in found.items()} == {
         slot.name: (CODES[slot.dtype], list(slot.shape)) for slot in image.slots
@@ -110,9 +113,10 @@ def test_tensors_without_elements_are_never_tied():
     assert len(lay_out({"a": empty, "b": empty}).slots) == 2
 
 
-def test_a_dtype_without_a_code_is_refused_by_name():
-    with pytest.raises(CheckpointError, match=r"w: .*float4"):
-        lay_out({"w": torch.empty(2, dtype=torch.float4_e2m1fn_x2)})
+@pytest.mark.parametrize("name", NO_CODE)
+def test_a_dtype_without_a_code_is_refused_by_name(name):
+    with pytest.raises(CheckpointError, match=f"w: .*{name}"):
+        lay_out({"w": torch.empty(2, dtype=getattr(torch, name))})
 
 
 def test_a_tensor_of_a_kind_with_memory_elsewhere_is_refused_even_if_it_looks_tied():

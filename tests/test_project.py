@@ -14,24 +14,27 @@ import npydata
 
 ROOT = Path(__file__).parent.parent
 CONDA_NAMES = {"torch": "pytorch"}
-RANK = [
-    {"errors", "atomic", "progress"},
-    {"pages", "formats", "windows", "text"},
-    {"access"},
-    {"tokens"},
-    {"fingerprint", "prepare"},
+LEVELS = [
+    {"npydata", "errors", "atomic", "pages", "progress"},
+    {"formats", "windows", "text", "recognise", "handover", "device", "lazy"},
+    {"access", "schedule", "buffers", "checkpoint", "inspect_checkpoint"},
+    {"tokens", "batches", "iterator", "distributed"},
+    {"fingerprint", "prepare", "inspect_tokens"},
     {"dataset"},
+    {"loader", "pipeline"},
+    {"throughput"},
+    {"bench"},
+    {"cli"},
+    {"__main__"},
 ]
-LOADER_RANK = [
-    {"errors", "windows", "handover"},
-    {"schedule", "buffers", "device"},
-    {"batches", "iterator"},
-    {"loader"},
-]
+"""Every file and room of the package: each imports from the levels above it alone."""
 
-CHECKPOINT_WING = {"lazy": {"errors", "atomic", "pages", "progress"},
-                   "checkpoint": {"errors", "atomic", "pages", "progress", "lazy"}}  # fmt: skip
-"""What the rooms of the checkpoint wing may import, beside their own modules."""
+UPWARD_WHEN_CALLED = {("checkpoint", "distributed"), ("throughput", "bench")}
+"""Imports inside functions that go against the arrows, because a method leads to the next room."""
+
+CHECKPOINT_WING = {"lazy", "checkpoint", "inspect_checkpoint", "distributed"}
+BOTH_WINGS_USE = LEVELS[0]
+ON_TOP = {"bench", "cli", "__main__"}
 
 
 def requirement_names(requirements):
@@ -82,73 +85,134 @@ def test_importing_npydata_imports_nothing_heavy():
     assert run.stdout.strip() == "[]"
 
 
-def test_the_library_needs_only_numpy_torch_and_safetensors():
-    code = """
+def packages_imported_by(names, known):
+    """Open public names in a new interpreter, and return the packages that came with them."""
+    code = f"""
 import sys
-before = set(sys.modules)
-import numpy, torch, torch.utils.data
+import {known}
 from importlib.metadata import packages_distributions
-known = {m.split(".")[0] for m in sys.modules}
+known = {{module.split(".")[0] for module in sys.modules}}
 import npydata
-for name in npydata.__all__:
+for name in {names}:
     getattr(npydata, name)
-new = {m.split(".")[0] for m in sys.modules} - known - set(sys.stdlib_module_names)
-print(sorted(new & set(packages_distributions())))
+new = {{module.split(".")[0] for module in sys.modules}} - known - set(sys.stdlib_module_names)
+print(*sorted(new & set(packages_distributions())))
+print("torch.distributed.checkpoint" in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['npydata']"
+    packages, torchs_checkpoints = run.stdout.splitlines()
+    return packages.split(), torchs_checkpoints == "True"
 
 
-def imports_of(path):
-    """Yield the npydata modules that a module imports when it is itself imported."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("npydata."):
-            yield node.module.split(".")[1]
+def test_the_library_needs_only_numpy_torch_and_safetensors():
+    known = "numpy, torch.utils.data, torch.distributed.checkpoint"
+    assert packages_imported_by(npydata.__all__, known)[0] == ["npydata"]
 
 
-@pytest.mark.parametrize("levels", [RANK, LOADER_RANK], ids=["files", "loader"])
-def test_arrows_go_one_way(levels):
-    rank = {name: k for k, names in enumerate(levels) for name in names}
-    for name, level in rank.items():
-        for imported in imports_of(ROOT / "npydata" / f"{name}.py"):
-            assert rank[imported] < level, f"{name} imports {imported}"
+def test_only_what_is_distributed_imports_torchs_slow_checkpoint_package():
+    names = [name for name, home in npydata.HOMES.items() if not home.startswith("distributed")]
+    assert packages_imported_by(names, "numpy, torch.utils.data") == (["npydata"], False)
+
+
+def module_names():
+    """Return the package's modules by their full names."""
+    paths = (ROOT / "npydata").rglob("*.py")
+    parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in paths}
+    return {
+        ".".join(part for part in names if part != "__init__"): path
+        for path, names in parts.items()
+    }
+
+
+def import_statements(node, called=False):
+    """Yield import statements, and whether they run only when a function is called."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        inside = called or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, inside
+        yield from import_statements(child, inside)
+
+
+def imports_of(code, modules):
+    """Yield the package's modules that code imports, and whether only when it is called."""
+    for statement, called in import_statements(ast.parse(code)):
+        names = [alias.name for alias in statement.names]
+        if isinstance(statement, ast.ImportFrom):
+            assert not statement.level, "a relative import, which this test does not follow"
+            inside = [f"{statement.module}.{name}" for name in names]
+            names = [name if name in modules else statement.module for name in inside]
+        yield from ((name, called) for name in names if name.split(".")[0] == "npydata")
+
+
+def room_of(module):
+    return module.split(".")[1] if "." in module else module
+
+
+MODULES = module_names()
+IMPORTS = [
+    (module, imported, called)
+    for module, path in MODULES.items()
+    for imported, called in imports_of(path.read_text(encoding="utf-8"), MODULES)
+]
+
+
+@pytest.mark.parametrize(("code", "found"), [
+    ("import npydata.errors", {("npydata.errors", False)}),
+    ("from npydata import errors", {("npydata.errors", False)}),
+    ("from npydata import open_tokens", {("npydata", False)}),
+    ("from npydata.errors import NpyDataError", {("npydata.errors", False)}),
+    ("if x:\n try:\n  import npydata.errors\n finally: pass", {("npydata.errors", False)}),
+    ("class A:\n import npydata.errors", {("npydata.errors", False)}),
+    ("class A:\n def f():\n  import npydata.errors", {("npydata.errors", True)}),
+    ("if TYPE_CHECKING:\n import npydata.errors", set()),
+    ("import json\nfrom numpy import typing", set()),
+])  # fmt: skip
+def test_imports_are_found_wherever_they_stand(code, found):
+    assert set(imports_of(code, MODULES)) == found
 
 
 def test_modules_import_no_circle():
-    folder = ROOT / "npydata"
-    graph = {}
-    for path in folder.rglob("*.py"):
-        room = path.relative_to(folder).with_suffix("").parts
-        graph.setdefault(room[0], set()).update(set(imports_of(path)) - {room[0]})
+    graph = {module: set() for module in MODULES}
+    for module, imported, called in IMPORTS:
+        if not called:
+            graph[module].add(imported)
+    assert graph["npydata.dataset"] > {"npydata.tokens", "npydata.windows"}
     done = set()
     while remaining := graph.keys() - done:
-        free = {room for room in remaining if graph[room] <= done}
+        free = {module for module in remaining if graph[module] <= done}
         assert free, f"a circle among {sorted(remaining)}"
         done |= free
 
 
-@pytest.mark.parametrize("room", CHECKPOINT_WING)
-def test_the_checkpoint_wing_imports_nothing_of_the_data_wing(room):
-    for path in (ROOT / "npydata" / room).glob("*.py"):
-        assert set(imports_of(path)) - {room} <= CHECKPOINT_WING[room], path.name
+def test_every_room_has_its_level():
+    rooms = [room for level in LEVELS for room in level]
+    assert sorted(rooms) == sorted({room_of(module) for module in MODULES})
 
 
-@pytest.mark.parametrize("room", CHECKPOINT_WING)
-def test_a_room_of_small_files_has_no_circle(room):
-    graph = {}
-    for path in (ROOT / "npydata" / room).glob("[!_]*.py"):
-        nodes = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom)]
-        inside = [n for n in nodes if (n.module or "").startswith(f"npydata.{room}")]
-        graph[path.stem] = {
-            name
-            for node in inside
-            for name in (node.module.split(".")[2:3] or [alias.name for alias in node.names])
-        }
-    done = set()
-    while remaining := graph.keys() - done:
-        free = {name for name in remaining if graph[name] <= done}
-        assert free, f"a circle among {sorted(remaining)}"
-        done |= free
+def test_arrows_go_one_way():
+    level = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+    upward = {False: set(), True: set()}
+    for module, imported, called in IMPORTS:
+        arrow = room_of(module), room_of(imported)
+        if arrow[0] != arrow[1] and level[arrow[1]] >= level[arrow[0]]:
+            upward[called].add(arrow)
+    assert upward == {False: set(), True: UPWARD_WHEN_CALLED}
+
+
+def test_the_two_wings_do_not_import_each_other():
+    for module, imported, _ in IMPORTS:
+        arrow = {room_of(module), room_of(imported)}
+        if not arrow & (BOTH_WINGS_USE | ON_TOP) and len(arrow & CHECKPOINT_WING) == 1:
+            assert len(arrow) == 1, f"{module} imports {imported}"
+
+
+def test_what_the_type_checker_sees_at_the_door_is_what_opens():
+    tree = ast.parse((ROOT / "npydata" / "__init__.py").read_text(encoding="utf-8"))
+    (seen,) = (node for node in tree.body if isinstance(node, ast.If))
+    homes = {node.names[0].name: node.module.removeprefix("npydata.") for node in seen.body}
+    assert homes == npydata.HOMES
 
 
 def test_modules_are_short_enough_to_read():

@@ -459,7 +459,7 @@ def test_a_fork_while_a_save_is_in_flight_leaves_it_to_the_parent(tmp_path, monk
 
 
 FORKED = """
-import faulthandler, gc, os, sys, threading
+import faulthandler, gc, os, sys, threading, warnings
 from pathlib import Path
 from faults.saving import holds, save_step
 from npydata import AsyncCheckpointer
@@ -472,6 +472,7 @@ def held(temporary, folder):
     assert go.wait(20)
     whole(temporary, folder)
 
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
 faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its lost thread
 commit.put_in_place = held
 keeper = AsyncCheckpointer()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.distributed.checkpoint import staging
 
 from npydata.checkpoint.checkpointer import AsyncCheckpointer
 from npydata.checkpoint.state import TrainingState
@@ -120,10 +121,8 @@ class Distributed:
 
 def cached_stager() -> Any:
     """Return a stager that keeps its memory from save to save."""
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
-    return DefaultStager(
-        StagingOptions(
+    return staging.DefaultStager(
+        staging.StagingOptions(
             use_pinned_memory=False,
             use_shared_memory=False,
             use_async_staging=False,
@@ -149,6 +148,8 @@ SAVERS: dict[str, Callable[[State], Saver]] = {
     DCP_ASYNC: lambda state: Distributed(state, background=True),
     DCP_CACHED: lambda state: Distributed(state, background=True, cached=True),
 }
+if not hasattr(staging, "DefaultStager"):  # as in torch 2.6
+    del SAVERS[DCP_CACHED]
 
 
 def make_state(nbytes: int, tensor_bytes: int = TENSOR_BYTES) -> State:

@@ -20,7 +20,7 @@ from npydata.bench.dataset import (
 )
 from npydata.bench.machine import machine_facts
 from npydata.bench.measure import Budget, Contender, Row, Steps, interleave, timed
-from npydata.bench.plot import INK, PALETTE
+from npydata.bench.plot import INK, PALETTE, require_matplotlib
 from npydata.bench.report import digits, row_as_json
 from npydata.dataset import NpyTokensDataset
 from npydata.errors import NpyDataError
@@ -209,6 +209,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> "Figure":
 
     Of several caches and steps the first is drawn.
     """
+    require_matplotlib("plot_sweep")
     import matplotlib.pyplot as plt
 
     first = rows[0]
