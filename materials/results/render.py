@@ -36,10 +36,17 @@ def table(report: dict[str, Any]) -> str:
     parts = [part(report["rows"], group, TITLES[group]) for group in TITLES if group in groups]
     if report["benchmark"] == "reader":
         parts.insert(0, one_tensor(report["rows"]))
+    if report["benchmark"] == "distributed":
+        parts = many_processes(report)
     verdicts = [
         f"- {'' if one['met'] else '**missed:** '}{one['text']}" for one in report["verdicts"]
     ]
-    return "\n\n".join([*parts, "Against what we set out to reach:", "\n".join(verdicts)])
+    notes = (
+        [f"- {note}" for note in report["notes"]] if report["benchmark"] == "distributed" else []
+    )
+    return "\n\n".join(
+        [*parts, "Against what we set out to reach:", "\n".join([*verdicts, *notes])]
+    )
 
 
 def part(rows: list[dict[str, Any]], group: str, title: str) -> str:
@@ -75,6 +82,30 @@ def one_tensor(rows: list[dict[str, Any]]) -> str:
             figures = " | ".join(with_range(found.get(cell)) for cell in cells)
             lines.append(f"| {format} | {name} | {figures} |")
     return "\n".join(lines)
+
+
+def many_processes(report: dict[str, Any]) -> list[str]:
+    """What two saves take, a table for each number of processes and each kind of state."""
+    found = {(row["group"], row["name"], row["setting"]): row for row in report["rows"]}
+    tables: dict[str, list[str]] = {}
+    for row in report["rows"]:
+        case = row["group"].partition(", ")[2]
+        lines = tables.setdefault(
+            case,
+            [
+                f"| {case[0].upper()}{case[1:]} | | stall, ms | on the disk after, ms "
+                "| first save: stall, ms | on the disk after, ms |",
+                "|---|---|---:|---:|---:|---:|",
+            ],
+        )
+        figures = " | ".join(
+            with_range(found.get((f"{what}, {case}", row["name"], row["setting"])))
+            for what in ("stall", "durable", "first stall", "first durable")
+        )
+        line = f"| {row['name']} | {row['setting']} | {figures} |"
+        if line not in lines:
+            lines.append(line)
+    return ["\n".join(lines) for lines in tables.values()]
 
 
 def with_range(row: dict[str, Any] | None) -> str:

@@ -58,6 +58,18 @@ def add_save_options(parser: argparse.ArgumentParser) -> None:
     """Add what the bench of the checkpointer takes."""
     parser.add_argument("--size-mb", type=at_least(1), metavar="MIB",
                         help="MiB of the saved state (default 1024, quick 128)")  # fmt: skip
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="many processes save one state, next to torch.distributed.checkpoint",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=at_least(2),
+        nargs="+",
+        metavar="N",
+        help="numbers of processes with --distributed (default 2 4)",
+    )
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:

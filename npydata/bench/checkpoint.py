@@ -43,6 +43,7 @@ from npydata.bench.savers import (
     peak_of_child,
 )
 from npydata.checkpoint.direct import DIRECT, PIECE_BYTES
+from npydata.errors import NpyDataError
 from npydata.pages import evict, resident_pages
 from npydata.progress import human_bytes, progress_bar
 
@@ -58,8 +59,10 @@ TITLES = {
     "peak": "Memory beside the state, at the peak",
     "cache": "Page cache taken by what was written",
 }
-LOOPED = (OURS, OVERLAP, SAVE_FILE, TORCH_SAVE, DCP_CACHED)
-WEIGHED = (OURS, SAVE_FILE, TORCH_SAVE, DCP, DCP_ASYNC, DCP_CACHED)
+CACHED = tuple(name for name in (DCP_CACHED,) if name in SAVERS)
+"""What an older torch does not have."""
+LOOPED = (OURS, OVERLAP, SAVE_FILE, TORCH_SAVE, *CACHED)
+WEIGHED = (OURS, SAVE_FILE, TORCH_SAVE, DCP, DCP_ASYNC, *CACHED)
 STEPS_PER_SAVE = 20
 
 
@@ -99,6 +102,12 @@ class Twice:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for."""
+    if args.distributed:
+        from npydata.bench import distributed
+
+        return distributed.run(args)
+    if args.ranks:
+        raise NpyDataError("--ranks is for --distributed")
     layout = Layout(TITLES, columns=2, conditions=conditions)
     return run_bench(args, partial(measure_checkpoint, args, Plan.of(args)), layout)
 
@@ -140,9 +149,11 @@ def settings_of(plan: Plan) -> dict[str, object]:
     }
 
 
-def row(group: str, name: str, rates: Sequence[float], unit: str = "ms") -> Row:
+def row(
+    group: str, name: str, rates: Sequence[float], unit: str = "ms", *, setting: str = ""
+) -> Row:
     """Return a row of this bench."""
-    return Row(name=name, setting="", group=group, role=ROLES.get(name, "stock"),
+    return Row(name=name, setting=setting, group=group, role=ROLES.get(name, "stock"),
                rates=tuple(rates), unit=unit)  # fmt: skip
 
 
@@ -284,7 +295,7 @@ def checkpoint_verdicts(rows: Sequence[Row], nbytes: int) -> list[Verdict]:
 
     copy, direct = found["stall", COPY], found["durable", DIRECT_WRITE]
     ours = found["durable", OURS]
-    best_dcp = min(found["durable", name] for name in (DCP, DCP_ASYNC, DCP_CACHED))
+    best_dcp = min(found["durable", name] for name in (DCP, DCP_ASYNC, *CACHED))
     loop = found["loop", OURS] / found["loop", NO_SAVES] - 1
     return [
         times("a save stalls training for {} of a memory copy", found["stall", OURS] / copy, 1.15,

@@ -35,10 +35,15 @@ def require_plotting(path: Path) -> None:
     """Raise, before anything is measured, if the picture could not be drawn afterwards."""
     if path.suffix[1:] not in MEDIA:
         raise NpyDataError(f"{path}: expected a name that ends in .{', .'.join(MEDIA)}")
+    require_matplotlib("--plot")
+
+
+def require_matplotlib(what: str) -> None:
+    """Raise if ``what`` could not draw, and say what to install."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise NpyDataError("--plot needs matplotlib: pip install 'npydata[notebooks]'") from None
+        raise NpyDataError(f"{what} needs matplotlib: pip install 'npydata[notebooks]'") from None
 
 
 def conditions(result: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ disturb the order of training's. Built in ``notebooks/06_scale_out``.
 
 import hashlib
 import json
+import threading
 import time
 import weakref
 import zlib
@@ -21,10 +22,11 @@ import torch.distributed as dist
 
 from npydata.errors import CheckpointError
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.05
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.0005, 0.01, 1.25
+"""Between looks for a message: it is seen a quarter of the wait after it came, at most 10 ms."""
 LIFE_S = 1.0
 """How often a rank at work shows a sign of life."""
-RANKS_PER_PAUSE = 256
+RANKS_PER_PAUSE = 64
 """With more ranks the pauses grow, so that the store is asked no more often."""
 
 # Which save of a folder this is. All ranks count alike, as long as they call alike; a rank that
@@ -158,6 +160,11 @@ class Meeting:
         self.wait(topic, {self.name(topic, of): 0})
         return self.read(topic, of)
 
+    def hear_at_once(self, topic: str, of: int = 0) -> None:
+        """Raise what rank 0 gave up with, if it has; wait for nothing."""
+        if self.asked("check", [self.name(topic, of)]):
+            self.read(topic, of)
+
     def gather(self, topic: str) -> list[dict[str, Any]]:
         """Return what every rank said, in their order, and take it out of the store."""
         return self.gather_from(topic, range(self.group.world_size))
@@ -218,7 +225,7 @@ class Meeting:
                     )
                 end = time.monotonic() + group.timeout_s
             time.sleep(pause)
-            pause = min(2 * pause, longest)
+            pause = min(PAUSE_GROWTH * pause, longest)
 
     def show_life(self) -> None:
         """Let others who wait for this rank know that it is at work; now and then is enough."""
@@ -226,6 +233,24 @@ class Meeting:
             every = min(LIFE_S, self.group.timeout_s / 4)
             self.next_sign = time.monotonic() + every * max(1, self.group.world_size / 1024)
             self.asked("add", self.name("life", self.group.rank), 1)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Show signs of life beside a long computation; not beside what may hang, as a disk."""
+        over, pause = threading.Event(), min(LIFE_S, self.group.timeout_s / 4)
+
+        def show() -> None:
+            with suppress(CheckpointError):  # a store that is gone is noticed by who uses it next
+                while not over.wait(pause):
+                    self.show_life()
+
+        beside = threading.Thread(target=show, name="npydata-life", daemon=True)
+        beside.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beside.join()
 
     def live(self, ranks: Iterable[int]) -> bool:
         """Whether one of these ranks has shown a sign of life since this was asked last."""

@@ -4,9 +4,11 @@ The planners are those of ``torch.distributed.checkpoint``, which know every way
 Built in ``notebooks/06_scale_out``.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.tensor import DTensor
 
 from npydata.checkpoint.flatten import take_tensors
-from npydata.checkpoint.image import find_ties
+from npydata.checkpoint.image import find_ties, stored_as
 from npydata.errors import CheckpointError
 from npydata.lazy.typed_json import DTYPES, Named, decode, encode
 
@@ -88,14 +90,25 @@ class LocalState:
         tensors, nest = take_tensors(state)
         for name, tensor in tensors.items():
             require_values(name, tensor)
+            stored_as(name, local_part(tensor))  # refuses what no file can hold
         self.planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.pieces = self.pieces_of(tensors)
         self.planner.set_up_planner(tensors)
-        found = [(Piece.of(item), item) for item in self.planner.create_local_plan().items]
-        self.pieces = [piece for piece, _ in found if not piece.is_void]
-        self.items = [item for piece, item in found if not piece.is_void]
         ties = find_ties({name: local_part(tensor) for name, tensor in tensors.items()})
         self.nest = retied(nest, ties) if ties else nest
         self.tied = set(ties)
+
+    def pieces_of(self, tensors: dict[str, torch.Tensor]) -> list[Piece]:
+        """Return the pieces that this rank has; torch's planner is asked once for each kind."""
+        kinds = {name: kind_of(tensor) for name, tensor in tensors.items()}
+        examples = {kind: name for name, kind in kinds.items()}
+        self.planner.set_up_planner({name: tensors[name] for name in examples.values()})
+        found: dict[Any, list[Piece]] = {kind: [] for kind in examples}
+        for item in self.planner.create_local_plan().items:
+            piece = Piece.of(item)
+            if not piece.is_void:
+                found[kinds[piece.name]].append(piece)
+        return [replace(one, name=name) for name, kind in kinds.items() for one in found[kind]]
 
     def files(self, chosen: list[int]) -> list[list[int]]:
         """Return which pieces go into which file: a name stands in a file once, and so do ties.
@@ -114,13 +127,24 @@ class LocalState:
 
     def part(self, k: int) -> torch.Tensor:
         """Return the elements of a piece, as they are in this rank's memory."""
-        tensor: torch.Tensor = self.planner.resolve_data(self.items[k])  # type: ignore[assignment]
-        return local_part(tensor)
+        with torch.no_grad():
+            tensor = self.planner.resolve_data(self.pieces[k].item())
+        return local_part(tensor)  # type: ignore[arg-type]
+
+
+def kind_of(tensor: torch.Tensor) -> Any:
+    """Return what decides how a tensor is spread; those of one kind have the same pieces."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor.shape, tensor.dtype
+    if isinstance(tensor, DTensor):
+        return tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh
+    return id(tensor)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():  # with autograd a parameter's part takes twice as long
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def require_values(name: str, tensor: torch.Tensor) -> None:
@@ -142,6 +166,16 @@ def retied(nest: Any, ties: Mapping[str, str]) -> Any:
         return value
 
     return encode(renamed(decode(nest)))
+
+
+@lru_cache(maxsize=4)
+def share_told(told: tuple[str, ...]) -> list[list[int]]:
+    """Return which of its pieces each rank writes, from the text that each told.
+
+    From save to save they tell the same: rank 0 remembers its last answers, for which the others
+    wait.
+    """
+    return share_out([[Piece.from_json(one) for one in json.loads(text)] for text in told])
 
 
 def share_out(every: list[list[Piece]]) -> list[list[int]]:

@@ -35,7 +35,7 @@ from npydata.checkpoint.manifest import TRAINING, FileEntry, Manifest, checksums
 from npydata.checkpoint.snapshot import copies_into
 from npydata.checkpoint.state import TrainingState
 from npydata.distributed.meeting import Group, Meeting, ShardingConfig
-from npydata.distributed.plan import LocalState, Piece, merged_nests, share_out
+from npydata.distributed.plan import LocalState, Piece, merged_nests, share_told
 from npydata.errors import CheckpointError
 from npydata.lazy.convert import header_bytes
 from npydata.lazy.safetensors_archive import COMPLEX_AS_REAL, NOTES
@@ -94,7 +94,7 @@ class ShardWrite:
         """Write this rank's files, tell the others, and see to it that all know how it ended."""
         try:
             with self.abandoned_on_error():
-                self.meeting.tell("done", {"files": self.write_files()})
+                self.meeting.tell("done", {"files": self.written()})
                 if self.commit is not None:
                     self.commit(self.folder, self.temporary, self.meeting)
             self.release()
@@ -116,6 +116,14 @@ class ShardWrite:
         """Let go of the temporary folder; what is still in it goes with it."""
         if self.commit is not None:
             self.commit.resources.close()
+
+    def written(self) -> dict[str, Any]:
+        """Write the files; if rank 0 gave up and took the folder away, that is what went wrong."""
+        try:
+            return self.write_files()
+        except FileNotFoundError:
+            self.meeting.hear_at_once("outcome")
+            raise
 
     def write_files(self) -> dict[str, Any]:
         """Write every file as it fills; return sizes and checksums."""
@@ -144,7 +152,8 @@ class ShardWrite:
         The store may live in rank 0's process, which therefore leaves last.
         """
         if self.commit is None:
-            self.meeting.hear("outcome")
+            with self.meeting.giving_up("done"):  # a rank 0 that wakes up must not commit then
+                self.meeting.hear("outcome")
             self.meeting.forget("life", self.meeting.group.rank)
             self.meeting.tell("left", {})
             return
@@ -203,7 +212,10 @@ class Saving:
     def told(self, step: int) -> dict[str, Any]:
         """Return what rank 0 must know of this rank."""
         parts = {
-            part: {"pieces": [piece.to_json() for piece in state.pieces], "nest": state.nest}
+            part: {
+                "pieces": json.dumps([piece.to_json() for piece in state.pieces]),
+                "nest": state.nest,
+            }
             for part, state in self.states.items()
         }
         return {"folder": str(self.folder), "step": step, "parts": parts}
@@ -216,11 +228,11 @@ class Saving:
             said = self.meeting.gather("plan")
             require_one_save(said)
             shares = {}
-            for part in said[0]["parts"]:
-                every = [one["parts"][part] for one in said]
-                pieces = [[*map(Piece.from_json, one["pieces"])] for one in every]
-                shares[part] = share_out(pieces)
-                told[part] = merged_nests([one["nest"] for one in every])
+            with self.meeting.at_work():  # with a thousand ranks it takes a quarter of a minute
+                for part in said[0]["parts"]:
+                    every = [one["parts"][part] for one in said]
+                    shares[part] = share_told(tuple(one["pieces"] for one in every))
+                    told[part] = merged_nests([one["nest"] for one in every])
             content = told_bytes(told)
             make_root(self.folder.parent)
             if clear:
@@ -267,7 +279,10 @@ def rng_bytes(training: TrainingState) -> bytes:
     """Return the random generators of this rank as they are written; nothing if none are given."""
     if training.rng is None:
         return b""
-    return json.dumps(as_json(training.rng, refuse_tensor)).encode()
+    try:
+        return json.dumps(as_json(training.rng, refuse_tensor)).encode()
+    except CheckpointError as error:
+        raise CheckpointError(f"training_state: ['rng']{error}") from None
 
 
 def local_state(part: str, state: Mapping[str, Any]) -> LocalState:

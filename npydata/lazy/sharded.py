@@ -175,6 +175,10 @@ def joined(
         (one.record.dtype, len(one.offsets)) != (first.dtype, len(first.shape)) for one in parts
     ):
         raise CheckpointError(f"{name}: its parts are of different dtypes or dimensions")
+    if whole and len(whole) != len(first.shape):
+        raise CheckpointError(
+            f"{name}: its parts have {len(first.shape)} dimensions, it {len(whole)}"
+        )
     ends = [[o + n for o, n in zip(*part.box, strict=True)] for part in parts]
     shape = whole or tuple(map(max, zip(*ends, strict=True)))
     if why := misfit(shape, [part.box for part in parts]):
@@ -196,12 +200,12 @@ def misfit(shape: tuple[int, ...], boxes: list[Box]) -> str | None:
     held = sum(math.prod(sizes) for _, sizes in boxes)
     if held != math.prod(shape):
         return f"its files hold {held:,} elements, expected {math.prod(shape):,}: {list(shape)}"
-    lows = np.array([offsets for offsets, _ in boxes], np.int64).reshape(len(boxes), -1)
-    highs = lows + np.array([sizes for _, sizes in boxes], np.int64).reshape(len(boxes), -1)
-    filled = (highs > lows).all(axis=1)
-    lows, highs = lows[filled], highs[filled]
-    if (highs > np.array(shape, np.int64)).any():
-        return f"a part reaches beyond its sizes, {list(shape)}"
+    filled = [(offsets, sizes) for offsets, sizes in boxes if 0 not in sizes]
+    for offsets, sizes in filled:  # in Python's integers, which a file can't make overflow
+        if any(o + n > size for o, n, size in zip(offsets, sizes, shape, strict=True)):
+            return f"a part reaches beyond its sizes, {list(shape)}"
+    lows, lengths = np.array(filled, np.int64).reshape(len(filled), 2, len(shape)).swapaxes(0, 1)
+    highs = lows + lengths
     if overlapping(lows, highs):
         return "two of its parts overlap"
     return None
