@@ -1,6 +1,7 @@
 """The project's own shape: one door, arrows one way, and files that say the same."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -224,12 +225,14 @@ def test_the_figures_in_the_readme_are_the_saved_ones():
     sys.path.append(str(ROOT / "materials" / "results"))
     import render
 
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- figures: dataset -->" in readme
-    assert "<!-- figures: loader -->" in readme
-    assert "<!-- figures: checkpoint -->" in readme
-    assert "<!-- figures: reader -->" in readme
-    assert render.rendered(readme) == readme
+    readme, figures = (path.read_text(encoding="utf-8") for path in render.PAGES)
+    assert "<!-- summary -->" in readme
+    for report in (ROOT / "materials" / "results").glob("*.json"):
+        if "verdicts" in json.loads(report.read_text(encoding="utf-8")):
+            assert f"<!-- figures: {report.stem} -->" in figures
+    for path in render.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert render.rendered(page) == page, "run: python materials/results/render.py"
 
 
 def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):

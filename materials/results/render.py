@@ -1,15 +1,21 @@
-"""Write the figures that README quotes from the saved results: nothing is typed by hand.
+"""Write the figures that README and figures.md quote from the saved results, none by hand.
 
 python materials/results/render.py
 """
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+if __package__ in (None, ""):  # run as a script, or found by its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from summary import summary
+
 RESULTS = Path(__file__).resolve().parent
-README = RESULTS.parents[1] / "README.md"
+PAGES = (RESULTS.parents[1] / "README.md", RESULTS / "figures.md")
 TITLES = {
     "warm": "File in memory",
     "cold": "File on the disk, evicted before each run",
@@ -120,15 +126,18 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
-def rendered(readme: str) -> str:
-    """README with each marked block replaced by the table of its saved results."""
+def rendered(page: str) -> str:
+    """A page with each marked block replaced by the table of its saved results."""
 
     def block(match: re.Match[str]) -> str:
         report = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
         return f"<!-- figures: {match[1]} -->\n{table(report)}\n<!-- /figures -->"
 
-    return re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", block, readme, flags=re.S)
+    page = re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", block, page, flags=re.S)
+    short = f"<!-- summary -->\n{summary()}\n<!-- /summary -->"
+    return re.sub(r"<!-- summary -->\n.*?<!-- /summary -->", lambda _: short, page, flags=re.S)
 
 
 if __name__ == "__main__":
-    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(rendered(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -52,7 +52,7 @@ LINES = (
 
 def summary() -> str:
     """The table: medians of ours and of others, and how many times as good ours is."""
-    head = "| | ours | what people use today | measured by |\n|---|---:|---|---|"
+    head = "| | ours | times as good as (their figure) | measured by |\n|---|---:|---|---|"
     return "\n".join([head, *map(line, LINES)])
 
 
@@ -60,7 +60,7 @@ def line(of: Line) -> str:
     """One line of the table."""
     rows = found(of.benchmark)
     ours = rows[of.ours]
-    others = ", ".join(against(rows[cell], ours) for cell in of.others)
+    others = "; ".join(against(rows[cell], ours) for cell in of.others)
     figure = f"**{three_digits(ours['median'])} {ours['unit']}**"
     return f"| {of.what} | {figure} | {others} | `npydata bench {of.benchmark}` |"
 
@@ -75,9 +75,9 @@ def against(row: dict[str, Any], ours: dict[str, Any]) -> str:
     """Another's figure, and how many times as good ours is."""
     times = ours["median"] / row["median"]
     times = 1 / times if row["unit"] in LESS_IS_BETTER else times
-    setting = f" ({row['setting']})" if row["setting"] else ""
+    setting = f", {row['setting']}" if row["setting"] else ""
     name = f"`{row['name']}`" if "." in row["name"] or "_" in row["name"] else row["name"]
-    return f"{name}{setting} {three_digits(row['median'])}: {three_digits(times)}x"
+    return f"{three_digits(times)}x {name}{setting} ({three_digits(row['median'])})"
 
 
 def three_digits(value: float) -> str:
