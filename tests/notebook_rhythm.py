@@ -26,6 +26,7 @@ VARIES = re.compile(
 OPENING = ("you need", "core:")
 CLOSING = ("you can now explain", "number to remember")
 GLOSSARY_LINE = re.compile(r"^\*\*(.+?)\*\* - (.+) \((\d\d)\)$")
+IN_PASSING = "\n## "
 
 
 def markdown(lesson: Lesson) -> list[nbformat.NotebookNode]:
@@ -163,6 +164,15 @@ def prose_links(cell: nbformat.NotebookNode) -> str:
 
 def read_glossary(text: str) -> dict[str, int]:
     """term -> number of the notebook that defines it."""
+    return _entries(text.partition(IN_PASSING)[0])
+
+
+def read_words(text: str) -> dict[str, int]:
+    """word -> number of the notebook that explains it in passing: the glossary's second part."""
+    return _entries(text.partition(IN_PASSING)[2])
+
+
+def _entries(text: str) -> dict[str, int]:
     found = (GLOSSARY_LINE.match(line) for line in text.splitlines())
     return {match[1]: int(match[3]) for match in found if match}
 
@@ -200,6 +210,16 @@ def _too_early(course: list[Lesson], glossary: dict[str, int]) -> list[str]:
                 if pattern.search(text)
             ]
     return problems
+
+
+def unexplained(course: list[Lesson], words: dict[str, int]) -> list[str]:
+    """Words that the notebook named in the glossary does not introduce, set off by stars."""
+    texts = {lesson.number: "".join(map(prose, markdown(lesson))) for lesson in course}
+    return [
+        f"glossary: {word!r} is not introduced in notebook {number:02d}"
+        for word, number in words.items()
+        if f"*{word}*" not in texts.get(number, "")
+    ]
 
 
 def prose(cell: nbformat.NotebookNode) -> str:

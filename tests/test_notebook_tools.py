@@ -569,6 +569,17 @@ def test_glossary_lines_are_read():
     assert rhythm.bad_glossary_lines("# Glossary\n\npage cache: RAM\n") != []
 
 
+def test_words_in_passing_are_no_terms_but_are_introduced_too(lesson):
+    text_of = "# Glossary\n\n**page** - RAM (01)\n\n## In passing\n\n**gather** - to copy (01)\n"
+    words = rhythm.read_words(text_of)
+    assert (rhythm.read_glossary(text_of), words) == ({"page": 1}, {"gather": 1})
+    assert rhythm.bad_glossary_lines(text_of) == []
+    assert rhythm.unexplained([lesson(text("We call it a *gather*."))], words) == []
+    assert rhythm.unexplained([lesson(text("A gather."))], words) == [
+        "glossary: 'gather' is not introduced in notebook 01"
+    ]
+
+
 # Outputs
 
 

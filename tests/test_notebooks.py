@@ -96,6 +96,10 @@ def test_terms_are_defined_before_they_are_used():
     assert rhythm.terms(LESSONS, rhythm.read_glossary(GLOSSARY)) == []
 
 
+def test_words_are_introduced_where_the_glossary_says():
+    assert rhythm.unexplained(LESSONS, rhythm.read_words(GLOSSARY)) == []
+
+
 # Exercises
 
 

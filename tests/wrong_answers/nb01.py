@@ -29,6 +29,10 @@ def always_side_by_side(num_tokens, seq_len, stride):
     return len(range(seq_len, num_tokens, seq_len + 1))
 
 
+def counts_the_strides(num_tokens, seq_len, stride):
+    return (num_tokens - seq_len) // stride
+
+
 def byte_after_the_end(start, count, itemsize, offset, page_size):
     begin = start * itemsize + offset
     return tuple(byte // page_size for byte in (begin, begin + count * itemsize))
@@ -42,6 +46,11 @@ def bytes_for_tokens(start, count, itemsize, offset, page_size):
 def no_header(start, count, itemsize, offset, page_size):
     held = range(start * itemsize, (start + count) * itemsize)
     return held[0] // page_size, held[-1] // page_size
+
+
+def scales_the_offset(start, count, itemsize, offset, page_size):
+    first = (offset + start) * itemsize
+    return first // page_size, (first + count * itemsize - 1) // page_size
 
 
 def counts_pages(start, count, itemsize, offset, page_size):
@@ -91,11 +100,13 @@ WRONG = {
         ("a negative number", forgets_short_files),
         ("would hang over the end", lets_windows_hang_over),
         ("side by side", always_side_by_side),
+        ("how often a stride fits", counts_the_strides),
     ],
     "pages_touched": [
         ("first byte after the window", byte_after_the_end),
         ("as if each were one byte", bytes_for_tokens),
         ("where the header is", no_header),
+        ("in bytes already", scales_the_offset),
         ("how many pages there are", counts_pages),
         ("as a range would", one_page_too_many),
     ],

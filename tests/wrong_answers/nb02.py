@@ -26,6 +26,14 @@ def takes_the_neighbours(position, n, scrambled):
             return cell
 
 
+def tries_the_next_position(position, n, scrambled):
+    cell = scrambled[position]
+    while cell >= n:
+        position = (position + 1) % len(scrambled)
+        cell = scrambled[position]
+    return cell
+
+
 def clips(position, n, scrambled):
     cell = scrambled[position]
     if cell > n - 1:
@@ -154,6 +162,7 @@ WRONG = {
         ("may lie outside too", goes_on_once),
         ("have no sample", ignores_n),
         ("is then given out twice", takes_the_neighbours),
+        ("which has its own sample", tries_the_next_position),
         ("cut off at the last sample", clips),
         ("the position that leads here", walks_backwards),
         ("through the whole list", filters_the_list),

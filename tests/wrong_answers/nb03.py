@@ -26,6 +26,10 @@ def workers_do_everything(step_s, fetch_s, workers, tokens):
     return tokens / slower * workers
 
 
+def forgets_the_step(step_s, fetch_s, workers, tokens):
+    return workers * (tokens / fetch_s)
+
+
 def the_quicker_side(step_s, fetch_s, workers, tokens):
     return max(tokens / step_s, workers * tokens / fetch_s)
 
@@ -70,6 +74,7 @@ WRONG = {
         ("more workers take longer", workers_cost_time),
         ("leave out that workers share", one_worker_only),
         ("share the step as well", workers_do_everything),
+        ("how fast batches can be made", forgets_the_step),
         ("the quicker side", the_quicker_side),
         ("count batches, not tokens", batches_a_second),
     ],

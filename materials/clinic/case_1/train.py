@@ -75,5 +75,6 @@ def reproduce(folder):
         trace, stats = min(turns, key=lambda run: run[0][-1][-1] - run[0][0][1])
         name = f"trace_{workers}_workers_prefetch_{prefetch}.json"
         (folder / name).write_text(json.dumps(trace, indent=0))
-        log.append(f"{workers} workers, prefetch {prefetch}: {stats}\n")
+        crew = "1 worker" if workers == 1 else f"{workers} workers"
+        log.append(f"{crew}, prefetch {prefetch}: {stats}\n")
     (folder / "log.txt").write_text("".join(log))

@@ -41,7 +41,7 @@ def train_epoch(table, loaders):
     for batches in zip(*loaders, strict=True):
         loss = sum(table.losses(x, y).mean() for x, y in batches) / len(loaders)
         optimizer.zero_grad()
-        loss.backward()  # adds up the gradients of both ranks, as an all-reduce does
+        loss.backward()  # adds up the gradients of both ranks; two GPUs exchange theirs
         optimizer.step()
         for documents, (x, _) in zip(given, batches, strict=True):
             documents += (x[:, 0] // LENGTH).tolist()
