@@ -8,7 +8,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,24 +62,30 @@ def load_distributed(
     """
     folder = in_place(Path(dir))
     group = Group.of(sharding or ShardingConfig())
-    meeting = group.meet(Path(os.path.abspath(folder)))  # noqa: PTH100
-    with meeting.giving_up("plan"):
-        manifest = check(folder, content=False)
-        told = read_told(folder, manifest)
-        training = training_state_of(folder, told)
-    meeting.agree("checkpoint", [manifest.sequence, manifest.step])
-    with naming_part(folder, "model"), open_part(folder, manifest, "model") as tensors:
-        fill_model = plan_model(model, decode(told["model"]), tensors)
-        if optimizer is not None:
-            if "optimizer" not in told:
-                raise CheckpointError("has no optimizer state")
-            load_optimizer(folder, manifest, decode(told["optimizer"]), model, optimizer)
-        fill(fill_model, tensors)
+    root = Path(os.path.abspath(folder)).parent  # noqa: PTH100
+    meeting = group.meet(root / "load")
+    with ExitStack() as opened:
+        with meeting.giving_up("plan"), naming_folder(folder):
+            manifest = check(folder, content=False)
+            told = read_told(folder, manifest)
+            training = training_state_of(folder, told)
+            tensors = opened.enter_context(open_part(folder, manifest, "model"))
+            targets, extra = plan_model(model, decode(told["model"]), tensors)
+            moments = None if optimizer is None else plan_optimizer(told, model, optimizer)
+        meeting.agree(
+            "checkpoint", f"{folder.name} of step {manifest.step}, commit {manifest.sequence}"
+        )
+        with naming_folder(folder):
+            if optimizer is not None:
+                load_optimizer(folder, manifest, moments, optimizer)
+            if extra:
+                model.load_state_dict(extra, strict=False)
+            fill(targets, tensors)
     return with_rng(training, folder, manifest, told.get("world_size", 1), group)
 
 
 @contextmanager
-def naming_part(folder: Path, part: str) -> Iterator[None]:
+def naming_folder(folder: Path) -> Iterator[None]:
     """Put the folder before an error's message."""
     try:
         yield
@@ -91,10 +97,10 @@ def naming_part(folder: Path, part: str) -> Iterator[None]:
 
 def plan_model(
     model: torch.nn.Module, saved: Any, tensors: LazyCheckpoint
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the model's tensors by the names that the checkpoint has for them.
 
-    What is saved beside tensors, as extra state, is given to the model at once.
+    With them, by the model's own names, what is saved beside tensors, as extra state.
     """
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
@@ -107,9 +113,8 @@ def plan_model(
         value.name: wanted[name] for name, value in values.items() if isinstance(value, Named)
     }
     require_fit(targets, tensors)
-    if extra := {name: value for name, value in values.items() if not isinstance(value, Named)}:
-        model.load_state_dict(extra, strict=False)
-    return targets
+    extra = {name: value for name, value in values.items() if not isinstance(value, Named)}
+    return targets, extra
 
 
 def plain_name(name: str) -> str:
@@ -159,31 +164,36 @@ def metadata_of(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> Me
     return Metadata(told)
 
 
-def load_optimizer(
-    folder: Path,
-    manifest: Manifest,
-    saved: Any,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    """Load an optimizer's state, saved by the numbers of its parameters or by their names."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+def plan_optimizer(
+    told: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Any:
+    """Return an optimizer's saved state by the numbers of its parameters.
+
+    Raises:
+        CheckpointError: There is none, or it is not one for this optimizer.
+    """
+    if "optimizer" not in told:
+        raise CheckpointError("has no optimizer state")
     try:
-        numbered = by_number(saved, model, optimizer)
-        owners = {
-            value.name: parameters[number]
-            for number, state in numbered["state"].items()
-            for value in state.values() if isinstance(value, Named)
-        }  # fmt: skip
+        return by_number(decode(told["optimizer"]), model, optimizer)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise CheckpointError(
             f"its optimizer state is not one of torch's: {error!r:.200}"
         ) from None
+
+
+def load_optimizer(
+    folder: Path, manifest: Manifest, numbered: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    """Read an optimizer's state, each tensor spread as the parameter it belongs to, and set it."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    owners = {
+        value.name: parameters[number]
+        for number, state in numbered["state"].items()
+        for value in state.values() if isinstance(value, Named)
+    }  # fmt: skip
     with open_part(folder, manifest, "optimizer") as tensors:
-        others = {name: None for name in tensors if name not in owners}
-        targets = {
-            name: room_for(tensors, name, owner) for name, owner in {**others, **owners}.items()
-        }
+        targets = {name: room_for(tensors, name, owners.get(name)) for name in tensors}
         fill(targets, tensors)
     try:
         optimizer.load_state_dict(with_tensors(numbered, targets.__getitem__))
@@ -206,6 +216,12 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
         CheckpointError: Its groups are not those of this optimizer.
     """
     if all(isinstance(key, int) for group in saved["param_groups"] for key in group["params"]):
+        sizes = [len(group["params"]) for group in saved["param_groups"]]
+        mine_too = [len(group["params"]) for group in optimizer.param_groups]
+        if sizes != mine_too or not set(saved["state"]) <= set(range(sum(sizes))):
+            raise CheckpointError(
+                f"its optimizer has groups of {sizes} parameters, expected {mine_too}"
+            )
         return saved
     names = {id(one): plain_name(name) for name, one in model.named_parameters()}
     numbers: dict[str, int] = {}

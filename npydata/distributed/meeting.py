@@ -160,10 +160,11 @@ class Meeting:
         self.wait(topic, {self.name(topic, of): 0})
         return self.read(topic, of)
 
-    def hear_at_once(self, topic: str, of: int = 0) -> None:
-        """Raise what rank 0 gave up with, if it has; wait for nothing."""
-        if self.asked("check", [self.name(topic, of)]):
-            self.read(topic, of)
+    def gave_up(self, topic: str, of: int = 0) -> bool:
+        """Whether a rank has said that it gives up; waits for nothing."""
+        return bool(self.asked("check", [self.name(topic, of)])) and "error" in self.message(
+            topic, of
+        )
 
     def gather(self, topic: str) -> list[dict[str, Any]]:
         """Return what every rank said, in their order, and take it out of the store."""
@@ -198,10 +199,15 @@ class Meeting:
 
     def read(self, topic: str, of: int) -> dict[str, Any]:
         """Return a message that is there."""
-        name = self.name(topic, of)
-        message: dict[str, Any] = json.loads(zlib.decompress(self.asked("get", name)))
+        message = self.message(topic, of)
         if "error" in message:
             raise CheckpointError(message["error"])
+        return message
+
+    def message(self, topic: str, of: int) -> dict[str, Any]:
+        """Return a message that is there, whatever it says."""
+        name = self.name(topic, of)
+        message: dict[str, Any] = json.loads(zlib.decompress(self.asked("get", name)))
         return message
 
     def wait(self, topic: str, awaited: Mapping[str, int]) -> None:
@@ -221,7 +227,8 @@ class Meeting:
                 }
                 if not self.live(missing):
                     raise CheckpointError(
-                        f"{ranks_text(missing)}: no word of its {topic} for {group.timeout_s:g} s"
+                        f"{ranks_text(missing)}: no word ({topic!r}) and no sign of life "
+                        f"for {group.timeout_s:g} s"
                     )
                 end = time.monotonic() + group.timeout_s
             time.sleep(pause)

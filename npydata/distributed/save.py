@@ -6,6 +6,7 @@ on the disk, or says why not. Built in ``notebooks/06_scale_out``.
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -99,8 +100,11 @@ class ShardWrite:
                     self.commit(self.folder, self.temporary, self.meeting)
             self.release()
             self.part()
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.folder}: not saved: {error}") from error.__cause__
+        except BaseException as error:
+            self.clear_away()
+            if isinstance(error, CheckpointError):
+                raise CheckpointError(f"{self.folder}: not saved: {error}") from error.__cause__
+            raise
 
     @contextmanager
     def abandoned_on_error(self) -> Iterator[None]:
@@ -117,12 +121,22 @@ class ShardWrite:
         if self.commit is not None:
             self.commit.resources.close()
 
+    def clear_away(self) -> None:
+        """Remove the temporary folder if rank 0 gave it up, which may have met this rank's writes.
+
+        A rank 0 that only gave no word may still commit it.
+        """
+        with suppress(CheckpointError):
+            if self.commit is None and self.meeting.gave_up("outcome"):
+                shutil.rmtree(self.temporary, ignore_errors=True)
+
     def written(self) -> dict[str, Any]:
         """Write the files; if rank 0 gave up and took the folder away, that is what went wrong."""
         try:
             return self.write_files()
         except FileNotFoundError:
-            self.meeting.hear_at_once("outcome")
+            if self.meeting.gave_up("outcome"):
+                self.meeting.hear("outcome")
             raise
 
     def write_files(self) -> dict[str, Any]:
