@@ -36,7 +36,8 @@ run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make o
 
 test: $(READY)  ## Run every test, and every notebook cell against its committed output
 	@echo "[test] the library and the notebooks' contract"
-	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered --quiet tests
+	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --numprocesses 2 --dist loadscope \
+		--cov --cov-report=term:skip-covered --quiet tests
 	@echo "[test] the notebooks, cell by cell"
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks

@@ -12,7 +12,7 @@ from npydata.lazy.typed_json import decode, encode
 VALUES = [
     None, True, False, 0, -1, 2**80, 0.0, -0.0, 1e-320, 1.5, "", "text", "\ud800", "\0\x1b",
     math.inf, -math.inf, [], [1, [2, []]], {}, {"a": {"b": [1]}}, (), (1,), (1, (2, [3])), b"",
-    b"\0\xff", bytearray(b"\0\xff"), {1, 2}, frozenset({"a", (1, 2)}), set(), 1 + 2j,
+    b"\0\xff", bytearray(b"\0\xff"), {1, 2}, frozenset({"a"}), frozenset({(1, 2)}), set(), 1 + 2j,
     complex(0, math.inf), {1: 2}, {1: "int", "1": "text"}, {None: 1, True: 2, 1.5: 3, (1, 2): 4},
     {"$tuple": [1]}, {"$": 1}, {"$a": 1, "b": 2}, {"a": {"$dict": []}}, torch.Size([2, 3]),
     torch.float8_e5m2, torch.device("cuda", 1), [{"a": (1, {2: b"x"})}],

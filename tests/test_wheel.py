@@ -134,7 +134,7 @@ print(npydata.__file__, npydata.__version__)
     ("inspect train.npy --seq-len 64", "uint16"),
     ("inspect checkpoint.pt", "weight"),
     ("convert checkpoint.pt model.safetensors", "2 tensors"),
-    ("verify run", "ok: step 40"),
+    ("verify run", "ok: step 60"),
     ("bench dataset --quick --size-mb 1 --repeats 1", "nanoGPT style"),
     pytest.param("bench loader --quick --size-mb 1 --repeats 1", "naive DataLoader",
                  marks=pytest.mark.stress),

@@ -47,7 +47,16 @@ LINES = (
     Line("... until the disk has it", "checkpoint", ("durable", "ours", ""),
          (("durable", "dcp.save", ""), ("durable", "save_file + fsync", ""),
           ("durable", "torch.save + fsync", ""))),
+    Line("... by 2 processes, 1 GiB between them", "distributed",
+         ("durable, 2 processes, sharded", "ours", ""),
+         (("durable, 2 processes, sharded", "dcp.save", "2 threads"),
+          ("durable, 2 processes, sharded", "dcp.async_save, reused stager", ""))),
+    Line("... and their training stalls", "distributed",
+         ("stall, 2 processes, sharded", "ours", ""),
+         (("stall, 2 processes, sharded", "dcp.async_save, reused stager", ""),
+          ("stall, 2 processes, sharded", "dcp.async_save", ""))),
 )  # fmt: skip
+COMMANDS = {"distributed": "checkpoint --distributed"}
 
 
 def summary() -> str:
@@ -62,7 +71,8 @@ def line(of: Line) -> str:
     ours = rows[of.ours]
     others = "; ".join(against(rows[cell], ours) for cell in of.others)
     figure = f"**{three_digits(ours['median'])} {ours['unit']}**"
-    return f"| {of.what} | {figure} | {others} | `npydata bench {of.benchmark}` |"
+    command = COMMANDS.get(of.benchmark, of.benchmark)
+    return f"| {of.what} | {figure} | {others} | `npydata bench {command}` |"
 
 
 def found(benchmark: str) -> dict[Cell, dict[str, Any]]:
