@@ -21,6 +21,7 @@ from npydata.checkpoint.background import FileImage
 from npydata.checkpoint.buffers import ImageBuffer
 from npydata.checkpoint.checkpointer import told_bytes, training_json
 from npydata.checkpoint.commit import (
+    TEMPORARY,
     clear_stale,
     commit,
     make_root,
@@ -127,7 +128,8 @@ class ShardWrite:
         A rank 0 that only gave no word may still commit it.
         """
         with suppress(CheckpointError):
-            if self.commit is None and self.meeting.gave_up("outcome"):
+            ours = self.temporary.name.endswith(TEMPORARY)
+            if ours and self.commit is None and self.meeting.gave_up("outcome"):
                 shutil.rmtree(self.temporary, ignore_errors=True)
 
     def written(self) -> dict[str, Any]:
