@@ -64,3 +64,21 @@ def test_signs_stop_with_the_work(ranks):
     assert ranks[1].live({0})
     time.sleep(TIMEOUT_S)
     assert not ranks[1].live({0})
+
+
+class ComesLate(dist.HashStore):
+    """A store to which each message comes just after it was looked for the first time."""
+
+    looked = 0
+
+    def check(self, names):
+        self.looked += 1
+        return self.looked > 1
+
+
+def test_a_message_that_comes_in_the_last_moment_is_not_missed():
+    store = ComesLate()
+    meeting = Meeting(Group(store, 1, 2, 1e-9, store), "save", next_sign=float("inf"))
+    meeting.tell("answer", {"files": 3}, to=1)
+    assert meeting.hear("answer", 1) == {"files": 3}
+    assert store.looked == 3

@@ -225,7 +225,7 @@ class Meeting:
                 missing = {
                     rank for name, rank in awaited.items() if not self.asked("check", [name])
                 }
-                if not self.live(missing):
+                if missing and not self.live(missing):  # else it came just now
                     raise CheckpointError(
                         f"{ranks_text(missing)}: no word ({topic!r}) and no sign of life "
                         f"for {group.timeout_s:g} s"
