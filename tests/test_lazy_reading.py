@@ -178,6 +178,7 @@ def test_64_threads_read_the_right_tensors(tmp_path, kind):
 def test_ten_thousand_opens_leave_no_descriptor(tmp_path, kind):
     path = save(tmp_path, {"t": torch.ones(4)}, kind)
     open_checkpoint(path).close()
+    gc.collect()  # what other tests left open
     before = len(os.listdir("/proc/self/fd"))
     for k in range(10_000):
         checkpoint = open_checkpoint(path)
@@ -195,6 +196,7 @@ def test_ten_thousand_opens_leave_no_descriptor(tmp_path, kind):
 def test_a_failed_open_leaves_no_descriptor(tmp_path):
     path = save(tmp_path, {"t": torch.ones(4)}, "zip")
     path.write_bytes(path.read_bytes()[:-1])
+    gc.collect()  # what other tests left open
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         with pytest.raises(CheckpointError):
@@ -205,6 +207,7 @@ def test_a_failed_open_leaves_no_descriptor(tmp_path):
 @needs_proc
 def test_a_tensor_holds_no_descriptor(tmp_path):
     path = save(tmp_path, {f"t{k}": torch.ones(4) for k in range(200)}, "zip")
+    gc.collect()  # what other tests left open
     before = len(os.listdir("/proc/self/fd"))
     with open_checkpoint(path) as checkpoint:
         tensors = [checkpoint[name] for name in checkpoint]
