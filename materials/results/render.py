@@ -12,7 +12,7 @@ from typing import Any
 if __package__ in (None, ""):  # run as a script, or found by its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from summary import summary
+from summary import LESS_IS_BETTER, figure, summary
 
 RESULTS = Path(__file__).resolve().parent
 PAGES = (RESULTS.parents[1] / "README.md", RESULTS / "figures.md")
@@ -33,7 +33,6 @@ TITLES = {
     "peak": "Memory beside the state, at the peak",
     "cache": "Page cache taken by what was written",
 }
-LESS_IS_BETTER = ("ms", "MiB")
 
 
 def table(report: dict[str, Any]) -> str:
@@ -119,11 +118,6 @@ def with_range(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     return f"{figure(row['median'])} ({figure(row['min'])} to {figure(row['max'])})"
-
-
-def figure(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def rendered(page: str) -> str:

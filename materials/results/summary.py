@@ -70,9 +70,9 @@ def line(of: Line) -> str:
     rows = found(of.benchmark)
     ours = rows[of.ours]
     others = "; ".join(against(rows[cell], ours) for cell in of.others)
-    figure = f"**{three_digits(ours['median'])} {ours['unit']}**"
+    best = f"**{figure(ours['median'])} {ours['unit']}**"
     command = COMMANDS.get(of.benchmark, of.benchmark)
-    return f"| {of.what} | {figure} | {others} | `npydata bench {command}` |"
+    return f"| {of.what} | {best} | {others} | `npydata bench {command}` |"
 
 
 def found(benchmark: str) -> dict[Cell, dict[str, Any]]:
@@ -87,9 +87,9 @@ def against(row: dict[str, Any], ours: dict[str, Any]) -> str:
     times = 1 / times if row["unit"] in LESS_IS_BETTER else times
     setting = f", {row['setting']}" if row["setting"] else ""
     name = f"`{row['name']}`" if "." in row["name"] or "_" in row["name"] else row["name"]
-    return f"{three_digits(times)}x {name}{setting} ({three_digits(row['median'])})"
+    return f"{figure(times)}x {name}{setting} ({figure(row['median'])})"
 
 
-def three_digits(value: float) -> str:
+def figure(value: float) -> str:
     """Three digits, or all before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

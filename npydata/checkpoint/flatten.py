@@ -10,7 +10,7 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.lazy.naming import free_name
-from npydata.lazy.typed_json import Named, decode, encode
+from npydata.lazy.typed_json import Named, decode, encode, with_named
 
 MAX_DEPTH = 100
 RESERVED = "__metadata__"
@@ -79,20 +79,9 @@ def refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
     raise CheckpointError(f"{place(path)}: a tensor; only model and optimizer state hold tensors")
 
 
-def put_back(data: Any, tensor_called: Callable[[str], torch.Tensor]) -> Any:
+def put_back(data: Any, tensor_called: Callable[[str], Any]) -> Any:
     """Return the state that :func:`take_tensors` took apart."""
-    return with_tensors(decode(data), tensor_called)
-
-
-def with_tensors(value: Any, tensor_called: Callable[[str], torch.Tensor]) -> Any:
-    """Return a nested value with the tensors that its names stand for."""
-    if isinstance(value, Named):
-        return tensor_called(value.name)
-    if isinstance(value, dict):
-        return {key: with_tensors(one, tensor_called) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(with_tensors(one, tensor_called) for one in value)
-    return value
+    return with_named(decode(data), tensor_called)
 
 
 def place(path: tuple[Any, ...]) -> str:

@@ -56,7 +56,7 @@ def load_checkpoint(
     told = read_told(folder, manifest)
     model = load_state(folder, manifest, "model", told, device, mmap)
     optimizer = None
-    if files_of("optimizer", {"files": manifest.files}):
+    if files_of("optimizer", manifest.files):
         optimizer = load_state(folder, manifest, "optimizer", told, device, mmap)
     return model, optimizer, training_state_of(folder, told)
 
@@ -152,7 +152,7 @@ def load_state(
 
 def open_part(folder: Path, manifest: Manifest, part: str) -> LazyCheckpoint:
     """Open the tensors of a model or an optimizer: one file, or what many ranks wrote."""
-    names = files_of(part, {"files": manifest.files})
+    names = files_of(part, manifest.files)
     require_no_link(folder, names)
     return open_checkpoint(folder / (part if "/" in names[0] else names[0]))
 

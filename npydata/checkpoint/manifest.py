@@ -101,7 +101,7 @@ def as_manifest(told: Any) -> Manifest:
             raise ValueError(f"names the file {name!r:.80}")
         files[name] = FileEntry(integer(entry["size"]), tuple(map(integer, entry["crc32"])))
     piece_bytes = integer(told["piece_bytes"])
-    if TRAINING not in files or not files_of("model", told) or piece_bytes == 0:
+    if TRAINING not in files or not files_of("model", files) or piece_bytes == 0:
         raise ValueError(f"lists {sorted(files)}, in pieces of {piece_bytes:,}")
     for name, entry in files.items():
         if len(entry.crc32) != -(-entry.size // piece_bytes):

@@ -1,6 +1,6 @@
 """Load a checkpoint into a model and an optimizer, however either of them is spread.
 
-Each rank reads the slices that it needs, and no others, from whichever files hold them. Built in
+Each rank reads the slices that it needs, and no others, from whichever files hold them. Used in
 ``notebooks/06_scale_out``.
 """
 
@@ -24,14 +24,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.tensor import DTensor
 
 from npydata.checkpoint.commit import in_place
-from npydata.checkpoint.flatten import with_tensors
 from npydata.checkpoint.load import check, open_part, read_told, training_state_of
 from npydata.checkpoint.manifest import MAX_TOLD_BYTES, Manifest, check_file, read_small, rng_file
 from npydata.checkpoint.state import TrainingState
 from npydata.distributed.meeting import Group, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.lazy.checkpoint import LazyCheckpoint
-from npydata.lazy.typed_json import Named, decode
+from npydata.lazy.typed_json import Named, decode, with_named
 from npydata.progress import NoBar
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
@@ -196,7 +195,7 @@ def load_optimizer(
         targets = {name: room_for(tensors, name, owners.get(name)) for name in tensors}
         fill(targets, tensors)
     try:
-        optimizer.load_state_dict(with_tensors(numbered, targets.__getitem__))
+        optimizer.load_state_dict(with_named(numbered, targets.__getitem__))
     except ValueError as error:
         raise CheckpointError(f"its optimizer state does not fit: {error}") from None
 

@@ -2,7 +2,7 @@
 
 A collective has no such end: where one rank raises or dies before it, the others wait for the
 group's own time-out, which is made for training. And a background thread that calls one would
-disturb the order of training's. Built in ``notebooks/06_scale_out``.
+disturb the order of training's. Used in ``notebooks/06_scale_out``.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ saves_begun: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDic
 class ShardingConfig:
     """Who saves together, and how long they wait for each other.
 
-    When a rank dies or hangs, each of the others raises at most ``2 * timeout_s`` after it has
-    written its own part. A rank that is only slow, and still writes, is waited for.
+    When a rank dies or hangs, each of the others raises at most ``2 * timeout_s`` after the last of
+    them has written its part. A rank that is only slow, and still writes, is waited for.
     """
 
     process_group: Any = None

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.tensor import DTensor
 
-from npydata.checkpoint.flatten import take_tensors
+from npydata.checkpoint.flatten import put_back, take_tensors
 from npydata.checkpoint.image import find_ties, stored_as
 from npydata.errors import CheckpointError
 from npydata.lazy.typed_json import DTYPES, Named, decode, encode
@@ -155,17 +155,7 @@ def require_values(name: str, tensor: torch.Tensor) -> None:
 
 def retied(nest: Any, ties: Mapping[str, str]) -> Any:
     """Return a nested state in which tied tensors go by one name."""
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, Named):
-            return Named(ties.get(value.name, value.name))
-        if isinstance(value, dict):
-            return {key: renamed(one) for key, one in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(renamed(one) for one in value)
-        return value
-
-    return encode(renamed(decode(nest)))
+    return encode(put_back(nest, lambda name: Named(ties.get(name, name))))
 
 
 @lru_cache(maxsize=4)

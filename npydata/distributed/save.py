@@ -42,8 +42,7 @@ from npydata.errors import CheckpointError
 from npydata.lazy.convert import header_bytes
 from npydata.lazy.safetensors_archive import COMPLEX_AS_REAL, NOTES
 from npydata.lazy.sharded import OFFSETS, SHARDING
-
-PARTS = ("model", "optimizer")
+from npydata.lazy.training_folder import PARTS
 
 
 @dataclass(slots=True)

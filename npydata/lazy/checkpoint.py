@@ -48,7 +48,7 @@ class TensorInfo:
     """``dense``, or why it can't be read: ``sparse``, ``quantized``, ``nested``, ``meta``."""
     requires_grad: bool = False
     path: Path | None = None
-    """The file that holds it."""
+    """The file that holds it; of a tensor in parts, the first of the set."""
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -283,9 +283,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
 
     Args:
         path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
-            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these; or a
-            folder that an ``AsyncCheckpointer`` wrote: then names begin with ``model.`` and
-            ``optimizer.``, and what was saved beside them is the metadata.
+            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these, or
+            the parts that many ranks wrote; or a folder that an ``AsyncCheckpointer`` wrote: then
+            names begin with ``model.`` and ``optimizer.``, and what was saved beside them is the
+            metadata.
 
     Returns:
         A mapping from names to tensors. Nested containers are flattened with dots.

@@ -24,9 +24,8 @@ from npydata.lazy.training_folder import (
     manifest_of,
     read_object,
     require_no_link,
-    with_records,
 )
-from npydata.lazy.typed_json import decode
+from npydata.lazy.typed_json import decode, with_named
 from npydata.lazy.zip_archive import read_zip
 
 INDEX_SUFFIX = ".index.json"
@@ -137,11 +136,11 @@ def open_training(folder: Path, manifest: dict[str, Any]) -> tuple[list[Archive]
     try:
         told = read_object(folder / TRAINING)
         for part in PARTS:
-            opened = [open_shard(folder, name) for name in files_of(part, manifest)]
+            opened = [open_shard(folder, name) for name in files_of(part, manifest["files"])]
             archives += opened
             if opened:
                 records = join_into(opened, readers)
-                opened[0].root = {part: with_records(decode(told[part]), records)}
+                opened[0].root = {part: with_named(decode(told[part]), records.__getitem__)}
                 opened[0].format = "npydata"
                 told_in.append(opened[0])
         told_in[-1].root["training_state"] = decode(told["training_state"])

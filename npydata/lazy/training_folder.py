@@ -7,14 +7,12 @@ folder is one of ours.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from npydata.errors import CheckpointError
 from npydata.lazy.files import OpenFile
-from npydata.lazy.records import TensorRecord
-from npydata.lazy.typed_json import Named
 
 FORMAT, VERSION = "npydata checkpoint", 1
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
@@ -35,11 +33,11 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     return told if ours and isinstance(told.get("files"), dict) else None
 
 
-def files_of(part: str, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the files that hold the tensors of a part: one, or those of every process."""
-    shards = [name for name in manifest["files"] if RANK_FILE.fullmatch(name)]
-    mine = [name for name in shards if name.startswith(f"{part}/")]
-    return [f"{part}.safetensors"] if f"{part}.safetensors" in manifest["files"] else sorted(mine)
+def files_of(part: str, files: Collection[str]) -> list[str]:
+    """Return which of a checkpoint's files hold a part: one, or those of every process."""
+    if f"{part}.safetensors" in files:
+        return [f"{part}.safetensors"]
+    return sorted(one for one in files if RANK_FILE.fullmatch(one) and one.startswith(f"{part}/"))
 
 
 def require_no_link(folder: Path, names: Iterable[str]) -> None:
@@ -65,14 +63,3 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise CheckpointError(f"{path.name} is a {type(told).__name__}, expected an object")
     return told
-
-
-def with_records(value: Any, records: Mapping[str, TensorRecord]) -> Any:
-    """Return a state as it was saved, with the file's records in the places of its tensors."""
-    if isinstance(value, Named):
-        return records[value.name]
-    if isinstance(value, dict):
-        return {key: with_records(one, records) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(with_records(one, records) for one in value)
-    return value

@@ -23,6 +23,17 @@ class Named:
     name: str
 
 
+def with_named(value: Any, called: Callable[[str], Any]) -> Any:
+    """Return a nested value with ``called(name)`` in the place of each :class:`Named`."""
+    if isinstance(value, Named):
+        return called(value.name)
+    if isinstance(value, dict):
+        return {key: with_named(one, called) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_named(one, called) for one in value)
+    return value
+
+
 def encode(value: Any) -> Any:
     """Return a value as JSON can hold it.
 
