@@ -16,11 +16,11 @@ $(READY): pyproject.toml constraints.txt
 	@echo "[set-up] $(VENV): a virtual environment with torch, JupyterLab and npydata (once; a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "npydata needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[prepare,notebooks,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[prepare,notebooks,docs,dev]'
 	@touch $@
 	@echo "[set-up] done"
 
-run: $(READY)  ## Tokenise real text, execute every notebook, measure; results in build/ (TEXT=path takes yours)
+run: $(READY)  ## A first table in a minute, then real text, every notebook, figures; results in build/ (TEXT=path takes yours)
 	@$(JUPYTER_QUIET) $(BIN)/python materials/run_all.py $(if $(TEXT),--text "$(TEXT)")
 
 run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make one file of it; results in build/fsdp
@@ -67,9 +67,9 @@ notebooks: $(READY)  ## For authors: copy module code into its cells, execute, a
 	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
 	@$(BIN)/python materials/tutorial/taught.py
 
-docs: $(READY)  ## Build the site in build/site: README, notebooks, API reference; follow its links
-	@echo "[docs] the reference, the notebooks as they are, and every link"
-	@$(BIN)/python materials/docs/build.py
+docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file materials/docs/mkdocs.yml
+	@echo "[docs] open build/site/index.html; to search it, too: python3 -m http.server -d build/site"
 
 materials: $(READY)  ## For authors: make the smoke token files
 	@$(BIN)/python materials/make_materials.py

@@ -1,4 +1,4 @@
-"""The main job, behind `make run`: real text, a token file, every notebook, figures and a table.
+"""The main job, behind `make run`: a first table, real text, every notebook, figures, a table.
 
 python materials/run_all.py [--text PATH ...] [--build FOLDER]
 """
@@ -20,32 +20,35 @@ from nbconvert import HTMLExporter
 from tqdm import tqdm
 from tutorial.sync import NOTEBOOKS, ROOT, execute
 
-from npydata.bench.savers import OURS as OURS_SAVED
-from npydata.bench.savers import TORCH_SAVE
-from npydata.bench.targets import (
-    AHEAD,
-    NAIVE,
-    OURS,
-    PLAIN,
-    RANDOM_IN_PROCESS,
-    TORCH_LOAD,
-    ahead_text,
-)
+from npydata.bench.baselines import OURS, baselines_of
+from npydata.bench.baselines.loaders import NAIVE
+from npydata.bench.baselines.readers import TORCH_LOAD
+from npydata.bench.baselines.savers import TORCH_SAVE
+from npydata.bench.baselines.windows import HINTED, PLAIN, RANDOM
+from npydata.bench.tokens import Task, warm_rows
+from npydata.dataset.prepare import prepare
+from npydata.dataset.text import list_sources
 from npydata.errors import NpyDataError
-from npydata.prepare import prepare
-from npydata.text import list_sources
 
 CELL_TIMEOUT_S = 300
 LEAST_TOKENS = 5_000  # the notebooks and the bench cut windows of up to 1,025
-COMPARED = {  # lines of the last table: group, name and setting of a row; no setting: the best one
-    "naive, warm": ("warm", NAIVE),
-    "ours, warm": ("warm", OURS, RANDOM_IN_PROCESS),
-    "naive, cold": ("cold", PLAIN, "readahead as it is"),
-    "ours, cold": ("cold", OURS, ahead_text(AHEAD)),
-}
-STALL = "stall"
-READ_GROUP = "legacy warm"  # what the last table says of checkpoints
+FIRST_BYTES = 4_000_000  # of the text, for a first table within a minute
+FIRST_VOCABULARY = 4096
+STANDARD_LIBRARY = str(Path(os.__file__).parent / "*.py")
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+Line = tuple[str, str, str, str, str | None]
+LINES: dict[str, Line] = {  # of the last table: bench, unit, group, name, setting (None: the best)
+    "naive, file in memory": ("dataset", "Mtok/s", "warm", NAIVE, None),
+    "ours, file in memory": ("dataset", "Mtok/s", "warm", OURS, RANDOM),
+    "naive, file on disk": ("dataset", "Mtok/s", "cold", PLAIN, "readahead as it is"),
+    "ours, file on disk": ("dataset", "Mtok/s", "cold", OURS, HINTED),
+    "ours, through loader": ("loader", "Mtok/s", "warm", OURS, None),
+    "torch.load, one tensor": ("reader", "ms", "legacy warm", TORCH_LOAD, None),
+    "ours, one tensor": ("reader", "ms", "legacy warm", OURS, None),
+    "torch.save, stall": ("checkpoint", "ms", "stall", TORCH_SAVE, None),
+    "ours, stall": ("checkpoint", "ms", "stall", OURS, None),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,29 +57,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where results go")
     options = parser.parse_args(argv)
     begin = time.monotonic()
-    figures = options.build / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
+    (options.build / "figures").mkdir(parents=True, exist_ok=True)
     try:
-        step(1, "a token file from real text")
+        step(1, "a first look: how fast can tokens be read?")
+        print(first_table(options.build, options.text), flush=True)
+        step(2, "the whole text as a token file (a minute or two)")
         tokens = token_file(options.build, options.text)
-        require_tokens(tokens)
-        step(2, "the notebooks, on these tokens")
+        require_tokens(tokens, facts_of(tokens)["tokens"])
+        step(3, "the notebooks, on these tokens (some minutes)")
         for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
             run_notebook(notebook, options.build, tokens)
-        step(
-            3,
-            "how fast tokens and checkpoints are read, what a save costs (a rough, quick run)",
-        )
+        step(4, "figures: reading tokens and checkpoints, saving (a rough, quick run)")
         reports = {name: bench(name, options.build, tokens) for name in ("dataset", "loader")}
         reports |= {name: bench(name, options.build) for name in ("reader", "checkpoint")}
-    except (NpyDataError, OSError, NotebookError, subprocess.CalledProcessError) as error:
+    except (NpyDataError, OSError, NotebookError) as error:
         print(f"\nmake run stopped: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nmake run stopped: interrupted", file=sys.stderr)
         return 130
-    step(4, "done")
-    print(summary(reports, tokens, options.build, time.monotonic() - begin))
+    print(f"\n{summary(reports, tokens, options.build, time.monotonic() - begin)}")
     return 0
 
 
@@ -84,7 +84,49 @@ def step(number: int, what: str) -> None:
     print(f"\n[{number}/4] {what}", flush=True)
 
 
-# 1. Tokens
+# 1. A first table
+
+
+def first_table(build: Path, text: list[str] | None) -> str:
+    """Tokenise the beginning of the text, and read it in a common way and in ours, in turn."""
+    sample, tokens = build / "first.txt", build / "first.npy"
+    sample.write_bytes(beginning_of(text or [STANDARD_LIBRARY]))
+    made = prepare([str(sample)], tokens, vocab_size=FIRST_VOCABULARY, progress=False)
+    require_tokens(tokens, made.num_tokens)
+    whose = "your text" if text else "Python's source"
+    size = f"{sample.stat().st_size / 1e6:.1f} MB of {whose}"
+    lines = [f"{made.num_tokens:,} tokens from the first {size}; random windows, tokens a second:"]
+    medians = first_speeds(tokens)
+    for name, median in medians.items():
+        times = "" if name == NAIVE else f", {median / medians[NAIVE]:.0f} times as many"
+        lines.append(f"  {name:<18}{median:>7.1f} million{times}")
+    return "\n".join(lines)
+
+
+def beginning_of(text: list[str]) -> bytes:
+    """The first bytes of a text, from as many of its files as that takes."""
+    found = bytearray()
+    for source in list_sources(text).files:
+        with open(source.path, "rb") as file:
+            found += file.read(FIRST_BYTES - len(found))
+        if len(found) >= FIRST_BYTES:
+            break
+    return bytes(found)
+
+
+def first_speeds(tokens: Path) -> dict[str, float]:
+    """Million tokens per second of the naive DataLoader and of ours, both in this process."""
+    baselines = [
+        one
+        for one in baselines_of("dataset warm")
+        if (one.name, one.setting) in ((NAIVE, "0 workers"), (OURS, RANDOM))
+    ]
+    task = Task(path=tokens, dtype=None, seq_len=1024, batch_size=32)
+    rows = warm_rows("first look", baselines, task, 5, 0.2, show=False)
+    return {row.name: row.median for row in sorted(rows, key=lambda row: row.name != NAIVE)}
+
+
+# 2. Tokens
 
 
 def token_file(build: Path, text: list[str] | None) -> Path:
@@ -110,11 +152,11 @@ def facts_of(tokens: Path) -> dict[str, Any]:
     return facts
 
 
-def require_tokens(tokens: Path) -> None:
+def require_tokens(path: Path, count: int) -> None:
     """Raise if there is too little text for what follows."""
-    if (count := facts_of(tokens)["tokens"]) < LEAST_TOKENS:
+    if count < LEAST_TOKENS:
         raise NpyDataError(
-            f"{shown(tokens)}: {count:,} tokens, expected {LEAST_TOKENS:,} or more; "
+            f"{shown(path)}: {count:,} tokens, expected {LEAST_TOKENS:,} or more; "
             "give a longer text (TEXT=...)"
         )
 
@@ -127,7 +169,7 @@ def source_of(text: list[str] | None) -> Any:
     return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
-# 2. Notebooks
+# 3. Notebooks
 
 
 class NotebookError(Exception):
@@ -158,23 +200,36 @@ def banner(tokens: Path) -> nbformat.NotebookNode:
 
 
 def execute_with_bar(notebook: nbformat.NotebookNode, name: str, tokens: Path) -> None:
-    """Run every cell where the notebook lives, with a bar that counts them."""
+    """Run every cell where the notebook lives: a bar in a terminal, and one line at the end."""
     total = sum(cell.cell_type == "code" for cell in notebook.cells)
-    with tqdm(total=total, desc=name, unit="cell", file=sys.stdout) as bar:
+    begin = time.monotonic()
+    with tqdm(total=total, desc=name, unit="cell", file=sys.stdout, leave=False, disable=None,
+              dynamic_ncols=True) as bar:  # fmt: skip
+        done: list[None] = []
+
+        def advance() -> None:
+            done.append(None)
+            bar.update()
+
+        def stopped(why: str) -> NotebookError:
+            return NotebookError(where_it_stopped(notebook, name, len(done), why))
+
         try:
             env = {"NPYDATA_TOKENS": str(tokens.resolve())}
-            execute(notebook, NOTEBOOKS, timeout=CELL_TIMEOUT_S, env=env, on_cell=bar.update)
+            execute(notebook, NOTEBOOKS, timeout=CELL_TIMEOUT_S, env=env, on_cell=advance)
         except CellExecutionError as error:
             raise NotebookError(what_failed(notebook, name, error)) from None
         except CellTimeoutError:
-            why = f"took more than {CELL_TIMEOUT_S} s"
-            raise NotebookError(where_it_stopped(notebook, name, bar.n, why)) from None
+            raise stopped(f"took more than {CELL_TIMEOUT_S} s") from None
         except DeadKernelError:  # nbclient ends the kernel itself on Ctrl-C
-            why = "its kernel was interrupted or killed (out of memory?)"
-            raise NotebookError(where_it_stopped(notebook, name, bar.n, why)) from None
+            raise stopped("its kernel was interrupted or killed (out of memory?)") from None
         except KeyboardInterrupt:
-            why = "interrupted"
-            raise NotebookError(where_it_stopped(notebook, name, bar.n, why)) from None
+            raise stopped("interrupted") from None
+        except AssertionError as error:  # nbclient's own, when its kernel dies before it is ready
+            if not isinstance(error.__context__, DeadKernelError | KeyboardInterrupt):
+                raise
+            raise stopped("its kernel was interrupted before it was ready") from None
+    print(f"  {name:<26}{total:>4} cells {time.monotonic() - begin:>5.0f} s", flush=True)
 
 
 def what_failed(notebook: nbformat.NotebookNode, name: str, error: CellExecutionError) -> str:
@@ -211,78 +266,57 @@ def save_figures(notebook: nbformat.NotebookNode, folder: Path, name: str) -> No
         (folder / f"{name}-{number}.png").write_bytes(base64.b64decode(picture))
 
 
-# 3. Throughput
+# 4. Figures
 
 
 def bench(name: str, build: Path, tokens: Path | None = None) -> dict[str, Any]:
-    """Measure one part in a process of its own: on the real tokens, if it is about tokens."""
-    out = build / f"bench_{name}.json"
+    """Measure one part in a process of its own: on the real tokens, if it is about tokens.
+
+    Its tables go into a file beside its JSON.
+    """
+    begin, out = time.monotonic(), build / f"bench_{name}.json"
     command = [sys.executable, "-m", "npydata", "bench", name, "--quick"]
     outputs = ["--json", out, "--plot", build / "figures" / f"bench_{name}.png", "--dir", build]
     data = ["--tokens", tokens] if tokens else []
-    subprocess.run([*command, *data, *outputs], check=True)
+    done = subprocess.run([*command, *data, *outputs], capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise NpyDataError(f"npydata bench {name} ended with {done.returncode}: {last[0]}")
+    out.with_suffix(".txt").write_text(done.stdout, encoding="utf-8")
+    print(f"  npydata bench {name:<12}          {time.monotonic() - begin:>5.0f} s", flush=True)
     report: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return report
 
 
-# 4. What came out
+# What came out
 
 
 def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, seconds: float) -> str:
     """The table at the end, and what to do next."""
     count = facts_of(tokens)["tokens"]
     lines = [
-        f"tokens                {count:>14,}   {shown(tokens)}",
-        *(f"{what:<22}{rate:>14}" for what, rate in speeds(reports["dataset"])),
-        f"{'ours, through loader':<22}{through_loader(reports['loader']):>14}",
-        *(f"{what:<22}{time:>14}" for what, time in one_tensor(reports["reader"])),
-        *(f"{what:<22}{time:>14}" for what, time in one_save(reports["checkpoint"])),
-        f"pictures              {'':>14}   {shown(build / 'figures')}/",
-        f"notebooks, executed   {'':>14}   {shown(build)}/*.html",
+        f"{'tokens':<24}{count:>14,}   {shown(tokens)}",
+        *(f"{what:<24}{figure(reports, line):>14}" for what, line in LINES.items()),
+        f"{'pictures':<24}{'':>14}   {shown(build / 'figures')}/",
+        f"{'tables':<24}{'':>14}   {shown(build)}/bench_*.txt",
+        f"{'notebooks, executed':<24}{'':>14}   {shown(build)}/*.html",
         "",
         f"It took {seconds:.0f} s. Next: `make lab` opens the notebooks for you to work through.",
     ]
     return "\n".join(lines)
 
 
-def speeds(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Tokens per second of the common way and of ours, warm and cold."""
-    rows = report["rows"]
-    return [(what, best(rows, *contender)) for what, contender in COMPARED.items()]
-
-
-def through_loader(report: dict[str, Any]) -> str:
-    """The best setting of the loader, with a consumer that only takes."""
-    settings = {row["setting"] for row in report["rows"] if "worker" in row["setting"]}
-    rows = [row for row in report["rows"] if row["setting"] in settings]
-    return best(rows, "warm", OURS)
-
-
-def one_save(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Milliseconds that training stands still for a save, in a common way and in ours."""
-    names = {"torch.save, stall": TORCH_SAVE, "ours, stall": OURS_SAVED}
-    medians = {row["name"]: row["median"] for row in report["rows"] if row["group"] == STALL}
-    return [(what, f"{medians[name]:,.1f} ms") for what, name in names.items()]
-
-
-def one_tensor(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Milliseconds that the standard loader and ours take for one tensor of a legacy checkpoint."""
-    names = {"torch.load, one tensor": TORCH_LOAD, "ours, one tensor": OURS}
-    medians = {row["name"]: row["median"] for row in report["rows"] if row["group"] == READ_GROUP}
-    return [
-        (what, f"{medians[name]:,.1f} ms" if name in medians else "not measured")
-        for what, name in names.items()
-    ]
-
-
-def best(rows: list[dict[str, Any]], group: str, name: str, setting: str | None = None) -> str:
-    """The best median of a contender, over its settings if none is given."""
+def figure(reports: dict[str, dict[str, Any]], line: Line) -> str:
+    """The best median of the rows that a line of the last table is about."""
+    benchmark, unit, group, name, setting = line
     medians = [
         row["median"]
-        for row in rows
-        if (row["group"], row["name"]) == (group, name) and setting in (None, row["setting"])
+        for row in reports[benchmark]["rows"]
+        if (row["group"], row["name"]) == (group, name)
+        and (setting == row["setting"] if setting else "no loader" not in row["setting"])
     ]
-    return f"{max(medians):,.1f} Mtok/s" if medians else "not measured"
+    best = min if unit == "ms" else max
+    return f"{best(medians):,.1f} {unit}" if medians else "not measured"
 
 
 def shown(path: Path) -> str:

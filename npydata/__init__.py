@@ -8,55 +8,61 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npydata.checkpoint.checkpointer import AsyncCheckpointer as AsyncCheckpointer
-    from npydata.checkpoint.checkpointer import save_checkpoint as save_checkpoint
-    from npydata.checkpoint.load import latest_checkpoint as latest_checkpoint
-    from npydata.checkpoint.load import load_checkpoint as load_checkpoint
-    from npydata.checkpoint.load import verify_checkpoint as verify_checkpoint
-    from npydata.checkpoint.state import TrainingState as TrainingState
-    from npydata.checkpoint.state import capture_rng as capture_rng
-    from npydata.checkpoint.state import restore_rng as restore_rng
-    from npydata.dataset import MmapDataset as MmapDataset
-    from npydata.dataset import NpyTokensDataset as NpyTokensDataset
+    from npydata.bench.sweep import plot_sweep as plot_sweep
+    from npydata.bench.sweep import sweep as sweep
+    from npydata.checkpointer.checkpointer import save_checkpoint as save_checkpoint
+    from npydata.checkpointer.load import latest_checkpoint as latest_checkpoint
+    from npydata.checkpointer.load import load_checkpoint as load_checkpoint
+    from npydata.checkpointer.load import verify_checkpoint as verify_checkpoint
+    from npydata.checkpointer.training_state import TrainingState as TrainingState
+    from npydata.checkpointer.training_state import capture_rng as capture_rng
+    from npydata.checkpointer.training_state import restore_rng as restore_rng
+    from npydata.dataset.datasets import MmapDataset as MmapDataset
+    from npydata.dataset.datasets import NpyTokensDataset as NpyTokensDataset
+    from npydata.dataset.permutation import Permutation as Permutation
+    from npydata.dataset.token_file import open_tokens as open_tokens
+    from npydata.dataset.token_file import write_tokens as write_tokens
+    from npydata.distributed.checkpointer import AsyncCheckpointer as AsyncCheckpointer
+    from npydata.distributed.coordinator import ShardingConfig as ShardingConfig
     from npydata.distributed.load import load_distributed as load_distributed
-    from npydata.distributed.meeting import ShardingConfig as ShardingConfig
     from npydata.errors import CheckpointError as CheckpointError
     from npydata.errors import LoaderError as LoaderError
     from npydata.errors import NpyDataError as NpyDataError
     from npydata.errors import TokenFileError as TokenFileError
     from npydata.errors import UnsafeCheckpointError as UnsafeCheckpointError
-    from npydata.lazy.checkpoint import LazyCheckpoint as LazyCheckpoint
-    from npydata.lazy.checkpoint import open_checkpoint as open_checkpoint
-    from npydata.lazy.source import LazyDataSource as LazyDataSource
-    from npydata.loader import AsyncDataLoader as AsyncDataLoader
-    from npydata.loader import AsyncDataLoaderConfig as AsyncDataLoaderConfig
-    from npydata.tokens import open_tokens as open_tokens
-    from npydata.tokens import write_tokens as write_tokens
-    from npydata.windows import Permutation as Permutation
+    from npydata.loader.loader import AsyncDataLoader as AsyncDataLoader
+    from npydata.loader.loader import AsyncDataLoaderConfig as AsyncDataLoaderConfig
+    from npydata.loader.tuning import recommend as recommend
+    from npydata.reader.checkpoint import LazyCheckpoint as LazyCheckpoint
+    from npydata.reader.open import open_checkpoint as open_checkpoint
+    from npydata.reader.source import LazyDataSource as LazyDataSource
 
 __version__ = "0.1.0"
 
 HOMES = {
-    "AsyncCheckpointer": "checkpoint.checkpointer",
-    "TrainingState": "checkpoint.state",
-    "capture_rng": "checkpoint.state",
-    "restore_rng": "checkpoint.state",
-    "save_checkpoint": "checkpoint.checkpointer",
-    "latest_checkpoint": "checkpoint.load",
-    "load_checkpoint": "checkpoint.load",
-    "verify_checkpoint": "checkpoint.load",
-    "ShardingConfig": "distributed.meeting",
+    "AsyncCheckpointer": "distributed.checkpointer",
+    "TrainingState": "checkpointer.training_state",
+    "capture_rng": "checkpointer.training_state",
+    "restore_rng": "checkpointer.training_state",
+    "save_checkpoint": "checkpointer.checkpointer",
+    "latest_checkpoint": "checkpointer.load",
+    "load_checkpoint": "checkpointer.load",
+    "verify_checkpoint": "checkpointer.load",
+    "ShardingConfig": "distributed.coordinator",
     "load_distributed": "distributed.load",
-    "AsyncDataLoader": "loader",
-    "AsyncDataLoaderConfig": "loader",
-    "LazyCheckpoint": "lazy.checkpoint",
-    "LazyDataSource": "lazy.source",
-    "MmapDataset": "dataset",
-    "NpyTokensDataset": "dataset",
-    "open_checkpoint": "lazy.checkpoint",
-    "open_tokens": "tokens",
-    "write_tokens": "tokens",
-    "Permutation": "windows",
+    "AsyncDataLoader": "loader.loader",
+    "AsyncDataLoaderConfig": "loader.loader",
+    "recommend": "loader.tuning",
+    "sweep": "bench.sweep",
+    "plot_sweep": "bench.sweep",
+    "LazyCheckpoint": "reader.checkpoint",
+    "LazyDataSource": "reader.source",
+    "MmapDataset": "dataset.datasets",
+    "NpyTokensDataset": "dataset.datasets",
+    "open_checkpoint": "reader.open",
+    "open_tokens": "dataset.token_file",
+    "write_tokens": "dataset.token_file",
+    "Permutation": "dataset.permutation",
     "NpyDataError": "errors",
     "TokenFileError": "errors",
     "LoaderError": "errors",

@@ -9,12 +9,14 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from npydata import __version__
+from npydata.bench import command as bench
 from npydata.errors import CheckpointError, NpyDataError
-from npydata.progress import harmless, human_bytes, human_rate, printable
+from npydata.system.progress import harmless, human_bytes, human_rate, printable
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2
@@ -22,89 +24,6 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 MESSAGE_LENGTH = 8192
 """Longer than two paths; a name from a hostile file may be longer still."""
-
-DESCRIPTION = """\
-Feed and save language-model training: make token files, look into them and into checkpoints,
-convert checkpoints without running what is in them, measure how fast both can be read."""
-
-EPILOG = """\
-examples:
-  npydata prepare book.txt -o book.npy     turn a text into a token file
-  npydata inspect book.npy --seq-len 512   what is in it, and how many samples it gives
-  npydata inspect model.pt                 the tensors of a checkpoint
-  npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
-  npydata verify runs/                     whether the newest checkpoint is what was written
-  npydata bench dataset                    how fast this machine reads samples
-
-Every command has its own help: npydata prepare --help
-"""
-
-PREPARE_HELP = """\
-Turn text into a token file that npydata, and every tool that reads .npy, can train from.
-
-TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links and
-binary files are passed over) or a pattern such as 'data/*.txt'. Every file is one document, and
-the token <|endoftext|> follows each. The tokenizer is saved beside the token file.
-
-The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
-how many there were. The same text always gives the same file. If the run fails or is killed, the
-token file is what it was before."""
-
-PREPARE_EPILOG = """\
-examples:
-  npydata prepare shakespeare.txt -o shakespeare.npy
-  npydata prepare notes/ 'books/*.txt' -o all.npy --vocab-size 16384
-  npydata prepare val.txt -o val.npy --tokenizer all.tokenizer.json
-  npydata prepare --corpus python -o python.npy
-"""
-
-INSPECT_HELP = """\
-Say what is in a token file or a checkpoint, told apart by their content.
-
-Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
-file is read for these), the first ids, and with --seq-len how many samples it gives.
-
-Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
-for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
-names what would have been."""
-
-INSPECT_EPILOG = """\
-examples:
-  npydata inspect train.npy --seq-len 1024
-  npydata inspect train.bin --dtype uint16 --json
-  npydata inspect model.pt --depth 2
-  npydata inspect model.safetensors.index.json --json
-
-tokens:      npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
-checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a folder with these, or
-             one that npydata's checkpointer wrote
-"""
-
-CONVERT_HELP = """\
-Write the tensors of any checkpoint as one safetensors file, without running anything in it.
-
-Memory stays small, however large the file. Tied tensors are written once, and npydata restores the
-ties; numbers, texts and other plain values go into the file's metadata. What only code could make
-is left out, and named. If the run fails or is killed, OUT is what it was before."""
-
-CONVERT_EPILOG = """\
-examples:
-  npydata convert pytorch_model.bin model.safetensors
-  npydata convert checkpoint.pt half.safetensors --dtype float16
-  npydata convert model.safetensors.index.json model.safetensors
-"""
-
-VERIFY_HELP = """\
-Read a whole checkpoint that npydata's checkpointer wrote, and compare it with what was written.
-
-DIR is the folder of a checkpoint, or a folder of checkpoints: then the latest is read. The exit
-code is 0 if every byte is as it was, and else 2, with the file and the range of bytes."""
-
-VERIFY_EPILOG = """\
-examples:
-  npydata verify runs/step_1000
-  npydata verify runs/
-"""
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 NAMES_SHOWN = 5
@@ -120,41 +39,64 @@ class OneLineParser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        args = build_parser(argv).parse_args(argv)
+        args = build_parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = args.run
         code = run(args)
         sys.stdout.flush()
     except SystemExit as stop:  # argparse has said all there is to say
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        return _leave_closed_pipe()
+        return leave_closed_pipe()
     except (NpyDataError, OSError) as error:
-        return _fail(one_line(error), EXIT_BAD_INPUT)
+        return fail(one_line(error), EXIT_BAD_INPUT)
     return code
 
 
-def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser; ``bench``, which needs torch, is complete only when it is asked for."""
-    parser = OneLineParser(
-        prog="npydata",
-        description=DESCRIPTION,
-        epilog=EPILOG,
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, as the tables below describe them."""
+    parser = OneLineParser(prog="npydata", description=DESCRIPTION, epilog=EPILOG,
+                           formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"npydata {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        add_command(commands, name, command)
+    benches = add_command(commands, "bench", BENCH).add_subparsers(
+        dest="bench", metavar="BENCH", required=True
+    )
+    for name, (summary, arguments) in bench.BENCHES.items():
+        each = Command(bench.run, summary, f"Measure {summary}.", {**arguments, **bench.COMMON})
+        add_command(benches, name, each)
+    return parser
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the parser has to know of a command."""
+
+    run: Callable[[argparse.Namespace], int]
+    summary: str
+    """A line in the list of commands."""
+    description: str
+    arguments: Mapping[str, Mapping[str, Any]]
+    """The options of ``argparse`` for each argument, by its flags."""
+    examples: str = ""
+
+
+def add_command(commands: Any, name: str, command: Command) -> argparse.ArgumentParser:
+    """Add a command to a parser and return its own parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=command.summary,
+        description=command.description,
+        epilog=command.examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"npydata {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
-    _add_prepare(commands)
-    _add_inspect(commands)
-    _add_convert(commands)
-    _add_verify(commands)
-    if argv and argv[0] == "bench":
-        _add_bench(commands)
-    else:
-        commands.add_parser("bench", help="measure how fast this machine reads samples")
+    for flags, options in command.arguments.items():
+        parser.add_argument(*flags.split(), **options)
+    parser.set_defaults(run=command.run)
     return parser
 
 
@@ -167,9 +109,22 @@ def one_line(error: Exception) -> str:
     return harmless(" ".join(message.split()), MESSAGE_LENGTH)
 
 
+def fail(message: str, code: int) -> int:
+    """Say on stderr why the command ends, and return its exit code."""
+    print(f"npydata: {message}", file=sys.stderr)
+    return code
+
+
+def leave_closed_pipe() -> int:
+    """End quietly when the reader of our output (``| head``) has gone."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE
+
+
 def run_prepare(args: argparse.Namespace) -> int:
     """Make a token file and say in one line what went into it."""
-    from npydata.prepare import prepare
+    from npydata.dataset.prepare import prepare
 
     if not args.text and not args.corpus:
         raise NpyDataError("nothing to read: name a TEXT, or --corpus python")
@@ -189,7 +144,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
-    from npydata.recognise import why_checkpoint
+    from npydata.reader.recognise import why_checkpoint
 
     about_tokens = args.format != "auto" or args.dtype is not None or args.seq_len is not None
     if about_tokens and args.depth is not None:
@@ -205,7 +160,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def inspect_checkpoint_file(args: argparse.Namespace) -> int:
     """Print a report on a checkpoint."""
-    from npydata.inspect_checkpoint import inspect_checkpoint
+    from npydata.reader.inspect import inspect_checkpoint
 
     if args.depth is not None and args.depth < 1:
         raise NpyDataError(f"depth {args.depth}: expected 1 or more")
@@ -216,7 +171,7 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
-    from npydata.inspect_tokens import inspect_tokens
+    from npydata.dataset.inspect import inspect_tokens
 
     if args.depth is not None:
         raise NpyDataError(f"{args.file}: is taken for a token file; --depth is for checkpoints")
@@ -238,7 +193,7 @@ def run_convert(args: argparse.Namespace) -> int:
         raise NpyDataError(f"{args.output}: expected a name that ends in .safetensors")
     import torch
 
-    from npydata.lazy.checkpoint import open_checkpoint
+    from npydata.reader.open import open_checkpoint
 
     begin = time.perf_counter()
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
@@ -256,8 +211,8 @@ def run_convert(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Read a checkpoint whole and say in one line that it is what was written."""
-    from npydata.checkpoint.load import to_verify, verify_checkpoint
-    from npydata.lazy.checkpoint import open_checkpoint
+    from npydata.checkpointer.load import to_verify, verify_checkpoint
+    from npydata.reader.open import open_checkpoint
 
     folder = to_verify(args.folder)
     manifest = verify_checkpoint(folder, progress=not args.quiet)
@@ -277,100 +232,160 @@ def left_out(names: Sequence[str]) -> str:
     return f"; left out {len(names):,} without plain values: {', '.join(shown)}" if shown else ""
 
 
-def _add_prepare(commands: Any) -> None:
-    parser = commands.add_parser(
-        "prepare",
-        help="turn text into a token file",
-        description=PREPARE_HELP,
-        epilog=PREPARE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("text", nargs="*", metavar="TEXT", help="files, folders or patterns")
-    add("-o", "--output", required=True, metavar="FILE.npy", help="the token file to write")
-    add("--corpus", choices=["python"], help="also read text this machine already has: the .py "
-        "files of Python's standard library and of torch, sorted")  # fmt: skip
-    add("--tokenizer", metavar="FILE.json", help="use this tokenizer instead of training one")
-    add("--vocab-size", type=int, default=8192, metavar="N",
-        help="train a byte-level BPE of this many tokens (default: %(default)s); up to 65,536 are "
-        "stored in 2 bytes, more in 4")  # fmt: skip
-    add("--sample-mb", type=float, default=16, metavar="MB",
-        help="train on at most this much text, spread evenly (default: %(default)s)")  # fmt: skip
-    add("--row-len", type=int, metavar="N", help="write a 2-D file with rows of N tokens; a short "
-        "last row is left out")  # fmt: skip
-    add("-q", "--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=run_prepare)
+# What the commands are called, say and take
 
+DESCRIPTION = """\
+Feed and save language-model training: make token files, look into them and into checkpoints,
+convert checkpoints without running what is in them, measure how fast both can be read."""
 
-def _add_inspect(commands: Any) -> None:
-    parser = commands.add_parser(
-        "inspect",
-        help="say what is in a token file or a checkpoint",
-        description=INSPECT_HELP,
-        epilog=INSPECT_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("file", metavar="FILE", help="the file, or the folder of a checkpoint")
-    add("--seq-len", type=int, metavar="T", help="count the samples of T tokens")
-    add("--format", default="auto", metavar="F", help="how the file is laid out (default: by its "
-        "content and name)")  # fmt: skip
-    add(
-        "--dtype",
-        metavar="D",
-        help="the ids of a headerless file, such as uint16 (default: uint32)",
-    )
-    add("--depth", type=int, metavar="N", help="sum up what lies more than N dots deep in a "
-        "checkpoint")  # fmt: skip
-    add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run_inspect)
+EPILOG = """\
+examples:
+  npydata prepare book.txt -o book.npy     turn a text into a token file
+  npydata inspect book.npy --seq-len 512   what is in it, and how many samples it gives
+  npydata inspect model.pt                 the tensors of a checkpoint
+  npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
+  npydata verify runs/                     whether the newest checkpoint is what was written
+  npydata bench dataset                    how fast this machine reads samples, and others read them
 
+Every command has its own help: npydata prepare --help
+"""
 
-def _add_convert(commands: Any) -> None:
-    parser = commands.add_parser(
-        "convert",
-        help="write a checkpoint as safetensors",
-        description=CONVERT_HELP,
-        epilog=CONVERT_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("file", metavar="FILE", help="a checkpoint, an *.index.json, or a folder with one")
-    add("output", metavar="OUT.safetensors", help="the file to write")
-    add("--dtype", choices=FLOATS, metavar="D", help="write tensors of floating point as D: "
-        f"{', '.join(FLOATS)} (default: as they are)")  # fmt: skip
-    add("-q", "--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=run_convert)
+QUIET: Mapping[str, Any] = {"action": "store_true", "help": "no progress bar"}
 
+PREPARE = Command(
+    run_prepare,
+    "turn text into a token file",
+    description="""\
+Turn text into a token file that npydata, and every tool that reads .npy, can train from.
 
-def _add_verify(commands: Any) -> None:
-    parser = commands.add_parser(
-        "verify",
-        help="compare a saved checkpoint with what was written",
-        description=VERIFY_HELP,
-        epilog=VERIFY_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("folder", metavar="DIR", help="a checkpoint, or a folder of checkpoints")
-    add("-q", "--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=run_verify)
+TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links and
+binary files are passed over) or a pattern such as 'data/*.txt'. Every file is one document, and
+the token <|endoftext|> follows each. The tokenizer is saved beside the token file.
 
+The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
+how many there were. The same text always gives the same file. If the run fails or is killed, the
+token file is what it was before.""",
+    arguments={
+        "text": {"nargs": "*", "metavar": "TEXT", "help": "files, folders or patterns"},
+        "-o --output": {"required": True, "metavar": "FILE.npy", "help": "the token file to write"},
+        "--corpus": {"choices": ["python"],
+                     "help": "also read text this machine already has: the .py files of Python's "
+                             "standard library and of torch, sorted"},
+        "--tokenizer": {"metavar": "FILE.json",
+                        "help": "use this tokenizer instead of training one"},
+        "--vocab-size": {"type": int, "default": 8192, "metavar": "N",
+                         "help": "train a byte-level BPE of this many tokens (default: "
+                                 "%(default)s); up to 65,536 are stored in 2 bytes, more in 4"},
+        "--sample-mb": {"type": float, "default": 16, "metavar": "MB",
+                        "help": "train on at most this much text, spread evenly (default: "
+                                "%(default)s)"},
+        "--row-len": {"type": int, "metavar": "N",
+                      "help": "write a 2-D file with rows of N tokens; a short last row is left "
+                              "out"},
+        "-q --quiet": QUIET,
+    },
+    examples="""\
+examples:
+  npydata prepare shakespeare.txt -o shakespeare.npy
+  npydata prepare notes/ 'books/*.txt' -o all.npy --vocab-size 16384
+  npydata prepare val.txt -o val.npy --tokenizer all.tokenizer.json
+  npydata prepare --corpus python -o python.npy
+""",
+)  # fmt: skip
 
-def _add_bench(commands: Any) -> None:
-    from npydata import bench
+INSPECT = Command(
+    run_inspect,
+    "say what is in a token file or a checkpoint",
+    description="""\
+Say what is in a token file or a checkpoint, told apart by their content.
 
-    bench.add_arguments(commands)
-    commands.choices["bench"].set_defaults(run=bench.main)
+Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
+file is read for these), the first ids, and with --seq-len how many samples it gives.
 
+Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
+for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
+names what would have been.""",
+    arguments={
+        "file": {"metavar": "FILE", "help": "the file, or the folder of a checkpoint"},
+        "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},
+        "--format": {"default": "auto", "metavar": "F",
+                     "help": "how the file is laid out (default: by its content and name)"},
+        "--dtype": {"metavar": "D",
+                    "help": "the ids of a headerless file, such as uint16 (default: uint32)"},
+        "--depth": {"type": int, "metavar": "N",
+                    "help": "sum up what lies more than N dots deep in a checkpoint"},
+        "--json": {"action": "store_true", "help": "print one JSON object"},
+    },
+    examples="""\
+examples:
+  npydata inspect train.npy --seq-len 1024
+  npydata inspect train.bin --dtype uint16 --json
+  npydata inspect model.pt --depth 2
+  npydata inspect model.safetensors.index.json --json
 
-def _fail(message: str, code: int) -> int:
-    print(f"npydata: {message}", file=sys.stderr)
-    return code
+tokens:      npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
+checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a folder with these, or
+             one that npydata's checkpointer wrote
+""",
+)  # fmt: skip
 
+CONVERT = Command(
+    run_convert,
+    "write a checkpoint as safetensors",
+    description="""\
+Write the tensors of any checkpoint as one safetensors file, without running anything in it.
 
-def _leave_closed_pipe() -> int:
-    """End quietly when the reader of our output (``| head``) has gone."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    return EXIT_BROKEN_PIPE
+Memory stays small, however large the file. Tied tensors are written once, and npydata restores the
+ties; numbers, texts and other plain values go into the file's metadata. What only code could make
+is left out, and named. If the run fails or is killed, OUT is what it was before.""",
+    arguments={
+        "file": {"metavar": "FILE", "help": "a checkpoint, an *.index.json, or a folder with one"},
+        "output": {"metavar": "OUT.safetensors", "help": "the file to write"},
+        "--dtype": {"choices": FLOATS, "metavar": "D",
+                    "help": f"write tensors of floating point as D: {', '.join(FLOATS)} (default: "
+                            "as they are)"},
+        "-q --quiet": QUIET,
+    },
+    examples="""\
+examples:
+  npydata convert pytorch_model.bin model.safetensors
+  npydata convert checkpoint.pt half.safetensors --dtype float16
+  npydata convert model.safetensors.index.json model.safetensors
+""",
+)  # fmt: skip
+
+VERIFY = Command(
+    run_verify,
+    "compare a saved checkpoint with what was written",
+    description="""\
+Read a whole checkpoint that npydata's checkpointer wrote, and compare it with what was written.
+
+DIR is the folder of a checkpoint, or a folder of checkpoints: then the latest is read. The exit
+code is 0 if every byte is as it was, and else 2, with the file and the range of bytes.""",
+    arguments={
+        "folder": {"metavar": "DIR", "help": "a checkpoint, or a folder of checkpoints"},
+        "-q --quiet": QUIET,
+    },
+    examples="""\
+examples:
+  npydata verify runs/step_1000
+  npydata verify runs/
+""",
+)
+
+COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "convert": CONVERT, "verify": VERIFY}
+
+BENCH = Command(
+    bench.run,
+    "measure this machine: ours, others, and the limits",
+    description="""\
+Measure ours next to what others use and to what the machine can do at best, in turn, several times.
+Tables show the median and the range; --json and --plot keep them.""",
+    arguments={},
+    examples="""\
+examples:
+  npydata bench dataset --quick
+  npydata bench loader --tokens train.npy --json loader.json
+  npydata bench checkpoint --distributed --ranks 2 --plot saves.png
+""",
+)

@@ -35,14 +35,14 @@ def bits(tensor):
     ).numpy().tobytes()  # fmt: skip
 
 
-def told(value):
+def bitwise(value):
     """A nested value as something that ``==`` compares to the bit, NaN and types included."""
     if isinstance(value, torch.Tensor):
         return "tensor", value.dtype, tuple(value.shape), bits(value)
     if isinstance(value, dict):
-        return "dict", [(told(key), told(one)) for key, one in value.items()]
+        return "dict", [(bitwise(key), bitwise(one)) for key, one in value.items()]
     if isinstance(value, list | tuple):
-        return type(value).__name__, [told(one) for one in value]
+        return type(value).__name__, [bitwise(one) for one in value]
     if isinstance(value, set | frozenset):
         return type(value).__name__, sorted(map(repr, value))
     return type(value).__name__, repr(value)
@@ -109,4 +109,4 @@ class Run:
 
     def weights(self):
         """Every weight and every number of the optimizer, to the bit."""
-        return told([dict(self.model.state_dict()), self.optimizer.state_dict()])
+        return bitwise([dict(self.model.state_dict()), self.optimizer.state_dict()])

@@ -19,9 +19,11 @@ class FromModules:
         self._package = package
 
     def __getattr__(self, name: str) -> Any:
-        """The symbol from the module that defines it."""
+        """The symbol from the module that defines it; benches have names of their own."""
         for path in sorted(self._package.rglob("*.py")):
-            if named(ast.parse(path.read_text(encoding="utf-8")).body, name):
+            if "bench" not in path.parts and named(
+                ast.parse(path.read_text(encoding="utf-8")).body, name
+            ):
                 value = getattr(import_module(_dotted(path, self._package.parent)), name)
                 setattr(self, name, value)  # the next look-up does not come here
                 return value

@@ -286,8 +286,9 @@ def beyond_the_course(lessons: list[Lesson]) -> list[str]:
                 seen |= mentioned(cell.source)
             for name in tagged(cell, "solution:"):
                 unknown = sorted(needed(fenced(cell.source)) - seen)
-                told = f"{lesson.name}: solution {name} uses"
-                problems += [f"{told} {each}, not met yet" for each in unknown]
+                problems += [
+                    f"{lesson.name}: solution {name} uses {each}, not met yet" for each in unknown
+                ]
     return problems
 
 

@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from npydata import atomic
-from npydata.atomic import replacing
+from npydata.system import atomic_write as atomic
+from npydata.system.atomic_write import replacing
 
 
 def write(path, text=b"new"):

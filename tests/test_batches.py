@@ -8,8 +8,8 @@ import torch
 from loader_tools import Fetched, Numbers, values
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
-from npydata.batches import ANNOUNCED, BatchMaker, accepts
-from npydata.schedule import EpochOrder, Schedule
+from npydata.loader.fetcher import ADVISED_BATCHES, ReadAhead, accepts, cast
+from npydata.loader.sampler import BatchSampler, EpochOrder
 
 Scene = namedtuple("Scene", "image label")
 FETCHES = {
@@ -120,35 +120,83 @@ class Asked(NpyTokensDataset):
 
     computed = 0
 
-    def window_numbers(self, indices, seed, epoch):
+    def windows_of(self, indices, seed, epoch):
         self.computed += 1
-        return super().window_numbers(indices, seed, epoch)
+        return super().windows_of(indices, seed, epoch)
 
 
 def test_windows_are_computed_for_many_batches_at_a_time(tokens):
     counted, plain = Asked(tokens, 9), NpyTokensDataset(tokens, 9)
-    counted.will_need = None
     got = batches(counted, shuffle=True)
-    order = EpochOrder(Schedule(len(plain), 4), 0, 0, True)
+    order = EpochOrder(BatchSampler(len(plain), 4), 0, 0, True)
     assert len(got) == len(plain) // 4 > 100 * counted.computed
-    assert all(
-        torch.equal(x, plain.fetch(order(number), seed=0, epoch=0)[0])
-        for number, (x, _) in enumerate(got)
-    )
+    for number, batch in enumerate(got):
+        wanted = plain.fetch(order(number), seed=0, epoch=0)
+        assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True))
 
 
-def test_a_fetch_of_ones_own_that_takes_no_windows_is_called_with_indices(tokens):
-    class Own(Asked):
-        def fetch(self, indices, *, seed=None, epoch=None):
-            return torch.as_tensor(indices), torch.full((len(indices),), epoch)
-
-    dataset = Own(tokens, 9)
-    dataset.will_need = None
-    assert [x.tolist() for x, _ in batches(dataset)][1] == [4, 5, 6, 7]
-    assert dataset.computed == 0
+def indices_and_epoch(indices, *, seed=None, epoch=None):
+    return torch.as_tensor(indices), torch.full((len(indices),), epoch)
 
 
-def test_fetch_gets_memory_only_if_it_takes_it(tokens):
+class Own(Asked):
+    """Random windows whose class gives something else for a batch."""
+
+    fetch = staticmethod(indices_and_epoch)
+
+
+def test_what_a_class_or_an_object_of_windows_changes_in_fetch_counts(tokens):
+    changed = NpyTokensDataset(tokens, 9)
+    changed.fetch = indices_and_epoch
+    for dataset in (Own(tokens, 9), changed):
+        assert [x.tolist() for x, _ in batches(dataset)][1] == [4, 5, 6, 7]
+
+
+def test_what_a_class_changes_in_fetch_windows_counts_too(tokens):
+    class Doubled(Own):
+        def fetch_windows(self, windows, *, out=None):
+            x, y = super().fetch_windows(windows, out=out)
+            return 2 * x, 2 * y
+
+    (x, _), (plain, _) = batches(Doubled(tokens, 9))[3], batches(NpyTokensDataset(tokens, 9))[3]
+    assert torch.equal(x, 2 * plain)
+
+
+def test_a_dataset_of_ones_own_may_give_windows(tokens):
+    class Squares:
+        """No relative of ours: sample ``i`` is window ``i * i``, and all its tokens are that."""
+
+        seq_len = 3
+
+        def __init__(self):
+            self.advised = []
+
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            raise AssertionError("nobody asks for single samples")
+
+        def windows_of(self, indices, seed, epoch):
+            return indices**2 + epoch
+
+        def fetch_windows(self, windows, *, out=None):
+            both = np.empty((2, len(windows), 3), np.int64) if out is None else out
+            both[:] = windows[:, None]
+            return torch.from_numpy(both).unbind()
+
+        def advise_windows(self, windows):
+            self.advised += windows.tolist()
+
+    dataset = Squares()
+    loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, seed=0)
+    for epoch in range(2):
+        dataset.advised.clear()
+        assert [k for batch in loader for k in values(batch)] == [k * k + epoch for k in range(10)]
+        assert dataset.advised == [k * k + epoch for k in range(10)]
+
+
+def test_a_wrapper_that_knows_less_than_its_dataset_gets_only_indices(tokens):
     class Wrapped:
         """A dataset around another one, that knows less than it."""
 
@@ -294,47 +342,72 @@ def test_token_windows_may_be_narrowed_while_every_id_fits(tokens):
     x, y = batches(MmapDataset(tokens, 9), dtype=torch.int32)[0]
     assert x.dtype == y.dtype == torch.int32
     assert torch.equal(x + 1, y)
-    with pytest.raises(LoaderError, match=r"torch.int8 cannot hold \d+"):
-        batches(MmapDataset(tokens, 9), dtype=torch.int8)
 
 
-def test_every_sample_is_announced_ahead_and_once():
-    class Announced(Numbers):
+@pytest.mark.parametrize(
+    "values, given, dtype, culprit",
+    [
+        ([-1, 5], torch.int64, torch.uint8, "-1, expected 0 to 255"),
+        ([5, 256, 300], torch.int64, torch.uint8, "256, expected 0 to 255"),
+        ([5, -1], torch.int64, torch.uint64, "-1, expected 0 to"),
+        ([-1], torch.int8, torch.uint16, "-1, expected 0 to 65535"),
+        ([2**62, 2**63], torch.uint64, torch.int64, f"{2**63}, expected"),
+        ([[1, 2], [70_000, 3]], torch.uint32, torch.uint16, "70000, expected 0 to 65535"),
+    ],
+)
+def test_an_integer_that_does_not_fit_a_dtype_is_named(values, given, dtype, culprit):
+    with pytest.raises(LoaderError, match=f"dtype={dtype} cannot hold {culprit}"):
+        cast({"ids": torch.tensor(values, dtype=given)}, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.uint64, torch.int64])
+def test_integers_at_the_ends_of_a_dtype_fit(dtype):
+    ends = torch.tensor(
+        [max(torch.iinfo(dtype).min, -(2**63)), min(torch.iinfo(dtype).max, 2**63 - 1)]
+    )
+    assert cast(ends, dtype).tolist() == ends.tolist()
+    assert cast(torch.empty(0, dtype=torch.int64), dtype).dtype == dtype
+
+
+def test_a_dataset_with_fetch_is_advised_of_every_sample_ahead_and_once():
+    class Advised(Numbers):
         def __init__(self, length):
             super().__init__(length)
-            self.announced, self.ahead = [], []
+            self.advised, self.ahead, self.options = [], [], set()
 
-        def will_need(self, indices):
-            self.announced += list(indices)
+        def will_need(self, indices, *, epoch):
+            self.advised += list(indices)
+            self.options.add(epoch)
 
-        def fetch(self, indices):
-            self.ahead.append(len(self.announced) - indices[0])
+        def fetch(self, indices, *, seed):
+            self.ahead.append(len(self.advised) - indices[0])
+            self.options.add(seed)
             return torch.from_numpy(indices)
 
-    dataset = Announced(200)
-    batches(dataset, prefetch_factor=0)
-    assert dataset.announced == list(range(200))
-    assert min(dataset.ahead[: 50 - ANNOUNCED]) >= 4 * ANNOUNCED
+    dataset = Advised(200)
+    batches(dataset, prefetch_factor=0, seed=9)
+    assert dataset.advised == list(range(200))
+    assert min(dataset.ahead[: 50 - ADVISED_BATCHES]) >= 4 * ADVISED_BATCHES
+    assert dataset.options == {9, 0}
 
 
-def test_announcements_get_seed_and_epoch_and_follow_the_shuffle(tokens):
-    class Announced(NpyTokensDataset):
-        seen = ()
+def test_a_dataset_of_windows_is_advised_of_those_that_come(tokens):
+    class Advised(NpyTokensDataset):
+        advised = ()
 
-        def will_need(self, indices, *, seed=None, epoch=None):
-            self.seen = [*self.seen, (np.asarray(indices).tolist(), seed, epoch)]
+        def advise_windows(self, windows):
+            self.advised = (*self.advised, *windows.tolist())
 
-    dataset = Announced(tokens, 9)
-    order = EpochOrder(Schedule(4096, 32), 5, 3, True)
-    BatchMaker(dataset, order, 5, 3)(0)
-    told = [index for indices, _, _ in dataset.seen for index in indices]
-    assert told[:64] == [*order(0).tolist(), *order(1).tolist()]
-    assert {(seed, epoch) for _, seed, epoch in dataset.seen} == {(5, 3)}
+    dataset = Advised(tokens, 9)
+    batches(dataset, shuffle=True, seed=5)
+    order = EpochOrder(BatchSampler(4096, 4096), 5, 0, True)
+    assert list(dataset.advised) == dataset.windows_of(order(0), 5, 0).tolist()
 
 
-def test_token_windows_come_straight_from_fetch(tokens):
-    order = EpochOrder(Schedule(4096, 32), 5, 3, True)
-    dataset = NpyTokensDataset(tokens, 9)
-    made = BatchMaker(dataset, order, 5, 3)(2)
-    wanted = dataset.fetch(order(2), seed=5, epoch=3)
-    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+def test_a_larger_window_of_batches_is_advised_of_as_a_whole():
+    advised = []
+    ahead = ReadAhead(advised.append, count=100, distance=16)
+    for number in range(100):
+        ahead.before(number)
+    assert advised[0] == range(33)
+    assert [k for numbers in advised for k in numbers] == list(range(100))

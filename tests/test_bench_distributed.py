@@ -2,22 +2,22 @@
 
 import importlib.util
 import json
-import signal
-import subprocess
-import sys
+import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
+from bench_tools import row
 
-from npydata.bench import checkpoint, distributed, savers
-from npydata.bench.distributed_savers import HUGGING_FACE, REPLICATED, SHARDED, WAYS
-from npydata.bench.distributed_worker import LIMITS, Job
-from npydata.bench.measure import Row
-from npydata.bench.report import as_json
+from npydata.bench import distributed, targets
+from npydata.bench.baselines import baselines_of
+from npydata.bench.distributed import CASES, Job
 from npydata.cli import main
 from npydata.errors import NpyDataError
 
 RENDER = Path(__file__).parent.parent / "materials" / "results" / "render.py"
+TWO = [f"2 processes, {case}" for case in CASES]
+BASELINES = [(one.name, one.setting) for one in baselines_of("checkpoint distributed")]
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +30,14 @@ def measured(tmp_path_factory):
     return code, folder, disk
 
 
-def test_the_command_measures_every_way_in_every_group(measured):
+def test_the_command_measures_every_baseline_in_every_group(measured):
     code, folder, _ = measured
     assert code == 0
     rows = json.loads((folder / "out.json").read_text())["rows"]
     found = {(row["group"], row["name"], row["setting"]) for row in rows}
-    saves = {(group, *way) for group in distributed.titles([2]) for way in WAYS}
-    limits = {
-        (distributed.group_of(distributed.LIMIT_OF[name], case, 2), name, setting)
-        for case in (SHARDED, REPLICATED)
-        for name, setting in LIMITS
-    }
+    saves = {(group, *one) for group in distributed.titles(TWO) for one in BASELINES}
+    limits = {(f"stall, {case}", "memory copy", "") for case in TWO}
+    limits |= {(f"durable, {case}", "direct sequential write", "") for case in TWO}
     assert found == saves | limits
     assert all(len(row["rates"]) == 1 and row["unit"] == "ms" for row in rows)
 
@@ -48,9 +45,9 @@ def test_the_command_measures_every_way_in_every_group(measured):
 def test_a_stall_is_never_longer_than_the_time_to_the_disk(measured):
     rows = json.loads((measured[1] / "out.json").read_text())["rows"]
     took = {(row["group"], row["name"], row["setting"]): row["median"] for row in rows}
-    for (group, *way), stall in took.items():
-        if "stall" in group and group.replace("stall", "durable") in distributed.titles([2]):
-            assert stall <= took.get((group.replace("stall", "durable"), *way), stall)
+    for (group, *name), stall in took.items():
+        if "stall" in group and group.replace("stall", "durable") in distributed.titles(TWO):
+            assert stall <= took.get((group.replace("stall", "durable"), *name), stall)
 
 
 def test_the_command_names_no_path_draws_and_leaves_nothing_else(measured):
@@ -63,9 +60,9 @@ def test_the_command_names_no_path_draws_and_leaves_nothing_else(measured):
 def test_readme_shows_all_that_was_measured(measured):
     report = json.loads((measured[1] / "out.json").read_text())
     lines = render().table(report).splitlines()
-    for case in (SHARDED, REPLICATED):
-        assert sum(f"2 processes, {case} |" in line for line in lines) == 1
-    for name, setting in WAYS:
+    for case in TWO:
+        assert sum(f"{case} |" in line for line in lines) == 1
+    for name, setting in BASELINES:
         assert sum(line.startswith(f"| {name} | {setting} |") for line in lines) == 2
     assert all(f"- {note}" in lines for note in report["notes"])
 
@@ -78,23 +75,18 @@ def render():
     return module
 
 
+def waits_or_fails(rank, job, told):
+    if rank:
+        raise OSError("lost my disk")
+    threading.Event().wait()
+
+
 def test_a_process_that_fails_is_named_and_ends_the_others(tmp_path, monkeypatch):
-    workers = []
-
-    def command_of(rank, port):
-        code = "print('lost', 'my disk')\nraise SystemExit(3)" if rank else "input()"
-        return [sys.executable, "-c", code]
-
-    def remembering(*args, **options):
-        workers.append(subprocess.Popen(*args, **options, stdin=subprocess.PIPE))
-        return workers[-1]
-
-    monkeypatch.setattr(distributed, "command_of", command_of)
-    monkeypatch.setattr(distributed, "start_process", remembering)
-    job = Job(world_size=2, nbytes=1 << 16, repeats=1, folder=str(tmp_path))
-    with pytest.raises(NpyDataError, match=r"process 1 failed \(3\): lost my disk"):
-        distributed.run_job(job, tmp_path)
-    assert [worker.returncode for worker in workers] == [-signal.SIGKILL, 3]
+    monkeypatch.setattr(distributed, "measure_as", waits_or_fails)
+    job = Job(world_size=2, nbytes=1 << 16, repeats=1, folder=tmp_path, group="")
+    with pytest.raises(NpyDataError, match=r"process 1 failed: OSError: lost my disk"):
+        distributed.run_job(job)
+    assert multiprocessing.active_children() == []
 
 
 def test_numbers_of_processes_are_refused_without_distributed(capsys):
@@ -107,45 +99,38 @@ def test_one_process_is_not_many(capsys):
     assert "expected 2 or more" in capsys.readouterr().err
 
 
-def rows_of(**values):
+def rows(**values):
     """Rows in which everything takes 100 but what is given by the beginning of group and name."""
-    ways = [*WAYS, *LIMITS]
+    names = [*BASELINES, ("memory copy", ""), ("direct sequential write", "")]
     return [
-        Row(name=name, setting=setting, group=group, role="ours", unit="ms",
-            rates=(values.get(f"{group.partition(',')[0]}/{name}", 100.0),))
-        for group in distributed.titles([2])
-        for name, setting in ways
+        row(group, name=name, setting=setting, unit="ms",
+            value=values.get(f"{group.partition(',')[0]}/{name}", 100.0))
+        for group in distributed.titles(TWO)
+        for name, setting in names
     ]  # fmt: skip
 
 
 def verdicts(text, **values):
-    every = distributed.verdicts_of(rows_of(**values), 2)
+    every = targets.distributed_verdicts(rows(**values), TWO)
     return [one for one in every if text in one.text]
 
 
-def test_the_best_stock_writer_counts():
-    slow = {f"durable/{name}": 300.0 for name in distributed.STOCK}
-    slow["durable/ours"] = 50.0
-    for name in (savers.DCP, savers.DCP_ASYNC, savers.DCP_CACHED, HUGGING_FACE):
-        good, bad = {**slow, f"durable/{name}": 100.0}, {**slow, f"durable/{name}": 99.0}
-        assert [one.met for one in verdicts("the disk has it", **good)] == [True, True]
-        assert [one.met for one in verdicts("the disk has it", **bad)] == [False, False]
-        assert name in verdicts("the disk has it", **bad)[0].text
+@pytest.mark.parametrize("name", targets.PEERS)
+def test_the_best_peer_counts(name):
+    slow = {f"durable/{name}": 300.0 for name in targets.PEERS} | {"durable/ours": 50.0}
+    good, bad = {**slow, f"durable/{name}": 100.0}, {**slow, f"durable/{name}": 99.0}
+    assert [one.met for one in verdicts("the disk has it", **good)] == [True, True]
+    assert [one.met for one in verdicts("the disk has it", **bad)] == [False, False]
+    assert name in verdicts("the disk has it", **bad)[0].text
 
 
-def test_a_stall_is_compared_with_that_of_the_best_stock_writer():
+def test_a_stall_is_compared_with_that_of_the_best_peer():
     assert all(one.met for one in verdicts("stalls training", **{"stall/ours": 50.0}))
     assert not any(one.met for one in verdicts("stalls training", **{"stall/ours": 51.0}))
     assert all(one.met for one in verdicts("overlap", **{"stall/ours, overlap": 50.0}))
 
 
 def test_notes_say_how_far_the_limits_are():
-    values = {f"stall/{checkpoint.COPY}": 80.0, "stall/ours": 120.0}
-    notes = distributed.notes_of(rows_of(**values), 2)
+    notes = targets.distributed_notes(rows(**{"stall/memory copy": 80.0, "stall/ours": 120.0}), TWO)
     assert "stalls 1.50x as long" in notes[0]
     assert "would stall 1.25x less" in notes[0]
-
-
-def test_a_result_has_one_title_for_each_group():
-    result = as_json("distributed", machine={}, settings={}, rows=rows_of(), verdicts=[], notes=[])
-    assert {row["group"] for row in result["rows"]} == set(distributed.titles([2]))

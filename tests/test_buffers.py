@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from npydata.buffers import BufferPool
+from npydata.loader.buffer_pool import BufferPool
 
 SHAPE = (2, 4, 3)
 
 
 def pair(pool, value, batch_size=4):
-    """Return a batch as the dataset makes it: two tensors that look at one lent array."""
+    """Return two tensors that look at one lent array: a part by torch, and a part by numpy."""
     lent = pool.lend(batch_size)
     lent[:] = value
-    return torch.from_numpy(lent).unbind()
+    return torch.from_numpy(lent)[0], torch.from_numpy(lent[1])
 
 
 def address(array):
@@ -58,6 +58,26 @@ class TestPromises:
         view = kept(*batch)
         del batch
         gc.collect()
+        assert all(address(array) != begin for array in [pool.lend(4) for _ in range(5)])
+        del view
+        assert begin in {address(array) for array in [pool.lend(4) for _ in range(5)]}
+
+    @pytest.mark.parametrize(
+        "kept",
+        [
+            lambda lent: torch.from_numpy(lent[1]),
+            lambda lent: lent[0][1:],
+            lambda lent: lent.reshape(2, -1)[:, :1],
+            lambda lent: torch.from_numpy(lent[0].view(np.uint8)),
+        ],
+        ids=["tensor of a part", "rows of a part", "shaped", "bytes"],
+    )
+    def test_memory_of_which_only_a_view_is_left_is_not_lent(self, taught, kept):
+        pool = taught.BufferPool(SHAPE, 2)
+        lent = pool.lend(4)
+        begin = address(lent)
+        view = kept(lent)
+        del lent
         assert all(address(array) != begin for array in [pool.lend(4) for _ in range(5)])
         del view
         assert begin in {address(array) for array in [pool.lend(4) for _ in range(5)]}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_tools import FILES, small_state, told, tree_of
+from checkpoint_tools import FILES, bitwise, small_state, tree_of
 
 from npydata import (
     AsyncCheckpointer,
@@ -17,7 +17,7 @@ from npydata import (
     save_checkpoint,
     verify_checkpoint,
 )
-from npydata.checkpoint import background
+from npydata.checkpointer import commit as commit_module
 
 PATIENCE = 20.0
 
@@ -27,14 +27,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.opened, self.reached = threading.Event(), threading.Event()
-        real = background.commit
+        real = commit_module.commit
 
         def commit(*args):
             self.reached.set()
             assert self.opened.wait(PATIENCE)
             real(*args)
 
-        monkeypatch.setattr(background, "commit", commit)
+        monkeypatch.setattr(commit_module, "commit", commit)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_save_gives_the_files_and_load_gives_the_tensors_and_step_50(tmp_path)
     checkpointer.wait()
     assert {path.name for path in (tmp_path / "c").iterdir()} == FILES - {"optimizer.safetensors"}
     model, optimizer, state = load_checkpoint(tmp_path / "c")
-    assert told(model) == told(small_state())
+    assert bitwise(model) == bitwise(small_state())
     assert (optimizer, state.step) == (None, 50)
 
 
@@ -61,7 +61,7 @@ def test_two_saves_in_a_row_to_two_folders_are_both_complete(tmp_path):
     checkpointer.wait()
     for step in (1, 2):
         model, _, state = load_checkpoint(tmp_path / f"{step}", verify=True)
-        assert (told(model), state.step) == (told(small_state(step)), step)
+        assert (bitwise(model), state.step) == (bitwise(small_state(step)), step)
 
 
 def test_a_save_returns_before_the_checkpoint_is_there(tmp_path, gate):
@@ -124,7 +124,7 @@ def test_a_relative_folder_means_the_one_at_the_time_of_the_save(tmp_path, monke
 def test_a_checkpoint_loads_from_inside_its_folder(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "c", small_state())
     monkeypatch.chdir(tmp_path / "c")
-    assert told(load_checkpoint(".")[0]) == told(small_state())
+    assert bitwise(load_checkpoint(".")[0]) == bitwise(small_state())
 
 
 def test_missing_folders_above_are_made(tmp_path):
@@ -149,7 +149,7 @@ def test_prepare_makes_the_memory_that_the_save_then_uses(tmp_path):
         checkpointer.save(tmp_path / "c", state, {"state": {}})
         after = [one.bytes.data_ptr() for one in checkpointer._buffers.values()]
     assert before == after
-    assert told(load_checkpoint(tmp_path / "c")[0]) == told(state)
+    assert bitwise(load_checkpoint(tmp_path / "c")[0]) == bitwise(state)
 
 
 REFUSED = {
@@ -202,7 +202,7 @@ def test_a_tensor_whose_memory_is_elsewhere_is_refused(tmp_path):
 
 
 def test_values_too_long_to_be_read_again_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("npydata.checkpoint.checkpointer.MAX_TOLD_BYTES", 5000)
+    monkeypatch.setattr("npydata.checkpointer.checkpointer.MAX_STATE_BYTES", 5000)
     with pytest.raises(CheckpointError, match="at most 5,000"):
         save_checkpoint(tmp_path / "c", {}, None, TrainingState(extra={"x": "a" * 5000}))
     assert list(tmp_path.iterdir()) == []
@@ -213,7 +213,7 @@ def test_a_state_that_was_refused_does_not_stop_the_next_save(tmp_path):
         with pytest.raises(CheckpointError):
             checkpointer.save(tmp_path / "c", {"a": object()})
         checkpointer.save(tmp_path / "c", small_state())
-    assert told(load_checkpoint(tmp_path / "c")[0]) == told(small_state())
+    assert bitwise(load_checkpoint(tmp_path / "c")[0]) == bitwise(small_state())
 
 
 @pytest.mark.parametrize("settings", [{"keep_last": 0}, {"keep_last": True}, {"keep_last": 1.0},
@@ -237,7 +237,7 @@ def test_loaded_tensors_stay_what_they_are_when_the_folder_is_saved_again(tmp_pa
     save_checkpoint(tmp_path / "c", small_state(1))
     model = load_checkpoint(tmp_path / "c", mmap=mmap)[0]
     save_checkpoint(tmp_path / "c", small_state(2))
-    assert told(model) == told(small_state(1))
+    assert bitwise(model) == bitwise(small_state(1))
 
 
 def is_mapped(tensor):

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 import weakref
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import npydata
-from npydata.pages import page_faults
+from npydata.system.page_cache import page_faults
 
 pytestmark = pytest.mark.notebook_05
 
@@ -30,11 +29,11 @@ def a_state():
 
 def fill(taught, state):
     """The bytes of the file that holds a state."""
-    image = taught.lay_out(state)
-    memory = taught.ImageBuffer().reserve(image.capacity)
-    for copy in taught.copies_into(memory, image, state):
+    layout = taught.lay_out(state)
+    memory = taught.StagingBuffer().reserve(layout.capacity)
+    for copy in taught.copies_into(memory, layout, state):
         copy.run()
-    return image, memory
+    return layout, memory
 
 
 @pytest.fixture
@@ -45,8 +44,8 @@ def calls(monkeypatch):
 
     def logged(what, call):
         def wrapper(first, *others, **options):
-            held = isinstance(first, int)
-            path = Path(f"/proc/self/fd/{first}").readlink() if held else others[0]
+            owned = isinstance(first, int)
+            path = Path(f"/proc/self/fd/{first}").readlink() if owned else others[0]
             log.append((what, Path(path).name))
             return call(first, *others, **options)
 
@@ -64,16 +63,16 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="need
 def commit_one(taught, folder, step=1, keep_last=None, state=None):
     """Write a checkpoint with the taught functions alone."""
     state = a_state() if state is None else state
-    image, memory = fill(taught, state)
+    layout, memory = fill(taught, state)
     with taught.temporary_beside(folder) as temporary:
         sums = taught.write_durably(
-            temporary / "model.safetensors", memory.numpy().data, image.nbytes
+            temporary / "model.safetensors", memory.numpy().data, layout.nbytes
         )
-        told = b"{}"
-        (temporary / "training_state.json").write_bytes(told)
+        content = b"{}"
+        (temporary / "training_state.json").write_bytes(content)
         entries = {
-            "model.safetensors": taught.FileEntry(image.nbytes, tuple(sums)),
-            "training_state.json": taught.FileEntry(len(told), taught.checksums(told)),
+            "model.safetensors": taught.FileEntry(layout.nbytes, tuple(sums)),
+            "training_state.json": taught.FileEntry(len(content), taught.checksums(content)),
         }
         taught.commit(temporary, folder, taught.Manifest(step, step, entries), keep_last)
 
@@ -82,26 +81,26 @@ def commit_one(taught, folder, step=1, keep_last=None, state=None):
 class TestPromises:
     def test_the_snapshot_is_the_file(self, taught, tmp_path):
         state = a_state()
-        image, memory = fill(taught, state)
+        layout, memory = fill(taught, state)
         path = tmp_path / "whole.safetensors"
-        path.write_bytes(memory[: image.nbytes].numpy().tobytes())
+        path.write_bytes(memory[: layout.nbytes].numpy().tobytes())
         with npydata.open_checkpoint(path) as saved:
             assert set(saved) == set(state)
             assert all(torch.equal(saved[name], state[name]) for name in state)
 
     def test_every_element_lies_at_a_multiple_of_its_size(self, taught):
-        image = taught.lay_out(a_state())
-        assert len(image.header) % 4096 == 0
-        assert all(slot.begin % slot.dtype.itemsize == 0 for slot in image.slots)
+        layout = taught.lay_out(a_state())
+        assert len(layout.header) % 4096 == 0
+        assert all(slot.begin % slot.dtype.itemsize == 0 for slot in layout.slots)
 
     def test_slots_leave_no_gap(self, taught):
-        image, end = taught.lay_out(a_state()), 0
-        for slot in image.slots:
+        layout, end = taught.lay_out(a_state()), 0
+        for slot in layout.slots:
             assert slot.begin == end
             end += slot.nbytes
-        assert image.nbytes == len(image.header) + end
-        assert image.capacity % 4096 == 0
-        assert 0 <= image.capacity - image.nbytes < 4096
+        assert layout.nbytes == len(layout.header) + end
+        assert layout.capacity % 4096 == 0
+        assert 0 <= layout.capacity - layout.nbytes < 4096
 
     def test_tied_tensors_have_one_slot(self, taught):
         state = a_state()
@@ -110,35 +109,35 @@ class TestPromises:
 
     def test_weights_that_change_after_the_copies_leave_the_file_alone(self, taught):
         state = {"weight": torch.zeros(5000)}
-        image, memory = fill(taught, state)
+        layout, memory = fill(taught, state)
         state["weight"].fill_(7)
-        assert not memory[len(image.header) :].any()
+        assert not memory[len(layout.header) :].any()
 
     def test_the_next_save_uses_the_same_memory(self, taught):
-        buffer = taught.ImageBuffer()
+        buffer = taught.StagingBuffer()
         first = buffer.reserve(1 << 20)
         assert buffer.reserve(1 << 20).data_ptr() == first.data_ptr()
         assert buffer.reserve(1 << 12).data_ptr() == first.data_ptr()
         assert buffer.reserve(1 << 21).numel() == 1 << 21
 
     def test_memory_that_was_touched_costs_no_page_faults(self, taught):
-        memory = taught.ImageBuffer().reserve(16 << 20, touch=True)
+        memory = taught.StagingBuffer().reserve(16 << 20, touch=True)
         before = page_faults()
         memory.fill_(1)
         assert page_faults() - before < (16 << 20) // 4096 // 10
 
     def test_the_bytes_written_durably_are_the_bytes_in_memory(self, taught, tmp_path):
-        image, memory = fill(taught, a_state())
+        layout, memory = fill(taught, a_state())
         path = tmp_path / "file"
-        sums = taught.write_durably(path, memory.numpy().data, image.nbytes)
+        sums = taught.write_durably(path, memory.numpy().data, layout.nbytes)
         content = path.read_bytes()
-        assert content == memory[: image.nbytes].numpy().tobytes()
+        assert content == memory[: layout.nbytes].numpy().tobytes()
         assert tuple(sums) == taught.checksums(content)
 
     @needs_proc
     def test_a_file_is_synced_before_it_counts_as_written(self, taught, tmp_path, calls):
-        image, memory = fill(taught, a_state())
-        taught.write_durably(tmp_path / "file", memory.numpy().data, image.nbytes)
+        layout, memory = fill(taught, a_state())
+        taught.write_durably(tmp_path / "file", memory.numpy().data, layout.nbytes)
         assert calls == [("sync", "file")]
 
     @needs_proc
@@ -199,18 +198,12 @@ class TestPromises:
         def work():
             raise OSError("the disk is full")
 
-        save = taught.BackgroundSave(work)
+        save = taught.BackgroundTask(work, "a save")
+        save.start()
         with pytest.raises(OSError, match="full"):
-            save.wait()
-        save.wait()
+            save.result()
+        save.result()
         assert save.done()
-
-    def test_a_save_joins_its_flight_before_it_starts(self, taught):
-        flight, seen, go = [], [], threading.Event()
-        save = taught.BackgroundSave(lambda: (go.wait(), seen.extend(flight)), flight)
-        go.set()
-        save.wait()
-        assert seen == [save]
 
     def test_only_what_a_protected_optimizer_changes_can_wait(self, taught):
         norm = torch.nn.BatchNorm1d(4)
@@ -219,9 +212,9 @@ class TestPromises:
         with pytest.raises(npydata.CheckpointError, match="protect"):
             overlap.owned()
         overlap.protect(optimizer)
-        held = {one.data_ptr() for one in taught.held_by(optimizer)}
-        assert held == {norm.weight.data_ptr(), norm.bias.data_ptr()}
-        assert {address for _, address in overlap.owned()} == held
+        owned = {one.data_ptr() for one in taught.tensors_of(optimizer)}
+        assert owned == {norm.weight.data_ptr(), norm.bias.data_ptr()}
+        assert {address for _, address in overlap.owned()} == owned
 
     def test_protecting_does_not_keep_an_optimizer_alive(self, taught):
         overlap = taught.Overlap()

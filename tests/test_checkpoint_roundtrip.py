@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from checkpoint_tools import bits, told
+from checkpoint_tools import bits, bitwise
 from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors_codes import known
@@ -45,7 +45,7 @@ def loaded(folder, model, optimizer=None, **options):
 def test_every_dtype_comes_back_in_every_shape(tmp_path, dtype):
     rng = random.Random(str(dtype))
     state = {f"t{k}": random_bits(rng, dtype, shape) for k, shape in enumerate(SHAPES)}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 @pytest.mark.parametrize("count", range(1, 5))
@@ -53,7 +53,7 @@ def test_every_dtype_comes_back_beside_every_other(tmp_path, count):
     rng = random.Random(count)
     dtypes = [*DTYPES, *reversed(DTYPES)]
     state = {f"t{k}": random_bits(rng, dtype, (count,)) for k, dtype in enumerate(dtypes)}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 VIEWS = {
@@ -75,13 +75,13 @@ VIEWS = {
 def test_a_view_of_any_kind_comes_back_with_its_values(tmp_path, view):
     tensor = VIEWS[view](torch.arange(42.0).reshape(6, 7))
     state = {"head": torch.ones(3), "t": tensor}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 def test_overlapping_views_come_back_each_with_its_own_values(tmp_path):
     base = torch.arange(10.0)
     state = {"all": base, "left": base[:6], "right": base[4:], "odd": base[1::2]}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 @pytest.mark.parametrize("options", [{}, {"mmap": False}], ids=str)
@@ -105,13 +105,13 @@ def test_tied_tensors_are_stored_once(tmp_path):
 def test_what_only_shares_memory_is_not_tied(tmp_path, same):
     tensor = torch.arange(6.0)
     state = {"a": tensor, "b": same(tensor)}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 def test_a_conjugated_view_is_not_tied_to_its_base(tmp_path):
     tensor = torch.complex(torch.ones(3), torch.ones(3))
     state = {"a": tensor, "b": tensor.conj()}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 NAMES = [
@@ -123,7 +123,7 @@ NAMES = [
 
 def test_every_name_comes_back(tmp_path):
     state = {name: torch.tensor([k]) for k, name in enumerate(NAMES)}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
@@ -135,7 +135,7 @@ def test_every_name_alone_makes_a_file_that_safetensors_reads(tmp_path, name):
 def test_names_that_meet_when_flattened_stay_apart(tmp_path):
     one, two, three = torch.ones(1), torch.zeros(1), torch.full((1,), 2.0)
     state = {"a.b": one, "a": {"b": two}, "1": three, 1: one, "x": [one, two], "x.0": three}
-    assert told(loaded(tmp_path, state)) == told(state)
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
 def test_the_names_of_a_compiled_model_load_into_a_compiled_model(tmp_path):
@@ -154,7 +154,7 @@ def test_a_wrapped_model_comes_back_into_a_wrapped_model(tmp_path):
 def test_a_nested_model_state_keeps_its_nesting(tmp_path):
     state = {"student": {"w": torch.ones(2)}, "teacher": OrderedDict(w=torch.zeros(2)),
              "step": 3, "list": [torch.ones(1), (torch.zeros(1), None)], "none": {}}  # fmt: skip
-    assert told(loaded(tmp_path, state)) == told(state | {"teacher": {"w": torch.zeros(2)}})
+    assert bitwise(loaded(tmp_path, state)) == bitwise(state | {"teacher": {"w": torch.zeros(2)}})
 
 
 OPTIMIZER = {
@@ -168,7 +168,7 @@ OPTIMIZER = {
 
 def test_optimizer_values_of_every_kind_come_back_with_their_types(tmp_path):
     save(tmp_path / "c", {}, OPTIMIZER)
-    assert told(load_checkpoint(tmp_path / "c")[1]) == told(OPTIMIZER)
+    assert bitwise(load_checkpoint(tmp_path / "c")[1]) == bitwise(OPTIMIZER)
 
 
 def test_no_optimizer_loads_as_none(tmp_path):
@@ -191,7 +191,7 @@ def nested(kind, depth):
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "keys", "dict"])
 def test_what_is_nested_as_deep_as_allowed_comes_back(tmp_path, kind):
-    assert told(loaded(tmp_path, nested(kind, 99))) == told(nested(kind, 99))
+    assert bitwise(loaded(tmp_path, nested(kind, 99))) == bitwise(nested(kind, 99))
 
 
 def test_every_field_of_the_training_state_comes_back(tmp_path):
@@ -201,8 +201,8 @@ def test_every_field_of_the_training_state_comes_back(tmp_path):
     save(tmp_path / "c", {}, None, state)
     back = load_checkpoint(tmp_path / "c")[2]
     fields = TrainingState.__dataclass_fields__
-    assert {name: told(getattr(back, name)) for name in fields} == {
-        name: told(getattr(state, name)) for name in fields
+    assert {name: bitwise(getattr(back, name)) for name in fields} == {
+        name: bitwise(getattr(state, name)) for name in fields
     }
 
 
@@ -243,7 +243,7 @@ def test_any_state_comes_back(tmp_path, seed):
     model, optimizer = random_state(rng), random_state(rng)
     save(tmp_path / "c", model, optimizer)
     back = load_checkpoint(tmp_path / "c", verify=True, mmap=seed % 2 == 0)
-    assert told(back[:2]) == told((model, optimizer))
+    assert bitwise(back[:2]) == bitwise((model, optimizer))
 
 
 def foreign_state():
@@ -277,15 +277,15 @@ def test_other_readers_get_the_same_bits(tmp_path, reader):
         wanted = state
         with open_checkpoint(path) as checkpoint:
             found = dict(checkpoint)
-    assert {name: told(one) for name, one in found.items()} == {
-        name: told(one) for name, one in wanted.items()
+    assert {name: bitwise(one) for name, one in found.items()} == {
+        name: bitwise(one) for name, one in wanted.items()
     }
 
 
 def test_others_read_a_tied_tensor_under_its_first_name(tmp_path):
     weight = torch.arange(3.0)
     save(tmp_path / "c", {"wte": weight, "head": weight})
-    assert told(load_file(tmp_path / "c" / "model.safetensors")) == told({"wte": weight})
+    assert bitwise(load_file(tmp_path / "c" / "model.safetensors")) == bitwise({"wte": weight})
 
 
 def trained(make, schedule=None):
@@ -335,13 +335,13 @@ def test_an_optimizer_continues_from_a_checkpoint_as_if_never_stopped(tmp_path, 
     model, optimizer, _ = trained(OPTIMIZERS[name])
     save(tmp_path / "c", model.state_dict(), optimizer.state_dict())
     weights, moments, _ = load_checkpoint(tmp_path / "c")
-    assert told(moments) == told(optimizer.state_dict())
+    assert bitwise(moments) == bitwise(optimizer.state_dict())
     other, its, _ = fresh(OPTIMIZERS[name])
     other.load_state_dict(weights)
     its.load_state_dict(moments)
     for pair in ((model, optimizer), (other, its)):
         step(*pair)
-    assert told(dict(other.state_dict())) == told(dict(model.state_dict()))
+    assert bitwise(dict(other.state_dict())) == bitwise(dict(model.state_dict()))
 
 
 ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -367,7 +367,7 @@ def test_a_schedule_continues_from_a_checkpoint(tmp_path, name):
     for three in ((model, optimizer, plan), (other, its, its_plan)):
         step(*three)
         step(*three)
-    assert told(dict(other.state_dict())) == told(dict(model.state_dict()))
+    assert bitwise(dict(other.state_dict())) == bitwise(dict(model.state_dict()))
 
 
 @pytest.mark.parametrize("sizes", list(itertools.permutations([1, 5000, 70_000])), ids=str)
@@ -378,4 +378,4 @@ def test_a_buffer_used_again_for_other_sizes_gives_the_right_files(tmp_path, siz
             checkpointer.save(tmp_path / f"{k}", state, {"m": state["w"]})
     for k, state in enumerate(states):
         model, optimizer, _ = load_checkpoint(tmp_path / f"{k}", verify=True)
-        assert told((model, optimizer)) == told((state, {"m": state["w"]}))
+        assert bitwise((model, optimizer)) == bitwise((state, {"m": state["w"]}))

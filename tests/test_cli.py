@@ -6,19 +6,19 @@ import os
 import re
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from npydata import __version__, inspect_tokens, write_tokens
-from npydata import prepare as prepare_module
+from npydata import __version__, write_tokens
 from npydata.cli import FLOATS, main, one_line
-from npydata.inspect_tokens import count_windows
-from npydata.lazy import convert as convert_module
-from npydata.progress import human_bytes, human_rate
+from npydata.dataset import inspect as inspect_tokens
+from npydata.dataset import prepare as prepare_module
+from npydata.dataset.inspect import count_windows
+from npydata.reader import convert as convert_module
+from npydata.system.progress import human_bytes, human_rate
 
 
 def run(*argv, **options):
@@ -198,10 +198,10 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing_half_written(tmp_path, monkeyp
     (tmp_path / "a.txt").write_text("text")
 
     def interrupted(path):
-        yield b"some text"
+        yield "some text"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_module, "read_blocks", interrupted)
+    monkeypatch.setattr(prepare_module, "read_text", interrupted)
     assert main(["prepare", str(tmp_path / "a.txt"), "-q", "-o", str(tmp_path / "o.npy")]) == 130
     assert capsys.readouterr().err == "npydata: interrupted\n"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -278,21 +278,6 @@ def test_windows_are_counted_as_the_datasets_count_them():
     assert count_windows((10,), 3).random_starts == 7
     assert count_windows((5, 10), 3).random_starts == 35
     assert count_windows((3,), 3).random_starts == 0
-
-
-def test_bench_is_handed_to_its_own_package(monkeypatch):
-    seen = []
-
-    def add_arguments(commands):
-        commands.add_parser("bench").add_argument("what")
-
-    fake = types.ModuleType("npydata.bench")
-    fake.add_arguments = add_arguments
-    fake.main = lambda args: seen.append(args.what) or 5
-    monkeypatch.setitem(sys.modules, "npydata.bench", fake)
-    monkeypatch.setattr("npydata.bench", fake, raising=False)
-    assert main(["bench", "dataset"]) == 5
-    assert seen == ["dataset"]
 
 
 @pytest.mark.parametrize(

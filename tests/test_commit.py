@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_tools import small_state, told, tree_of
+from checkpoint_tools import bitwise, small_state, tree_of
 
 from npydata import (
     AsyncCheckpointer,
@@ -19,8 +19,8 @@ from npydata import (
     save_checkpoint,
     verify_checkpoint,
 )
-from npydata.checkpoint import background, commit
-from npydata.checkpoint.commit import committed, in_place
+from npydata.checkpointer import commit, writer
+from npydata.checkpointer.commit import committed, in_place
 
 
 def save(folder, step=0, **settings):
@@ -30,7 +30,7 @@ def save(folder, step=0, **settings):
 
 def step_of(folder):
     model, _, state = load_checkpoint(folder, verify=True)
-    assert told(model) == told(small_state(state.step))
+    assert bitwise(model) == bitwise(small_state(state.step))
     return state.step
 
 
@@ -142,7 +142,7 @@ def test_keep_last_1_keeps_the_one_just_saved(tmp_path):
 def test_keep_last_keeps_the_one_just_saved_when_another_job_was_faster(tmp_path, monkeypatch):
     for name in ("a", "b"):
         save(tmp_path / name)
-    monkeypatch.setattr(background, "next_sequence", lambda _: 1)
+    monkeypatch.setattr(commit, "next_sequence", lambda _: 1)
     save(tmp_path / "c", keep_last=1)
     assert names_in(tmp_path) == ["b", "c", "latest"]
 
@@ -153,7 +153,7 @@ def test_keep_last_deletes_nothing_when_the_save_fails(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device", "x")
 
-    monkeypatch.setattr(background, "write_durably", fail)
+    monkeypatch.setattr(writer, "write_durably", fail)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path / "b", 2, keep_last=1)
     assert step_of(latest_checkpoint(tmp_path)) == 1
@@ -316,14 +316,14 @@ def test_an_empty_folder_is_a_good_destination(tmp_path):
 
 
 def test_files_that_appear_in_the_destination_during_the_save_stop_it(tmp_path, monkeypatch):
-    real = background.write_durably
+    real = writer.write_durably
 
     def write_and_disturb(*args):
         (tmp_path / "c").mkdir(exist_ok=True)
         (tmp_path / "c" / "x").write_text("x")
         return real(*args)
 
-    monkeypatch.setattr(background, "write_durably", write_and_disturb)
+    monkeypatch.setattr(writer, "write_durably", write_and_disturb)
     with pytest.raises(CheckpointError, match="holds files"):
         save(tmp_path / "c")
     assert names_in(tmp_path) == ["c"]
@@ -356,7 +356,7 @@ def test_until_the_commit_everything_is_private_even_without_a_umask(tmp_path, m
     def look(temporary, *_):
         seen.append((modes(temporary), temporary))
 
-    monkeypatch.setattr(background, "commit", look)
+    monkeypatch.setattr(commit, "commit", look)
     old = os.umask(0)
     try:
         save_checkpoint(tmp_path / "c", small_state(), {"m": torch.ones(1)})

@@ -27,16 +27,17 @@ from safetensors.torch import save_file
 from safetensors_codes import require_known
 
 from npydata import CheckpointError, open_checkpoint
-from npydata.lazy import convert, elements
-from npydata.lazy.safetensors_archive import CODES, COMPLEX_AS_REAL
+from npydata.reader import convert, elements
+from npydata.reader.containers import safetensors
+from npydata.reader.containers.safetensors import CODES, COMPLEX_AS_REAL
 
 DTYPES = [*CODES, *COMPLEX_AS_REAL]
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    """So few bytes at once that tensors of a test take several pieces."""
-    monkeypatch.setattr(elements, "PIECE_BYTES", 64)
+def small_chunks(monkeypatch):
+    """So few bytes at once that tensors of a test take several chunks."""
+    monkeypatch.setattr(elements, "CHUNK_BYTES", 64)
 
 
 def numbers(*shape, dtype=torch.float32, seed=0):
@@ -119,8 +120,8 @@ def test_every_view_comes_back_with_its_elements_in_order(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.usefixtures("small_pieces")
-def test_every_view_comes_back_piece_by_piece(tmp_path, name):
+@pytest.mark.usefixtures("small_chunks")
+def test_every_view_comes_back_chunk_by_chunk(tmp_path, name):
     assert_same(there_and_back(tmp_path, {"a": VIEWS[name]})["a"], VIEWS[name])
 
 
@@ -134,8 +135,8 @@ def some_view(draw, base):
     return base.as_strided(shape, stride, draw.randrange(base.numel() - reach))
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_any_view_comes_back_piece_by_piece(tmp_path):
+@pytest.mark.usefixtures("small_chunks")
+def test_any_view_comes_back_chunk_by_chunk(tmp_path):
     draw = random.Random(0)
     base = numbers(600, dtype=torch.int32)
     views = {str(number): some_view(draw, base) for number in range(300)}
@@ -144,15 +145,15 @@ def test_any_view_comes_back_piece_by_piece(tmp_path):
         assert_same(found[name], view)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_no_piece_is_longer_than_asked_for(tmp_path):
+@pytest.mark.usefixtures("small_chunks")
+def test_no_chunk_is_longer_than_asked_for(tmp_path):
     draw = random.Random(1)
     base = numbers(600, dtype=torch.int32)
     views = {str(number): some_view(draw, base) for number in range(300)}
     with open_checkpoint(save(tmp_path, views)) as checkpoint:
         for name, found in checkpoint.distinct():
-            for piece in elements.element_pieces(found.reader, found.value):
-                assert piece.nbytes <= 64, name
+            for chunk in elements.element_chunks(found.reader, found.value):
+                assert chunk.nbytes <= 64, name
 
 
 ORDERS = {"<": "little", ">": "big"}
@@ -166,7 +167,7 @@ ON_DISK = {
 
 @pytest.mark.parametrize("order, kind", list(product(ORDERS, ON_DISK)))
 @pytest.mark.parametrize("stride", [(4, 1), (1, 3)], ids=["as it lies", "transposed"])
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_files_of_either_byte_order_are_written_in_little(tmp_path, order, kind, stride):
     wanted = np.arange(12).astype(ON_DISK[kind])
     require_known(torch.from_numpy(wanted).dtype)
@@ -270,7 +271,7 @@ def test_values_too_long_for_a_header_are_left_out_and_named(tmp_path, monkeypat
 
 
 def test_a_header_that_no_reader_takes_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(convert, "MAX_HEADER_BYTES", 5000)
+    monkeypatch.setattr(safetensors, "MAX_HEADER_BYTES", 5000)
     with pytest.raises(CheckpointError, match="header of 8,184 bytes, at most 5,000"):
         there_and_back(tmp_path, {"x" * 5000: numbers(2)})
 
@@ -292,7 +293,7 @@ def test_dtype_casts_tensors_of_floating_point_and_no_others(tmp_path):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_dtype_casts_every_view(tmp_path, name):
     wanted = VIEWS[name]
     found = there_and_back(tmp_path, {"a": wanted}, dtype=torch.float64)["a"]

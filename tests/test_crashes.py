@@ -12,7 +12,7 @@ import torch
 from faults.children import Child
 from faults.saving import holds, save_step, saves_again
 from npydata import AsyncCheckpointer
-from npydata.checkpoint import commit
+from npydata.checkpointer import commit
 
 times, seed, root, how = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 torch.set_num_threads(1)

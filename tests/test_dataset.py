@@ -3,6 +3,7 @@
 import multiprocessing
 import pickle
 import resource
+import sys
 import time
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from npydata import MmapDataset, NpyTokensDataset, TokenFileError, write_tokens
-from npydata.dataset import Batch
+from npydata.dataset import datasets
+from npydata.dataset.datasets import Batch
 
 SMOKE = "materials/train_smoke.npy"
 
@@ -59,7 +61,7 @@ class TestPromises:
 
     def test_ids_above_2_to_the_24_survive_exactly(self, taught, raw):
         for first in (2**24 - 5, 2**32 - 10):
-            x, y = taught.MmapDataset(raw(10, first=first), 9)[0]
+            x, y = taught.MmapDataset(raw(10, first=first), 9, dtype="uint32")[0]
             assert x.tolist() == list(range(first, first + 9))
             assert y.tolist() == list(range(first + 1, first + 10))
 
@@ -94,7 +96,7 @@ class TestPromises:
 
 
 def test_index_2_of_8_tokens_is_refused(raw):
-    with pytest.raises(IndexError, match="index 2 of a dataset of 2"):
+    with pytest.raises(IndexError, match="index 2, expected -2 to 1: 2 samples"):
         MmapDataset(raw(8), 3)[2]
 
 
@@ -106,7 +108,7 @@ def test_two_tokens_are_too_few(raw):
 
 def test_five_bytes_are_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(5))
-    with pytest.raises(TokenFileError, match=r"5 bytes is not a multiple of 4 \(uint32 tokens\)"):
+    with pytest.raises(TokenFileError, match=r"5 bytes is not a multiple of 4 \(uint32 tokens"):
         MmapDataset(tmp_path / "a.bin", 1)
 
 
@@ -230,10 +232,27 @@ def test_paths_that_name_no_file_are_refused(tmp_path, paths, message):
         MmapDataset(paths.format(tmp_path) if isinstance(paths, str) else paths, 3)
 
 
-@pytest.mark.parametrize("options", [{"seq_len": 0}, {"seq_len": -3}, {"seq_len": 3, "stride": 0}])
-def test_a_length_that_counts_nothing_is_refused(raw, options):
-    with pytest.raises(ValueError, match="expected 1 or more"):
-        MmapDataset(raw(10), **options)
+@pytest.mark.parametrize(
+    "name, value, error",
+    [
+        ("seq_len", 0, ValueError),
+        ("seq_len", -3, ValueError),
+        ("seq_len", 1.5, TypeError),
+        ("seq_len", "8", TypeError),
+        ("stride", 0, ValueError),
+        ("stride", 2.0, TypeError),
+        ("vocab_size", 0, ValueError),
+        ("vocab_size", "7", TypeError),
+    ],
+)
+def test_a_number_that_counts_nothing_is_named(raw, name, value, error):
+    with pytest.raises(error, match=f"^{name}={value!r}, expected an integer of 1 or more"):
+        MmapDataset(raw(10), **{"seq_len": 3, name: value})
+
+
+def test_a_seed_that_is_no_integer_is_named(raw):
+    with pytest.raises(TypeError, match=r"seed=1\.5, expected an integer"):
+        NpyTokensDataset(raw(10), 3, seed=1.5)
 
 
 def test_an_id_outside_the_vocabulary_is_refused(raw):
@@ -266,10 +285,25 @@ def test_indices_may_be_any_integers_negative_ones_too(raw):
     assert ds.fetch([])[0].shape == (0, 3)
 
 
-@pytest.mark.parametrize("indices", [[0.5], ["a"], [[1, 2]], None])
-def test_what_is_no_index_is_refused(raw, indices):
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    "indices, message",
+    [
+        ([0.5], r"indices are float64 \(1,\), expected a list of integers"),
+        (["a"], "indices are <U1"),
+        ([[1, 2]], r"indices are int64 \(1, 2\)"),
+        (None, "index None, expected an integer, a slice or a list"),
+        ("a", "index 'a', expected an integer"),
+        (1.5, "index 1.5, expected an integer"),
+    ],
+)
+def test_what_is_no_index_is_refused(raw, indices, message):
+    with pytest.raises(TypeError, match=message):
         MmapDataset(raw(40), 3)[indices]
+
+
+def test_windows_are_no_second_way_to_say_what_to_fetch(raw):
+    with pytest.raises(TypeError, match="windows"):
+        MmapDataset(raw(40), 3).fetch([0], windows=np.array([3]))
 
 
 def test_iterating_ends(raw):
@@ -277,20 +311,58 @@ def test_iterating_ends(raw):
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_windows_that_are_known_need_not_be_computed(ids, access):
+def test_known_windows_are_fetched_into_memory_that_is_given(ids, access):
     for ds in (NpyTokensDataset(ids, 16, access=access), MmapDataset(ids, 16, access=access)):
         indices = np.arange(50)
-        known = ds.fetch(indices, windows=ds.window_numbers(indices, 9, 2))
+        out = np.empty((2, 50, 16), np.int64)
+        known = ds.fetch_windows(ds.windows_of(indices, 9, 2), out=out)
+        assert np.shares_memory(known[1].numpy(), out)
         assert torch.equal(known[1], ds.fetch(indices, seed=9, epoch=2)[1])
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_hints_do_not_change_what_is_fetched(ids, access):
+def test_advice_does_not_change_what_is_fetched(ids, access):
     for kind in (MmapDataset, NpyTokensDataset):
         ds = kind(ids, 16, access=access, **({"seed": 3} if kind is NpyTokensDataset else {}))
         before = ds.fetch(range(50), seed=9, epoch=2)
         ds.will_need(range(50), seed=9, epoch=2)
         assert torch.equal(ds.fetch(range(50), seed=9, epoch=2)[0], before[0])
+
+
+def calls_made_by(function):
+    """Return how many Python functions a call enters."""
+    entered = []
+    sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
+
+
+@pytest.mark.parametrize("kind", [MmapDataset, NpyTokensDataset])
+def test_a_fetch_does_no_more_work_for_a_hundred_files_than_for_two(raw, kind):
+    paths = [raw(10, f"{k}.bin") for k in range(100)]
+    few, many = kind(paths[:2], 3), kind(paths, 3)
+    assert calls_made_by(lambda: len(many)) == calls_made_by(lambda: len(few))
+    for ds in (few, many):
+        ds.fetch([1], seed=0)  # the first fetch from a file makes its view
+    calls = [calls_made_by(lambda ds=ds: ds.fetch([1], seed=0)) for ds in (few, many)]
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [range(5, 8), range(7, 1, -3), range(-3, 3), range(0), np.array([3, 1]), np.arange(-3, 3)[::2]],
+)
+@pytest.mark.parametrize("few", [0, 256])
+def test_ranges_and_arrays_give_what_the_same_list_gives(raw, indices, few, monkeypatch):
+    monkeypatch.setattr(datasets, "FEW", few)
+    ds = MmapDataset(raw(40), 3)
+    assert torch.equal(ds.fetch(indices)[1], ds.fetch([int(i) for i in indices])[1])
+    for wrong in (range(5, 11), range(-11, 2), np.array([3, 10]), np.array([-11, 3])):
+        with pytest.raises(IndexError, match="expected -10 to 9"):
+            ds.fetch(wrong)
 
 
 def all_windows(ids, workers, start_method):

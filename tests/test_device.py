@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from loader_tools import Numbers, all_workers_end, values
+from loader_tools import Numbers, all_workers_end, values, workers_alive
 
-import npydata.loader
+import npydata.loader.loader
 from npydata import AsyncDataLoader, MmapDataset, write_tokens
-from npydata.buffers import BufferPool
-from npydata.device import HostCopies, StreamCopies, copies_to
+from npydata.loader.buffer_pool import BufferPool
+from npydata.loader.device_transfer import HostTransfer, StreamTransfer, transfer_to
 
 CUDA = torch.device("cuda")
 
@@ -102,13 +102,13 @@ def tensor(*numbers):
 
 
 def test_without_a_device_nothing_is_done():
-    assert not copies_to(None, pin_memory=False).moves
-    assert isinstance(copies_to("cpu", pin_memory=False), HostCopies)
+    assert not transfer_to(None, pin_memory=False).moves
+    assert isinstance(transfer_to("cpu", pin_memory=False), HostTransfer)
 
 
 def test_host_copies_go_through_nested_batches_and_leave_other_things_alone():
     batch = {"a": torch.ones(2), "b": [torch.zeros(1), "text", 3]}
-    moved = HostCopies(torch.device("meta")).send(batch)
+    moved = HostTransfer(torch.device("meta")).send(batch)
     assert moved["a"].device.type == moved["b"][0].device.type == "meta"
     assert moved["b"][1:] == ["text", 3]
 
@@ -116,7 +116,7 @@ def test_host_copies_go_through_nested_batches_and_leave_other_things_alone():
 def test_host_copies_pin_what_is_not_pinned(cuda):
     pinned, plain = tensor(1), tensor(2)
     plain.pinned = False
-    sent = HostCopies(pinned=True).send((pinned, plain))
+    sent = HostTransfer(pinned=True).send((pinned, plain))
     assert len(cuda.calls("pin")) == 1
     assert sent[0] is pinned
     assert [part.is_pinned() for part in sent] == [True, True]
@@ -124,7 +124,7 @@ def test_host_copies_pin_what_is_not_pinned(cuda):
 
 def test_pin_memory_without_a_gpu_is_left_out(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not copies_to(None, pin_memory=True).moves
+    assert not transfer_to(None, pin_memory=True).moves
     assert len(list(AsyncDataLoader(Numbers(64), pin_memory=True))) == 2
 
 
@@ -134,7 +134,7 @@ def test_a_device_named_in_words_is_understood(cuda):
 
 
 def test_send_copies_on_the_side_stream_and_returns_when_the_copy_is_done(cuda):
-    moved = StreamCopies(CUDA, cuda).send((tensor(1, 2), {"y": tensor(3)}))
+    moved = StreamTransfer(CUDA, cuda).send((tensor(1, 2), {"y": tensor(3)}))
     side = cuda.streams[0]
     assert cuda.log == [
         ("copy", side, "cuda", True),
@@ -150,14 +150,14 @@ def test_send_copies_on_the_side_stream_and_returns_when_the_copy_is_done(cuda):
 def test_memory_that_is_not_pinned_is_pinned_first(cuda):
     plain = tensor(5)
     plain.pinned = False
-    moved = StreamCopies(CUDA, cuda).send(plain)
+    moved = StreamTransfer(CUDA, cuda).send(plain)
     assert [call[0] for call in cuda.log] == ["pin", "copy", "record", "synchronize"]
     assert moved.tolist() == [5]
 
 
 def test_receive_tells_the_allocator_that_the_current_stream_uses_every_tensor(cuda):
     batch = (tensor(1), [tensor(2), "text"])
-    received = StreamCopies(CUDA, cuda).receive(batch)
+    received = StreamTransfer(CUDA, cuda).receive(batch)
     assert cuda.log == [("used on", "current of cuda")] * 2
     assert received[0] is batch[0]
     assert received[1][1] == "text"
@@ -168,13 +168,16 @@ def test_recycled_pinned_memory_is_not_written_before_its_copy_is_done(
     cuda, monkeypatch, tokens, workers, factor
 ):
     class Pinned(MmapDataset):
-        def fetch(self, indices, *, seed=None, epoch=None, out=None):
-            x, y = super().fetch(indices, seed=seed, epoch=epoch, out=out)
+        def fetch_windows(self, windows, *, out=None):
+            x, y = super().fetch_windows(windows, out=out)
             return x.as_subclass(Tensor), y.as_subclass(Tensor)
 
+    others = workers_alive()  # of tests before this one
     settings = {"batch_size": 8, "seed": 1}
     wanted = list(AsyncDataLoader(MmapDataset(tokens, 9), **settings))
-    monkeypatch.setattr(npydata.loader, "copies_to", lambda *_, **__: OneAtATime(CUDA, cuda))
+    monkeypatch.setattr(
+        npydata.loader.loader, "transfer_to", lambda *_, **__: OneAtATime(CUDA, cuda)
+    )
     memory = []  # a real pinned block stays mapped, too
 
     def allocate(pool):
@@ -190,10 +193,10 @@ def test_recycled_pinned_memory_is_not_written_before_its_copy_is_done(
         assert [part.tolist() for part in got] == [part.tolist() for part in batch]
     assert len(memory) < len(wanted) or loader.config.capacity < 3  # some of it was used again
     assert len(cuda.calls("used on")) == 2 * len(wanted)
-    assert all_workers_end()
+    assert all_workers_end(besides=others)
 
 
-class OneAtATime(StreamCopies):
+class OneAtATime(StreamTransfer):
     """Copies of one worker at a time, because the fake has one active stream for all threads."""
 
     def __init__(self, device, cuda):

@@ -12,9 +12,9 @@ import zlib
 
 import pytest
 
-from npydata.checkpoint import direct
-from npydata.checkpoint.buffers import ImageBuffer
-from npydata.checkpoint.direct import DIRECT, PAGE, write_durably
+from npydata.checkpointer import writer
+from npydata.checkpointer.staging import StagingBuffer
+from npydata.checkpointer.writer import DIRECT, PAGE, write_durably
 
 PIECE = 4 * PAGE
 SIZES = [0, 1, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 777]
@@ -22,12 +22,12 @@ SIZES = [0, 1, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE,
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(direct, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(writer, "PIECE_BYTES", PIECE)
 
 
 def page_memory(nbytes, seed=1):
     """Random bytes in page-aligned memory, up to the end of a page."""
-    buffer = ImageBuffer()
+    buffer = StagingBuffer()
     memory = buffer.reserve(-(-nbytes // PAGE) * PAGE).numpy()
     memory[:] = memoryview(random.Random(seed).randbytes(len(memory)))
     return memory.data
@@ -194,7 +194,7 @@ def test_the_data_is_on_the_disk_before_the_call_returns(tmp_path, monkeypatch):
 
 
 def test_no_checksum_is_computed_before_everything_is_filled(tmp_path, monkeypatch):
-    monkeypatch.setattr(direct, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(writer, "PIECE_BYTES", 4096)
     begun, early = threading.Event(), []
     real = zlib.crc32
 
@@ -210,8 +210,8 @@ def test_no_checksum_is_computed_before_everything_is_filled(tmp_path, monkeypat
             filled.wait()
 
     filled = threading.Event()
-    monkeypatch.setattr(direct.zlib, "crc32", crc32)
+    monkeypatch.setattr(writer.zlib, "crc32", crc32)
     memory = memoryview(mmap.mmap(-1, 3 * 4096))
-    sums = direct.write_durably(tmp_path / "file", memory, 3 * 4096, wait_for)
+    sums = writer.write_durably(tmp_path / "file", memory, 3 * 4096, wait_for)
     assert early == [False]
     assert sums == [real(bytes(4096))] * 3

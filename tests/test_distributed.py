@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from checkpoint_tools import told
+from checkpoint_tools import bitwise
 from ranks import Ranks, on_ranks, states
 from ranks.hosts import cannot_have_hosts, two_hosts
 from ranks.states import group, optimizer_state, part_of, spread, starts, stream, train, whole
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from npydata import (
     AsyncCheckpointer,
@@ -69,7 +70,7 @@ def save_everything(folder, tokens, keys="names"):
     taken = starts(next(batches) for _ in range(BEFORE))
     place = loader.state_dict()
     training = TrainingState(step=2, tokens=7, rng=capture_rng(), loader=place, extra={"a": (1,)})
-    saved = told([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
+    saved = bitwise([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
     with AsyncCheckpointer() as keeper:
         state = optimizer_state(model, optimizer, keys)
         keeper.save_distributed(folder, model.state_dict(), state, training)
@@ -83,7 +84,7 @@ def load_everything(folder, tokens, keys="names"):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         training = load_distributed(folder, model, optimizer)
-    loaded = told([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
+    loaded = bitwise([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
     loader = stream(tokens)
     loader.load_state_dict(training.loader)
     facts = training.step, training.tokens, training.extra, training.rng is not None
@@ -119,7 +120,7 @@ def test_what_any_number_of_ranks_saved_any_number_loads_and_the_samples_go_on(t
         given = in_turn([[*taken, *rest] for _, taken, rest in ranks])
         assert given == expected[: SAMPLES - SAMPLES % world]
         model, optimizer, _ = load_checkpoint(folders[world], verify=True)
-        assert told([model, optimizer]) == saved[world]
+        assert bitwise([model, optimizer]) == saved[world]
     for world in WORLDS:
         ranks = on_ranks(world, load_many, list(folders.values()), tokens)
         for before, found in zip(WORLDS, zip(*ranks, strict=True), strict=True):
@@ -189,7 +190,7 @@ def check_run(tmp_path, tokens, world, before):
     assert given == expected[: SAMPLES - SAMPLES % world]
     model, optimizer, _ = load_checkpoint(folder, verify=True)
     for (saved, *_), (again, *_), (of_three, *_) in found:
-        assert again == saved == told([model, optimizer])
+        assert again == saved == bitwise([model, optimizer])
         assert of_three == before
     assert latest_checkpoint(folder.parent) == folder
 
@@ -204,7 +205,7 @@ def save_spread(folder, how, keys="numbers", steps=1):
     state = optimizer_state(model, optimizer, keys)
     with AsyncCheckpointer() as keeper:
         keeper.save_distributed(folder, model.state_dict(), state, TrainingState(step=steps))
-    return told([whole(model.state_dict()), whole(state)])
+    return bitwise([whole(model.state_dict()), whole(state)])
 
 
 def stored(folder, part):
@@ -238,7 +239,7 @@ def test_no_byte_is_written_twice(tmp_path, how, keys):
     saved = on_ranks(4, save_spread, tmp_path / "a", how, keys)
     assert all(one == saved[0] for one in saved)
     model, optimizer, _ = load_checkpoint(tmp_path / "a", verify=True)
-    assert told([model, optimizer]) == saved[0]
+    assert bitwise([model, optimizer]) == saved[0]
     for part, state in (("model", model), ("optimizer", optimizer)):
         files = (tmp_path / "a" / part).iterdir()
         assert sum(map(data_bytes, files)) == nbytes(state)
@@ -353,19 +354,21 @@ def test_every_kind_of_tensor_comes_back_whole_to_every_reader(tmp_path, world):
     on_ranks(world, save_kinds, folder)
     expected = all_kinds(world)
     model, optimizer, _ = load_checkpoint(folder, verify=True)
-    assert told(model) == told(expected)
+    assert bitwise(model) == bitwise(expected)
     some = {name: one for name, one in expected.items() if name.startswith("float32")}
-    assert told(optimizer["state"][3]) == told(some)
+    assert bitwise(optimizer["state"][3]) == bitwise(some)
     assert optimizer["state"]["x"][:2] == (1, None)
     verify_checkpoint(folder)
-    assert told(load_checkpoint(folder, mmap=False)[0]) == told(expected)
+    assert bitwise(load_checkpoint(folder, mmap=False)[0]) == bitwise(expected)
     with open_checkpoint(folder / "model") as checkpoint:
         assert set(checkpoint) == set(expected)
-        assert told({name: checkpoint[name] for name in expected}) == told(expected)
+        assert bitwise({name: checkpoint[name] for name in expected}) == bitwise(expected)
         assert all(checkpoint.info(name).shape == one.shape for name, one in expected.items())
     with open_checkpoint(folder) as checkpoint:
-        assert told({name: checkpoint[f"model.{name}"] for name in expected}) == told(expected)
-        assert told(checkpoint["optimizer.state.3.float32.deep.s2"]) == told(
+        assert bitwise({name: checkpoint[f"model.{name}"] for name in expected}) == bitwise(
+            expected
+        )
+        assert bitwise(checkpoint["optimizer.state.3.float32.deep.s2"]) == bitwise(
             some["float32.deep.s2"]
         )
 
@@ -386,7 +389,7 @@ def test_torchs_own_hugging_face_reader_loads_the_folders(tmp_path, part):
         warnings.simplefilter("ignore")
         dcp.load(room, storage_reader=reader, no_dist=True)
     for name, tensor in there.items():
-        assert told(room[name]) == told(tensor), name
+        assert bitwise(room[name]) == bitwise(tensor), name
 
 
 def stored_form(tensor):
@@ -411,12 +414,12 @@ def test_a_stated_command_makes_one_file_of_it(tmp_path, capsys, what, cast):
             wanted = stored_form(tensor)
             if cast and tensor.dtype.is_floating_point:
                 wanted = wanted.to(torch.bfloat16)
-            assert told(file.get_tensor(prefix + name)) == told(wanted), name
+            assert bitwise(file.get_tensor(prefix + name)) == bitwise(wanted), name
         assert ("optimizer.state.3.float32.deep.s2" in file.keys()) == (what == "all")  # noqa: SIM118
     if cast is None:
         with open_checkpoint(out) as checkpoint:
             again = {name: checkpoint[prefix + name] for name in expected}
-        assert told(again) == told({k: v.contiguous() for k, v in expected.items()})
+        assert bitwise(again) == bitwise({k: v.contiguous() for k, v in expected.items()})
 
 
 def test_inspect_and_verify_tell_of_a_folder_that_ranks_wrote(tmp_path, capsys):
@@ -437,6 +440,43 @@ def test_inspect_and_verify_tell_of_a_folder_that_ranks_wrote(tmp_path, capsys):
     assert "rank_1" in capsys.readouterr().err
 
 
+class Copied(TorchDispatchMode):
+    """Counts the bytes of tensors that are copied, as a mapped file is when it is read."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if operator is torch.ops.aten.copy_.default:
+            self.nbytes += result.nbytes
+        return result
+
+
+def asked_of_files():
+    """Return the bytes that this process has asked files for; maps are not counted."""
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+
+def save_large(folder):
+    weight = part_of(torch.zeros(1 << 20), init_device_mesh("cpu", (group()[1],)), [Shard(0)])
+    with AsyncCheckpointer() as keeper:
+        keeper.save_distributed(folder, {"w": weight})
+
+
+@pytest.mark.parametrize("world", [None, 2])
+def test_verifying_reads_everything_once(tmp_path, world):
+    if world:
+        on_ranks(world, save_large, tmp_path / "a")
+    else:
+        save_checkpoint(tmp_path / "a", {"w": torch.zeros(1 << 20)})
+    verify_checkpoint(tmp_path / "a")  # imports what it needs, which are files as well
+    before = asked_of_files()
+    with Copied() as copied:
+        verify_checkpoint(tmp_path / "a")
+    assert 4 << 20 <= asked_of_files() - before + copied.nbytes < 5 << 20
+
+
 # Models in wrappers, ties, optimizers
 
 
@@ -449,7 +489,7 @@ def load_spread(folder, how, steps=1):
     train(model, optimizer, steps, first=1)
     later = [one.flatten().tolist() for one in whole(dict(model.named_parameters())).values()]
     groups = [one["lr"] for one in optimizer.param_groups]
-    return told([state, numbered]), groups, np.concatenate(later)
+    return bitwise([state, numbered]), groups, np.concatenate(later)
 
 
 def states_name(name):
@@ -501,7 +541,7 @@ def save_tied(folder, sharded):
     model.seen = (5, "x")
     with AsyncCheckpointer() as keeper:
         keeper.save_distributed(folder, model.state_dict())
-    return told(whole(model.embedding.weight.detach()))
+    return bitwise(whole(model.embedding.weight.detach()))
 
 
 def load_tied(folder, sharded):
@@ -511,7 +551,7 @@ def load_tied(folder, sharded):
         fully_shard(model, mesh=init_device_mesh("cpu", (group()[1],)))
     load_distributed(folder, model)
     weights = [whole(one.weight.detach()) for one in (model.embedding, model.out)]
-    return [told(one) for one in weights], model.seen, model.out.weight is model.embedding.weight
+    return [bitwise(one) for one in weights], model.seen, model.out.weight is model.embedding.weight
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -520,10 +560,12 @@ def test_tied_tensors_have_each_name_and_are_one_again(tmp_path, sharded):
     model, optimizer, _ = load_checkpoint(tmp_path / "a")
     assert optimizer is None
     assert model["embedding.weight"] is model["out.weight"]
-    assert told(model["out.weight"]) == weight
+    assert bitwise(model["out.weight"]) == weight
     assert model["_extra_state"] == {"seen": (5, "x"), "rate": float("inf")}
     with open_checkpoint(tmp_path / "a" / "model") as checkpoint:
-        assert told(checkpoint["out.weight"]) == told(checkpoint["embedding.weight"]) == weight
+        assert (
+            bitwise(checkpoint["out.weight"]) == bitwise(checkpoint["embedding.weight"]) == weight
+        )
     for world, spread_there in ((1, False), (3, True)):
         for weights, seen, one in on_ranks(world, load_tied, tmp_path / "a", spread_there):
             assert weights == [weight] * 2
@@ -533,10 +575,10 @@ def test_tied_tensors_have_each_name_and_are_one_again(tmp_path, sharded):
 def load_tied_and_optimizer(folder):
     """Load with an optimizer, which the checkpoint lacks."""
     model = Tied()
-    before = told(model.state_dict())
+    before = bitwise(model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters())
     message = refused(lambda: load_distributed(folder, model, optimizer))
-    return message, told(model.state_dict()) == before, hasattr(model, "seen")
+    return message, bitwise(model.state_dict()) == before, hasattr(model, "seen")
 
 
 def test_without_the_optimizers_state_the_extra_state_is_not_taken_either(tmp_path):
@@ -563,7 +605,7 @@ def train_tied(folder):
                 keeper.save_distributed(folder, model.state_dict(), state)
         else:
             load_distributed(folder, model, optimizer)
-        states_of.append(told(whole([model.state_dict(), optimizer.state_dict()["state"]])))
+        states_of.append(bitwise(whole([model.state_dict(), optimizer.state_dict()["state"]])))
     return states_of
 
 
@@ -580,7 +622,7 @@ def save_singly(folder):
     train(model, optimizer, 1)
     training = TrainingState(step=4, rng=capture_rng())
     save_checkpoint(folder, model.state_dict(), optimizer.state_dict(), training)
-    return told([model.state_dict(), optimizer.state_dict()["state"]])
+    return bitwise([model.state_dict(), optimizer.state_dict()["state"]])
 
 
 def load_rng(folder, how):
@@ -588,7 +630,7 @@ def load_rng(folder, how):
         warnings.simplefilter("always")
         model, optimizer = spread(how, seed=9)
         training = load_distributed(folder, model, optimizer)
-    state = told([whole(model.state_dict()), whole(optimizer.state_dict()["state"])])
+    state = bitwise([whole(model.state_dict()), whole(optimizer.state_dict()["state"])])
     drawn = None
     if training.rng is not None:
         restore_rng(training.rng)
@@ -672,11 +714,11 @@ def load_misfits(folder, modest):
     messages, changed = {}, []
     for how in ("lacks", "more", "shape"):
         model, _ = spread("fsdp", make=lambda how=how: Other(how))
-        before = told(whole(model.state_dict()))
+        before = bitwise(whole(model.state_dict()))
         messages[how] = refused(lambda: load_distributed(folder, model, sharding=sharding))  # noqa: B023
-        changed.append(told(whole(model.state_dict())) != before)
+        changed.append(bitwise(whole(model.state_dict())) != before)
     model, optimizer = spread("fsdp", seed=9)
-    before = told(whole(model.state_dict()))
+    before = bitwise(whole(model.state_dict()))
     messages["no optimizer"] = refused(lambda: load_distributed(modest, model, optimizer))
     weights = [one for one in model.parameters() if one.ndim > 1]
     others = {
@@ -690,7 +732,7 @@ def load_misfits(folder, modest):
         original = load_module.check
         load_module.check = lambda *a, **k: replace(original(*a, **k), step=3)
     messages["two"] = refused(lambda: load_distributed(folder, model, sharding=sharding))
-    changed.append(told(whole(model.state_dict())) != before)
+    changed.append(bitwise(whole(model.state_dict())) != before)
     return messages, changed
 
 

@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from npydata import AsyncCheckpointer, CheckpointError, TrainingState, latest_checkpoint
-from npydata.checkpoint import commit as commit_module
+from npydata.checkpointer import commit as commit_module
 from npydata.distributed import ShardingConfig
-from npydata.distributed.meeting import Meeting
+from npydata.distributed import save as save_module
+from npydata.distributed.coordinator import Coordinator
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -55,12 +56,13 @@ def save_step(keeper, folder, step, elements=ELEMENTS, timeout_s=TIMEOUT_S):
 
 def outcome_of(call):
     """Return ``fine``, or what was raised; and the seconds that it took."""
-    began, told = time.monotonic(), "fine"
+    began, outcome = time.monotonic(), "fine"
     try:
         call()
     except (CheckpointError, OSError) as error:
-        told = f"{type(error).__name__}: {error}"
-    return told, time.monotonic() - began
+        kind = CheckpointError if isinstance(error, CheckpointError) else type(error)
+        outcome = f"{kind.__name__}: {error}"
+    return outcome, time.monotonic() - began
 
 
 def save_well(folder, step):
@@ -71,7 +73,7 @@ def save_well(folder, step):
 
 def count_messages(at):
     """Call ``at(n)`` before each message to the store, ``n`` from 0 on; looking is no message."""
-    original, counter = Meeting.asked, []
+    original, counter = Coordinator.call_store, []
 
     def asked(self, method, *args):
         if method not in ("check", "add"):
@@ -79,7 +81,7 @@ def count_messages(at):
             counter.append(method)
         return original(self, method, *args)
 
-    Meeting.asked = asked
+    Coordinator.call_store = asked
     return counter
 
 
@@ -104,8 +106,8 @@ def save_and_die(folder, step, victim, kind, when):
         keeper.wait()
 
     with layer.installed():
-        told = outcome_of(both)
-    return *told, len(layer.calls), len(messages)
+        outcome = outcome_of(both)
+    return *outcome, len(layer.calls), len(messages)
 
 
 # What must hold
@@ -119,7 +121,7 @@ def killed(root, world, victim, kind, when, step, name):
     before = set(unfinished(root))
     ranks = Ranks(world, save_and_die, root / name, step + 1, victim, kind, when)
     if kind == "moment":
-        assert ranks.said(victim) == "begins"
+        assert ranks.reported(victim) == "begins"
         threading.Event().wait(when)
         ranks.kill(victim)
     found = [ranks.outcome(rank) for rank in range(world)]
@@ -127,18 +129,18 @@ def killed(root, world, victim, kind, when, step, name):
     if kind != "moment":
         assert found[victim] == ("killed", -signal.SIGKILL), place
     newest = holds(root, step)
-    for rank, (kind_of_end, told) in enumerate(found):
+    for rank, (kind_of_end, outcome) in enumerate(found):
         if rank == victim:
             continue
         assert kind_of_end == "result", place
-        message, seconds, *_ = told
+        message, seconds, *_ = outcome
         assert seconds < 2 * TIMEOUT_S + MARGIN_S, place
         if message == "fine":
             assert newest == step + 1, place
         else:
             assert message.startswith("CheckpointError: "), place
             assert f"rank {victim}" in message, place
-            assert str(root / name) in message or "no word" in message, place
+            assert str(root / name) in message or "no message" in message, place
     if victim != 0:
         assert set(unfinished(root)) <= before, place
     return newest
@@ -179,8 +181,8 @@ def numbers_of_calls(tmp_path, world):
 
 
 def counted(folder, kind):
-    told, _, calls, messages = save_and_die(folder, 1, group()[0], kind, -1)
-    assert told == "fine"
+    outcome, _, calls, messages = save_and_die(folder, 1, group()[0], kind, -1)
+    assert outcome == "fine"
     return calls if kind == "call" else messages
 
 
@@ -249,7 +251,7 @@ def test_rank_0_may_take_the_store_with_it(tmp_path, when):
     for rank in (1, 2):
         message, seconds, *_ = ranks.result(rank)
         assert message.startswith("CheckpointError: ")
-        assert "store does not answer" in message or "rank 0: no word" in message
+        assert "store does not answer" in message or "rank 0: no message" in message
         assert seconds < 2 * TIMEOUT_S + MARGIN_S
     assert holds(tmp_path, 1) == 1
     saves_again(tmp_path, 3, 3, "b")
@@ -275,13 +277,13 @@ def fail_and_save_again(folder, victim, when, number):
         keeper.wait()
 
     with layer.installed():
-        told, _ = outcome_of(both)
+        outcome, _ = outcome_of(both)
     torch.distributed.barrier()
     seen = loaded_step(latest_checkpoint(folder.parent)), unfinished(folder.parent)
     torch.distributed.barrier()
     save_step(keeper, folder.parent / "again", 3, timeout_s=60)
     keeper.wait()
-    return told, seen, len(layer.calls)
+    return outcome, seen, len(layer.calls)
 
 
 def failed(root, world, victim, when):
@@ -289,16 +291,18 @@ def failed(root, world, victim, when):
     on_ranks(world, save_well, root / "a", 1)
     found = on_ranks(world, fail_and_save_again, root / "b", victim, when, errno.ENOSPC)
     place = f"rank {victim} of {world}, call {when}: {found}"
-    said = [told for told, *_ in found]
+    outcomes = [outcome for outcome, *_ in found]
     steps = {seen[0] for _, seen, _ in found}
-    if set(said) == {"fine"}:
+    if set(outcomes) == {"fine"}:
         assert steps == {2}, place
     else:
         assert steps <= {1, 2}, place
-        assert "No space left on device" in said[victim], place
-        for told in said[:victim] + said[victim + 1 :]:
-            assert told == "fine" or (f"rank {victim}: " in told and "No space left" in told), place
-            assert told != "fine" or steps == {2}, place
+        assert "No space left on device" in outcomes[victim], place
+        for outcome in outcomes[:victim] + outcomes[victim + 1 :]:
+            assert outcome == "fine" or (
+                f"rank {victim}: " in outcome and "No space left" in outcome
+            ), place
+            assert outcome != "fine" or steps == {2}, place
     assert latest_checkpoint(root) == root / "again"
     assert holds(root, 3) == 3
     assert unfinished(root) == [], place
@@ -321,9 +325,37 @@ def fail_and_leave(folder):
 def test_what_rank_0_could_not_remove_while_others_wrote_they_do(tmp_path):
     on_ranks(2, save_well, tmp_path / "a", 1)
     found = on_ranks(3, fail_and_leave, tmp_path / "b")
-    assert all("No space left" in told for told, *_ in found)
+    assert all("No space left" in outcome for outcome, *_ in found)
     assert {name for _, (_, left), _ in found for name in left} == set()
     assert holds(tmp_path, 3) == 3
+
+
+def fail_at(folder, call):
+    """Replace a checkpoint; rank 0 fails at a call of its own."""
+    if group()[0] == 0:
+
+        def fail(*_):
+            raise OSError(errno.EIO, "Input/output error")
+
+        setattr(save_module, call, fail)
+    keeper = AsyncCheckpointer()
+
+    def both():
+        save_step(keeper, folder, 2, timeout_s=60)
+        keeper.wait()
+
+    return outcome_of(both)[0]
+
+
+@pytest.mark.parametrize("call", ["make_root", "temporary_beside", "gather_entries", "commit"])
+def test_a_save_that_fails_before_or_in_its_temporary_folder_leaves_what_it_was_to_replace(
+    tmp_path, call
+):
+    on_ranks(2, save_well, tmp_path / "a", 1)
+    for outcome in on_ranks(2, fail_at, tmp_path / "a", call):
+        assert "Input/output error" in outcome
+    assert holds(tmp_path, 1, ["a"]) == 1
+    assert unfinished(tmp_path) == []
 
 
 @pytest.mark.crash
@@ -348,22 +380,22 @@ def save_past_a_limit(folder, victim):
         save_step(keeper, folder, 2, elements=1_000_000, timeout_s=60)
         keeper.wait()
 
-    told, _ = outcome_of(both)
+    outcome, _ = outcome_of(both)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     torch.distributed.barrier()
     save_step(keeper, folder, 3, elements=1_000_000, timeout_s=60)
     keeper.wait()
-    return told
+    return outcome
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_write_that_the_kernel_refuses_names_the_file_and_the_rank(tmp_path, victim):
     on_ranks(2, save_well, tmp_path / "a", 1)
-    said = on_ranks(2, save_past_a_limit, tmp_path / "a", victim)
-    assert "File too large" in said[victim]
-    assert f"model/rank_{victim}.safetensors" in said[victim]
-    assert said[1 - victim].startswith("CheckpointError: ")
-    assert f"rank {victim}: [Errno 27] File too large" in said[1 - victim]
+    outcomes = on_ranks(2, save_past_a_limit, tmp_path / "a", victim)
+    assert "File too large" in outcomes[victim]
+    assert f"model/rank_{victim}.safetensors" in outcomes[victim]
+    assert outcomes[1 - victim].startswith("CheckpointError: ")
+    assert f"rank {victim}: [Errno 27] File too large" in outcomes[1 - victim]
     assert holds(tmp_path, 3) == 3
     assert unfinished(tmp_path) == []
 
@@ -375,12 +407,12 @@ def miss_one(root, who):
     """All but one rank save; then all do."""
     mesh()
     with AsyncCheckpointer() as keeper:
-        told = "missed", 0.0
+        outcome = "missed", 0.0
         if group()[0] != who:
-            told = outcome_of(lambda: save_step(keeper, root / "b", 2))
+            outcome = outcome_of(lambda: save_step(keeper, root / "b", 2))
         torch.distributed.barrier()
         save_step(keeper, root / "c", 3, timeout_s=60)
-    return told
+    return outcome
 
 
 @pytest.mark.parametrize("who", [0, 2])
@@ -389,7 +421,7 @@ def test_a_rank_that_never_comes_is_named_and_all_are_in_step_at_the_next_folder
     for rank, (message, seconds) in enumerate(on_ranks(3, miss_one, tmp_path, who)):
         if rank != who:
             assert message.startswith("CheckpointError: ")
-            assert f"rank {who}: no word" in message
+            assert f"rank {who}: no message" in message
             assert seconds < 2 * TIMEOUT_S + MARGIN_S
     assert holds(tmp_path, 3) == 3
     assert unfinished(tmp_path) == []
@@ -433,16 +465,16 @@ def hold_before_writing(root, step, who):
 def test_a_rank_that_stands_still_is_given_up_and_may_come_back(tmp_path, who):
     on_ranks(2, save_well, tmp_path / "a", 1)
     ranks = Ranks(2, hold_before_writing, tmp_path, 2, who)
-    assert ranks.said(who) == "begins"
-    assert ranks.said(who) == "stops"
+    assert ranks.reported(who) == "begins"
+    assert ranks.reported(who) == "stops"
     other = 1 - who
-    assert ranks.said(other) == "begins"
+    assert ranks.reported(other) == "begins"
     threading.Event().wait(2.5 * TIMEOUT_S)
     assert holds(tmp_path, 1) == 1
     os.kill(ranks.pids[who], signal.SIGCONT)
     message, _ = ranks.result(other)
     assert message.startswith("CheckpointError: ")
-    assert f"rank {who}: no word" in message
+    assert f"rank {who}: no message" in message
     mine, _ = ranks.result(who)
     assert mine != "fine"
     assert holds(tmp_path, 3) == 3
@@ -452,17 +484,16 @@ def test_a_rank_that_stands_still_is_given_up_and_may_come_back(tmp_path, who):
 def slow_rank(root, who):
     """Save while one rank is slower than the time-out, but at work."""
     if group()[0] == who:
-        from npydata.distributed.save import ShardWrite
+        from npydata.distributed.save import RankCommit
 
-        original = ShardWrite.wait_for
+        original = RankCommit.heartbeat
 
-        def wait_for(self, file, upto):
-            for _ in range(3 * (file.name.startswith("model"))):
+        def heartbeat(self):
+            for _ in range(2):
                 time.sleep(TIMEOUT_S / 2)
-                self.meeting.show_life()
-            original(self, file, upto)
+                original(self)
 
-        ShardWrite.wait_for = wait_for
+        RankCommit.heartbeat = heartbeat
     keeper = AsyncCheckpointer()
 
     def both():

@@ -3,7 +3,6 @@
 import itertools
 import random
 import subprocess
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ import torch.distributed as dist
 from tutorial import ranks
 
 import npydata
-from npydata.checkpoint.commit import temporary_beside
-from npydata.checkpoint.load import check
-from npydata.checkpoint.manifest import checksums
-from npydata.distributed.meeting import Group, Meeting
-from npydata.distributed.plan import Piece
+from npydata.checkpointer.commit import temporary_beside
+from npydata.checkpointer.load import check
+from npydata.checkpointer.manifest import checksums
+from npydata.distributed.coordinator import Coordinator, Group
+from npydata.distributed.save_plan import Shard
 
 pytestmark = pytest.mark.notebook_06
 
@@ -44,34 +43,35 @@ def from_parts(taught, whole, index, cuts):
     return out
 
 
-def a_piece(name, offset, size, whole, kind):
-    return Piece(name, (offset,), (size,), (whole,), "torch.float32", kind)
+def a_shard(name, offset, size, whole, kind):
+    return Shard(name, (offset,), (size,), (whole,), "torch.float32", kind)
 
 
 def sharded(ranks, rows):
-    """Two sharded tensors and five that every rank has, as pieces of each rank."""
+    """Two sharded tensors and five that every rank has, as shards of each rank."""
     every = []
     for rank in range(ranks):
         each = -(-rows // ranks)
         begin = min(rank * each, rows)
         size = min(each, rows - begin)
-        pieces = [a_piece(name, begin, size, rows, "SHARD") for name in ("up", "down") if size]
-        every.append(pieces + [a_piece(f"copy{k}", 0, 9, 9, "TENSOR") for k in range(5)])
+        shards = [a_shard(name, begin, size, rows, "SHARD") for name in ("up", "down") if size]
+        every.append(shards + [a_shard(f"copy{k}", 0, 9, 9, "TENSOR") for k in range(5)])
     return every
 
 
 def two_ranks(timeout_s=0.05):
-    """Two ranks of one process: their ends of a meeting."""
+    """Two ranks of one process: their ends of one exchange."""
     store = dist.HashStore()
-    return [Meeting(Group(store, rank, 2, timeout_s, None), "a save") for rank in (0, 1)]
+    return [Coordinator(Group(store, rank, 2, timeout_s, None), "a save") for rank in (0, 1)]
 
 
 def written(taught, temporary, rank, content=b"a shard"):
-    """Write a rank's file; return what it tells of it."""
-    name = f"model/rank_{rank}.safetensors"
-    (temporary / name).parent.mkdir(exist_ok=True)
-    (temporary / name).write_bytes(content)
-    return {"files": {name: [len(content), list(checksums(content))]}}
+    """Write a rank's files; return the message in which it says so."""
+    (temporary / "model").mkdir(exist_ok=True)
+    names = [f"model/rank_{rank}.safetensors", *["training_state.json"] * (rank == 0)]
+    for name in names:
+        (temporary / name).write_bytes(content)
+    return {"files": {name: [len(content), list(checksums(content))] for name in names}}
 
 
 @pytest.mark.promise
@@ -100,25 +100,28 @@ class TestPromises:
     def test_each_part_is_written_once_by_a_rank_that_has_it(self, taught, ranks, rows):
         every = sharded(ranks, rows)
         shares = [
-            [every[rank][k] for k in chosen] for rank, chosen in enumerate(taught.share_out(every))
+            [every[rank][k] for k in chosen]
+            for rank, chosen in enumerate(taught.dedup_save_plans(every))
         ]
-        found = [piece for share in shares for piece in share]
+        found = [shard for share in shares for shard in share]
         assert len(found) == len(set(found))
-        assert set(found) == {piece for pieces in every for piece in pieces}
+        assert set(found) == {shard for shards in every for shard in shards}
 
     def test_what_all_have_is_not_all_written_by_one(self, taught):
         copies = [
             sum(every[k].kind == "TENSOR" for k in chosen)
-            for every, chosen in zip(sharded(3, 9), taught.share_out(sharded(3, 9)), strict=True)
+            for every, chosen in zip(
+                sharded(3, 9), taught.dedup_save_plans(sharded(3, 9)), strict=True
+            )
         ]
         assert sorted(copies) == [1, 2, 2]
 
     def test_a_missing_rank_is_named_and_nothing_is_committed(self, taught, tmp_path):
         zero, _ = two_ranks()
         with temporary_beside(tmp_path / "step-1") as temporary:
-            zero.tell("done", written(taught, temporary, 0))
-            commit = taught.Commit(b"{}", 1, None, ExitStack())
-            with pytest.raises(npydata.CheckpointError, match="rank 1: no word"):
+            zero.send("done", written(taught, temporary, 0))
+            commit = taught.CommitAll(1, None)
+            with pytest.raises(npydata.CheckpointError, match="rank 1: no message"):
                 commit(tmp_path / "step-1", temporary, zero)
         assert npydata.latest_checkpoint(tmp_path) is None
         assert not (tmp_path / "step-1").exists()
@@ -126,9 +129,9 @@ class TestPromises:
     def test_with_every_share_on_the_disk_it_is_committed(self, taught, tmp_path):
         zero, one = two_ranks(timeout_s=30)
         with temporary_beside(tmp_path / "step-1") as temporary:
-            one.tell("done", written(taught, temporary, 1))
-            zero.tell("done", written(taught, temporary, 0))
-            taught.Commit(b"{}", 7, None, ExitStack())(tmp_path / "step-1", temporary, zero)
+            one.send("done", written(taught, temporary, 1))
+            zero.send("done", written(taught, temporary, 0))
+            taught.CommitAll(7, None)(tmp_path / "step-1", temporary, zero)
         newest = npydata.latest_checkpoint(tmp_path)
         assert newest == tmp_path / "step-1"
         manifest = check(newest, content=True)
@@ -143,17 +146,17 @@ class TestPromises:
     def test_a_file_that_rank_0_does_not_see_is_not_committed(self, taught, tmp_path, left):
         zero, one = two_ranks(timeout_s=30)
         with temporary_beside(tmp_path / "step-1") as temporary:
-            one.tell("done", written(taught, temporary, 1))
-            zero.tell("done", written(taught, temporary, 0))
+            one.send("done", written(taught, temporary, 1))
+            zero.send("done", written(taught, temporary, 0))
             path = temporary / "model/rank_1.safetensors"
             path.unlink() if left is None else path.write_bytes(left)
             with pytest.raises(npydata.CheckpointError, match="a file system that all of them"):
                 taught.gather_entries(temporary, zero)
 
-    def test_a_rank_that_gives_up_is_heard(self, taught, tmp_path):
+    def test_the_error_of_a_rank_that_aborts_arrives(self, taught, tmp_path):
         zero, one = two_ranks(timeout_s=30)
-        zero.tell("done", {"files": {}})
-        with pytest.raises(OSError, match="No space"), one.giving_up("done"):
+        zero.send("done", {"files": {}})
+        with pytest.raises(OSError, match="No space"), one.abort_on_error("done"):
             raise OSError(28, "No space left on device")
         with pytest.raises(npydata.CheckpointError, match=r"rank 1: .*No space left"):
             taught.gather_entries(tmp_path, zero)
@@ -172,7 +175,7 @@ def test_ranks_that_a_notebook_starts_end_with_their_time_out(monkeypatch):
     assert [process.poll() for process in started] == [-9]
 
 
-def test_a_rank_that_fails_is_told_to_the_notebook(tmp_path):
+def test_a_rank_that_fails_is_reported_to_the_notebook(tmp_path):
     (tmp_path / "latest").mkdir()  # where a file should be
     (tmp_path / "step-4").write_text("and a file where a checkpoint should go")
     with pytest.raises(RuntimeError, match="step-4"):

@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import re
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from loader_tools import (
     workers_alive,
 )
 
-from npydata import AsyncDataLoader, MmapDataset, write_tokens
+from npydata import AsyncDataLoader, LoaderError, MmapDataset, write_tokens
 
 pytestmark = pytest.mark.timeout(90)
 AT_ONCE = 1.0
@@ -87,7 +88,8 @@ def leave_by_iterating_anew(loader):
     first = iter(loader)
     next(first)
     second = iter(loader)
-    assert list(first) == []
+    with pytest.raises(LoaderError):
+        next(first)
     next(second)
 
 
@@ -180,6 +182,7 @@ def test_nobody_waits_for_a_sample_that_does_not_come(leave):
     next(iterator), next(iterator)
     assert dataset.reached.wait(PATIENCE)
     exits = 2 if leave == "iter" else 1  # the new iterator meets the same sample
+    ended_by = {"iter": "a newer iter(loader)"}.get(leave, f"{leave}()")
     began = time.perf_counter()
     {
         "close": iterator.close,
@@ -188,7 +191,11 @@ def test_nobody_waits_for_a_sample_that_does_not_come(leave):
         "load_state_dict": lambda: loader.load_state_dict(state),
     }[leave]()
     assert time.perf_counter() - began < exits * AT_ONCE
-    assert list(iterator) == []
+    if leave == "close":
+        assert list(iterator) == []
+    else:
+        with pytest.raises(LoaderError, match=f"ended by {re.escape(ended_by)} after 3 of 125"):
+            next(iterator)
     dataset.go.set()
     assert all_workers_end()
 
@@ -219,7 +226,7 @@ def test_the_rest_of_a_slow_batch_is_not_made(slow):
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_the_rest_of_a_run_of_batches_is_not_made(workers):
+def test_the_rest_of_a_chunk_of_batches_is_not_fetched(workers):
     dataset = Blocked(10_000, first=0)
     loader = AsyncDataLoader(dataset, batch_size=8, num_workers=workers, prefetch_factor=16)
     iterator = iter(loader)
@@ -234,16 +241,24 @@ def test_a_batch_that_comes_after_all_is_not_kept():
     dataset = Blocked(1000, first=0)
     iterator = iter(AsyncDataLoader(dataset, batch_size=8, num_workers=1))
     assert dataset.reached.wait(PATIENCE)
-    window = iterator._source.window
+    buffer = iterator._prefetcher.buffer
     iterator.close()
     dataset.go.set()
     assert all_workers_end()
-    assert window.results == {}
+    assert buffer.results == {}
 
 
-def test_a_consumer_that_waits_is_told_when_another_thread_closes():
+@pytest.mark.parametrize(
+    "leave, end",
+    [
+        (lambda loader, iterator: iterator.close(), (RuntimeError, StopIteration)),
+        (lambda loader, iterator: loader.reshuffle(), (LoaderError,)),
+    ],
+)
+def test_a_consumer_that_waits_is_told_when_another_thread_ends_its_iterator(leave, end):
     dataset = Blocked(1000, first=0)
-    iterator, ends = iter(AsyncDataLoader(dataset, batch_size=8)), []
+    loader = AsyncDataLoader(dataset, batch_size=8)
+    iterator, ends = iter(loader), []
 
     def consume():
         try:
@@ -254,8 +269,9 @@ def test_a_consumer_that_waits_is_told_when_another_thread_closes():
     consumer = threading.Thread(target=consume)
     consumer.start()
     assert dataset.reached.wait(PATIENCE)
-    iterator.close()
+    leave(loader, iterator)
     consumer.join(PATIENCE)
     dataset.go.set()
     assert not consumer.is_alive()
-    assert ends in ([RuntimeError], [StopIteration])
+    assert len(ends) == 1
+    assert ends[0] in end

@@ -117,16 +117,16 @@ def killed(left_behind, tmp_path):
 def test_killed_and_resumed_it_ends_with_the_same_bits(killed, tokens, whole):
     samples, (tensors, training) = whole
     assert run(2, "fsdp", tokens, killed) == samples[4:]
-    resumed, told = final(killed)
+    resumed, state = final(killed)
     assert same(resumed, tensors)
-    assert (told.loss, told.loader) == (training.loss, training.loader)
+    assert (state.loss, state.loader) == (training.loss, training.loader)
 
 
 def test_on_another_world_size_it_goes_on_with_the_same_samples(killed, tokens, whole):
     samples, (tensors, training) = whole
     assert run(1, "fsdp", tokens, killed) == samples[4:]
-    resumed, told = final(killed)
-    assert told.loader == training.loader
+    resumed, state = final(killed)
+    assert state.loader == training.loader
     assert {name: one.shape for name, one in resumed.items()} == {
         name: one.shape for name, one in tensors.items()
     }
@@ -160,7 +160,7 @@ def test_without_torchrun_it_says_what_to_do(tmp_path):
 def test_a_batch_that_does_not_go_round_is_refused(tokens, tmp_path):
     ranks = Ranks(5, train_watched, "fsdp", tokens, tmp_path, STEPS)
     try:
-        kind, told = ranks.outcome(0)
+        kind, message = ranks.outcome(0)
     finally:
         ranks.kill_all()
-    assert (kind, told) == ("error", "LoaderError: batch size 12 is no multiple of 5 ranks")
+    assert (kind, message) == ("error", "LoaderError: batch size 12 is no multiple of 5 ranks")

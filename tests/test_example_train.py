@@ -46,8 +46,8 @@ def logged(out):
 def finish(out, steps):
     """Start it once more, and let it come to its end."""
     child = start(out, steps)
-    _, told = child.communicate(timeout=PATIENCE * 4)
-    assert child.returncode == 0, told
+    _, printed = child.communicate(timeout=PATIENCE * 4)
+    assert child.returncode == 0, printed
 
 
 def kill_at_a_moment(out, steps, chance):
@@ -241,10 +241,10 @@ def test_wrong_arguments_are_told_in_one_line(wrong, train, tmp_path, capsys):
         code = train.main(given)
     except SystemExit as ended:  # argparse leaves so
         code = ended.code
-    told = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert code == 2
-    assert message in told[-1]
-    assert told[-1].startswith("train.py: ") or told[0].startswith("usage: ")
+    assert message in lines[-1]
+    assert lines[-1].startswith("train.py: ") or lines[0].startswith("usage: ")
 
 
 def test_a_run_that_was_made_with_other_settings_is_not_continued(train, tmp_path, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npydata import MmapDataset, NpyTokensDataset, open_tokens, write_tokens
-from npydata.fingerprint import BLOCK_BYTES, BLOCKS, fingerprint_of, spread_blocks
+from npydata.dataset.fingerprint import BLOCK_BYTES, BLOCKS, fingerprint_of, spread_blocks
 
 LENGTH = 200_000
 

@@ -4,12 +4,15 @@ import io
 import os
 import pickle
 import struct
+import textwrap
 import zipfile
 
 import numpy as np
 import pytest
 
-from npydata import NpyDataError, TokenFileError, open_tokens
+from npydata import MmapDataset, NpyDataError, TokenFileError, open_tokens
+from npydata.dataset import formats
+from npydata.dataset.inspect import inspect_tokens
 
 IDS = np.arange(100, 400)
 
@@ -90,6 +93,59 @@ def test_raw_files_are_uint32_unless_said_otherwise(tmp_path):
     assert open_tokens(path, dtype=np.uint16).read(0, 3).tolist() == [100, 0, 101]
 
 
+RNG = np.random.default_rng(0)
+GPT2 = RNG.integers(0, 50_257, 40_000)
+WIDE = RNG.integers(0, 200_000, 40_000)
+LLAMA3 = np.minimum(RNG.zipf(1.2, 40_000), 128_255)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (GPT2.astype("<u2"), "far above any vocabulary"),
+        (np.arange(65, dtype="<u2").repeat(20)[:1300], "far above any vocabulary"),
+        (RNG.integers(0, 65, 40_000).astype("<u2"), "far above any vocabulary"),
+        (np.tile(np.array([5, 7], "<u2"), 4), "almost never 0"),
+        (np.arange(10, dtype="<u2"), "almost never 0"),
+        (RNG.integers(1, 12, 40_000).astype("<u2"), "almost never 0"),
+        (RNG.integers(0, 12, 40_000).astype("<u2"), "low halves of its ids are all below 12"),
+        (np.where(np.arange(40_000) < 39_000, 0, GPT2).astype("<u2"), "far above any vocabulary"),
+    ],
+)
+def test_a_raw_file_that_is_hardly_uint32_is_not_read_as_such_in_silence(tmp_path, ids, message):
+    path = tmp_path / "train.bin"
+    ids.tofile(path)
+    with pytest.warns(UserWarning, match=rf"train\.bin: read as uint32.*{message}.*dtype=.uint16"):
+        assert open_tokens(path).dtype == np.uint32
+    with pytest.warns(UserWarning, match="read as uint32"):
+        MmapDataset(path, 1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "ids", [GPT2, WIDE, LLAMA3, WIDE[:1], WIDE[:0], np.zeros(9), np.arange(300_000)]
+)
+def test_true_uint32_ids_and_given_dtypes_raise_no_doubt(tmp_path, ids):
+    ids.astype("<u4").tofile(tmp_path / "a.bin")
+    assert open_tokens(tmp_path / "a.bin").num_tokens == len(ids)
+    GPT2.astype("<u2").tofile(tmp_path / "b.bin")
+    for dtype in ("uint16", "uint32"):
+        pickle.loads(pickle.dumps(open_tokens(tmp_path / "b.bin", dtype=dtype)))
+
+
+def test_a_raw_file_is_not_read_whole_to_judge_its_dtype(tmp_path):
+    GPT2.astype("<u2").tofile(tmp_path / "a.bin")
+    os.truncate(tmp_path / "a.bin", 2**40)
+    with pytest.warns(UserWarning, match="far above any vocabulary"):
+        open_tokens(tmp_path / "a.bin")
+
+
+def test_inspect_says_which_dtype_was_assumed(tmp_path):
+    GPT2.astype("<u4").tofile(tmp_path / "a.bin")
+    assert "uint32 (assumed: no dtype was given)" in inspect_tokens(tmp_path / "a.bin").to_table()
+    assert "assumed:" not in inspect_tokens(tmp_path / "a.bin", dtype="uint32").to_table()
+
+
 @pytest.mark.parametrize("magic, version, dtype", [(20240520, 1, "<u2"), (20240801, 7, "<u4")])
 def test_llmc_files_are_recognised(tmp_path, magic, version, dtype):
     tokens = open_tokens(write_llmc(tmp_path / "a.bin", magic, version, dtype))
@@ -128,6 +184,65 @@ def test_olmo_files_named_npy_are_read_raw_when_a_dtype_is_given(tmp_path):
     assert open_tokens(path, dtype="uint16", format="olmo").num_tokens == 300
     with pytest.raises(TokenFileError, match=r"not with the .npy magic .* give dtype="):
         open_tokens(path)
+
+
+def test_olmo_files_need_a_dtype_even_when_the_format_is_given(tmp_path):
+    (tmp_path / "part-0.npy").write_bytes(IDS.astype("<u2").tobytes())
+    refused(tmp_path / "part-0.npy", "give dtype=", format="olmo")
+
+
+A_FORMAT_OF_BYTES = """
+    from npydata.dataset.layout import Evidence, TokenFormat, TokenLayout, integer_dtype
+
+    def evidence(file):
+        return Evidence.MAGIC if file.head.startswith(b"BYTES") else Evidence.NONE
+
+    def read_layout(path, dtype):
+        size = path.stat().st_size
+        return TokenLayout(path, "bytes", integer_dtype(path, "u1"), (size - 5,), 5, size)
+
+    FORMAT = TokenFormat(
+        name="bytes", evidence=evidence, read_layout=read_layout, companions=(".notes",)
+    )
+"""
+
+
+def test_a_new_format_is_one_new_module(tmp_path, monkeypatch):
+    (tmp_path / "formats").mkdir()
+    (tmp_path / "formats" / "bytes.py").write_text(textwrap.dedent(A_FORMAT_OF_BYTES))
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path / "formats")])
+    for name, one in formats.find_formats().items():
+        monkeypatch.setitem(formats.FORMATS, name, one)
+    (tmp_path / "a.bin").write_bytes(b"BYTES\1\2\3")
+    (tmp_path / "a.bin.notes").touch()
+    assert open_tokens(tmp_path / "a.bin", format="bytes").read(0, 9).tolist() == [1, 2, 3]
+    assert MmapDataset(tmp_path / "a.bin*", 2)[0][1].tolist() == [2, 3]
+    refused(tmp_path / "a.bin", "expected auto or one of .*, npy, .*bytes", format="arrow")
+
+
+def npy_beside_an_index(path):
+    write_megatron(path)
+    return write_npy(path.with_suffix(".bin"), IDS.astype("<u2"))
+
+
+def llmc_magic_as_ids(path):
+    """Token ids that begin with what is also llm.c's magic, and an index beside them."""
+    ids = np.concatenate((np.array([20240520], "<i4").view("<u2"), IDS[2:].astype("<u2")))
+    write_megatron(path).write_bytes(ids.tobytes())
+    return path.with_suffix(".bin")
+
+
+@pytest.mark.parametrize(
+    "write, format",
+    [
+        (npy_beside_an_index, "npy"),
+        (llmc_magic_as_ids, "megatron"),
+        (lambda path: write_llmc(path.with_suffix(".npy")), "llm.c"),
+        (lambda path: write_npy(path.with_suffix(".ds"), IDS.astype("<u2")), "npy"),
+    ],
+)
+def test_where_two_formats_claim_a_file_the_stronger_evidence_wins(tmp_path, write, format):
+    assert open_tokens(write(tmp_path / "a")).format == format
 
 
 @pytest.mark.parametrize("suffix", ["txt", "parquet", "json"])
@@ -283,7 +398,9 @@ def test_a_datatrove_file_without_an_index_or_with_a_cut_one_is_refused(tmp_path
 def test_a_raw_file_with_a_cut_token_is_refused(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(bytes(10))
-    refused(path, r"10 bytes is not a multiple of 4 \(uint32 tokens\)")
+    refused(path, r"10 bytes is not a multiple of 4 .uint32 tokens.*no dtype.*dtype=.uint16")
+    path.write_bytes(bytes(11))
+    refused(path, r"11 bytes is not a multiple of 2 \(uint16 tokens\)", dtype="uint16")
 
 
 def test_a_zip_archive_is_not_a_token_file(tmp_path):

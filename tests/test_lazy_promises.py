@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.lazy.archive import Extent
-from npydata.lazy.files import OpenFile
-from npydata.lazy.rebuild import STORAGES
+from npydata.reader.archive import Extent
+from npydata.reader.files import OpenFile
+from npydata.reader.torch_rebuild import STORAGES
 
 SHAPES = [(), (1,), (5,), (0,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 5, 1)]
 
@@ -30,8 +30,8 @@ def handlers(taught):
         pickle.BININT: taught.push_number("<i"),
         pickle.BINFLOAT: taught.push_number(">d"),
         pickle.BINUNICODE: taught.push_text("<I"),
-        pickle.BINPUT: taught.remember(taught.packed("<B")),
-        pickle.BINGET: taught.recall(taught.packed("<B")),
+        pickle.BINPUT: taught.memo_put(taught.packed("<B")),
+        pickle.BINGET: taught.memo_get(taught.packed("<B")),
         pickle.MARK: taught.mark,
         pickle.TUPLE: taught.collect_tuple,
         pickle.TUPLE1: taught.collect_last(1),
@@ -42,12 +42,12 @@ def handlers(taught):
         pickle.GLOBAL: taught.name_global,
         pickle.REDUCE: taught.reduce,
         pickle.BUILD: taught.build,
-        pickle.BINPERSID: taught.load_id,
+        pickle.BINPERSID: taught.load_persistent_id,
     }
 
 
 def machine_for(taught, data, table=None, **readers):
-    refused = dict.fromkeys(("find", "load", "call"), _refuse)
+    refused = dict.fromkeys(("find_class", "persistent_load", "reduce"), _refuse)
     table = handlers(taught) if table is None else table
     return taught.PickleMachine(data, table, **(refused | readers))
 
@@ -108,7 +108,12 @@ class TestPromises:
         machine = machine_for(taught, data)
         assert machine.run() == 300
         following = taught.PickleMachine(
-            data, handlers(taught), find=_refuse, load=_refuse, call=_refuse, at=machine.at
+            data,
+            handlers(taught),
+            find_class=_refuse,
+            persistent_load=_refuse,
+            reduce=_refuse,
+            at=machine.at,
         )
         assert following.run() == {"a": 1}
         assert following.at == len(data)
@@ -131,7 +136,7 @@ class TestPromises:
                 machine_for(taught, wrong).run()
 
     def test_a_memo_place_beyond_the_file_is_refused(self, taught):
-        with pytest.raises(CheckpointError, match="place 200 of the memo"):
+        with pytest.raises(CheckpointError, match="index 200 of the memo"):
             machine_for(taught, b"K\x01q\xc8.").run()
 
     def test_keys_whose_hash_could_take_for_ever_are_refused(self, taught):
@@ -146,7 +151,7 @@ class TestPromises:
 
         touched = tmp_path / "made"
         data = pickle.dumps({"note": Caller(os.makedirs, str(touched)), "step": 3}, protocol=2)
-        read = machine_for(taught, data, find=taught.Global, call=taught.Opaque).run()
+        read = machine_for(taught, data, find_class=taught.Global, reduce=taught.Opaque).run()
         assert read["step"] == 3
         assert read["note"].cause == "os.makedirs"
         assert read["note"].args == (str(touched),)
@@ -154,21 +159,21 @@ class TestPromises:
 
     def test_what_would_be_done_to_an_object_is_noted_on_it(self, taught):
         data = b"cmodule\nClass\n)RK\x05K\x06s}K\x01K\x02sb."
-        read = machine_for(taught, data, find=taught.Global, call=taught.Opaque).run()
+        read = machine_for(taught, data, find_class=taught.Global, reduce=taught.Opaque).run()
         assert (read.pairs, read.state) == ([(5, 6)], {1: 2})
 
-    def test_a_state_dict_becomes_records_of_its_tensors(self, taught, saved):
+    def test_a_state_dict_becomes_descriptions_of_its_tensors(self, taught, saved):
         state = torch.nn.Linear(3, 2).state_dict()
         state["turned"] = torch.arange(12).reshape(3, 4).t()[1:]
         _, data = saved({"model": state, "step": 300})
-        readers = {"load": load_storage(taught), "call": call_known(taught)}
-        read = machine_for(taught, data, find=taught.Global, **readers).run()
+        readers = {"persistent_load": load_storage(taught), "reduce": call_known(taught)}
+        read = machine_for(taught, data, find_class=taught.Global, **readers).run()
         assert read["step"] == 300
         for name, tensor in state.items():
             kept = read["model"][name]
             seen = (kept.dtype, kept.shape, kept.stride, kept.offset)
-            told = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-            assert seen == told, name
+            saved_as = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            assert seen == saved_as, name
 
     def test_a_count_is_an_integer_from_0_to_the_largest_of_64_bits(self, taught):
         assert [taught.count(n, "n") for n in (0, 7, 2**63 - 1)] == [0, 7, 2**63 - 1]
@@ -235,11 +240,11 @@ class TestPromises:
         path.write_bytes(content)
         return OpenFile(path)
 
-    def test_hops_lead_from_storage_to_storage(self, taught, tmp_path):
+    def test_each_count_leads_to_the_next_storage(self, taught, tmp_path):
         sizes = (3, 0, 5, 1)
         file = self.legacy_tail(tmp_path / "tail", sizes)
         storages = {f"{k}": taught.Storage(f"{k}", torch.float32, n) for k, n in enumerate(sizes)}
-        places = taught.hop(file, 24, list(storages), storages)
+        places = taught.scan_storages(file, 24, list(storages), storages)
         begins = [32, 52, 60, 88]
         assert [(one.offset, one.nbytes) for one in places.values()] == [
             (begin, 4 * n) for begin, n in zip(begins, sizes, strict=True)
@@ -247,16 +252,18 @@ class TestPromises:
 
     def test_a_count_that_differs_from_the_pickles_is_refused(self, taught, tmp_path):
         file = self.legacy_tail(tmp_path / "tail", (3, 2))
-        for told in ((3, 3), (2, 2), (4, 1)):
-            storages = {f"{k}": taught.Storage(f"{k}", torch.int32, n) for k, n in enumerate(told)}
+        for numels in ((3, 3), (2, 2), (4, 1)):
+            storages = {
+                f"{k}": taught.Storage(f"{k}", torch.int32, n) for k, n in enumerate(numels)
+            }
             with pytest.raises(CheckpointError, match=r"storage '\d' has \d elements"):
-                taught.hop(file, 24, ["0", "1"], storages)
+                taught.scan_storages(file, 24, ["0", "1"], storages)
 
     def test_bytes_behind_the_last_storage_are_refused(self, taught, tmp_path):
         file = self.legacy_tail(tmp_path / "tail", (3, 2))
         storages = {"0": taught.Storage("0", torch.int32, 3)}
         with pytest.raises(CheckpointError, match="its storages end at byte"):
-            taught.hop(file, 24, ["0"], storages)
+            taught.scan_storages(file, 24, ["0"], storages)
 
     # Slices
 

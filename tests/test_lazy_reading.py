@@ -14,8 +14,10 @@ import torch
 from test_strides import random_index
 
 from npydata import CheckpointError, open_checkpoint
-from npydata.lazy.files import PAGE, OpenFile
-from npydata.pages import evict, resident_pages
+from npydata.reader.files import OpenFile
+from npydata.reader.private_memory import PAGE
+from npydata.reader.tensors import MAX_ADVISED_RANGES
+from npydata.system.page_cache import evict, resident_pages
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts there")
 
@@ -112,6 +114,18 @@ def test_a_slice_of_a_cold_file_brings_no_page_into_memory_that_it_does_not_span
 
 
 @needs_proc
+def test_a_slice_with_more_rows_than_are_advised_brings_no_other_page_either(tmp_path):
+    rows = MAX_ADVISED_RANGES + 1
+    path = save(tmp_path, {"t": torch.ones(rows, 2 * PAGE)}, "zip")
+    with open_checkpoint(path) as checkpoint:
+        evict(path)
+        before = resident_pages(path)
+        checkpoint.get_slice("t")[:, 0]
+        came = resident_pages(path) & ~before
+    assert came.sum() <= rows
+
+
+@needs_proc
 def test_opening_a_large_cold_file_reads_only_headers(tmp_path):
     path = save(tmp_path, {f"t{k}": torch.zeros(1 << 20) for k in range(8)}, "zip")
     if evict(path) > 1:
@@ -127,7 +141,7 @@ def test_a_touched_page_of_an_exact_map_brings_no_other(tmp_path):
     path.write_bytes(bytes(1000 * PAGE))
     if evict(path):
         pytest.skip("this file system keeps its pages in memory")
-    content = OpenFile(path).map(0, 1000 * PAGE, whole=False)
+    content = OpenFile(path).map(0, 1000 * PAGE, readahead=False)
     assert content[500 * PAGE] == 0
     assert resident_pages(path).nonzero()[0].tolist() == [500]
 

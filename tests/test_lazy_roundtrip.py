@@ -1,6 +1,8 @@
 """What torch.save writes for plain tensors comes back exactly: values, views, ties and marks."""
 
+import gc
 import itertools
+import json
 import random
 import re
 from collections import OrderedDict
@@ -319,3 +321,35 @@ def test_a_pipe_or_folder_is_refused_and_does_not_hang(tmp_path):
         open_checkpoint(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="holds no"):
         open_checkpoint(tmp_path)
+
+
+@FORMATS
+def test_a_bare_storage_is_a_tensor_of_one_dimension_also_in_the_tree(tmp_path, zipped):
+    storage = torch.arange(3.0).storage()
+    with open_checkpoint(saved(tmp_path, {"held": [storage, 5]}, zipped)) as checkpoint:
+        assert checkpoint["held.0"].tolist() == [0, 1, 2]
+        assert checkpoint.tree() == {"held": [checkpoint.info("held.0"), 5]}
+
+
+def test_the_tree_of_an_index_shows_what_it_names(tmp_path):
+    torch.save({"w": torch.ones(2), "step": 3}, tmp_path / "a.bin")
+    index = {"weight_map": {"w": "a.bin", "step": "a.bin"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.tree() == {"w": checkpoint.info("w"), "step": 3}
+        assert dict(checkpoint.metadata) == {"step": 3}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_opening_leaves_the_garbage_collector_as_it_was(tmp_path, enabled):
+    path, damaged = saved(tmp_path, {"w": torch.ones(2)}, True), tmp_path / "damaged"
+    damaged.write_bytes(path.read_bytes()[:-1])
+    (gc.enable if enabled else gc.disable)()
+    try:
+        open_checkpoint(path)
+        assert gc.isenabled() == enabled
+        with pytest.raises(CheckpointError):
+            open_checkpoint(damaged)
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """What iterating a loader means: epochs, lengths, forms, errors, memory."""
 
 import operator
+import re
 import time
 import traceback
 import weakref
@@ -18,7 +19,7 @@ from loader_tools import (
 )
 
 from npydata import AsyncDataLoader, AsyncDataLoaderConfig, LoaderError, MmapDataset, write_tokens
-from npydata.schedule import EpochOrder, Schedule
+from npydata.loader.sampler import BatchSampler, EpochOrder
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def stream(batches):
 
 def epoch(number, length=50, seed=1):
     """Return the order of an epoch."""
-    return EpochOrder(Schedule(length, length), seed, number, True)(0).tolist()
+    return EpochOrder(BatchSampler(length, length), seed, number, True)(0).tolist()
 
 
 class FailsAt(Numbers):
@@ -79,13 +80,74 @@ def test_after_a_break_the_next_epoch_begins_at_its_first_batch(loader):
     assert stream(loader) == epoch(1)
 
 
-def test_a_second_iter_ends_the_first(loader):
+@pytest.mark.parametrize(
+    "end, cause",
+    [
+        (iter, "a newer iter(loader)"),
+        (AsyncDataLoader.reshuffle, "reshuffle()"),
+        (lambda loader: loader.load_state_dict(loader.state_dict()), "load_state_dict()"),
+    ],
+)
+def test_an_iterator_that_its_loader_ended_raises_each_time_it_is_asked(loader, end, cause):
     first = iter(loader)
-    next(first)
-    second = iter(loader)
-    assert list(first) == []
-    assert (len(first), len(second)) == (0, 7)
-    assert stream(second) == epoch(1)
+    next(first), next(first)
+    second = end(loader)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=re.escape(f"ended by {cause} after 2 of 7 batches")):
+            next(first)
+    assert len(first) == 0
+    assert second is None or stream(second) == epoch(1)
+
+
+def test_two_iterators_of_a_loader_at_once_are_an_error(loader):
+    with pytest.raises(LoaderError, match="after 0 of 7 batches: a loader has one iterator"):
+        list(zip(loader, loader, strict=True))
+    outer = iter(loader)
+    next(outer)
+    assert stream(loader) == epoch(1)
+    with pytest.raises(LoaderError, match="after 1 of 7 batches"):
+        next(outer)
+
+
+@pytest.mark.parametrize("end", ["close", "with", "last batch", "error"])
+def test_an_iterator_that_its_user_ended_is_over_for_good(end):
+    dataset = FailsAt(50, bad=49)
+    loader = AsyncDataLoader(dataset, batch_size=8, shuffle=False)
+    iterator = iter(loader)
+    if end == "close":
+        iterator.close()
+    elif end == "with":
+        with iterator:
+            next(iterator)
+    elif end == "last batch":
+        dataset.bad = None
+        list(iterator)
+    else:
+        with pytest.raises(ValueError, match="bad"):
+            list(iterator)
+    assert list(iterator) == []
+    with iter(loader) as newer:
+        assert list(iterator) == []
+        assert len(newer) == 7
+
+
+def test_an_iterator_that_gave_nothing_does_not_use_up_its_epoch(loader):
+    iter(loader)
+    iter(loader).close()
+    assert loader.state_dict()["epoch"] == 0
+    assert stream(loader) == epoch(0)
+    iter(loader)
+    assert stream(loader) == epoch(1)
+
+
+def test_a_loaded_state_waits_for_an_iterator_that_gives_a_batch(loader):
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    iter(loader)
+    assert len(iter(loader)) == 6
+    assert stream(loader) == epoch(0)[8:]
+    assert stream(loader) == epoch(1)
 
 
 def test_an_ended_iterator_does_not_move_the_loader(loader):
@@ -94,17 +156,17 @@ def test_an_ended_iterator_does_not_move_the_loader(loader):
     second = iter(loader)
     next(second)
     before = loader.state_dict()
-    assert next(first, None) is None
+    with pytest.raises(LoaderError):
+        next(first)
     first.close()
     assert loader.state_dict() == before
 
 
-def test_reshuffle_advances_the_epoch_and_ends_a_running_iterator(loader):
+def test_reshuffle_advances_the_epoch(loader):
     loader.reshuffle()
     iterator = iter(loader)
     assert values(next(iterator)) == epoch(1)[:8]
     loader.reshuffle()
-    assert list(iterator) == []
     assert stream(loader) == epoch(2)
 
 
@@ -114,7 +176,6 @@ def test_load_state_dict_after_iter_ends_it_and_the_next_iter_goes_on_from_the_s
     state = loader.state_dict()
     next(iterator)
     loader.load_state_dict(state)
-    assert list(iterator) == []
     assert loader.state_dict() == state
     resumed = iter(loader)
     assert (len(resumed), len(loader)) == (6, 7)
@@ -265,11 +326,41 @@ def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch_silently():
         ({"rank": 0.5, "world_size": 2}, "rank=0.5"),
         ({"seed": 0.5}, "seed=0.5"),
         ({"workers": 2}, "unknown setting 'workers', expected one of batch_size"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"dtype": "int32"}, "dtype='int32', expected a torch.dtype such as torch.int32"),
+        ({"config": {"batch_size": 3}}, "config=.'batch_size': 3., expected an AsyncDataLoader"),
+        ({"transforms": abs}, "transforms=<built-in function abs>, expected a list of functions"),
     ],
 )
 def test_an_impossible_setting_is_refused(settings, message):
     with pytest.raises(LoaderError, match=message):
         AsyncDataLoader(Numbers(10), **settings)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    "dataset, message",
+    [
+        (Stream(), "Stream is an iterable-style dataset.* torch.utils.data.DataLoader"),
+        ((k for k in range(9)), "generator is an iterable-style .*len.dataset. and dataset.index"),
+        ({1, 2}, "set is an iterable-style dataset"),
+        (torch.utils.data.Dataset(), "Dataset has no __len__"),
+        (type("Sized", (), {"__len__": lambda self: 3})(), "Sized has no __getitem__"),
+    ],
+)
+def test_a_dataset_without_len_and_index_is_refused_with_what_it_is(dataset, message):
+    with pytest.raises(LoaderError, match=message):
+        AsyncDataLoader(dataset)
+
+
+def test_numpys_integers_are_settings_too():
+    config = AsyncDataLoaderConfig(batch_size=np.int64(8), num_workers=np.uint8(1))
+    assert config == AsyncDataLoaderConfig(batch_size=8, num_workers=1)
+    assert type(config.batch_size) is int
 
 
 def test_the_configuration_has_the_defaults_one_expects():
@@ -338,20 +429,15 @@ def test_no_worker_begins_before_iter_and_none_stays_after_the_epoch(loader):
     assert not workers_alive()
 
 
-def test_prefetch_factor_0_works_in_the_callers_thread():
-    loader = AsyncDataLoader(Numbers(50), num_workers=4, prefetch_factor=0)
-    next(iter(loader))
-    assert not workers_alive()
-
-
 @pytest.mark.parametrize("workers", range(9))
-@pytest.mark.parametrize("factor", [1, 2, 3, 8])
-def test_every_worker_that_was_asked_for_works_and_one_at_least(workers, factor):
+@pytest.mark.parametrize("factor", [0, 1, 2, 3, 8])
+def test_every_worker_that_was_asked_for_works_and_one_at_least_to_prefetch(workers, factor):
     loader = AsyncDataLoader(
         Numbers(1000), batch_size=1, num_workers=workers, prefetch_factor=factor
     )
     with iter(loader) as iterator:
-        assert len(iterator._source.threads) == len(workers_alive()) == max(1, workers)
+        next(iterator)
+        assert len(workers_alive()) == (max(1, workers) if factor else 0)
 
 
 def test_the_statistics_say_what_was_delivered(loader):

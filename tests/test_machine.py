@@ -7,10 +7,10 @@ import struct
 import pytest
 
 from npydata.errors import CheckpointError
-from npydata.lazy.archive import read_pickle
-from npydata.lazy.machine import MAX_LINE_BYTES, PickleMachine
-from npydata.lazy.opcodes import HANDLERS
-from npydata.lazy.records import Global, Opaque
+from npydata.reader.archive import read_pickle
+from npydata.reader.opcodes import HANDLERS
+from npydata.reader.pickle_machine import MAX_LINE_BYTES, PickleMachine
+from npydata.reader.stored import Global, Opaque
 
 PLAIN = {
     "none": None,
@@ -55,9 +55,13 @@ def test_an_object_that_is_shared_is_one_object():
 
 def test_a_machine_runs_with_as_few_handlers_as_the_pickle_needs():
     few = {code: HANDLERS[code] for code in (pickle.PROTO, pickle.BININT1, pickle.STOP)}
-    machine = PickleMachine(pickle.dumps(7, 2), few, find=None, load=None, call=None)
+    machine = PickleMachine(
+        pickle.dumps(7, 2), few, find_class=None, persistent_load=None, reduce=None
+    )
     assert machine.run() == 7
-    machine = PickleMachine(pickle.dumps("x", 2), few, find=None, load=None, call=None)
+    machine = PickleMachine(
+        pickle.dumps("x", 2), few, find_class=None, persistent_load=None, reduce=None
+    )
     with pytest.raises(CheckpointError, match=r"byte 2 of the pickle is b'X', expected an opcode"):
         machine.run()
 
@@ -106,8 +110,8 @@ def test_an_object_keeps_what_would_be_set_on_it(protocol):
         (b"}(K\x01u.", "1 keys and values"),
         (b"}]Ns.", "unhashable"),
         (b"}((K\x01tttNs.", "no mark"),
-        (b"h\x05.", "place 5 of the memo is empty"),
-        (b"Nr\xff\xff\xff\xff.", "place 4,294,967,295 of the memo"),
+        (b"h\x05.", "index 5 of the memo is empty"),
+        (b"Nr\xff\xff\xff\xff.", "index 4,294,967,295 of the memo"),
         (b"\x8b\x00\x10\x00\x00.", "an integer of 4,096 bytes"),
         (b"\x8b\xff\xff\xff\xff.", "needs -1 bytes"),
         (b"X\xff\xff\xff\x7fab.", "needs 2,147,483,647 bytes, 3 are left"),

@@ -17,8 +17,8 @@ from npydata import (
     save_checkpoint,
     verify_checkpoint,
 )
-from npydata.checkpoint import manifest as manifests
-from npydata.checkpoint.manifest import (
+from npydata.checkpointer import manifest as manifests
+from npydata.checkpointer.manifest import (
     FileEntry,
     Manifest,
     as_manifest,
@@ -155,24 +155,24 @@ def test_a_file_of_another_checkpoint_of_the_same_size_is_found(saved):
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    monkeypatch.setattr("npydata.checkpoint.direct.PIECE_BYTES", 8192)
-    monkeypatch.setattr("npydata.checkpoint.manifest.PIECE_BYTES", 8192)
+    monkeypatch.setattr("npydata.checkpointer.writer.PIECE_BYTES", 8192)
+    monkeypatch.setattr("npydata.checkpointer.manifest.PIECE_BYTES", 8192)
     monkeypatch.setattr(Manifest.__init__, "__defaults__", (8192,))
     monkeypatch.setattr(manifests, "CHUNK_BYTES", 1000)
 
 
 @pytest.mark.parametrize(
-    "at, said",
+    "at, span",
     [(0, "0 to 8,192"), (8191, "0 to 8,192"), (8192, "8,192 to 16,384"),
      (24_095, "16,384 to 24,096")],
 )  # fmt: skip
-def test_the_piece_that_changed_is_named(tmp_path, short_pieces, at, said):
+def test_the_piece_that_changed_is_named(tmp_path, short_pieces, at, span):
     save_checkpoint(tmp_path / "c", {"w": torch.ones(5000)})
     path = tmp_path / "c" / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    assert f"{path}: bytes {said} are not what was written" in complaint_of(tmp_path / "c")
+    assert f"{path}: bytes {span} are not what was written" in complaint_of(tmp_path / "c")
 
 
 def test_a_checkpoint_of_several_pieces_verifies(tmp_path, short_pieces):

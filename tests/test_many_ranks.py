@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from loader_tools import run_child
 
-from npydata.schedule import BLOCK_SAMPLES, EpochOrder, Schedule
-from npydata.windows import Permutation
+from npydata.dataset.permutation import Permutation
+from npydata.loader.sampler import BLOCK_SAMPLES, BatchSampler, EpochOrder
 
 WORLD, BATCH = 4096, 32
 FILE_BYTES, SEQ_LEN = 2**43, 3
@@ -16,8 +16,10 @@ SAMPLES = FILE_BYTES // 2 // (SEQ_LEN + 1)
 assert SAMPLES > 10**12
 
 
-def schedules(ranks, samples=SAMPLES, start=0):
-    return [Schedule(samples, BATCH, rank=rank, world_size=WORLD, start=start) for rank in ranks]
+def samplers(ranks, samples=SAMPLES, start=0):
+    return [
+        BatchSampler(samples, BATCH, rank=rank, world_size=WORLD, start=start) for rank in ranks
+    ]
 
 
 def sampled_batches(count, total):
@@ -29,29 +31,29 @@ def sampled_batches(count, total):
 
 @pytest.mark.parametrize("samples", [SAMPLES, 10**12, 10**12 + WORLD * BATCH - 1, 10**12 + 5])
 @pytest.mark.parametrize("start", [0, 7 * 10**11 + 13])
-def test_the_ranks_places_tile_every_sampled_global_batch(samples, start):
-    every = schedules(range(WORLD), samples, start)
+def test_the_ranks_positions_tile_every_sampled_global_batch(samples, start):
+    every = samplers(range(WORLD), samples, start)
     count = len(every[0])
     assert {len(one) for one in every} == {count}
     for batch in sampled_batches(20, count):
-        places = [one.places(batch) for one in every]
+        positions = [one.positions(batch) for one in every]
         first, last = every[0].samples_after(batch), every[0].samples_after(batch + 1)
-        assert places[0].start == first
-        assert places[-1].stop == last
-        assert all(one.stop == two.start for one, two in itertools.pairwise(places))
-        assert len({len(one) for one in places}) == 1
+        assert positions[0].start == first
+        assert positions[-1].stop == last
+        assert all(one.stop == two.start for one, two in itertools.pairwise(positions))
+        assert len({len(one) for one in positions}) == 1
     assert samples - every[0].samples_after(count) == every[0].dropped < WORLD
 
 
 def test_the_shuffled_samples_of_sampled_global_batches_are_disjoint_and_in_range():
-    every = schedules([0])[0]
-    shuffle = EpochOrder(every, 3, 1, True).shuffle
+    every = samplers([0])[0]
+    shuffle = EpochOrder(every, 3, 1, True).permutation
     blocks = []
     for batch in sampled_batches(3, len(every)):
         first, last = every.samples_after(batch), every.samples_after(batch + 1)
-        places = np.arange(first, last)
-        found = shuffle(places)
-        assert places.dtype == found.dtype == np.int64
+        positions = np.arange(first, last)
+        found = shuffle(positions)
+        assert positions.dtype == found.dtype == np.int64
         blocks.append(found)
     together = np.concatenate(blocks)
     assert len(np.unique(together)) == len(together) > 6 * WORLD * BATCH
@@ -70,16 +72,16 @@ def test_each_rank_computes_its_own_slice_alone(monkeypatch):
         return original(self, positions)
 
     monkeypatch.setattr(Permutation, "__call__", called)
-    batches = sampled_batches(3, len(schedules([0])[0]))
-    for schedule in schedules([0, 1, 2047, 4094, 4095]):
-        order = EpochOrder(schedule, 3, 1, True)
+    batches = sampled_batches(3, len(samplers([0])[0]))
+    for sampler in samplers([0, 1, 2047, 4094, 4095]):
+        order = EpochOrder(sampler, 3, 1, True)
         for batch in batches:
             found = order(batch)
             assert found.dtype == np.int64
-            places = schedule.places(batch)
+            positions = sampler.positions(batch)
             assert (
                 found.tolist()
-                == original(order.shuffle, np.arange(places.start, places.stop)).tolist()
+                == original(order.permutation, np.arange(positions.start, positions.stop)).tolist()
             )
     assert max(counted) <= BLOCK_SAMPLES
 
@@ -88,7 +90,7 @@ START_UP = """
 import os, resource, sys, time
 import numpy as np
 from npydata import AsyncDataLoader, MmapDataset
-from npydata.windows import Permutation
+from npydata.dataset.permutation import Permutation
 
 path, world, seq_len = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 counted, original = [], Permutation.__call__
@@ -110,10 +112,10 @@ for rank in (0, 1, world // 2, world - 1):
     assert inputs.shape == targets.shape == (32, seq_len) and not inputs.any()
     assert len(loader) == -(-len(data) // (32 * world)), len(loader)
 marked = os.open(path, os.O_WRONLY)
-places = [2**40 + 4, 2**41 + 8, 2**42 - 4]
-for k, place in enumerate(places):
-    os.pwrite(marked, np.arange(4 * k + 1, 4 * k + 5, dtype="<u2").tobytes(), 2 * place)
-inputs, targets = data.fetch(np.array(places) // (seq_len + 1))
+positions = [2**40 + 4, 2**41 + 8, 2**42 - 4]
+for k, at in enumerate(positions):
+    os.pwrite(marked, np.arange(4 * k + 1, 4 * k + 5, dtype="<u2").tobytes(), 2 * at)
+inputs, targets = data.fetch(np.array(positions) // (seq_len + 1))
 assert inputs.tolist() == [[1, 2, 3], [5, 6, 7], [9, 10, 11]], inputs
 assert targets.tolist() == [[2, 3, 4], [6, 7, 8], [10, 11, 12]], targets
 state = loader.state_dict()

@@ -9,8 +9,8 @@ import torch
 from loader_tools import PATIENCE, Fetched, all_workers_end, run_child, workers_alive
 
 from npydata import AsyncDataLoader, MmapDataset, write_tokens
-from npydata.buffers import BufferPool
-from npydata.schedule import EpochOrder, Schedule
+from npydata.loader.buffer_pool import BufferPool
+from npydata.loader.sampler import BatchSampler, EpochOrder
 
 SETTINGS = [(0, 1), (0, 2), (1, 1), (1, 3), (1, 32), (2, 2), (4, 2), (2, 8), (4, 8), (8, 1), (8, 8)]
 KEPT = {
@@ -32,8 +32,8 @@ class Counted(MmapDataset):
         self.fetched = 0
         self.another = threading.Condition()
 
-    def fetch(self, indices, *, seed=None, epoch=None, out=None):
-        batch = super().fetch(indices, seed=seed, epoch=epoch, out=out)
+    def fetch_windows(self, windows, *, out=None):
+        batch = super().fetch_windows(windows, out=out)
         with self.another:
             self.fetched += 1
             self.another.notify()
@@ -76,7 +76,7 @@ def test_what_the_caller_keeps_of_a_batch_is_never_overwritten(tokens, kept):
     dataset = MmapDataset(tokens, 9)
     loader = AsyncDataLoader(dataset, batch_size=16, seed=1, num_workers=4, prefetch_factor=8)
     parts = [KEPT[kept](*batch) for batch in loader]
-    order = EpochOrder(Schedule(len(dataset), 16), 1, 0, True)
+    order = EpochOrder(BatchSampler(len(dataset), 16), 1, 0, True)
     assert len(parts) == 250
     for number, part in enumerate(parts):
         wanted = KEPT[kept](*dataset.fetch(order(number)))
@@ -92,7 +92,7 @@ def test_what_the_caller_keeps_now_and_then_is_never_overwritten(tokens):
         for number, (x, _) in enumerate(loader)
         if keep[epoch, number]
     ]
-    orders = [EpochOrder(Schedule(len(dataset), 16), 1, epoch, True) for epoch in range(3)]
+    orders = [EpochOrder(BatchSampler(len(dataset), 16), 1, epoch, True) for epoch in range(3)]
     for epoch, number, part in kept:
         assert torch.equal(part, dataset.fetch(orders[epoch](number))[0][3:5])
 
@@ -112,8 +112,8 @@ def test_no_more_batches_exist_than_allowed_beside_those_the_caller_holds(
     loader = AsyncDataLoader(dataset, batch_size=8, num_workers=workers, prefetch_factor=factor)
     allowed, iterator, holding = factor * max(workers, 1), iter(loader), []
     for taken in range(40):
-        # The workers are at rest when the window is full, but for what a whole hop leaves open.
-        dataset.wait_until_fetched(taken + allowed - 2 * loader.config.hop + 1)
+        # The workers are at rest when the window is full, but for what a whole handoff leaves open.
+        dataset.wait_until_fetched(taken + allowed - 2 * loader.config.batches_per_handoff + 1)
         assert buffers() - len(holding) <= allowed
         if len(holding) == held:
             holding[:1] = []
@@ -132,7 +132,7 @@ def test_the_window_is_used_to_the_full(tokens, workers, factor):
     with iter(loader) as iterator:
         next(iterator)
         allowed = factor * max(workers, 1)
-        dataset.wait_until_fetched(allowed - allowed % loader.config.hop)
+        dataset.wait_until_fetched(allowed - allowed % loader.config.batches_per_handoff)
         assert dataset.fetched <= allowed + 1
 
 

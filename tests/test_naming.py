@@ -25,12 +25,12 @@ from pickle_code import (
 )
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
-from npydata.lazy.naming import MAX_DEPTH, name_entries, nested
-from npydata.lazy.records import Global, Opaque, TensorRecord
+from npydata.reader.naming import MAX_DEPTH, name_entries, nested
+from npydata.reader.stored import Global, Opaque, StoredTensor
 
 ENOUGH = 10_000
-ONE = TensorRecord(None, torch.float32, (), (), 0)
-TWO = TensorRecord(None, torch.float32, (), (), 0)
+ONE = StoredTensor(None, torch.float32, (), (), 0)
+TWO = StoredTensor(None, torch.float32, (), (), 0)
 
 
 def named(root):
@@ -103,9 +103,9 @@ def test_keys_that_cannot_be_told_apart_by_name_are_numbered():
 
 def test_numbering_many_keys_takes_no_time():
     root = {float("nan"): 0 for _ in range(50_000)}
-    begin = time.perf_counter()
+    begin = time.process_time()
     names = list(name_entries(root, 100_000))
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     assert max(map(len, names)) < 20
 
 
@@ -223,7 +223,7 @@ def test_a_number_that_python_cannot_tell_from_another_is_one_key(tmp_path):
 
 def test_nested_keeps_the_containers_of_the_file():
     root = {"a": [ONE, {"b": (TWO, 5)}], "c": [1, 2], 3: {}}
-    made = nested(root, lambda leaf: "tensor" if isinstance(leaf, TensorRecord) else leaf, {})
+    made = nested(root, lambda leaf: "tensor" if isinstance(leaf, StoredTensor) else leaf, {})
     assert made == {"a": ["tensor", {"b": ("tensor", 5)}], "c": [1, 2], 3: {}}
 
 

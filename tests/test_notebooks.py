@@ -1,7 +1,7 @@
 """Every notebook keeps its contract: the module's code, working exercises, and form."""
 
 import importlib
-import os
+import json
 import shutil
 import subprocess
 import sys
@@ -10,10 +10,11 @@ from pathlib import Path
 import notebook_rhythm as rhythm
 import notebook_tools as tools
 import pytest
+from notebook_exemptions import remaining
 from notebook_promises import build
 from tutorial import sync, taught
-from tutorial.checks import EXERCISES
-from tutorial.exercises import judge
+from tutorial.exercises import EXERCISES
+from tutorial.grading import grade
 from tutorial.mutation import mutated
 from tutorial.symbols import module_file, parse_symbol
 
@@ -42,16 +43,16 @@ def test_syncing_a_notebook_changes_nothing(lesson):
 
 @every_lesson
 def test_tagged_cells_use_only_what_was_taught_or_listed(lesson):
-    assert tools.untaught_names(lesson) == []
+    assert remaining("untaught_names", tools.untaught_names(lesson)) == []
 
 
 @every_lesson
 def test_plumbing_is_imports_with_reasons_that_are_used(lesson):
-    assert tools.bad_plumbing(lesson) == []
+    assert remaining("bad_plumbing", tools.bad_plumbing(lesson)) == []
 
 
 def test_every_symbol_is_taught_in_one_place():
-    assert tools.taught_twice(LESSONS) == []
+    assert remaining("taught_twice", tools.taught_twice(LESSONS)) == []
 
 
 def test_the_table_of_taught_symbols_is_current():
@@ -83,17 +84,17 @@ def test_tagged_cells_run_without_the_other_cells(lesson):
     ids=lambda rule: rule.__name__,
 )
 def test_the_form_holds(rule, lesson):
-    assert rule(lesson) == []
+    assert remaining(rule.__name__, rule(lesson)) == []
 
 
 @every_lesson
 def test_links_lead_to_the_neighbours_and_to_files_that_exist(lesson):
-    assert rhythm.links(lesson, COURSE, tools.NOTEBOOKS) == []
+    assert remaining("links", rhythm.links(lesson, COURSE, tools.NOTEBOOKS)) == []
 
 
 def test_terms_are_defined_before_they_are_used():
     assert rhythm.bad_glossary_lines(GLOSSARY) == []
-    assert rhythm.terms(LESSONS, rhythm.read_glossary(GLOSSARY)) == []
+    assert remaining("terms", rhythm.terms(LESSONS, rhythm.read_glossary(GLOSSARY))) == []
 
 
 def test_words_are_introduced_where_the_glossary_says():
@@ -115,7 +116,7 @@ def test_each_wrong_answer_gets_its_own_message(lesson):
         phrases = [phrase for phrase, _ in answers]
         assert len(phrases) >= 3, f"{name}: at least three wrong answers"
         assert len(set(phrases)) == len(phrases), f"{name}: the messages are not distinct"
-        texts = {phrase: judge(EXERCISES[name], wrong).text for phrase, wrong in answers}
+        texts = {phrase: grade(EXERCISES[name], wrong).text for phrase, wrong in answers}
         for phrase, text in texts.items():
             assert [p for p in phrases if p in text] == [phrase], text
 
@@ -123,7 +124,7 @@ def test_each_wrong_answer_gets_its_own_message(lesson):
 @every_lesson
 def test_solutions_use_only_what_the_course_has_shown(lesson):
     so_far = LESSONS[: COURSE.index(lesson.name) + 1]
-    assert tools.beyond_the_course(so_far) == []
+    assert remaining("beyond_the_course", tools.beyond_the_course(so_far)) == []
 
 
 @every_lesson
@@ -150,31 +151,52 @@ WRECKED = ("SyntaxError", "IndentationError", "ImportError", "NameError", "fixtu
 @pytest.fixture
 def copied(tmp_path):
     """A folder that holds a copy of the package, to mutate."""
-    shutil.copytree(tools.PACKAGE, tmp_path / "npydata")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(tools.PACKAGE, tmp_path / "npydata", ignore=ignored)
     return tmp_path
 
 
-def run_promises(folder, promises):
-    """Run tests against the package in `folder`; only the module side, not the notebooks'."""
+FORKS = """
+import json, os, sys
+import numpy, pytest, torch, torch.utils.data
+for line in sys.stdin:
+    folder, environment, arguments = json.loads(line)
+    if not (child := os.fork()):
+        os.chdir(folder)
+        os.environ.update(environment)
+        sys.path.insert(0, folder)
+        output = os.open("output", os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 1), os.dup2(output, 2)
+        os._exit(pytest.main(arguments))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Imports torch once, and runs the tests of each line in a child of its own."""
+
+
+@pytest.fixture(scope="module")
+def forks():
+    command = [sys.executable, "-c", FORKS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
+def run_promises(forks, folder, promises):
+    """Run tests against the package in `folder`, the module side only; exit status and output."""
     options = ["-q", "-x", "-p", "no:cacheprovider", "--tb=line", "-o", "timeout=60"]
     config = ["--rootdir", str(sync.ROOT), "-c", str(sync.ROOT / "pyproject.toml")]
     tests = [str(sync.ROOT / promise) for promise in promises]
     own = {"PYTHONPATH": str(folder), "NPYDATA_UNDER_TEST": str(folder), "NPYDATA_TAUGHT": "module"}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *config, *tests],
-        cwd=folder,
-        env=os.environ | own | {"PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    forks.stdin.write(json.dumps([str(folder), own, [*options, *config, *tests]]) + "\n")
+    forks.stdin.flush()
+    return int(forks.stdout.readline()), (folder / "output").read_text(encoding="utf-8")
 
 
-def test_the_promises_of_all_cards_hold_unmutated(copied):
+def test_the_promises_of_all_cards_hold_unmutated(forks, copied):
     promises = sorted({card.promise for _, card in CARDS})
     assert promises
-    result = run_promises(copied, promises)
-    assert result.returncode == 0, result.stdout + result.stderr
+    status, output = run_promises(forks, copied, promises)
+    assert status == 0, output
 
 
 @pytest.mark.parametrize(
@@ -182,10 +204,10 @@ def test_the_promises_of_all_cards_hold_unmutated(copied):
     [card for _, card in CARDS],
     ids=[f"{lesson.name}-{card.symbol.split('.')[-1]}" for lesson, card in CARDS],
 )
-def test_the_mutant_of_a_card_breaks_its_promise(card, copied):
+def test_the_mutant_of_a_card_breaks_its_promise(forks, card, copied):
     changed = module_file(parse_symbol(card.symbol).module, copied)
     assert isinstance(changed, Path)
     changed.write_text(mutated(card.symbol, card.line, card.mutant), encoding="utf-8")
-    result = run_promises(copied, [card.promise])
-    assert result.returncode == 1, f"the mutant survived, or did not run:\n{result.stdout}"
-    assert not any(error in result.stdout for error in WRECKED), result.stdout
+    status, output = run_promises(forks, copied, [card.promise])
+    assert status == 1, f"the mutant survived, or did not run:\n{output}"
+    assert not any(error in output for error in WRECKED), output

@@ -1,4 +1,4 @@
-"""Page counters, and when a hint is worth its cost."""
+"""Page counters, and when advising the kernel is worth its cost."""
 
 import mmap
 import os
@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npydata import NpyTokensDataset, open_tokens, pages, write_tokens
-from npydata.pages import (
-    LOOKS,
-    HintPauses,
-    announce,
+from npydata import NpyTokensDataset, open_tokens, write_tokens
+from npydata.system import page_cache as pages
+from npydata.system.page_cache import (
+    SAMPLED_RANGES,
+    AdviceBackoff,
+    advise_willneed,
     bytes_read,
     evict,
     page_faults,
@@ -50,19 +51,19 @@ def test_an_empty_file_has_no_pages(tmp_path):
     assert evict(tmp_path / "empty") == 0
 
 
-def test_hints_bring_the_windows_pages_and_hardly_any_other(cold):
+def test_advice_brings_the_windows_pages_and_hardly_any_other(cold):
     tokens = open_tokens(cold)
     starts = np.arange(50_000, TOKENS - 2000, 200_000)
     assert tokens.will_need(starts, 1025) is False
     tokens.gather(starts, 1025)
-    wanted = {
+    expected = {
         p
         for s in starts.tolist()
         for p in range((128 + 2 * s) // PAGE, (128 + 2 * (s + 1025) - 1) // PAGE + 1)
     }
     present = set(np.flatnonzero(resident_pages(cold)).tolist())
-    assert wanted <= present
-    assert max(present - wanted) < 32  # reading the header read ahead; nothing else did
+    assert expected <= present
+    assert max(present - expected) < 32  # reading the header read ahead; nothing else did
 
 
 def test_warm_windows_are_recognised(cold):
@@ -72,32 +73,32 @@ def test_warm_windows_are_recognised(cold):
     assert tokens.will_need(starts, 1025) is True
 
 
-def test_a_dataset_stops_looking_while_its_file_is_warm(tmp_path):
+def test_a_dataset_checks_ever_more_rarely_while_its_file_is_warm(tmp_path):
     path = tmp_path / "warm.npy"
     write_tokens(path, [np.arange(100_000, dtype=np.uint16)])
     ds = NpyTokensDataset(path, 64, seed=0)
-    looks = []
-    announce = ds.windows.will_need
-    ds.windows.will_need = lambda numbers: looks.append(1) or announce(numbers)
+    checks = []
+    will_need = ds.windows.will_need
+    ds.windows.will_need = lambda windows: checks.append(1) or will_need(windows)
     ds.fetch(range(len(ds)))
     for k in range(1000):
         ds.will_need(range(k, k + 32))
-    assert 5 < len(looks) < 20
+    assert 5 < len(checks) < 20
 
 
-def test_pauses_double_while_warm_and_end_when_cold():
-    pauses = HintPauses()
+def test_the_backoff_doubles_while_pages_are_resident_and_ends_when_they_are_not():
+    backoff = AdviceBackoff()
 
     def calls_until_due():
-        return next(k for k in range(1000) if pauses.is_due())
+        return next(k for k in range(1000) if backoff.is_due())
 
-    lengths = []
+    skipped = []
     for _ in range(10):
-        lengths.append(calls_until_due())
-        pauses.found(warm=True)
-    assert lengths == [0, 1, 3, 7, 15, 31, 63, 127, 255, 255]
+        skipped.append(calls_until_due())
+        backoff.record(was_resident=True)
+    assert skipped == [0, 1, 3, 7, 15, 31, 63, 127, 255, 255]
     assert calls_until_due() == 255
-    pauses.found(warm=False)
+    backoff.record(was_resident=False)
     assert calls_until_due() == 0
 
 
@@ -107,7 +108,7 @@ def test_the_devices_readahead_is_what_the_system_says(tmp_path):
     assert found is None or found in settings
 
 
-def test_after_a_cold_look_a_fault_reads_what_it_touches_and_no_more(cold):
+def test_after_advice_for_cold_pages_a_fault_reads_what_it_touches_and_no_more(cold):
     tokens = open_tokens(cold)
     assert tokens.will_need(np.array([50_000]), 1025) is False
     tokens.read(3_000_000, 1).tolist()
@@ -133,18 +134,24 @@ def test_one_cold_range_among_warm_ones_is_noticed(tmp_path):
     begins, lengths = np.arange(8) * PAGE, np.full(8, PAGE)
     with open(tmp_path / "a", "rb") as file:
         for cold_page in range(8):
-            warm = announce(file.fileno(), begins, lengths, lambda at, _: at != cold_page * PAGE)  # noqa: B023
+            cold = cold_page * PAGE
+            warm = advise_willneed(
+                file.fileno(), begins, lengths, lambda begin, _, cold=cold: begin != cold
+            )
             assert warm is False
 
 
-def test_of_many_ranges_only_a_few_are_looked_at(tmp_path):
+def test_of_many_ranges_only_a_few_are_checked(tmp_path):
     (tmp_path / "a").touch()
-    looks = []
+    checked = []
     with open(tmp_path / "a", "rb") as file:
         many = np.arange(1000) * PAGE
-        assert announce(file.fileno(), many, many, lambda at, _: looks.append(at) or True) is True
-    assert len(looks) == LOOKS
-    assert max(looks) > 800 * PAGE
+        resident = advise_willneed(
+            file.fileno(), many, many, lambda begin, _: checked.append(begin) or True
+        )
+    assert resident is True
+    assert len(checked) == SAMPLED_RANGES
+    assert max(checked) > 800 * PAGE
 
 
 def test_a_file_that_was_just_written_can_be_evicted(cold):
@@ -154,7 +161,7 @@ def test_a_file_that_was_just_written_can_be_evicted(cold):
 
 def test_other_systems_say_what_they_cannot_do(tmp_path, monkeypatch):
     (tmp_path / "a").touch()
-    monkeypatch.setattr(pages, "CAN_ANNOUNCE", False)
+    monkeypatch.setattr(pages, "CAN_FADVISE", False)
     with pytest.raises(OSError, match="cold files need Linux"):
         evict(tmp_path / "a")
     monkeypatch.setattr(pages, "COUNTERS", tmp_path / "missing")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tutorial import pickles
 
-from npydata.lazy.machine import PickleMachine
-from npydata.lazy.opcodes import HANDLERS
-from npydata.lazy.rebuild import Reader
+from npydata.reader.opcodes import HANDLERS
+from npydata.reader.pickle_machine import PickleMachine
+from npydata.reader.torch_rebuild import Rebuilder
 
 
 @pytest.fixture
@@ -22,8 +22,14 @@ def saved(tmp_path):
 
 
 def machine_for(data):
-    reader = Reader(len(data))
-    return PickleMachine(data, HANDLERS, find=reader.find, load=reader.load, call=reader.call)
+    reader = Rebuilder(len(data))
+    return PickleMachine(
+        data,
+        HANDLERS,
+        find_class=reader.find_class,
+        persistent_load=reader.persistent_load,
+        reduce=reader.reduce,
+    )
 
 
 def description(path):

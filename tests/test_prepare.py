@@ -11,21 +11,20 @@ from pathlib import Path
 import pytest
 
 from npydata import NpyDataError
-from npydata import prepare as prepare_module
-from npydata.prepare import END_OF_TEXT, load_tokenizer, prepare
-from npydata.text import (
+from npydata.dataset import prepare as prepare_module
+from npydata.dataset import text as text_module
+from npydata.dataset.prepare import END_OF_TEXT, load_tokenizer, prepare
+from npydata.dataset.text import (
     HEAD_BYTES,
     Source,
     cut_point,
-    decode_blocks,
     list_sources,
     python_corpus,
-    read_blocks,
-    read_span,
-    sample_spans,
+    read_text,
+    sample_text,
     text_pieces,
 )
-from npydata.tokens import open_tokens
+from npydata.dataset.token_file import open_tokens
 
 POEM = "The owl said: naïve café! 😀\n\n  twice\tas much,\r\nas 1234567 — 東京 and so on\n"
 
@@ -78,32 +77,27 @@ def text_of(report):
 def test_a_folder_is_read_sorted_without_hidden_linked_binary_and_empty_entries(folder):
     sources = list_sources([folder])
     assert names(sources) == ["a.txt", "z.txt", "b.txt"]  # a.txt, b/z.txt, b.txt
-    assert (sources.binary, sources.empty) == (1, 1)
+    assert sources.binary == 1
     assert sources.nbytes == len("first\nsecond\nthird\n")
 
 
-def test_names_keep_their_order_and_a_file_named_twice_is_read_once(folder):
-    sources = list_sources([folder / "b.txt", folder, folder / "a.txt"])
-    assert names(sources) == ["b.txt", "a.txt", "z.txt"]
-
-
-def test_a_pattern_is_sorted_and_enters_folders(folder):
-    assert names(list_sources([f"{folder}/[ab].txt"])) == ["a.txt", "b.txt"]
-    assert names(list_sources([f"{folder}/b*"])) == ["z.txt", "b.txt"]
-
-
-def test_a_pattern_may_name_a_link_and_a_file_may_be_named_like_a_pattern(folder):
-    (folder / "c[1].txt").write_text("brackets\n")
-    assert names(list_sources([folder / "link.txt", folder / "c[1].txt"])) == [
-        "link.txt",
-        "c[1].txt",
-    ]
-
-
-def test_suffix_narrows_folders_and_patterns_but_not_named_files(folder):
+@pytest.mark.parametrize(
+    "given, suffix, expected",
+    [
+        (["{}/b.txt", "{}", "{}/a.txt"], "", "b.txt a.txt z.txt c[1].txt code.py"),
+        (["{}/[ab].txt"], "", "a.txt b.txt"),
+        (["{}/b*"], "", "z.txt b.txt"),
+        (["{}/link.txt", "{}/c[1].txt"], "", "link.txt c[1].txt"),
+        (["{}", "{}/*"], ".py", "code.py"),
+        (["{}/a.txt"], ".py", "a.txt"),
+    ],
+    ids=["each once", "pattern", "enters folders", "named", "suffix", "named without suffix"],
+)
+def test_names_stand_for_files_in_their_order(folder, given, suffix, expected):
+    (folder / "c[1].txt").write_text("a file named like a pattern\n")
     (folder / "code.py").write_text("pass\n")
-    assert names(list_sources([folder, f"{folder}/*"], suffix=".py")) == ["code.py"]
-    assert names(list_sources([folder / "a.txt"], suffix=".py")) == ["a.txt"]
+    found = list_sources([one.format(folder) for one in given], suffix=suffix)
+    assert names(found) == expected.split()
 
 
 def test_excluded_files_and_skipped_folders_are_not_read(folder):
@@ -160,32 +154,6 @@ def test_the_python_corpus_is_two_folders_of_source_text():
 # Decoding and cutting
 
 
-def test_text_is_decoded_the_same_wherever_the_blocks_end():
-    data = POEM.encode()
-    for block_bytes in range(1, 9):
-        blocks = [data[at : at + block_bytes] for at in range(0, len(data), block_bytes)]
-        decoded = list(decode_blocks(blocks))
-        assert "".join(text for text, _ in decoded) == POEM
-        assert sum(bad for _, bad in decoded) == 0
-
-
-@pytest.mark.parametrize(
-    "data, text, undecodable",
-    [
-        (b"caf\xe9 au lait", "caf\ufffd au lait", 1),
-        (b"\xff\xfe", "\ufffd\ufffd", 2),
-        (b"cut \xe6\x9d", "cut \ufffd\ufffd", 2),  # a character's last byte is missing
-        (b"\xed\xb2\x80", "\ufffd\ufffd\ufffd", 3),  # a surrogate, which UTF-8 forbids
-        ("kept \ufffd".encode(), "kept \ufffd", 0),  # a replacement character of the text's own
-    ],
-)
-def test_each_byte_that_is_not_utf8_becomes_one_replacement_and_is_counted(data, text, undecodable):
-    for blocks in ([data], [data[at : at + 1] for at in range(len(data))]):
-        decoded = list(decode_blocks(blocks))
-        assert "".join(part for part, _ in decoded) == text
-        assert sum(bad for _, bad in decoded) == undecodable
-
-
 def test_pieces_joined_are_the_text_and_none_is_too_long():
     for piece_chars in (1, 2, 7, 64, 1000):
         pieces = list(text_pieces([POEM * 20], piece_chars))
@@ -217,55 +185,60 @@ def test_a_piece_ends_at_a_line_end_or_a_space_between_words_if_there_is_one(tex
     assert text[: cut_point(text, 0, limit)] == head
 
 
-def test_reading_in_blocks_gives_the_whole_file(tmp_path):
-    (tmp_path / "f").write_bytes(bytes(range(256)) * 10)
-    blocks = list(read_blocks(tmp_path / "f", 1000))
-    assert [len(block) for block in blocks] == [1000, 1000, 560]
-    assert b"".join(blocks) == bytes(range(256)) * 10
+@pytest.mark.parametrize(
+    "data, text",
+    [
+        (POEM.encode(), POEM),
+        (b"caf\xe9 au lait", "caf\ufffd au lait"),
+        (b"cut \xe6\x9d", "cut \ufffd"),  # a character's last byte is missing
+        (b"a\r\nb\rc\n", "a\r\nb\rc\n"),
+    ],
+)
+def test_a_file_is_read_as_utf8_whatever_its_faults_and_line_ends(
+    tmp_path, monkeypatch, data, text
+):
+    (tmp_path / "f").write_bytes(data)
+    for block_chars in (1, 2, 1000):
+        monkeypatch.setattr(text_module, "BLOCK_CHARS", block_chars)
+        blocks = list(read_text(tmp_path / "f"))
+        assert "".join(blocks) == text
+        assert max(map(len, blocks)) <= block_chars
 
 
 # The training sample
 
 
-def test_the_sample_is_everything_when_that_fits_the_budget():
-    assert sample_spans([5, 0, 7], 12) == [(0, 0, 5), (2, 0, 7)]
+def sample(folder, texts, budget):
+    """Return the sample of some texts, each a letter repeated."""
+    sources = []
+    for letter, size in texts.items():
+        (folder / letter).write_text(letter * size)
+        sources.append(Source(folder / letter, size))
+    return "".join(sample_text(sources, budget))
 
 
-def test_the_sample_stays_in_budget_in_bounds_and_takes_no_byte_twice():
-    draw = random.Random(1)
-    for _ in range(200):
-        sizes = [draw.choice([0, 1, 10, 500, 4000]) for _ in range(draw.randint(1, 30))]
-        budget = draw.randint(1, 5000)
-        taken = set()
-        for index, start, length in sample_spans(sizes, budget, span=100):
-            assert 0 <= start < start + length <= sizes[index]
-            span = {(index, at) for at in range(start, start + length)}
-            assert not taken & span
-            taken |= span
-        assert len(taken) <= budget
-        assert len(taken) > budget - 100 or len(taken) == sum(sizes)
+@pytest.fixture
+def short_spans(monkeypatch):
+    """Take the training sample in spans of 100 bytes."""
+    monkeypatch.setattr(text_module, "SPAN_BYTES", 100)
 
 
-def test_a_budget_below_one_span_is_still_used():
-    assert sample_spans([1000], 30, span=100) == [(0, 0, 30)]
+def test_the_sample_is_everything_when_that_fits_the_budget(tmp_path, short_spans):
+    assert sample(tmp_path, {"a": 250, "b": 7}, 257) == "a" * 250 + "b" * 7
 
 
-def test_every_large_file_has_its_share_of_the_sample():
-    sizes = [10_000, 30_000, 60_000]
-    shares = [0, 0, 0]
-    for index, _, length in sample_spans(sizes, 10_000, span=100):
-        shares[index] += length
-    assert shares == [1000, 3000, 6000]
+def test_every_large_file_has_its_share_of_the_sample(tmp_path, short_spans):
+    taken = sample(tmp_path, {"a": 10_000, "b": 30_000, "c": 60_000}, 10_000)
+    assert [taken.count(letter) for letter in "abc"] == [1000, 3000, 6000]
 
 
-def test_a_span_loses_the_broken_lines_at_its_ends_only(tmp_path):
-    path = tmp_path / "f"
-    path.write_text("one\ntwo\nthree\nfour")
-    assert read_span(path, 0, 18) == "one\ntwo\nthree\nfour"
-    assert read_span(path, 1, 17) == "two\nthree\nfour"
-    assert read_span(path, 0, 10) == "one\ntwo\n"
-    path.write_text("é" * 10)
-    assert read_span(path, 1, 6) == "éé"
+def test_a_budget_below_one_span_is_still_used(tmp_path, short_spans):
+    assert sample(tmp_path, {"a": 1000}, 30) == "a" * 30
+
+
+def test_a_span_that_cuts_a_character_leaves_it_out(tmp_path, short_spans):
+    (tmp_path / "f").write_text("é" * 100)
+    assert "".join(sample_text([Source(tmp_path / "f", 200)], 67)) == "é" * 33
 
 
 # The whole way
@@ -279,8 +252,7 @@ def test_the_tokens_decode_to_the_text_with_an_end_after_every_document(tmp_path
     assert (
         text_of(report) == POEM + END_OF_TEXT + "caf\ufffd\n" + END_OF_TEXT + "\ufffd" + END_OF_TEXT
     )
-    assert (report.files, report.undecodable_bytes) == (3, 2)
-    assert report.first_undecodable == tmp_path / "b.txt"
+    assert (report.files, report.replaced) == (3, 2)
     assert report.nbytes == len(POEM.encode()) + 6
     assert report.num_tokens == len(ids_of(report.path))
 
@@ -320,9 +292,9 @@ def test_where_a_text_is_cut_changes_no_token(tmp_path, tokenizer_file, monkeypa
 
 def test_training_reads_no_more_than_the_sample(tmp_path):
     (tmp_path / "a.txt").write_text("aaaa bbbb\n" * 30_000)
-    (tmp_path / "b.txt").write_text("zqzqzqzqzq\n" * 30_000)
+    (tmp_path / "b.txt").write_text("zqzqzqzqzq\n" * 10)
     whole = prepare([tmp_path], tmp_path / "w.npy", vocab_size=270)
-    first_only = prepare([tmp_path], tmp_path / "s.npy", vocab_size=270, sample_mb=0.065536)
+    first_only = prepare([tmp_path], tmp_path / "s.npy", vocab_size=270, sample_mb=0.01)
     assert "zqzq" in load_tokenizer(whole.tokenizer_path).get_vocab()
     assert "zqzq" not in load_tokenizer(first_only.tokenizer_path).get_vocab()
 
@@ -421,14 +393,7 @@ def word_level(path, **options):
     tokenizers.Tokenizer(tokenizers.models.WordLevel(words, **options)).save(str(path))
 
 
-def test_a_tokenizer_that_cannot_encode_every_text_is_refused(tmp_path):
-    word_level(tmp_path / "t.json", unk_token="missing")
-    with pytest.raises(NpyDataError, match=r"t\.json: the tokenizer cannot encode every text: "):
-        load_tokenizer(tmp_path / "t.json")
-
-
-def test_a_text_that_a_tokenizer_cannot_encode_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_module, "UNUSUAL_TEXT", ("text",))
+def test_a_text_that_a_tokenizer_cannot_encode_leaves_no_file(tmp_path):
     word_level(tmp_path / "t.json", unk_token="missing")
     (tmp_path / "a.txt").write_text("other")
     with pytest.raises(NpyDataError, match="cannot encode every text"):
@@ -456,7 +421,7 @@ def test_input_without_text_is_an_error(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "empty.txt").touch()
     (tmp_path / "in" / "binary").write_bytes(b"\0")
-    with pytest.raises(NpyDataError, match="1 empty files, 1 binary files"):
+    with pytest.raises(NpyDataError, match="no text to read: 1 binary files"):
         prepare([tmp_path / "in"], tmp_path / "o.npy")
 
 
@@ -466,10 +431,10 @@ def test_a_source_that_breaks_in_mid_read_leaves_the_old_files(tmp_path, monkeyp
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
     def breaking(path):
-        yield b"some of it "
+        yield "some of it "
         raise OSError(5, "Input/output error", str(path))
 
-    monkeypatch.setattr(prepare_module, "read_blocks", breaking)
+    monkeypatch.setattr(prepare_module, "read_text", breaking)
     with pytest.raises(OSError, match="Input/output error"):
         prepare([tmp_path / "a.txt"], report.path, vocab_size=280)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -484,14 +449,14 @@ def test_without_the_tokenizers_package_the_message_says_what_to_install(tmp_pat
 
 KILLED_IN_MID_RUN = """
     import os, signal, sys
-    from npydata import prepare as module
+    from npydata.dataset import prepare as module
 
     def read_then_die(path):
-        yield b"some text " * (module.BATCH_CHARS // 5)
-        yield b"more text " * (module.BATCH_CHARS // 5)
+        yield "some text " * (module.BATCH_CHARS // 5)
+        yield "more text " * (module.BATCH_CHARS // 5)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    module.read_blocks = read_then_die
+    module.read_text = read_then_die
     module.prepare([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3])
 """
 
@@ -533,6 +498,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer_file):
 def test_report_names_what_was_read_and_written(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"text \xff\n" * 10)
     line = str(prepare([Path(tmp_path / "a.txt")], tmp_path / "o.npy", vocab_size=300))
-    for part in ("o.npy", "tokens", "1 file", "70 B", "bytes/token", "tok/s", "10 undecodable"):
+    for part in ("o.npy", "tokens", "1 file", "70 B", "bytes/token", "tok/s", "10 U+FFFD"):
         assert part in line
     assert "\n" not in line

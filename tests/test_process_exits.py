@@ -215,7 +215,7 @@ iterator = iter(AsyncDataLoader(Fetched(800), batch_size=8))
 taken, done = threading.Event(), threading.Event()
 
 def hold():
-    with iterator._source.window.lock:
+    with iterator._prefetcher.buffer.lock:
         taken.set()
         done.wait()
 

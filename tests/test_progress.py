@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from npydata.progress import progress_bar, say_what_bars_need
+from npydata.system.progress import progress_bar, say_what_bars_need
 
 
 @pytest.fixture

@@ -15,27 +15,20 @@ import npydata
 
 ROOT = Path(__file__).parent.parent
 CONDA_NAMES = {"torch": "pytorch"}
-LEVELS = [
-    {"npydata", "errors", "atomic", "pages", "progress"},
-    {"formats", "windows", "text", "recognise", "handover", "device", "lazy"},
-    {"access", "schedule", "buffers", "checkpoint", "inspect_checkpoint"},
-    {"tokens", "batches", "iterator", "distributed"},
-    {"fingerprint", "prepare", "inspect_tokens"},
-    {"dataset"},
-    {"loader", "pipeline"},
-    {"throughput"},
-    {"bench"},
-    {"cli"},
-    {"__main__"},
-]
-"""Every file and room of the package: each imports from the levels above it alone."""
+MAY_IMPORT = {
+    "errors": set(),
+    "system": {"errors"},
+    "dataset": {"errors", "system"},
+    "loader": {"errors", "system", "dataset"},
+    "reader": {"errors", "system"},
+    "checkpointer": {"errors", "system", "reader"},
+    "distributed": {"errors", "system", "reader", "checkpointer"},
+    "bench": {"errors", "system", "dataset", "loader", "reader", "checkpointer", "distributed"},
+}
+"""Each part of the package, and the parts below it; imports inside functions count as well."""
 
-UPWARD_WHEN_CALLED = {("checkpoint", "distributed"), ("throughput", "bench")}
-"""Imports inside functions that go against the arrows, because a method leads to the next room."""
-
-CHECKPOINT_WING = {"lazy", "checkpoint", "inspect_checkpoint", "distributed"}
-BOTH_WINGS_USE = LEVELS[0]
-ON_TOP = {"bench", "cli", "__main__"}
+ON_TOP = {"cli", "__main__", "npydata"}
+"""They may import everything."""
 
 
 def requirement_names(requirements):
@@ -110,8 +103,8 @@ def test_the_library_needs_only_numpy_torch_and_safetensors():
     assert packages_imported_by(npydata.__all__, known)[0] == ["npydata"]
 
 
-def test_only_what_is_distributed_imports_torchs_slow_checkpoint_package():
-    names = [name for name, home in npydata.HOMES.items() if not home.startswith("distributed")]
+def test_no_name_of_the_door_imports_torchs_slow_checkpoint_package():
+    names = list(npydata.HOMES)
     assert packages_imported_by(names, "numpy, torch.utils.data") == (["npydata"], False)
 
 
@@ -147,7 +140,7 @@ def imports_of(code, modules):
         yield from ((name, called) for name in names if name.split(".")[0] == "npydata")
 
 
-def room_of(module):
+def part_of(module):
     return module.split(".")[1] if "." in module else module
 
 
@@ -179,7 +172,10 @@ def test_modules_import_no_circle():
     for module, imported, called in IMPORTS:
         if not called:
             graph[module].add(imported)
-    assert graph["npydata.dataset"] > {"npydata.tokens", "npydata.windows"}
+    assert graph["npydata.dataset.datasets"] > {
+        "npydata.dataset.token_file",
+        "npydata.dataset.windows",
+    }
     done = set()
     while remaining := graph.keys() - done:
         free = {module for module in remaining if graph[module] <= done}
@@ -187,26 +183,19 @@ def test_modules_import_no_circle():
         done |= free
 
 
-def test_every_room_has_its_level():
-    rooms = [room for level in LEVELS for room in level]
-    assert sorted(rooms) == sorted({room_of(module) for module in MODULES})
+def test_every_part_has_its_place():
+    parts = {part_of(module) for module in MODULES}
+    assert parts == MAY_IMPORT.keys() | ON_TOP
 
 
-def test_arrows_go_one_way():
-    level = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
-    upward = {False: set(), True: set()}
-    for module, imported, called in IMPORTS:
-        arrow = room_of(module), room_of(imported)
-        if arrow[0] != arrow[1] and level[arrow[1]] >= level[arrow[0]]:
-            upward[called].add(arrow)
-    assert upward == {False: set(), True: UPWARD_WHEN_CALLED}
-
-
-def test_the_two_wings_do_not_import_each_other():
-    for module, imported, _ in IMPORTS:
-        arrow = {room_of(module), room_of(imported)}
-        if not arrow & (BOTH_WINGS_USE | ON_TOP) and len(arrow & CHECKPOINT_WING) == 1:
-            assert len(arrow) == 1, f"{module} imports {imported}"
+def test_imports_go_down_only_also_inside_functions():
+    arrows = {(part_of(module), part_of(imported)) for module, imported, _ in IMPORTS}
+    upward = {
+        (part, below)
+        for part, below in arrows
+        if part != below and part not in ON_TOP and below not in MAY_IMPORT[part] | {"npydata"}
+    }
+    assert upward == set()
 
 
 def test_what_the_type_checker_sees_at_the_door_is_what_opens():
@@ -219,6 +208,37 @@ def test_what_the_type_checker_sees_at_the_door_is_what_opens():
 def test_modules_are_short_enough_to_read():
     lengths = {p.name: len(p.read_text().splitlines()) for p in (ROOT / "npydata").rglob("*.py")}
     assert max(lengths.values()) <= 400, lengths
+
+
+FIRST_LINES = {
+    ".py": r'r?"""(.+)',
+    ".md": r"# (.+)",
+    ".css": r"/\* (.+)",
+    **dict.fromkeys((".toml", ".yml", ".txt", ".gitignore", "Makefile", "run"), r"# (.+)"),
+}
+"""How a file may begin, by the ending of its name: a docstring, a heading or a comment."""
+
+
+def committed_files():
+    ask = ["git", "ls-files"]
+    listed = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for path in map(ROOT.joinpath, listed.splitlines()) if path.is_file()]
+
+
+def test_every_file_says_in_its_first_line_what_it_holds():
+    silent = []
+    for path in committed_files():
+        form = FIRST_LINES.get(path.suffix or path.name)
+        if form and not re.match(r"\W*\w+\W+\w+\W+\w+", first_line(path, form)):  # three words
+            silent.append(str(path.relative_to(ROOT)))
+    assert silent == []
+
+
+def first_line(path, form):
+    """What follows the mark of a docstring, heading or comment, below a line for the shell."""
+    text = path.read_text(encoding="utf-8")
+    found = re.match(rf"(?:#!.*\n)?{form}", text)
+    return found[1] if found else ""
 
 
 def test_the_figures_in_the_readme_are_the_saved_ones():

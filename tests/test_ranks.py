@@ -1,4 +1,4 @@
-"""Several processes: one seed, one place in the epoch, equally many batches each."""
+"""Several processes: one seed, one cursor, equally many batches each."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ import torch.multiprocessing
 from loader_tools import Numbers, values
 
 from npydata import AsyncDataLoader, LoaderError
-from npydata.loader import agreed_seed, place_among_ranks
+from npydata.loader.ranks import rank_and_world_size, shared_seed
 
 WORLD = 2
 
 
 def test_without_a_process_group_there_is_one_rank():
-    assert place_among_ranks(AsyncDataLoader(Numbers(9)).config) == (0, 1)
+    assert rank_and_world_size(AsyncDataLoader(Numbers(9)).config) == (0, 1)
 
 
 def test_without_a_seed_and_without_a_process_group_several_ranks_are_an_error():
@@ -24,7 +24,7 @@ def test_without_a_seed_and_without_a_process_group_several_ranks_are_an_error()
 
 
 def test_drawn_seeds_are_not_alike():
-    assert len({agreed_seed(None, 1) for _ in range(20)}) == 20
+    assert len({shared_seed(None, 1) for _ in range(20)}) == 20
 
 
 def one_rank(rank, folder):
@@ -40,7 +40,7 @@ def one_rank(rank, folder):
     given += [values(batch) for batch in resumed]
     alone = AsyncDataLoader(Numbers(103), batch_size=8, rank=0, world_size=1)
     found = {
-        "place": (loader.rank, loader.world_size, alone.world_size),
+        "ranks": (loader.rank, loader.world_size, alone.world_size),
         "state": loader.state_dict(),
         "given": given,
         "alone": alone.seed,
@@ -52,7 +52,7 @@ def one_rank(rank, folder):
 def test_ranks_of_a_process_group_agree_on_a_seed_and_share_the_epoch(tmp_path):
     torch.multiprocessing.spawn(one_rank, (str(tmp_path),), nprocs=WORLD)
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD))
-    assert (one["place"], two["place"]) == ((0, 2, 1), (1, 2, 1))
+    assert (one["ranks"], two["ranks"]) == ((0, 2, 1), (1, 2, 1))
     assert one["state"] == two["state"]
     assert one["state"]["samples"] == 48
     assert len(one["given"]) == len(two["given"])

@@ -1,4 +1,4 @@
-"""The same batches from any number of workers, and from any place where a run was left."""
+"""The same batches from any number of workers, and from wherever a run was left."""
 
 import itertools
 import json
@@ -238,10 +238,10 @@ def test_a_dataset_of_ones_own_is_told_by_its_length_or_its_own_fingerprint():
         (lambda s: {k: v for k, v in s.items() if k != "seed"}, "not a loader's state"),
         (lambda s: {**s, "version": 2}, "version 2, expected 1"),
         (lambda s: {**s, "samples": -1}, "samples=-1"),
-        (lambda s: {**s, "samples": 101}, "samples=101, expected 0 to 100"),
+        (lambda s: {**s, "samples": 101}, "samples=101, expected an integer from 0 to 100"),
         (lambda s: {**s, "samples": 1.5}, "samples=1.5"),
         (lambda s: {**s, "samples": True}, "samples=True"),
-        (lambda s: {**s, "epoch": -1}, "epoch=-1"),
+        (lambda s: {**s, "epoch": -1}, "epoch=-1, expected an integer of 0 or more"),
         (lambda s: {**s, "epoch": "1"}, "epoch='1'"),
         (lambda s: {**s, "seed": None}, "seed=None"),
         (lambda s: {**s, "seed": 0.5}, "seed=0.5"),
@@ -257,6 +257,12 @@ def test_a_malformed_state_is_refused_and_changes_nothing(change, message):
         loader.load_state_dict(change(before))
     assert loader.state_dict() == before
     assert len(list(iterator)) == 9
+
+
+def test_a_state_of_an_empty_dataset_says_that_it_holds_no_samples():
+    loader = AsyncDataLoader([], seed=0)
+    with pytest.raises(LoaderError, match="samples=1, expected an integer from 0 to 0, the length"):
+        loader.load_state_dict({**loader.state_dict(), "samples": 1})
 
 
 def test_a_negative_seed_goes_through_a_state():

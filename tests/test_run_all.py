@@ -9,7 +9,7 @@ run_all = pytest.importorskip("run_all", reason="materials/run_all.py needs nbco
 
 from nbclient.exceptions import CellTimeoutError, DeadKernelError  # noqa: E402
 
-from npydata.bench import checkpoint, contenders, dataset, reader, savers, targets  # noqa: E402
+from npydata.bench.baselines import REGISTRY, baselines_of  # noqa: E402
 from npydata.errors import NpyDataError  # noqa: E402
 
 
@@ -31,73 +31,87 @@ def two_cells(tmp_path):
     return tmp_path / "00_two.ipynb"
 
 
-def row(group, role, name, setting, median):
-    return {"group": group, "role": role, "name": name, "setting": setting, "median": median}
+def row(group, name, setting, median):
+    return {"group": group, "name": name, "setting": setting, "median": median}
+
+
+def last_table(rows):
+    names = ("dataset", "loader", "reader", "checkpoint")
+    reports = {name: {"rows": rows.get(name, [])} for name in names}
+    return {what: run_all.figure(reports, line) for what, line in run_all.LINES.items()}
 
 
 def test_the_last_table_compares_ours_with_what_people_write():
-    rows = [
-        row("warm", "ours", targets.OURS, "in order, in process", 900),
-        row("warm", "ours", targets.OURS, targets.RANDOM_IN_PROCESS, 300),
-        row("warm", "naive", targets.BATCH_ITEMS, "0 workers", 200),
-        row("warm", "naive", targets.NAIVE, "2 workers", 12),
-        row("warm", "naive", targets.NAIVE, "0 workers", 14),
-        row("cold", "ours", targets.OURS, "hints 16 ahead", 99),
-        row("cold", "ours", targets.OURS, "hints 4 ahead", 80),
-        row("cold", "naive", targets.PLAIN, "MADV_RANDOM", 40),
-        row("cold", "naive", targets.PLAIN, "readahead as it is", 2),
-    ]
-    assert run_all.speeds({"rows": rows}) == [
-        ("naive, warm", "14.0 Mtok/s"),
-        ("ours, warm", "300.0 Mtok/s"),
-        ("naive, cold", "2.0 Mtok/s"),
-        ("ours, cold", "80.0 Mtok/s"),
-    ]
-    assert dict(run_all.speeds({"rows": rows[:5]}))["ours, cold"] == "not measured"
+    found = last_table({
+        "dataset": [
+            row("warm", "ours", "in order, in process", 900),
+            row("warm", "ours", "random windows, in process", 300),
+            row("warm", "naive DataLoader", "2 workers", 12),
+            row("warm", "naive DataLoader", "0 workers", 14),
+            row("cold", "ours", "hints 16 ahead", 99),
+            row("cold", "ours", "hints 4 ahead", 80),
+            row("cold", "plain mmap", "MADV_RANDOM", 40),
+        ],
+        "loader": [row("warm", "ours", "in process, no loader", 500),
+                   row("warm", "ours", "1 worker, prefetch 8", 250)],
+        "reader": [row("legacy warm", "torch.load", "", 1234.5),
+                   row("zip warm", "ours", "", 1), row("legacy warm", "ours", "", 12.34)],
+        "checkpoint": [row("stall", "torch.save + fsync", "", 900), row("stall", "ours", "", 9),
+                       row("durable", "ours", "", 99)],
+    })  # fmt: skip
+    assert found == {
+        "naive, file in memory": "14.0 Mtok/s",
+        "ours, file in memory": "300.0 Mtok/s",
+        "naive, file on disk": "not measured",
+        "ours, file on disk": "80.0 Mtok/s",
+        "ours, through loader": "250.0 Mtok/s",
+        "torch.load, one tensor": "1,234.5 ms",
+        "ours, one tensor": "12.3 ms",
+        "torch.save, stall": "900.0 ms",
+        "ours, stall": "9.0 ms",
+    }
 
 
-def test_the_last_table_compares_the_stall_of_a_save():
-    rows = [
-        row("stall", "ours", savers.OURS, "", 12.34),
-        row("stall", "naive", savers.TORCH_SAVE, "", 1234.5),
-        row("durable", "ours", savers.OURS, "", 99),
-    ]
-    assert run_all.one_save({"rows": rows}) == [
-        ("torch.save, stall", "1,234.5 ms"),
-        ("ours, stall", "12.3 ms"),
-    ]
-    assert run_all.STALL in checkpoint.TITLES
+def test_the_bench_measures_every_line_of_the_last_table():
+    baselines_of("")  # registers all
+    rows = [(one.table.split()[0], one.name, one.setting) for one in REGISTRY]
+    for benchmark, _, _, name, setting in run_all.LINES.values():
+        assert any(found[:2] == (benchmark, name) and setting in (None, found[2]) for found in rows)
 
 
-def test_the_last_table_compares_reading_one_tensor():
-    rows = [
-        row("legacy warm", "ours", targets.OURS, "", 12.34),
-        row("legacy warm", "naive", targets.TORCH_LOAD, "", 1234.5),
-        row("zip warm", "ours", targets.OURS, "", 1),
-    ]
-    assert run_all.one_tensor({"rows": rows}) == [
-        ("torch.load, one tensor", "1,234.5 ms"),
-        ("ours, one tensor", "12.3 ms"),
-    ]
-    assert dict(run_all.one_tensor({"rows": []}))["ours, one tensor"] == "not measured"
-    assert run_all.READ_GROUP in reader.TITLES
+def test_the_end_is_at_most_25_lines(tokens):
+    reports = {name: {"rows": []} for name in ("dataset", "loader", "reader", "checkpoint")}
+    text = run_all.summary(reports, tokens, tokens.parent, 100.0)
+    assert len(text.splitlines()) <= 25
+    assert "12,345" in text
+    assert "make lab" in text
 
 
-def test_the_bench_measures_every_line_of_the_last_table(tmp_path):
-    path = dataset.make_file(tmp_path / "tokens.npy", 1_000_000)
-    task = contenders.Task(path=path, dtype=None, seq_len=64, batch_size=4)
-    plan = dataset.Plan.of(dataset.argparse.Namespace(quick=True, size_mb=1, repeats=1))
-    measured = [*dataset.warm_contenders(task), *dataset.cold_contenders(task, plan)]
-    rows = [(one.group, one.name, one.setting) for one in measured]
-    for group, name, *setting in run_all.COMPARED.values():
-        assert any(found[: 2 + len(setting)] == (group, name, *setting) for found in rows)
+def test_the_first_table_compares_the_naive_loader_with_ours_on_the_beginning_of_the_text(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_all, "FIRST_BYTES", 100_000)
+    monkeypatch.setattr(run_all, "FIRST_VOCABULARY", 300)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"{name} says one fish two fish\n" * 3000)
+    text = run_all.first_table(tmp_path, [str(tmp_path / "*.txt")])
+    head, naive, ours = text.splitlines()
+    assert "tokens from the first 0.1 MB of your text" in head
+    assert naive.split()[:2] == ["naive", "DataLoader"]
+    assert "times as many" in ours
+    assert (tmp_path / "first.txt").stat().st_size == 100_000
+
+
+def test_a_bench_that_fails_is_named_with_its_last_word(tmp_path):
+    (tmp_path / "figures").mkdir()
+    with pytest.raises(NpyDataError, match=r"npydata bench dataset ended with 2: .*no-such"):
+        run_all.bench("dataset", tmp_path, tmp_path / "no-such.npy")
 
 
 def test_too_little_text_is_said_at_once(tokens):
-    run_all.require_tokens(tokens)
-    (tokens.with_suffix(".json")).write_text(json.dumps({"tokens": 225}))
+    run_all.require_tokens(tokens, 5000)
     with pytest.raises(NpyDataError, match="225 tokens, expected 5,000 or more"):
-        run_all.require_tokens(tokens)
+        run_all.require_tokens(tokens, 225)
 
 
 def test_an_executed_notebook_says_which_tokens_it_shows(tokens, two_cells, monkeypatch):
@@ -125,12 +139,19 @@ def test_a_cell_that_raises_is_shown_once_with_its_line_and_without_codes(
     assert "\x1b" not in text
 
 
+def during(error, before):
+    """An error that was raised while another one was handled."""
+    error.__context__ = before
+    return error
+
+
 @pytest.mark.parametrize(
     "error, why",
     [
         (KeyboardInterrupt(), "interrupted"),
         (DeadKernelError("Kernel died"), "its kernel was interrupted or killed"),
         (CellTimeoutError("A cell timed out"), "took more than 300 s"),
+        (during(AssertionError(), DeadKernelError("Kernel died")), "its kernel was interrupted"),
     ],
 )
 def test_a_notebook_that_stops_names_the_cell_it_was_in(tokens, two_cells, monkeypatch, error, why):
@@ -149,7 +170,7 @@ def test_ctrl_c_outside_a_notebook_ends_in_one_line(tmp_path, monkeypatch, capsy
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_all, "token_file", interrupted)
+    monkeypatch.setattr(run_all, "first_table", interrupted)
     try:
         code = run_all.main(["--build", str(tmp_path)])
     except KeyboardInterrupt:  # which would end pytest itself

@@ -14,9 +14,9 @@ from faults.saving import PATIENCE, holds, loaded_step, save_step, saved, unfini
 from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, load_checkpoint
-from npydata.checkpoint import commit
-from npydata.checkpoint.background import BackgroundSave, Write
-from npydata.checkpoint.threads import OURS, Task, run_in_order
+from npydata.checkpointer import commit
+from npydata.checkpointer.staging import run_parallel
+from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, Writer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,7 +26,7 @@ class Held:
 
     def __init__(self, monkeypatch, then=None):
         self.reached, self.go, self.then = threading.Event(), threading.Event(), then
-        whole = Write.__call__
+        whole = Writer.__call__
 
         def held(write):
             self.reached.set()
@@ -35,18 +35,7 @@ class Held:
                 self.then()
             whole(write)
 
-        monkeypatch.setattr(Write, "__call__", held)
-
-
-def test_dropping_the_checkpointer_waits_for_the_write(tmp_path, monkeypatch):
-    held = Held(monkeypatch)
-    keeper = AsyncCheckpointer()
-    save_step(keeper, tmp_path / "a", 1)
-    threading.Timer(0.05, held.go.set).start()
-    del keeper
-    gc.collect()
-    assert held.go.is_set()
-    assert loaded_step(tmp_path / "a") == 1
+        monkeypatch.setattr(Writer, "__call__", held)
 
 
 def test_an_error_that_nobody_can_be_told_is_logged_once(tmp_path, monkeypatch, caplog):
@@ -62,18 +51,9 @@ def test_an_error_that_nobody_can_be_told_is_logged_once(tmp_path, monkeypatch, 
     assert "Traceback" in caplog.text
 
 
-def test_a_block_that_ends_with_an_error_finishes_the_save_and_keeps_the_error(tmp_path):
-    def train():
-        with AsyncCheckpointer() as keeper:
-            save_step(keeper, tmp_path / "a", 1)
-            raise KeyError("training")
-
-    with pytest.raises(KeyError, match="training"):
-        train()
-    assert loaded_step(tmp_path / "a") == 1
-
-
-@pytest.mark.parametrize("thread", [OURS, f"{OURS}-crc", f"{OURS}-copy", f"{OURS}-fill"])
+@pytest.mark.parametrize(
+    "thread", [THREAD_NAME, f"{THREAD_NAME}-crc", f"{THREAD_NAME}-copy", f"{THREAD_NAME}-staging"]
+)
 def test_a_collector_that_runs_in_a_thread_of_a_save_does_not_wait_for_it(
     tmp_path, monkeypatch, thread
 ):
@@ -87,7 +67,7 @@ def test_a_collector_that_runs_in_a_thread_of_a_save_does_not_wait_for_it(
     held.go.set()
     keeper.wait()
     for one in threading.enumerate():
-        if one.name == OURS:
+        if one.name == THREAD_NAME:
             one.join(PATIENCE)
     assert loaded_step(tmp_path / "a") == 1
 
@@ -117,7 +97,7 @@ for number, (snapshot, end, code) in enumerate(ends):
     folder = f"{sys.argv[1]}/{number}"
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(60)
         keeper = begin(folder, snapshot)
         exec(end)
         break
@@ -141,7 +121,7 @@ def test_an_error_nobody_waited_for_is_logged_when_the_interpreter_ends(tmp_path
 
 
 CTRL_C = """
-import os, random, signal, sys, threading
+import os, random, signal, sys, threading, time
 from pathlib import Path
 import torch
 from faults.saving import holds, save_step
@@ -156,15 +136,21 @@ def interrupt():
     while True:
         go.wait()
         go.clear()
-        pause.wait(chance.random() ** 2 * 0.03)
+        pause.wait(chance.random() ** 2 * span)
         os.kill(os.getpid(), signal.SIGINT)
 
-threading.Thread(target=interrupt, daemon=True).start()
 keeper = AsyncCheckpointer(keep_last=2, snapshot=snapshot)
 weight = torch.nn.Parameter(torch.zeros(3))
 weight.grad = torch.zeros(3)
 optimizer = torch.optim.SGD([weight], lr=1.0)
 keeper.protect(optimizer)
+save_step(keeper, root / "first", 0, 400_000)  # the first of all is slower
+keeper.wait()
+begun = time.monotonic()
+save_step(keeper, root / "first", 0, 400_000)
+keeper.wait()
+span = max(0.03, time.monotonic() - begun)  # a busy machine is slow: interrupt all of a save
+threading.Thread(target=interrupt, daemon=True).start()
 confirmed, interrupted = 0, set()
 for step in range(1, times + 1):
     where = "save"
@@ -183,7 +169,9 @@ for step in range(1, times + 1):
     if where in ("step", "wait", "after"):
         confirmed = step
     if confirmed:
-        assert holds(root, confirmed) in (confirmed, step), (confirmed, step)
+        found = holds(root, confirmed)
+        assert found in (confirmed, step), (found, confirmed, step)
+        confirmed = found  # an interrupted save may have gone on
 save_step(keeper, root / "last", times + 1)
 keeper.wait()
 assert holds(root, times + 1) == times + 1
@@ -238,13 +226,13 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("thread", [OURS, f"{OURS}-copy", f"{OURS}-fill"])
+@pytest.mark.parametrize("thread", [THREAD_NAME, f"{THREAD_NAME}-copy", f"{THREAD_NAME}-staging"])
 def test_ctrl_c_as_a_thread_starts_loses_sight_of_nothing(tmp_path, monkeypatch, thread, after):
     saved(tmp_path / "a", 1)
     weight = torch.nn.Parameter(torch.zeros(5))
     weight.grad = torch.zeros(5)
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    snapshot = "overlap" if thread.endswith("-fill") else "host"
+    snapshot = "overlap" if thread.endswith("-staging") else "host"
     keeper = AsyncCheckpointer(snapshot=snapshot)
     keeper.protect(optimizer)
     with monkeypatch.context() as patch:
@@ -266,7 +254,7 @@ def test_ctrl_c_right_after_the_writer_started_waits_for_it(tmp_path, monkeypatc
 
     def interrupted(thread):
         start(thread)
-        if thread.name == OURS:
+        if thread.name == THREAD_NAME:
             assert held.reached.wait(PATIENCE)
             let_go = threading.Timer(0.05, held.go.set)
             start(let_go)
@@ -290,7 +278,7 @@ def test_ctrl_c_as_helpers_start_ends_with_none_running(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_in_order([lambda: None] * 50, lambda _: None, 4)
+        run_parallel([lambda: None] * 50, lambda _: None, 4)
     assert len(started) == 1
     started[0].join(PATIENCE)
     assert not started[0].is_alive()
@@ -305,7 +293,7 @@ def test_ctrl_c_while_a_block_is_left_does_not_forget_the_save(tmp_path, monkeyp
         def interrupted(task):
             raise KeyboardInterrupt
 
-        patch.setattr(Task, "join", interrupted)
+        patch.setattr(BackgroundTask, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             keeper.__exit__(KeyError, KeyError("training"), None)
     assert not keeper.done()
@@ -366,22 +354,6 @@ def test_what_was_loaded_goes_when_it_is_dropped(tmp_path):
         gc.enable()
 
 
-def test_one_save_is_in_flight_the_next_one_waits(tmp_path, monkeypatch):
-    held = Held(monkeypatch)
-    keeper = AsyncCheckpointer()
-    save_step(keeper, tmp_path / "a", 1)
-    assert held.reached.wait(PATIENCE)
-    second = threading.Thread(target=save_step, args=(keeper, tmp_path / "b", 2))
-    second.start()
-    second.join(0.05)
-    assert second.is_alive()
-    assert not (tmp_path / "a").exists()
-    held.go.set()
-    second.join(PATIENCE)
-    keeper.wait()
-    assert holds(tmp_path, 2, ["a", "b"]) == 2
-
-
 def test_two_checkpointers_do_not_touch_each_others_temporaries(tmp_path, monkeypatch):
     reached, go, whole = threading.Event(), threading.Event(), commit.put_in_place
 
@@ -391,7 +363,7 @@ def test_two_checkpointers_do_not_touch_each_others_temporaries(tmp_path, monkey
             assert go.wait(PATIENCE)
         whole(temporary, folder)
 
-    monkeypatch.setattr("npydata.checkpoint.commit.put_in_place", held)
+    monkeypatch.setattr("npydata.checkpointer.commit.put_in_place", held)
     one = AsyncCheckpointer()
     save_step(one, tmp_path / "a", 1)
     assert reached.wait(PATIENCE)
@@ -427,7 +399,7 @@ def test_a_fork_while_a_save_is_in_flight_leaves_it_to_the_parent(tmp_path, monk
         assert go.wait(PATIENCE)
         whole(temporary, folder)
 
-    monkeypatch.setattr("npydata.checkpoint.commit.put_in_place", held)
+    monkeypatch.setattr("npydata.checkpointer.commit.put_in_place", held)
     weight = torch.nn.Parameter(torch.zeros(5))
     weight.grad = torch.zeros(5)
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -463,7 +435,7 @@ import faulthandler, gc, os, sys, threading, warnings
 from pathlib import Path
 from faults.saving import holds, save_step
 from npydata import AsyncCheckpointer
-from npydata.checkpoint import commit
+from npydata.checkpointer import commit
 
 reached, go, whole = threading.Event(), threading.Event(), commit.put_in_place
 
@@ -522,19 +494,20 @@ def test_the_temporary_of_a_dead_process_goes_even_if_its_child_lives_on(tmp_pat
 
 
 def test_jobs_run_in_order_and_stop_at_the_first_error():
-    told = []
-    run_in_order([lambda: None] * 50, told.append, 3)
-    assert told[-1] == 50
-    assert told == sorted(told)
+    ended = []
+    run_parallel([lambda: None] * 50, ended.append, 3)
+    assert ended[-1] == 50
+    assert ended == sorted(ended)
     ran = []
     with pytest.raises(ZeroDivisionError):
-        run_in_order([lambda: 1 / 0] + [lambda: ran.append(1)] * 1000, lambda _: None, 1)
+        run_parallel([lambda: 1 / 0] + [lambda: ran.append(1)] * 1000, lambda _: None, 1)
     assert ran == []
 
 
 def test_a_save_raises_its_error_once():
-    save = BackgroundSave(failing(5))
+    save = BackgroundTask(failing(5), THREAD_NAME)
+    save.start()
     with pytest.raises(OSError, match="Input/output"):
-        save.wait()
-    save.wait()
+        save.result()
+    save.result()
     assert save.done()

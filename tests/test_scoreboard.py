@@ -1,3 +1,5 @@
+"""The scoreboard of the notebooks: what it measures, and how it shows it."""
+
 import pytest
 import torch
 from tutorial import figures, naive_train, scoreboard

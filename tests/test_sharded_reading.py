@@ -1,4 +1,4 @@
-"""Tensors in pieces: the pure functions on every small case, and sets of files written by hand."""
+"""Tensors in chunks: the pure functions on every small case, and sets of files written by hand."""
 
 import itertools
 import json
@@ -8,29 +8,29 @@ import random
 import numpy as np
 import pytest
 import torch
-from checkpoint_tools import told
+from checkpoint_tools import bitwise
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from npydata import CheckpointError, open_checkpoint
-from npydata.lazy import convert as convert_module
-from npydata.lazy.sharded import chosen_of, halves, in_rows, misfit, overlap, overlapping
+from npydata.reader import convert as convert_module
+from npydata.reader.sharded import chosen_of, halves, in_rows, overlap, overlapping, validate_chunks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.uint8)
 
 
 def cuts_of(size, chance):
-    """Return places that cut a dimension into pieces, some of them empty."""
+    """Return places that cut a dimension into chunks, some of them empty."""
     inner = sorted(chance.randint(0, size) for _ in range(chance.randint(0, 3)))
     return [0, *inner, size]
 
 
-def boxes_of(shape, chance):
-    """Return boxes, offsets and sizes, that make up a tensor: a grid with places of its own."""
+def chunks_of(shape, chance):
+    """Return chunks, offsets and sizes, that make up a tensor: a grid with places of its own."""
     sides = [list(itertools.pairwise(cuts_of(size, chance))) for size in shape]
     return [
-        (tuple(a for a, _ in box), tuple(b - a for a, b in box))
-        for box in itertools.product(*sides)
+        (tuple(a for a, _ in chunk), tuple(b - a for a, b in chunk))
+        for chunk in itertools.product(*sides)
     ]
 
 
@@ -40,9 +40,9 @@ def numbers(shape, dtype=torch.float32):
     return flat.to(dtype).reshape(shape)
 
 
-def part_of(tensor, box):
-    """Return the elements of a box."""
-    return tensor[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].clone()
+def part_of(tensor, chunk):
+    """Return the elements of a chunk."""
+    return tensor[tuple(slice(o, o + n) for o, n in zip(*chunk, strict=True))].clone()
 
 
 def write_set(folder, files, wholes=None, **metadata):
@@ -58,12 +58,12 @@ def write_set(folder, files, wholes=None, **metadata):
     return folder
 
 
-def write_parts(folder, tensors, chance, files=3, told_shapes=True):
+def write_parts(folder, tensors, chance, files=3, noted_shapes=True):
     """Write tensors in parts that lie in any order in some files."""
     content = [{} for _ in range(files)]
     for name, tensor in tensors.items():
-        found = boxes_of(tensor.shape, chance) if tensor.ndim else [((), ())]
-        for number, box in enumerate(chance.sample(found, len(found))):
+        found = chunks_of(tensor.shape, chance) if tensor.ndim else [((), ())]
+        for number, chunk in enumerate(chance.sample(found, len(found))):
             while number >= len(content):
                 content.append({})
             order = chance.sample(range(len(content)), len(content))
@@ -71,9 +71,9 @@ def write_parts(folder, tensors, chance, files=3, told_shapes=True):
             if place is None:
                 content.append({})
                 place = len(content) - 1
-            content[place][name] = (box[0], part_of(tensor, box))
+            content[place][name] = (chunk[0], part_of(tensor, chunk))
     wholes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    return write_set(folder, content, wholes if told_shapes else None)
+    return write_set(folder, content, wholes if noted_shapes else None)
 
 
 def random_index(shape, chance):
@@ -106,15 +106,15 @@ def test_any_slice_of_any_tensor_in_parts_is_that_of_the_whole(tmp_path, seed):
     for k in range(8):
         shape = tuple(chance.randint(0 if k == 7 else 1, 9) for _ in range(chance.randint(0, 4)))
         tensors[f"t{k}"] = numbers(shape, chance.choice(DTYPES))
-    folder = write_parts(tmp_path / "set", tensors, chance, told_shapes=seed % 2 == 0)
+    folder = write_parts(tmp_path / "set", tensors, chance, noted_shapes=seed % 2 == 0)
     with open_checkpoint(folder) as checkpoint:
         assert set(checkpoint) == set(tensors)
         for name, tensor in tensors.items():
-            assert told(checkpoint[name]) == told(tensor)
+            assert bitwise(checkpoint[name]) == bitwise(tensor)
             for _ in range(40):
                 index = random_index(tensor.shape, chance)
                 found = checkpoint.get_slice(name)[index]
-                assert told(found) == told(tensor[index]), (name, index)
+                assert bitwise(found) == bitwise(tensor[index]), (name, index)
                 assert found.is_contiguous()
 
 
@@ -131,7 +131,7 @@ def test_what_is_read_may_be_written_to_and_the_files_stay_as_they_are(tmp_path)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with open_checkpoint(folder) as checkpoint:
         checkpoint["t"].fill_(7)
-        assert told(checkpoint["t"]) == told(numbers((5, 4)))
+        assert bitwise(checkpoint["t"]) == bitwise(numbers((5, 4)))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -140,7 +140,7 @@ def test_only_the_parts_that_a_slice_touches_are_read(tmp_path):
     folder = write_set(tmp_path / "set", rows, {"t": [12, 3]})
     with open_checkpoint(folder) as checkpoint:
         (folder / "rank_2.safetensors").unlink()
-        checkpoint._archives[2].file.close()
+        checkpoint._contents.archives[2].file.close()
         assert checkpoint.get_slice("t")[3:8].shape == (5, 3)
         with pytest.raises(CheckpointError):
             checkpoint.get_slice("t")[3:9]
@@ -163,15 +163,15 @@ def test_an_overlap_is_where_chosen_elements_lie_in_a_box(size):
         wanted = np.atleast_1d(whole[one])
         for offset in range(size + 1):
             for length in range(size - offset + 1):
-                box = whole[offset : offset + length]
-                inside = [k for k, value in enumerate(wanted) if value in box]
+                chunk = whole[offset : offset + length]
+                inside = [k for k, value in enumerate(wanted) if value in chunk]
                 both = overlap(chosen, ((offset,), (length,)))
                 if both is None:
                     assert not inside
                 else:
                     (there,), (here,) = both
                     assert list(range(size)[there]) == inside
-                    assert box[here].tolist() == wanted[inside].tolist()
+                    assert chunk[here].tolist() == wanted[inside].tolist()
 
 
 def test_an_overlap_in_two_dimensions_is_that_of_each():
@@ -185,10 +185,10 @@ def test_an_overlap_in_two_dimensions_is_that_of_each():
     assert overlap([], ((), ())) == ((), ())
 
 
-def fills(shape, boxes):
-    """Whether boxes hold each element of a tensor once, by counting."""
+def fills(shape, chunks):
+    """Whether chunks hold each element of a tensor once, by counting."""
     count = np.zeros(shape, int)
-    for offsets, sizes in boxes:
+    for offsets, sizes in chunks:
         if any(o + n > m for o, n, m in zip(offsets, sizes, shape, strict=True)) and all(sizes):
             return False
         count[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] += 1
@@ -197,14 +197,14 @@ def fills(shape, boxes):
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2), (0,), (0, 2), (3, 2)])
 def test_boxes_make_up_a_tensor_if_each_element_is_in_one(shape):
-    """All sets of up to three boxes of a small tensor, some of which reach beyond it."""
+    """All sets of up to three chunks of a small tensor, some of which reach beyond it."""
     spans = [[(o, n) for o in range(size + 1) for n in range(size + 2 - o)] for size in shape]
-    boxes = [(tuple(o for o, _ in b), tuple(n for _, n in b)) for b in itertools.product(*spans)]
+    chunks = [(tuple(o for o, _ in b), tuple(n for _, n in b)) for b in itertools.product(*spans)]
     chance, held = random.Random(0), 0
-    sets = [list(some) for count in (1, 2) for some in itertools.product(boxes, repeat=count)]
-    sets += [chance.choices(boxes, k=3) for _ in range(5000)]
+    sets = [list(some) for count in (1, 2) for some in itertools.product(chunks, repeat=count)]
+    sets += [chance.choices(chunks, k=3) for _ in range(5000)]
     for some in sets if len(sets) < 20_000 else chance.sample(sets, 20_000):
-        assert (misfit(shape, some) is None) == fills(shape, some), some
+        assert (validate_chunks(shape, some) is None) == fills(shape, some), some
         held += fills(shape, some)
     assert held
 
@@ -213,18 +213,20 @@ def test_grids_fit_until_a_box_is_moved_or_left_out():
     chance = random.Random(5)
     for _ in range(300):
         shape = tuple(chance.randint(1, 6) for _ in range(chance.randint(1, 3)))
-        boxes = boxes_of(shape, chance)
-        chance.shuffle(boxes)
-        assert misfit(shape, boxes) is None
-        full = [k for k, (_, sizes) in enumerate(boxes) if all(sizes)]
+        chunks = chunks_of(shape, chance)
+        chance.shuffle(chunks)
+        assert validate_chunks(shape, chunks) is None
+        full = [k for k, (_, sizes) in enumerate(chunks) if all(sizes)]
         k = chance.choice(full)
-        assert "elements, expected" in misfit(shape, boxes[:k] + boxes[k + 1 :])
+        assert "elements, expected" in validate_chunks(shape, chunks[:k] + chunks[k + 1 :])
         dim = chance.randrange(len(shape))
-        moved = [o + (d == dim) for d, o in enumerate(boxes[k][0])]
-        assert misfit(shape, [*boxes[:k], (tuple(moved), boxes[k][1]), *boxes[k + 1 :]])
-        other = chance.choice([one for one in full if boxes[one][1] == boxes[k][1]])
+        moved = [o + (d == dim) for d, o in enumerate(chunks[k][0])]
+        assert validate_chunks(shape, [*chunks[:k], (tuple(moved), chunks[k][1]), *chunks[k + 1 :]])
+        other = chance.choice([one for one in full if chunks[one][1] == chunks[k][1]])
         if other != k:
-            assert "overlap" in misfit(shape, [*boxes[:k], boxes[other], *boxes[k + 1 :]])
+            assert "overlap" in validate_chunks(
+                shape, [*chunks[:k], chunks[other], *chunks[k + 1 :]]
+            )
 
 
 def test_overlapping_is_whether_two_boxes_share_an_element():
@@ -244,10 +246,10 @@ def test_overlapping_is_whether_two_boxes_share_an_element():
 
 def test_a_hundred_thousand_rows_are_compared_at_once():
     size = 100_000
-    boxes = [((k, 0), (1, 4)) for k in range(size)]
-    random.Random(0).shuffle(boxes)
-    assert misfit((size, 4), boxes) is None
-    assert misfit((size, 4), [*boxes[:-1], boxes[0]]) == "two of its parts overlap"
+    chunks = [((k, 0), (1, 4)) for k in range(size)]
+    random.Random(0).shuffle(chunks)
+    assert validate_chunks((size, 4), chunks) is None
+    assert validate_chunks((size, 4), [*chunks[:-1], chunks[0]]) == "two of its chunks overlap"
 
 
 @pytest.mark.parametrize(
@@ -266,10 +268,10 @@ def test_blocks_are_the_elements_in_order_each_of_few_bytes(shape, nbytes):
 def test_offsets_near_2_to_the_63_do_not_wrap_round():
     most = 2**63 - 1
     for far in (most, most - 1, 2**62):
-        assert "beyond" in misfit((4,), [((0,), (2,)), ((far,), (2,))])
-    assert misfit((most,), [((0,), (most - 1,)), ((most - 1,), (1,))]) is None
-    assert "more than 2^63" in misfit((2**32, 2**32), [((0, 0), (2**32, 2**32))])
-    assert misfit((most, 0), [((most, 0), (most, 0))]) is None
+        assert "beyond" in validate_chunks((4,), [((0,), (2,)), ((far,), (2,))])
+    assert validate_chunks((most,), [((0,), (most - 1,)), ((most - 1,), (1,))]) is None
+    assert "more than 2^63" in validate_chunks((2**32, 2**32), [((0, 0), (2**32, 2**32))])
+    assert validate_chunks((most, 0), [((most, 0), (most, 0))]) is None
 
 
 # From many files to one
@@ -277,8 +279,8 @@ def test_offsets_near_2_to_the_63_do_not_wrap_round():
 
 @pytest.mark.parametrize("dims", ["rows", "columns", "grid"])
 @pytest.mark.parametrize("dtype", [None, torch.float16])
-def test_a_set_becomes_one_file_in_pieces_of_any_size(tmp_path, monkeypatch, dims, dtype):
-    monkeypatch.setattr(convert_module, "PIECE_BYTES", 32)
+def test_a_set_becomes_one_file_in_chunks_of_any_size(tmp_path, monkeypatch, dims, dtype):
+    monkeypatch.setattr(convert_module, "CHUNK_BYTES", 32)
     tensors = {"f": numbers((6, 8)), "i": numbers((6, 8), torch.int64), "c": numbers((6, 4, 2)),
                "z": numbers((6, 8), torch.complex64), "e": numbers((0, 8))}  # fmt: skip
     cut = {"rows": [(0, 2), (2, 6)], "columns": [(0, 3), (3, 4)], "grid": [(0, 3), (3, 4)]}[dims]
@@ -291,17 +293,17 @@ def test_a_set_becomes_one_file_in_pieces_of_any_size(tmp_path, monkeypatch, dim
             sides[dim] = [(0, 0)]
         elif dims == "grid" and tensor.shape[0]:
             sides[0] = [(0, 1), (1, tensor.shape[0])]
-        for k, box in enumerate(itertools.product(*sides)):
-            spot = tuple(a for a, _ in box), tuple(b - a for a, b in box)
+        for k, chunk in enumerate(itertools.product(*sides)):
+            spot = tuple(a for a, _ in chunk), tuple(b - a for a, b in chunk)
             files[3 - k][name] = (spot[0], part_of(tensor, spot))
     with open_checkpoint(write_set(tmp_path / "set", files)) as checkpoint:
-        record = checkpoint._entry("f").value
-        assert in_rows(record) == (dims == "rows")
+        stored = checkpoint._entry("f").value
+        assert in_rows(stored) == (dims == "rows")
         checkpoint.to_safetensors(tmp_path / "one.safetensors", dtype=dtype)
     with safe_open(tmp_path / "one.safetensors", "pt") as file:
         for name, tensor in tensors.items():
             wanted = tensor.to(dtype) if dtype and tensor.dtype.is_floating_point else tensor
-            assert told(file.get_tensor(name)) == told(wanted), name
+            assert bitwise(file.get_tensor(name)) == bitwise(wanted), name
 
 
 # Sets that don't fit: see attacks/shards.py for hostile ones
@@ -315,7 +317,7 @@ def good():
     ("change", "message"),
     [
         (lambda one, two: (one, {}), "a: its files hold 6 elements, expected 12: \\[4, 3\\]"),
-        (lambda one, two: (one, {"a": ((1, 0), two["a"][1])}), "a: two of its parts overlap"),
+        (lambda one, two: (one, {"a": ((1, 0), two["a"][1])}), "a: two of its chunks overlap"),
         (lambda one, two: (one, {"a": ((3, 0), two["a"][1])}), "beyond its sizes, \\[4, 3\\]"),
         (lambda one, two: (one, {"a": ((2, 0), two["a"][1].double())}), "different dtypes"),
         (lambda one, two: (one, {"a": ((2,), two["a"][1][0])}), "different dtypes or dimensions"),

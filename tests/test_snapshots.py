@@ -9,8 +9,9 @@ from faults.saving import PATIENCE
 from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
-from npydata.checkpoint import background
-from npydata.checkpoint.snapshot import Copy, DeviceCopier, Pending
+from npydata.checkpointer import staging
+from npydata.checkpointer.device_copy import DeviceCopier, Pending
+from npydata.checkpointer.staging import Copy
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,15 +109,15 @@ class Gate:
 
     def __init__(self, monkeypatch, error=None):
         self.reached, self.open, self.error = threading.Event(), threading.Event(), error
-        self.whole = background.run_all
-        monkeypatch.setattr(background, "run_all", self.run_all)
+        self.whole = staging.run_all
+        monkeypatch.setattr(staging, "run_all", self.run_all)
 
-    def run_all(self, copies, filling):
+    def run_all(self, copies, watermark):
         self.reached.set()
         assert self.open.wait(PATIENCE)
         if self.error is not None:
             raise self.error
-        self.whole(copies, filling)
+        self.whole(copies, watermark)
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def test_a_step_after_a_save_that_could_not_begin_does_not_wait(tmp_path, traine
     start = threading.Thread.start
 
     def no_more(thread):
-        if thread.name.endswith("-fill"):
+        if thread.name.endswith("-staging"):
             raise RuntimeError("can't start new thread")
         start(thread)
 

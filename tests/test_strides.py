@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from npydata.lazy.strides import (
+from npydata.reader.strides import (
     byte_span,
     contiguous_stride,
     element_span,
-    fault,
     page_runs,
     sliced,
+    validate_view,
 )
 
 VIEWS = [
@@ -109,8 +109,8 @@ def test_contiguous_strides_are_those_of_a_new_tensor(shape):
 
 
 def test_a_view_that_ends_with_its_storage_fits_and_one_element_more_does_not():
-    assert fault((2, 3), (3, 1), 4, 10) is None
-    assert "reaches to element 10 of a storage of 9" in fault((2, 3), (3, 1), 4, 9)
+    assert validate_view((2, 3), (3, 1), 4, 10) is None
+    assert "reaches to element 10 of a storage of 9" in validate_view((2, 3), (3, 1), 4, 9)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_view_that_ends_with_its_storage_fits_and_one_element_more_does_not():
     ],
 )
 def test_sizes_that_overflow_elsewhere_are_faults_here(shape, stride, offset):
-    assert fault(shape, stride, offset, 10) is not None
+    assert validate_view(shape, stride, offset, 10) is not None
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,27 +1,20 @@
-"""The pipeline model's arithmetic, the recommendation, the sweep. Nothing here judges a time."""
+"""The pipeline model's arithmetic, the recommendation. Nothing here judges a time."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from npydata import AsyncDataLoader, MmapDataset, write_tokens
-from npydata.bench.sweep import apart
-from npydata.errors import NpyDataError
-from npydata.pipeline import lanes
-from npydata.throughput import (
+from npydata.loader.pipeline import lanes
+from npydata.loader.tuning import (
     CANDIDATES,
     PROBES,
     Costs,
-    Step,
     calibrate,
     choose,
     costs_of,
-    plot_sweep,
     recommend,
-    sweep,
-    wait_share,
 )
 
 
@@ -79,9 +72,11 @@ class TestPromises:
         assert rate(taught, 2.0, 2.0, 1, 1, wake_s=0.5) == pytest.approx(1 / 3.0)
         assert rate(taught, 2.0, 2.0, 1, 8, wake_s=0.5) > 1 / 2.6
 
-    def test_longer_hops_pay_for_fewer_wakes(self, taught):
+    def test_larger_handoffs_pay_for_fewer_wakes(self, taught):
         assert rate(taught, 0.0, 1.0, 1, 1, wake_s=1.0) == pytest.approx(1 / 3)
-        assert rate(taught, 0.0, 1.0, 1, 8, wake_s=1.0, hop=8) == pytest.approx(8 / (8 + 2))
+        assert rate(taught, 0.0, 1.0, 1, 8, wake_s=1.0, batches_per_handoff=8) == pytest.approx(
+            8 / (8 + 2)
+        )
 
     def test_a_consumer_that_is_slower_than_its_loader_waits_for_nothing(self, taught):
         assert followed(taught, 4.0, 1.0, 1, 4).wait_share == 0
@@ -145,79 +140,3 @@ def test_a_recommendation_is_one_of_the_candidates_and_fits_the_loader(path):
     advice = recommend(dataset, step_s=1.0, seconds=0.02, repeats=1, batch_size=4)
     assert tuple(advice.settings.values()) in CANDIDATES
     assert AsyncDataLoader(dataset, **advice.settings).config.num_workers == advice.num_workers
-
-
-def test_the_wait_share_leaves_out_the_start_and_does_a_step_on_every_batch(path):
-    loader = AsyncDataLoader(MmapDataset(path, 16), batch_size=4, seed=0)
-    seen = []
-    assert 0 <= wait_share(loader, 0.0, seen.append) <= 1
-    assert len(seen) == loader.stats.batches > loader.config.capacity + 2
-
-
-def test_a_dataset_that_ends_at_once_has_a_wait_share_too(path):
-    loader = AsyncDataLoader(MmapDataset(path, 16), batch_size=4096, seed=0)
-    assert wait_share(loader, 1.0, lambda batch: None) == 0
-
-
-def test_a_step_takes_time_only_when_asked_to():
-    assert Step(0.0)() is None
-    assert Step(1e-3)._rounds > Step(1e-4)._rounds > 0
-
-
-# the sweep
-
-
-@pytest.fixture(scope="module")
-def swept(path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("sweep") / "out.json"
-    result = sweep(path, seq_len=16, batch_size=4, workers=(0, 1), prefetch=(1, 2), repeats=2,
-                   steps_s=(0.0, 1e-4), seconds=0.0, json=out, progress=False)  # fmt: skip
-    return result, json.loads(out.read_text())
-
-
-def test_a_sweep_measures_every_setting_once(swept):
-    rows = swept[0]["rows"]
-    keys = [(row["name"], row["workers"], row["prefetch"], row["step_s"]) for row in rows]
-    assert len(set(keys)) == len(keys)
-    ours = {key[1:3] for key in keys if key[0] == "ours"}
-    assert ours == {(0, 1), (0, 2), (1, 1), (1, 2)}
-    assert {key[1:3] for key in keys if key[0] == "naive DataLoader"} == {(0, 0), (1, 1), (1, 2)}
-    assert [key[3] for key in keys if key[0] == "in memory"] == [1e-4]
-
-
-def test_a_sweep_gives_median_and_range_and_says_where(swept):
-    result, saved = swept
-    assert all(len(row["rates"]) == 2 for row in result["rows"])
-    assert all(row["min"] <= row["median"] <= row["max"] for row in result["rows"])
-    assert {"cpu", "cores", "readahead_kb"} <= result["machine"].keys()
-    assert [row["setting"] for row in saved["rows"]] == [r["setting"] for r in result["rows"]]
-
-
-def test_a_sweep_is_drawn_as_lines_and_a_heat_map(swept):
-    figure = plot_sweep(swept[0]["rows"])
-    left, right = figure.axes
-    assert left.get_xlabel().startswith("workers")
-    assert [text.get_text() for text in right.get_xticklabels()] == ["1", "2"]
-    import matplotlib.pyplot as plt
-
-    plt.close(figure)
-
-
-def test_names_of_lines_that_end_close_together_are_moved_apart():
-    assert apart([1.0, 10.0, 100.0], gap=2) == pytest.approx([1, 10, 100])
-    assert apart([1.0, 8.0, 8.0], gap=4) == pytest.approx([1, 4, 16])
-    crowded = apart([1.0, 2.0, 2.1, 2.2], gap=3)
-    assert all(b / a >= 2.999 for a, b in pairwise(crowded))
-
-
-def test_a_cold_sweep_evicts_first_or_says_why_not(path):
-    result = sweep(path, seq_len=16, batch_size=4, loaders=["ours", "ours, no hints"], workers=(1,),
-                   prefetch=(2,), caches=["cold"], repeats=1, seconds=0.0,
-                   progress=False)  # fmt: skip
-    assert result["notes"] or [row["group"] for row in result["rows"]] == ["cold"] * 2
-
-
-@pytest.mark.parametrize("option, value", [("loaders", "mine"), ("caches", "lukewarm")])
-def test_an_unknown_loader_or_cache_is_refused(path, option, value):
-    with pytest.raises(NpyDataError, match=f"{option}: '{value}', expected one of"):
-        sweep(path, **{option: [value]})

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from npydata import TokenFileError, open_tokens, write_tokens
-from npydata.pages import evict
+from npydata.system.page_cache import evict
 
 IDS = np.arange(10_000, dtype=np.uint16)
-BOTH_WAYS = pytest.mark.parametrize("access", ["mmap", "pread"])
+BOTH_ACCESSES = pytest.mark.parametrize("access", ["mmap", "pread"])
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def path(tmp_path):
     return tmp_path / "a.npy"
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_read_returns_the_ids_asked_for_and_stops_at_the_end(path, access):
     tokens = open_tokens(path, access=access)
     assert np.array_equal(tokens.read(5, 10), IDS[5:15])
@@ -37,7 +37,7 @@ def test_read_returns_the_ids_asked_for_and_stops_at_the_end(path, access):
             tokens.read(start, count)
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_gather_returns_one_window_a_row(path, access):
     starts = np.array([0, 9_990, 17, 17])
     windows = open_tokens(path, access=access).gather(starts, 10)
@@ -45,7 +45,7 @@ def test_gather_returns_one_window_a_row(path, access):
     assert np.array_equal(windows, IDS[starts[:, None] + np.arange(10)])
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_tokens_cannot_be_written_through_the_map(path, access):
     if access == "mmap":
         with pytest.raises(ValueError, match="read-only"):
@@ -53,7 +53,7 @@ def test_tokens_cannot_be_written_through_the_map(path, access):
     assert np.array_equal(open_tokens(path, access=access).read(0, 10_000), IDS)
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_a_pickled_file_is_small_and_reopens(path, access):
     tokens = open_tokens(path, access=access)
     pickled = pickle.dumps(tokens)
@@ -61,7 +61,7 @@ def test_a_pickled_file_is_small_and_reopens(path, access):
     assert np.array_equal(pickle.loads(pickled).read(0, 10_000), IDS)
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 @pytest.mark.parametrize("new", [IDS[:-1], IDS.astype(np.uint32)])
 def test_a_file_that_changed_is_refused_when_reopened(path, access, new):
     pickled = pickle.dumps(open_tokens(path, access=access))
@@ -82,7 +82,7 @@ SHRUNK = """
 """
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_a_file_that_shrank_gives_an_error_and_no_crash(path, access):
     child = [sys.executable, "-c", textwrap.dedent(SHRUNK), path, access]
     done = subprocess.run(child, capture_output=True, text=True, check=False)
@@ -90,7 +90,7 @@ def test_a_file_that_shrank_gives_an_error_and_no_crash(path, access):
     assert "a.npy: changed since it was opened" in done.stdout
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_reading_on_in_a_file_that_shrank_is_refused(path, access):
     tokens = open_tokens(path, access=access)
     os.truncate(path, 4096)
@@ -98,7 +98,7 @@ def test_reading_on_in_a_file_that_shrank_is_refused(path, access):
         tokens.read(9_000, 100)
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_a_file_that_was_cut_and_grew_again_is_refused(path, access):
     tokens = open_tokens(path, access=access)
     os.truncate(path, 128)
@@ -107,7 +107,7 @@ def test_a_file_that_was_cut_and_grew_again_is_refused(path, access):
         tokens.gather(np.array([9_000]), 100)
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 @pytest.mark.parametrize("start", [-1, 9_991])
 def test_a_window_that_leaves_the_file_is_refused(path, access, start):
     with pytest.raises(IndexError, match=r"a.npy: windows of 10 tokens .* inside 0 to 10000"):
@@ -121,7 +121,7 @@ def test_a_read_that_comes_in_pieces_is_put_together(path, monkeypatch):
     assert np.array_equal(tokens.read(100, 50), IDS[100:150])
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_a_file_of_no_bytes_opens_and_holds_nothing(tmp_path, access):
     (tmp_path / "empty.bin").touch()
     tokens = open_tokens(tmp_path / "empty.bin", access=access)
@@ -135,7 +135,7 @@ def test_a_file_of_no_bytes_opens_and_holds_nothing(tmp_path, access):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path, make, name):
     make(tmp_path / name)
-    with pytest.raises(TokenFileError, match=f"{name}: is a folder, device or pipe"):
+    with pytest.raises(TokenFileError, match=f"{name}: is a folder"):
         open_tokens(tmp_path / name, dtype="uint16")
 
 
@@ -147,7 +147,7 @@ def test_a_pickle_does_not_grow_with_the_number_of_documents(tmp_path):
     assert len(pickle.loads(pickled).document_ends) == 50_000
 
 
-@BOTH_WAYS
+@BOTH_ACCESSES
 def test_an_empty_file_opens_and_holds_nothing(tmp_path, access):
     write_tokens(tmp_path / "empty.npy", [])
     tokens = open_tokens(tmp_path / "empty.npy", access=access)
@@ -155,8 +155,88 @@ def test_an_empty_file_opens_and_holds_nothing(tmp_path, access):
     assert tokens.read(0, 5).tolist() == []
 
 
-@BOTH_WAYS
-def test_hints_change_nothing_but_what_is_in_memory(path, access):
+@pytest.fixture
+def shards(tmp_path):
+    """Three files of 10, 0 and 7 tokens, and of different dtypes."""
+    write_tokens(tmp_path / "s0.npy", [np.arange(10, dtype=np.uint16)])
+    write_tokens(tmp_path / "s1.npy", [np.empty(0, np.uint16)])
+    write_tokens(tmp_path / "s2.npy", [np.arange(10, 17, dtype=np.uint32)])
+    return [tmp_path / f"s{k}.npy" for k in range(3)]
+
+
+@BOTH_ACCESSES
+@pytest.mark.parametrize("given", ["list", "glob"])
+def test_several_files_are_seen_one_after_the_other(shards, access, given):
+    paths = shards if given == "list" else shards[0].parent / "s*.npy"
+    opened = open_tokens(paths, access=access)
+    for tokens in (opened, pickle.loads(pickle.dumps(opened))):
+        assert (len(tokens), tokens.shape, tokens.dtype) == (17, (17,), np.uint32)
+        for start, count in [(0, 17), (3, 5), (8, 5), (12, 100), (10, 0), (99, 1)]:
+            found = tokens.read(start, count)
+            assert found.tolist() == list(range(17))[start : start + count]
+            assert found.dtype == np.uint32
+        starts = np.array([13, 0, 8, 6, 10, 9])  # 8 and 9 reach over the end of the first file
+        tokens.will_need(starts, 4)
+        windows = tokens.gather(starts, 4)
+        assert np.array_equal(windows, starts[:, None] + np.arange(4))
+        assert windows.dtype == np.uint32
+        with pytest.raises(IndexError, match="inside 0 to 17"):
+            tokens.gather(np.array([14]), 4)
+
+
+def test_rows_of_several_files_are_counted_through(tmp_path):
+    for name, rows, row_len in (("a", 2, 5), ("b", 1, 5), ("c", 2, 4)):
+        ids = np.arange(rows * row_len, dtype=np.uint16)
+        write_tokens(tmp_path / f"{name}.npy", [ids], row_len=row_len)
+    assert open_tokens([tmp_path / "a.npy", tmp_path / "b.npy"]).shape == (3, 5)
+    assert open_tokens(tmp_path / "?.npy").shape == (23,)
+
+
+def test_document_ends_of_several_files_go_on_from_file_to_file(tmp_path):
+    for name in "ab":
+        np.arange(10, dtype="<u2").tofile(tmp_path / f"{name}.ds")
+        np.array([4, 10], "<u8").tofile(tmp_path / f"{name}.ds.index")
+    assert open_tokens(tmp_path / "*.ds").document_ends.tolist() == [4, 10, 14, 20]
+    write_tokens(tmp_path / "c.npy", [[1, 2]])
+    assert open_tokens([tmp_path / "a.ds", tmp_path / "c.npy"]).document_ends is None
+
+
+def test_a_list_or_glob_of_one_file_is_that_file(path):
+    for given in ([path], path.with_name("?.npy")):
+        tokens = open_tokens(given)
+        assert tokens.path == path
+        assert repr(tokens) == repr(open_tokens(path))
+    assert "2 files, uint16, shape=(20000,)" in repr(open_tokens([path, path]))
+
+
+def test_a_list_or_glob_of_no_file_is_refused(tmp_path):
+    for given, message in (
+        ([], "no token file given"),
+        (tmp_path / "*.bin", "no file matches"),
+        ("", "an empty path was given"),
+        ([tmp_path], "is a folder, expected a file or a glob"),
+    ):
+        with pytest.raises(TokenFileError, match=message):
+            open_tokens(given)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"a", [None], [5, "a.npy"]])
+def test_what_is_no_path_is_named(given):
+    culprit = given[0] if isinstance(given, list) else given
+    with pytest.raises(TypeError, match=f"^{culprit!r}: expected a path or a glob"):
+        open_tokens(given)
+
+
+def test_files_of_several_formats_are_seen_as_one(path, tmp_path):
+    np.array([7, 8], "<u2").tofile(tmp_path / "b.bin")
+    tokens = open_tokens([path, tmp_path / "b.bin"], dtype="uint16")
+    assert tokens.read(9_999, 5).tolist() == [9_999, 7, 8]
+    tokens = open_tokens([path, tmp_path / "b.bin"])  # two ids of 16 bits are one of 32
+    assert (tokens.dtype, tokens.read(10_000, 5).tolist()) == (np.uint32, [8 << 16 | 7])
+
+
+@BOTH_ACCESSES
+def test_advice_changes_nothing_but_what_is_in_memory(path, access):
     tokens = open_tokens(path, access=access)
     starts = np.array([0, 5_000, 9_000])
     before = tokens.gather(starts, 100)

@@ -10,10 +10,10 @@ from tutorial import tracing
 
 
 def test_long_turns_end_with_the_block():
-    usual = sys.getswitchinterval()
+    before = sys.getswitchinterval()
     with tracing.long_turns():
         assert sys.getswitchinterval() == tracing.LONG_TURN
-    assert sys.getswitchinterval() == usual
+    assert sys.getswitchinterval() == before
 
 
 def test_a_thread_is_found_waiting_in_the_function_where_it_stands():

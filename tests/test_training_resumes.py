@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from checkpoint_tools import Run, told
+from checkpoint_tools import Run, bitwise
 from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, capture_rng, restore_rng
@@ -78,9 +78,9 @@ def test_restored_generators_go_on_with_the_same_numbers():
 
 def test_a_captured_state_does_not_change_when_numbers_are_drawn():
     state = capture_rng()
-    before = told(state)
+    before = bitwise(state)
     draw()
-    assert told(state) == before
+    assert bitwise(state) == before
 
 
 def broken(part, value):
@@ -100,7 +100,7 @@ def broken(part, value):
 def test_a_state_that_is_none_is_refused_and_changes_no_generator(make):
     state = make()
     draw()
-    before = told(capture_rng())
+    before = bitwise(capture_rng())
     with pytest.raises(CheckpointError, match="random generators"):
         restore_rng(state)
-    assert told(capture_rng()) == before
+    assert bitwise(capture_rng()) == before

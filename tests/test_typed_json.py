@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from npydata.lazy.typed_json import decode, encode
+from npydata.reader.typed_json import decode, encode
 
 VALUES = [
     None, True, False, 0, -1, 2**80, 0.0, -0.0, 1e-320, 1.5, "", "text", "\ud800", "\0\x1b",

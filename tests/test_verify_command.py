@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from checkpoint_tools import told
+from checkpoint_tools import bitwise
 from test_cli import fails_in_one_line
 
 from npydata import (
@@ -17,7 +17,7 @@ from npydata import (
     save_checkpoint,
 )
 from npydata.cli import main
-from npydata.progress import human_bytes
+from npydata.system.progress import human_bytes
 
 
 def states():
@@ -102,7 +102,7 @@ def test_verify_shows_a_bar_unless_it_is_to_be_quiet(saved, monkeypatch, options
 
 
 def load_module():
-    from npydata.checkpoint import load
+    from npydata.checkpointer import load
 
     return load
 
@@ -129,11 +129,11 @@ def test_inspect_as_json_has_the_step_and_every_tensor(saved, capsys):
 def test_a_checkpoint_folder_opens_lazily_with_the_tensors_of_both_files(saved):
     model, optimizer = states()
     with open_checkpoint(saved) as checkpoint:
-        found = {name: told(checkpoint[name]) for name in checkpoint}
+        found = {name: bitwise(checkpoint[name]) for name in checkpoint}
     assert found == {
-        **{f"model.{name}": told(one) for name, one in model.items()},
-        "optimizer.state.0.exp_avg": told(optimizer["state"][0]["exp_avg"]),
-        "optimizer.state.1.old.0": told(optimizer["state"][1]["old"][0]),
+        **{f"model.{name}": bitwise(one) for name, one in model.items()},
+        "optimizer.state.0.exp_avg": bitwise(optimizer["state"][0]["exp_avg"]),
+        "optimizer.state.1.old.0": bitwise(optimizer["state"][1]["old"][0]),
     }
 
 
@@ -157,9 +157,9 @@ def test_the_tree_of_a_checkpoint_folder_is_nested_as_it_was_saved(saved):
 def test_a_checkpoint_folder_converts_to_one_file(saved, tmp_path):
     with open_checkpoint(saved) as checkpoint:
         checkpoint.to_safetensors(tmp_path / "all.safetensors")
-        wanted = {name: told(checkpoint[name]) for name in checkpoint}
+        wanted = {name: bitwise(checkpoint[name]) for name in checkpoint}
     with open_checkpoint(tmp_path / "all.safetensors") as converted:
-        assert {name: told(converted[name]) for name in converted} == wanted
+        assert {name: bitwise(converted[name]) for name in converted} == wanted
 
 
 def test_a_folder_without_an_optimizer_opens_as_well(tmp_path):
@@ -224,6 +224,6 @@ def test_a_foreign_manifest_does_not_change_what_a_folder_is(tmp_path, kind):
 def test_what_is_read_lazily_is_what_load_checkpoint_gives(saved):
     model = load_checkpoint(saved)[0]
     with open_checkpoint(saved) as checkpoint:
-        assert {name: told(checkpoint[f"model.{name}"]) for name in model} == {
-            name: told(one) for name, one in model.items()
+        assert {name: bitwise(checkpoint[f"model.{name}"]) for name in model} == {
+            name: bitwise(one) for name, one in model.items()
         }

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from npydata import Permutation
-from npydata.windows import mix64, page_runs, random_windows, stream_key
+from npydata.dataset.hashing import mix64, stream_key
+from npydata.dataset.windows import page_runs, random_windows
 
 PAGE = mmap.PAGESIZE
 # What a run of today draws; a change here means that no saved run resumes on its own data.

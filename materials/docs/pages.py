@@ -1,174 +1,132 @@
-"""Markdown, notebooks and source files as HTML."""
+"""What is on the site: files of the repository, each as a page where it lies in the repository.
 
+So a link from file to file works on both. A notebook is shown as it was committed, a module as the
+reference of what it defines, other code as its source. Nothing is executed.
+"""
+
+import ast
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-import markdown2
-import nbformat
-import pygments
-from nbconvert import HTMLExporter
-from pygments.formatters import HtmlFormatter
-from pygments.lexer import Lexer
-from pygments.lexers import TextLexer, get_lexer_for_filename
-from pygments.util import ClassNotFound
-from tutorial.symbols import Symbol
-from tutorial.sync import symbols_of
+import griffe
+from docstrings import Markdown
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from notebook_page import NotebookPage, fenced
 
-from .sources import CODE_CLASS, ROOT
-
-MARKDOWN = {
-    "code-friendly": None,
-    "fenced-code-blocks": {"cssclass": CODE_CLASS},
-    "header-ids": None,
-    "markdown-in-html": None,
-    "strike": None,
-    "tables": None,
-    "toc": {"depth": 3},
-}
-HEADING = re.compile(r'<h([1-6]) id="([^"]+)">(.*?)</h\1>', re.S)
-TERM = re.compile(r"^\*\*(.+?)\*\* - (.*) \((\d\d)\)$", re.M)
-TAUGHT = re.compile(r"^\| `(.+?)` \| \[(.+?)\]\((.+?)\) \| \[`(.+?)`\]\((.+?)\) \|$", re.M)
-
-Reference = Callable[[str, str], str]
-"""Given a module's file and a name in it, the anchor of that name on the module's page."""
+ROOT = Path(__file__).resolve().parents[2]
+START = ["README.md", "materials/docs/arriving.md", "materials/results/figures.md"]
+AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.md",
+                     "materials/taught.md"]  # fmt: skip
+ON_THE_SITE = re.compile(
+    r".*\.md|LICENSE|notebooks/[^/]+\.ipynb|(npydata|examples|materials/clinic)/.*\.py"
+    r"|materials/results/.*\.(json|png)"
+)
+TERM = re.compile(r"^\*\*(.+?)\*\* - (.+) \((\d\d)\)$", re.M)
+TAUGHT = re.compile(r"^\| `(.+?)` \| \[(.+?)\]\((.+?)\) \| \[`(.+?)\.py`\]", re.M)
 
 
-class Heading(NamedTuple):
-    """One entry of a page's own contents."""
+class CodePage(File):
+    """A page that is not made of Markdown."""
 
-    level: int
-    anchor: str
-    text: str
+    def is_documentation_page(self) -> bool:
+        """Have it rendered."""
+        return True
 
+    def _get_stem(self) -> str:
+        """Let a package be the index of its folder."""
+        stem = Path(self.src_uri).stem
+        return "index" if stem == "__init__" else stem
 
-class Body(NamedTuple):
-    """What a page holds, without its frame."""
-
-    title: str
-    html: str
-    headings: list[Heading]
-
-
-def from_markdown(path: Path, reference: Reference) -> Body:
-    """Render a Markdown file; the glossary and the table of symbols get links of their own."""
-    text = path.read_text(encoding="utf-8")
-    if path.name == "glossary.md":
-        text = linked_glossary(text)
-    if path.name == "taught.md":
-        text = linked_table(text, reference)
-    return body(str(markdown2.markdown(text, extras=MARKDOWN)), path.stem)
+    name = cached_property(_get_stem)
 
 
-def body(html: str, fallback: str) -> Body:
-    """Read title and contents off a page's headings."""
-    found = [Heading(int(n), anchor, plain(text)) for n, anchor, text in HEADING.findall(html)]
-    title = next((one.text for one in found if one.level == 1), fallback)
-    return Body(title, html, [one for one in found if one.level in (2, 3)])
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the repository's files, and put some of them into the menu."""
+    shown = shown_files()
+    for path in shown:
+        for file in files_of(path, config):
+            files.append(file)
+    lessons = [path for path in shown if path.startswith("notebooks/")]
+    config.nav = [
+        {"Start": START},
+        {"Lessons": [*lessons, *AFTER_THE_LESSONS]},
+        {"Reference": reference_menu([path for path in shown if path.startswith("npydata/")])},
+    ]
+    return files
 
 
-def plain(html: str) -> str:
-    """Return a heading's text without its markup."""
-    return re.sub(r"<[^>]+>", "", html_without_anchor(html)).strip()
+def reference_menu(modules: list[str]) -> list[Any]:
+    """Return the menu's entries for modules, those of each folder under its name."""
+    menu: list[Any] = []
+    for folder, inside in groupby(modules, key=lambda path: path.split("/")[1:-1]):
+        entries = [{Path(path).stem: path} for path in inside]
+        menu += [{"/".join(folder): entries}] if folder else entries
+    return menu
 
 
-def linked_glossary(text: str) -> str:
-    """Give each term an anchor, and link the notebook that defines it."""
-    notebooks = {path.stem[:2]: path.stem for path in numbered_notebooks()}
-
-    def entry(match: re.Match[str]) -> str:
-        term, meaning, number = match.groups()
-        link = f"[{number}](../../notebooks/{notebooks.get(number, number)}.ipynb)"
-        return f'- <strong id="{term.replace(" ", "-")}">{term}</strong> - {meaning} ({link})'
-
-    return TERM.sub(entry, text)
+def shown_files() -> list[str]:
+    """Return the files on the site: of those that git knows or would add."""
+    ask = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    chosen = (path for path in found.splitlines() if ON_THE_SITE.fullmatch(path))
+    return sorted(path for path in chosen if (ROOT / path).is_file())
 
 
-def linked_table(text: str, reference: Reference) -> str:
-    """Link each symbol to its reference, and its notebook to the very cell that builds it."""
-    cells = dict(teaching_cells())
-
-    def row(match: re.Match[str]) -> str:
-        name, notebook, lesson, file, module = match.groups()
-        lesson += cells.get((notebook, file, name), "")
-        return (
-            f"| `{name}` | [{notebook}]({lesson}) | [`{file}`]({module}{reference(file, name)}) |"
-        )
-
-    return TAUGHT.sub(row, text)
-
-
-def teaching_cells() -> Iterator[tuple[tuple[str, str, str], str]]:
-    """Yield notebook, module file and name of each taught symbol, and the anchor of its cell."""
-    for path in numbered_notebooks():
-        for cell in nbformat.read(path, as_version=4).cells:
-            for symbol in symbols_of(cell, ROOT):
-                file = symbol.module.replace(".", "/") + ".py"
-                yield (path.stem, file, short_name(symbol)), f"#cell-id={cell.id}"
-
-
-def short_name(symbol: Symbol) -> str:
-    """Return a symbol's name as the table has it."""
-    return ".".join(part for part in (symbol.name, symbol.member) if part)
-
-
-def numbered_notebooks() -> list[Path]:
-    """Return the notebooks of the course, in its order."""
-    return sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-
-
-def from_notebook(path: Path) -> Body:
-    """Render a notebook with the outputs that it holds; nothing is executed."""
-    notebook = nbformat.read(path, as_version=4)
-    exporter = HTMLExporter(template_name="basic")
-    exporter.register_filter("clean_html", lambda html: html)  # ours; cleaning is slow
-    html, _ = exporter.from_notebook_node(notebook)
-    html = html.replace('class="highlight ', f'class="{CODE_CLASS} ')
-    return body(with_short_anchors(html), path.stem)
-
-
-def with_short_anchors(html: str) -> str:
-    """Give headings anchors that can be read and typed; the first of several keeps the name."""
-    taken: set[str] = set()
-
-    def heading(match: re.Match[str]) -> str:
-        level, _, inner = match.groups()
-        text = plain(inner)
-        anchor = slug(text)
-        if anchor in taken:
-            anchor = f"{anchor}-{len(taken)}"
-        taken.add(anchor)
-        return f'<h{level} id="{anchor}">{html_without_anchor(inner)}</h{level}>'
-
-    return HEADING.sub(heading, html)
-
-
-def slug(text: str) -> str:
-    """Return a heading's anchor: words in small letters, joined by hyphens."""
-    return "-".join(re.findall(r"\w+", text.lower()))
-
-
-def html_without_anchor(html: str) -> str:
-    """Return a heading without nbconvert's own link to it."""
-    return re.sub(r'<a class="anchor-link".*?</a>', "", html, flags=re.S)
-
-
-def from_source(path: Path) -> Body:
-    """Render a file of code or plain text; of a folder, the names in it."""
-    name = path.relative_to(ROOT).as_posix()
-    if path.is_dir():
-        shown = "\n".join(sorted(one.name for one in path.iterdir() if one.name[0] not in "._"))
-        lexer: Lexer = TextLexer()
+def files_of(path: str, config: MkDocsConfig) -> Iterator[File]:
+    """Yield a file as the site has it; for a notebook, its pictures as well."""
+    if path.endswith((".md", ".png", ".json")):
+        yield File.generated(config, path, abs_src_path=str(ROOT / path))
+    elif path.endswith(".ipynb"):
+        notebook = NotebookPage(ROOT / path)
+        yield CodePage.generated(config, path, content=notebook.markdown)
+        for name, picture in notebook.pictures.items():
+            yield File.generated(config, f"notebooks/{name}", content=picture)
+    elif path.startswith("npydata/"):
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        content = public_names() if module == "npydata" else f"# {module}\n\n::: {module}\n"
+        yield CodePage.generated(config, path, content=content)
     else:
-        shown, lexer = path.read_text(encoding="utf-8"), lexer_of(path)
-    code = pygments.highlight(shown, lexer, HtmlFormatter(cssclass=CODE_CLASS))
-    return Body(name, f"<h1>{name}</h1>\n{code}", [])
+        code = fenced((ROOT / path).read_text(encoding="utf-8"), Path(path).suffix[1:] or "text")
+        yield CodePage.generated(config, path, content=f"# {path}\n\n{code}")
 
 
-def lexer_of(path: Path) -> Lexer:
-    """Return what colours a file: as its name says, or nothing."""
-    try:
-        return get_lexer_for_filename(path.name, stripnl=False)
-    except ClassNotFound:
-        return TextLexer()
+def public_names() -> str:
+    """Return the reference's front page: each public name, and where it is described."""
+    package = griffe.load("npydata", search_paths=[ROOT], extensions=griffe.Extensions(Markdown()))
+    homes: dict[str, str] = ast.literal_eval(str(package["HOMES"].value))
+    rows = [
+        f"| [`{name}`][npydata.{home}.{name}] | {first_line(package[f'{home}.{name}'])} |"
+        for name, home in homes.items()
+    ]
+    head = ["# Reference", "", "`from npydata import` any of these.", ""]
+    return "\n".join([*head, "| name | what it is |", "|---|---|", *rows])
+
+
+def first_line(described: griffe.Object | griffe.Alias) -> str:
+    """Return what a docstring says first."""
+    text = described.docstring.value if described.docstring else ""
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: object) -> str:
+    """Link terms to the notebooks that define them, and symbols to the cells that build them."""
+    if page.file.name == "glossary":
+        notebooks = {Path(file.src_uri).name[:2]: file.src_uri for file in files
+                     if file.src_uri.endswith(".ipynb")}  # fmt: skip
+        link = r"- **\1** - \2 ([\3](../../{}))"
+        return TERM.sub(lambda term: term.expand(link.format(notebooks[term[3]])), markdown)
+    return TAUGHT.sub(with_anchor, markdown) if page.file.name == "taught" else markdown
+
+
+def with_anchor(row: re.Match[str]) -> str:
+    """Return a row of the table of symbols whose notebook is linked at the symbol's cell."""
+    name, title, notebook, module = row.groups()
+    anchor = f"{module.replace('/', '.')}.{name}"
+    return f"| `{name}` | [{title}]({notebook}#{anchor}) | [`{module}.py`]"

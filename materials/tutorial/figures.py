@@ -18,6 +18,7 @@ PALETTE = {
     "gpu": "#1b4f72",
     "naive": "#e8a33d",
     "stock": "#9aa5b1",
+    "peer": "#9aa5b1",
     "ours": "#0f766e",
     "cold": "#cfe3f5",
     "warm": "#c2410c",

@@ -22,10 +22,10 @@ MOST = 200  # calls; a writer that makes more does not come to an end
 
 def kill_everywhere(folder: Path) -> dict[str, int]:
     """Save step 1, then step 2 over it, killed after call 1, 2, 3, ... until it gets through."""
-    told = subprocess.run(
+    run = subprocess.run(
         [sys.executable, __file__, str(folder)], check=True, capture_output=True, text=True
     )
-    return dict(json.loads(told.stdout))
+    return dict(json.loads(run.stdout))
 
 
 def _main(folder: Path) -> None:
@@ -92,9 +92,9 @@ def _die_at(number: int, notes: Path) -> None:
 
 def after_each_call(then: Callable[[str], object]) -> None:
     """From now on tell `then` of each call to the system that a save makes, when it was made."""
-    from npydata.checkpoint import commit
+    from npydata.checkpointer import commit
 
-    def told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **options: Any) -> Any:
             result = call(*args, **options)
             then(f"{name} {_shown(args[0])}")
@@ -103,8 +103,8 @@ def after_each_call(then: Callable[[str], object]) -> None:
         return wrapper
 
     for name in CALLS:
-        setattr(os, name, told(name, getattr(os, name)))
-    commit.exchange = told("exchange", commit.exchange)
+        setattr(os, name, counted(name, getattr(os, name)))
+    commit.exchange = counted("exchange", commit.exchange)
 
 
 def _shown(target: Any) -> str:

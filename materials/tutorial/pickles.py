@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 
-from npydata.pages import evict, resident_pages
+from npydata.system.page_cache import evict, resident_pages
 from tutorial.figures import INK, PALETTE, ink_on
 
 MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
@@ -61,7 +61,7 @@ def steps(data: bytes, machine: Any) -> Iterator[Step]:
 
 def on_stack(machine: Any) -> Iterator[str]:
     """Each value on the stack in a few letters, oldest first, with the marks between them."""
-    for items in machine.below:
+    for items in machine.metastack:
         yield from map(short, items)
         yield "("
     yield from map(short, machine.stack)
@@ -70,7 +70,7 @@ def on_stack(machine: Any) -> Iterator[str]:
 def short(value: Any) -> str:
     """A value in a few letters."""
     kind = type(value).__name__
-    if kind == "TensorRecord":
+    if kind == "StoredTensor":
         return f"tensor {'x'.join(map(str, value.shape))}"
     if kind == "Storage":
         return f"storage {value.key!r}"

@@ -90,9 +90,10 @@ def _report(folder: str, rank: int) -> str:
 
 def _main(folder: Path, patience: int, job: str, args: Sequence[str]) -> int:
     """Fork the ranks and wait for them; leave how each ended, and what it told."""
+    import torch.distributed.checkpoint
     import torch.distributed.fsdp
 
-    import npydata.distributed.save  # noqa: F401 - once, for all of them
+    import npydata.distributed.checkpointer  # noqa: F401 - once, for all of them
 
     torch.set_num_threads(1)
     children = {}

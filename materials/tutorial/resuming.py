@@ -125,8 +125,8 @@ def draw_share(
         best = math.sqrt(2 * stall * between_crashes) / step
         least = 100 * share(best, step, stall, between_crashes)
         ax.plot([best], [least], "o", color=PALETTE[color], ms=9)
-        told = f"{name}: {least:.1f} %\nat {best:,.0f} steps"
-        ax.annotate(told, (best, least), xytext=(0, 16), textcoords="offset points", ha="center",
+        label = f"{name}: {least:.1f} %\nat {best:,.0f} steps"
+        ax.annotate(label, (best, least), xytext=(0, 16), textcoords="offset points", ha="center",
                     fontweight="bold", color=PALETTE["limit"], fontsize=11)  # fmt: skip
     ax.set(xscale="log", ylim=(0, 10), xlabel="steps between two saves",
            ylabel="time lost (%)", title="Modelled: too often, too seldom")  # fmt: skip

@@ -50,8 +50,8 @@ def step_times(
 
 def stall(times: Sequence[float], every: int) -> tuple[float, float]:
     """What a save adds to its step, in ms: the first one, and the median of the later ones."""
-    usual = statistics.median(t for k, t in enumerate(times, 1) if k % every)
-    saves = [max(0.0, t - usual) for t in times[every - 1 :: every]]
+    median = statistics.median(t for k, t in enumerate(times, 1) if k % every)
+    saves = [max(0.0, t - median) for t in times[every - 1 :: every]]
     return saves[0], statistics.median(saves[1:] or saves)
 
 
@@ -73,8 +73,8 @@ def draw_step_times(rows: Mapping[str, Sequence[float]], *, every: int) -> None:
         ax.bar(numbers, times, width=0.8, color=colors)
         ax.text(0.01, 0.94, name, transform=ax.transAxes, va="top", fontweight="bold")
         first, later = stall(times, every)
-        told = f"a save adds {first:.0f} ms at first, later {later:.0f}"
-        ax.text(0.99, 0.94, told, transform=ax.transAxes, va="top", ha="right", fontsize=11)
+        label = f"a save adds {first:.0f} ms at first, later {later:.0f}"
+        ax.text(0.99, 0.94, label, transform=ax.transAxes, va="top", ha="right", fontsize=11)
         ax.margins(x=0.01)
     top = max(max(times) for times in rows.values())
     panels[0].set_ylim(0, 1.45 * top)

@@ -1,4 +1,4 @@
-"""Find a symbol such as `npydata.loader.Prefetcher.__next__` in the sources, without importing.
+"""Find a symbol such as `npydata.loader.iterator.PrefetchIterator` without importing it.
 
 Notebooks show module code; this is the one place that knows how to look that code up, how to
 compare two versions of it, and how to render it for a cell.

@@ -26,12 +26,12 @@ SHORTEST_SEEN = 0.3  # ms; a bar below this is thinner than its outline
 @contextmanager
 def long_turns() -> Iterator[None]:
     """Let a thread keep the interpreter for 30 seconds; usually it must offer it after 5 ms."""
-    usual = sys.getswitchinterval()
+    before = sys.getswitchinterval()
     sys.setswitchinterval(LONG_TURN)
     try:
         yield
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(before)
 
 
 def intervals(job: Callable[[], object], threads: int = 2) -> list[tuple[float, float]]:

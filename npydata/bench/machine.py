@@ -5,12 +5,17 @@ Never a host name, a user or a path: results are meant to be shared.
 
 import os
 import platform
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from npydata.pages import readahead_kb
+from npydata.errors import NpyDataError
+from npydata.system.page_cache import readahead_kb
+from npydata.system.progress import human_bytes
 
 
 def machine_facts(path: Path) -> dict[str, object]:
@@ -45,3 +50,16 @@ def file_system(path: Path) -> str:
         if before.split()[2] == wanted:
             return after.split()[0]
     return "unknown"
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    return (f"{machine['cpu']}, {machine['cores']} cores · "
+            f"readahead {machine['readahead_kb']} KiB")  # fmt: skip
+
+
+def require_space(folder: Path, size: int, options: str) -> None:
+    """Raise before minutes of work if the disk cannot hold what will be made."""
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.05:
+        raise NpyDataError(f"{folder}: {human_bytes(free)} free, expected {human_bytes(size)}; "
+                           f"choose {options}")  # fmt: skip

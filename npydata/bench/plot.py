@@ -1,33 +1,27 @@
 """One picture of a benchmark: horizontal bars, every figure written beside its bar."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from npydata.atomic import replacing
-from npydata.bench.measure import LESS_IS_BETTER
-from npydata.bench.report import digits
+from npydata.bench.machine import machine_text
+from npydata.bench.measure import Row
+from npydata.bench.report import Report, digits
 from npydata.errors import NpyDataError
-from npydata.progress import human_bytes
+from npydata.system.atomic_write import replacing
+from npydata.system.progress import human_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # The tutorial's figures use these colours for the same roles; their lightness differs, so that the
 # picture can be read in grey.
-PALETTE = {"ours": "#0f766e", "stock": "#9aa5b1", "naive": "#e8a33d", "limit": "#374151"}
+PALETTE = {"ours": "#0f766e", "peer": "#9aa5b1", "naive": "#e8a33d", "limit": "#374151"}
 INK = "#222222"
 BAR_INCHES = 0.36
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
 """Behind a figure, so that a limit's line does not cross it out."""
 
-TITLES = {
-    "warm": "Warm: the file is in memory",
-    "fed": "Warm, beside a step of twice a fetch",
-    "train": "Warm, training a tiny model",
-    "cold": "Cold: the file is on the disk",
-}
 MEDIA = ("png", "svg", "pdf")
 
 
@@ -46,94 +40,58 @@ def require_matplotlib(what: str) -> None:
         raise NpyDataError(f"{what} needs matplotlib: pip install 'npydata[notebooks]'") from None
 
 
-def conditions(result: dict[str, Any]) -> str:
-    """Return what the figures must be read with, in one line."""
-    settings = result["settings"]
-    sizes = [
-        f"{settings[f'{state}_file_bytes'] / 1e6:,.0f} MB {state}" for state in ("warm", "cold")
-    ]
-    return (f"{settings['batch_size']} windows of {settings['seq_len']} tokens · "
-            f"file of {', '.join(sizes)}\n{machine_text(result['machine'])}")  # fmt: skip
-
-
-def machine_text(machine: Mapping[str, Any]) -> str:
-    """Return what a machine must be known by, in one line."""
-    return (f"{machine['cpu']}, {machine['cores']} cores · "
-            f"readahead {machine['readahead_kb']} KiB")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which groups of rows are drawn, and where."""
-
-    titles: Mapping[str, str] = field(default_factory=lambda: TITLES)
-    """A panel for each group that was measured, in this order."""
-    columns: int = 1
-    conditions: Callable[[dict[str, Any]], str] = conditions
-    """What the figures must be read with, below the panels."""
-
-
-def draw(result: dict[str, Any], path: Path, layout: Layout) -> None:
-    """Draw the rows of a result, one panel per group, and write the picture whole or not at all."""
+def draw(report: Report, path: Path) -> None:
+    """Draw the rows of a report, one panel per group, and write the picture whole or not at all."""
     from matplotlib.figure import Figure
 
-    groups = {name: rows for name in layout.titles if (rows := bars_of(result["rows"], name))}
+    ranked = sorted(report.rows, key=lambda row: (row.role == "limit", -row.score))
+    groups = {name: [row for row in ranked if row.group == name] for name in report.titles}
+    groups = {name: rows for name, rows in groups.items() if rows}
     sizes = [len(rows) + 2.2 for rows in groups.values()]
-    columns = layout.columns
+    columns = 1 if len(sizes) <= 5 else 2
     heights = [max(sizes[at : at + columns]) for at in range(0, len(sizes), columns)]
     size = (10 if columns == 1 else 8 * columns, BAR_INCHES * sum(heights) + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(heights), columns, height_ratios=heights, squeeze=False).ravel()
     for panel, (name, rows) in zip(panels, groups.items(), strict=False):
-        draw_panel(panel, rows, layout.titles[name])
+        draw_panel(panel, rows, report.titles[name])
     for empty in panels[len(groups) :]:
         empty.set_axis_off()
-    figure.supxlabel(f"median and range of {result['settings']['repeats']}\n"
-                     f"{layout.conditions(result)}", color=INK, fontsize=10)  # fmt: skip
+    figure.supxlabel(f"median and range of {report.settings['repeats']}\n{report.conditions}\n"
+                     f"{machine_text(report.machine)}", color=INK, fontsize=10)  # fmt: skip
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
-def bars_of(rows: list[dict[str, Any]], group: str) -> list[dict[str, Any]]:
-    """Return a group's rows, the best first and its limits last."""
-    mine = [row for row in rows if row["group"] == group]
-    sign = 1 if mine and mine[0]["unit"] in LESS_IS_BETTER else -1
-    return sorted(mine, key=lambda row: (row["role"] == "limit", sign * row["median"]))
-
-
-def draw_panel(panel: "Axes", rows: list[dict[str, Any]], title: str) -> None:
-    """Draw one group: bars for the ways, a line for each limit."""
-    bars = [row for row in rows if row["role"] != "limit"]
-    right = max(row["max"] for row in rows)
+def draw_panel(panel: "Axes", rows: Sequence[Row], title: str) -> None:
+    bars = [row for row in rows if row.role != "limit"]
+    right = max(max(row.rates) for row in rows)
     for place, row in enumerate(bars):
-        panel.barh(place, row["median"], color=PALETTE[row["role"]], height=0.72)
+        panel.barh(place, row.median, color=PALETTE[row.role], height=0.72)
         for color, width in (("white", 3.5), (INK, 1.2)):  # seen on dark bars and beside them
-            panel.plot([row["min"], row["max"]], [place, place], color=color, linewidth=width)
-        panel.text(row["max"] + right * 0.01, place, digits(row["median"]), va="center",
+            panel.plot([min(row.rates), max(row.rates)], [place, place], color=color,
+                       linewidth=width)  # fmt: skip
+        panel.text(max(row.rates) + right * 0.01, place, digits(row.median), va="center",
                    color=INK, fontsize=12, bbox=LABEL_BOX)  # fmt: skip
     panel.set_xlim(0, right * 1.12)
     for row in rows[len(bars) :]:
         draw_limit(panel, row, len(bars))
-    panel.set_yticks(range(len(bars)), [label_of(row) for row in bars])
+    labels = [", ".join(part for part in (row.name, row.setting) if part) for row in bars]
+    panel.set_yticks(range(len(bars)), labels)
     panel.set_ylim(len(bars) + (0.25 if len(rows) > len(bars) else -0.4), -0.6)
-    panel.set_title(f"{title} ({rows[0]['unit']})", loc="left", fontsize=14, color=INK, pad=8)
+    panel.set_title(f"{title} ({rows[0].unit})", loc="left", fontsize=14, color=INK, pad=8)
     panel.tick_params(labelsize=12, colors=INK, length=0)
     for side in ("top", "right", "left"):
         panel.spines[side].set_visible(False)
 
 
-def label_of(row: dict[str, Any]) -> str:
-    """Name a bar."""
-    return ", ".join(part for part in (row["name"], row["setting"]) if part)
-
-
-def draw_limit(panel: "Axes", row: dict[str, Any], bars: int) -> None:
+def draw_limit(panel: "Axes", row: Row, bars: int) -> None:
     """Draw a limit as a line across the panel, named below the bars."""
-    panel.axvline(row["median"], color=PALETTE["limit"], linestyle=(0, (4, 2)), linewidth=1.8)
-    limit = row["limit_bytes_per_s"]
+    panel.axvline(row.median, color=PALETTE["limit"], linestyle=(0, (4, 2)), linewidth=1.8)
+    limit = row.limit_bytes_per_s
     rate = "" if limit is None else f", {human_bytes(round(limit))}/s"
-    name = f"{row['name']}{rate}: {digits(row['median'])} "
-    left = row["median"] > panel.get_xlim()[1] / 3  # else there is no room for its name
-    panel.text(row["median"], bars - 0.12, name if left else f" {name}", va="center",
+    name = f"{row.name}{rate}: {digits(row.median)} "
+    left = row.median > panel.get_xlim()[1] / 3  # else there is no room for its name
+    panel.text(row.median, bars - 0.12, name if left else f" {name}", va="center",
                ha="right" if left else "left", color=PALETTE["limit"], fontsize=12,
                fontweight="bold", bbox=LABEL_BOX)  # fmt: skip

@@ -6,50 +6,39 @@ a few rows instead of a tensor, opening a file of very many tensors, and convert
 """
 
 import argparse
-import gc
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from npydata.bench import readers
-from npydata.bench.command import run_bench
-from npydata.bench.dataset import STILL_WARM, NotColdError, bar_step, read_whole, require_space
-from npydata.bench.machine import machine_facts
-from npydata.bench.measure import Row, take_turns
-from npydata.bench.plot import Layout, machine_text
-from npydata.bench.reader_files import (
+from npydata.bench.baselines import Baseline, baselines_of
+from npydata.bench.baselines.readers import convert
+from npydata.bench.caches import make_warm, noting, when_cold
+from npydata.bench.machine import machine_facts, require_space
+from npydata.bench.measure import MIB, Row, asked_for, interleave, mean_milliseconds, milliseconds
+from npydata.bench.memory import extra_memory
+from npydata.bench.report import Report
+from npydata.bench.states import (
+    FORMATS,
     LEGACY,
-    SAFETENSORS,
+    SLICE_ROWS,
     ZIP,
     make_random,
     mapped_state,
     name_of,
-    save,
     tiny_state,
+    write_as,
 )
-from npydata.bench.readers import MIB, SLICE_ROWS, Way, extra_memory, touch
-from npydata.bench.report import as_json, print_report
-from npydata.bench.targets import CONVERT, COPY, OURS, SAFE_OPEN, TORCH_LOAD, reader_verdicts
-from npydata.lazy.checkpoint import open_checkpoint
-from npydata.pages import evict
-from npydata.progress import human_bytes, progress_bar
+from npydata.bench.targets import reader_verdicts
+from npydata.system.page_cache import PAGE_SIZE, evict
+from npydata.system.progress import human_bytes
 
-RAW = "raw read"
-MEMORY_REPEATS = 3
 WARM_SECONDS = 0.1
 """A turn on a warm file reads again and again for so long, and counts the mean."""
-
-ROLES = {OURS: "ours", CONVERT: "ours", RAW: "limit", TORCH_LOAD: "naive"}
-"""The colour of a name; the others are ``stock``."""
 
 TITLES = {
     "zip warm": "One tensor, zip, file in memory",
@@ -64,91 +53,57 @@ TITLES = {
     "convert": "A checkpoint to safetensors, flushed to the disk",
 }
 
-Measure = Callable[[Callable[[], object]], float]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to make and how often to measure."""
 
-    tensors: int
-    """In the checkpoint that one of them is read from."""
-    tensor_bytes: int
+    size_mb: int
+    """MiB of the checkpoint that one tensor is read from, the one in its middle."""
+    tensor_mb: int
     tiny: int
-    """In the checkpoint that is only opened."""
-    converted: int
-    """In the checkpoint that is converted."""
+    """Tensors in the checkpoint that is only opened."""
+    convert_mb: int
+    """MiB of the checkpoint that is converted."""
     repeats: int
-    memory_repeats: int = MEMORY_REPEATS
+    memory_repeats: int
 
-    @staticmethod
-    def of(args: argparse.Namespace) -> "Plan":
-        """Return what the arguments ask for."""
-        size, tensor, tiny, convert, repeats = QUICK if args.quick else QUIET
-        return Plan(
-            tensors=max(1, (args.size_mb or size) // tensor),
-            tensor_bytes=tensor * MIB,
-            tiny=tiny,
-            converted=max(1, (args.convert_mb or convert) // tensor),
-            repeats=args.repeats or repeats,
-            memory_repeats=1 if args.quick else MEMORY_REPEATS,
-        )
+    @property
+    def tensors(self) -> int:
+        return max(1, self.size_mb // self.tensor_mb)
+
+    @property
+    def converted(self) -> int:
+        return max(1, self.convert_mb // self.tensor_mb)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.tensor_mb * MIB
 
     @property
     def name(self) -> str:
-        """The tensor that is read: the one in the middle."""
         return name_of(self.tensors // 2)
 
 
-QUIET = (1024, 16, 10_000, 2048, 5)
-"""MiB of the checkpoint and of a tensor, tiny tensors, MiB to convert, repeats."""
-
-QUICK = (128, 4, 1000, 256, 3)
-"""The same for a first look."""
+FULL = Plan(size_mb=1024, tensor_mb=16, tiny=10_000, convert_mb=2048, repeats=5, memory_repeats=3)
+QUICK = Plan(size_mb=128, tensor_mb=4, tiny=1000, convert_mb=256, repeats=3, memory_repeats=1)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for."""
-    layout = Layout(TITLES, columns=2, conditions=conditions)
-    return run_bench(args, partial(measure_reader, args, Plan.of(args)), layout)
-
-
-def conditions(result: dict[str, Any]) -> str:
-    """Return what the figures must be read with, in one line."""
-    settings = result["settings"]
-    size, tensor = (human_bytes(settings[key]) for key in ("file_bytes", "tensor_bytes"))
-    return f"one tensor of {tensor} from {size} · {machine_text(result['machine'])}"
-
-
-def measure_reader(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """Measure everything in a temporary folder that is gone afterwards, and print the tables."""
-    with TemporaryDirectory(prefix="npydata-bench-", dir=args.dir) as name:
-        folder = Path(name)
-        most = max(2 * plan.tensors, 3 * plan.converted) * plan.tensor_bytes
-        require_space(folder, most, "--dir, --size-mb or --convert-mb")
-        source = make_random(folder / "random.bin",
-                             max(plan.tensors, plan.converted) * plan.tensor_bytes)  # fmt: skip
-        machine, settings = machine_facts(source), settings_of(plan)
-        rows: list[Row] = []
-        notes: list[str] = []
-        for format in readers.PEERS:
-            with checkpoint(source, plan, plan.tensors, format) as path:
-                found, problems = measure_format(path, format, plan)
-            rows, notes = [*rows, *found], [*notes, *problems]
-        rows += measure_many(folder, plan)
-        for format in (ZIP, LEGACY):
-            with checkpoint(source, plan, plan.converted, format) as path:
-                rows += measure_convert(path, format, plan)
-    verdicts = reader_verdicts(rows, plan.tensor_bytes / MIB)
-    parts = {title: [row for row in rows if row.group == g] for g, title in TITLES.items()}
-    print_report({**machine, **settings}, parts, verdicts, notes)
-    return as_json("reader", machine=machine, settings=settings, rows=rows, verdicts=verdicts,
-                   notes=notes)  # fmt: skip
-
-
-def settings_of(plan: Plan) -> dict[str, object]:
-    """Return what is measured; no path."""
-    return {
+def measure(args: argparse.Namespace, folder: Path) -> Report:
+    plan, notes = asked_for(args, FULL, QUICK), list[str]()
+    rows: list[Row] = []
+    most = max(2 * plan.tensors, 3 * plan.converted) * plan.tensor_bytes
+    require_space(folder, most, "--dir, --size-mb or --convert-mb")
+    source = make_random(folder / "random.bin",
+                         max(plan.tensors, plan.converted) * plan.tensor_bytes)  # fmt: skip
+    for format in FORMATS:
+        with checkpoint(source, plan, plan.tensors, format) as path:
+            rows += measure_format(path, format, plan, notes)
+    rows += measure_many(folder, plan)
+    for format in (ZIP, LEGACY):
+        with checkpoint(source, plan, plan.converted, format) as path:
+            rows += measure_convert(path, format, plan)
+    settings = {
         "file_bytes": plan.tensors * plan.tensor_bytes,
         "tensor_bytes": plan.tensor_bytes,
         "converted_file_bytes": plan.converted * plan.tensor_bytes,
@@ -156,12 +111,17 @@ def settings_of(plan: Plan) -> dict[str, object]:
         "repeats": plan.repeats,
         "memory_repeats": plan.memory_repeats,
     }
+    sizes = human_bytes(plan.tensor_bytes), human_bytes(plan.tensors * plan.tensor_bytes)
+    return Report(benchmark="reader", titles=TITLES, machine=machine_facts(source),
+                  conditions=f"one tensor of {sizes[0]} from {sizes[1]}", settings=settings,
+                  rows=rows, notes=notes,
+                  verdicts=reader_verdicts(rows, plan.tensor_mb))  # fmt: skip
 
 
 @contextmanager
 def checkpoint(source: Path, plan: Plan, count: int, format: str) -> Iterator[Path]:
     """Make a checkpoint that is there for the block; the disk has it before anything is timed."""
-    path = save(mapped_state(source, plan.tensor_bytes, count), source.parent, format)
+    path = write_as(format, mapped_state(source, plan.tensor_bytes, count), source.parent)
     try:
         evict(path)
         yield path
@@ -169,150 +129,104 @@ def checkpoint(source: Path, plan: Plan, count: int, format: str) -> Iterator[Pa
         path.unlink()
 
 
-def measure_format(path: Path, format: str, plan: Plan) -> tuple[list[Row], list[str]]:
+def measure_format(path: Path, format: str, plan: Plan, notes: list[str]) -> list[Row]:
     """Measure reading one tensor, and some of its rows, from one format."""
-    ways = {**readers.PEERS[format], RAW: raw_way(path, plan)}
-    check_same(ways, path, plan.name)
-    read = {way: partial(read_one, ways[way], path, plan.name) for way in ways}
-    read_whole(path)
-    rows = in_turn(f"{format} warm", read, plan, many_times)
-    notes = []
-    try:
-        rows += in_turn(f"{format} cold", read, plan, partial(when_evicted, path))
-        rows += measure_slice(path, format, plan)
-    except NotColdError as error:
-        notes.append(f"{format}: {error}")
-    return [*rows, *measure_memory(path, format, plan)], notes
+    readers = baselines_of(f"reader {format}")
+    check_same(readers, path, plan.name)
+    warm, cold = (partial(mean_milliseconds, seconds=WARM_SECONDS), milliseconds)
+    make_warm(path)
+    rows = rows_in_turn(f"{format} warm", readers, plan, partial(read, path, plan.name), warm)
+    with noting(notes, f"{format}: "):
+        rows += rows_in_turn(f"{format} cold", readers, plan, partial(read, path, plan.name), cold,
+                             cold_file=path)  # fmt: skip
+        rows += rows_in_turn("slice", baselines_of(f"reader {format} slice"), plan,
+                             partial(read, path, plan.name), cold, setting=format,
+                             cold_file=path)  # fmt: skip
+    make_warm(path)
+    rows += [memory_row(one, format, plan, reading, format, one.name, path, plan.name)
+             for one in readers if one.role != "limit"]  # fmt: skip
+    return rows
 
 
-def raw_way(path: Path, plan: Plan) -> Way:
-    """Return the way that knows where the tensor is."""
-    with open_checkpoint(path) as opened:
-        offset = opened.info(plan.name).file_offset
-    assert offset is not None
-    return readers.raw_read(offset, plan.tensor_bytes)
-
-
-def check_same(ways: Mapping[str, Way], path: Path, name: str) -> None:
-    """Raise unless all ways read the same bytes."""
-    first, *others = (way(path, name).view(torch.uint8).flatten() for way in ways.values())
+def check_same(readers: Sequence[Baseline], path: Path, name: str) -> None:
+    """Raise unless all baselines read the same bytes."""
+    first, *others = (one.start(path, name).view(torch.uint8).flatten() for one in readers)
     assert all(torch.equal(first, other) for other in others), f"{path.name}: readers disagree"
 
 
-def read_one(way: Way, path: Path, name: str) -> None:
-    """Open, read one tensor, touch each of its pages, and let go of it."""
-    touch(way(path, name))
+def read(path: Path, name: str, one: Baseline) -> torch.Tensor:
+    """Open, read one tensor, and look at one byte of each of its pages."""
+    tensor: torch.Tensor = one.start(path, name)
+    content = tensor.view(torch.uint8).flatten()
+    int(content[::PAGE_SIZE].sum()), int(content[-1])
+    return tensor
 
 
-def in_turn(
-    group: str, ways: Mapping[str, Callable[[], object]], plan: Plan, measure: Measure,
+def rows_in_turn(
+    group: str,
+    baselines: Sequence[Baseline],
+    plan: Plan,
+    work: Callable[[Baseline], object],
+    clock: Callable[[Callable[[], object]], float],
+    *,
     setting: str = "",
-) -> list[Row]:  # fmt: skip
-    """Measure ways in turn, in milliseconds, with a progress bar."""
-    bar = progress_bar(group, len(ways) * (plan.repeats + 1), " measurements")
-    try:
-        taken = take_turns(list(ways.values()), plan.repeats, measure, bar_step(bar))
-    finally:
-        bar.close()
-    return [row(group, way, setting, taken[place], "ms") for place, way in enumerate(ways)]
+    unit: str = "ms",
+    cold_file: Path | None = None,
+) -> list[Row]:
+    """Measure baselines in turn; each time from the disk, if a file is named."""
+    methods: dict[Baseline, Callable[[], float]] = {
+        one: partial(clock, partial(work, one)) for one in baselines
+    }
+    if cold_file is not None:
+        methods = {one: when_cold(cold_file, each) for one, each in methods.items()}
+    taken = interleave(group, methods, plan.repeats)
+    return [one.row(group, rates, unit=unit, setting=setting) for one, rates in taken.items()]
 
 
-def row(
-    group: str, name: str, setting: str, rates: Sequence[float], unit: str, **rest: float
-) -> Row:
-    """Return a row of this bench."""
-    return Row(name=name, setting=setting, group=group, role=ROLES.get(name, "stock"),
-               rates=tuple(rates), unit=unit, **rest)  # fmt: skip
-
-
-def many_times(work: Callable[[], object]) -> float:
-    """Return the mean milliseconds of a piece of work that is done for a while."""
-    gc.collect()
-    begin = time.perf_counter()
-    for done in range(1, 1_000_000):  # noqa: B007
-        work()
-        if (seconds := time.perf_counter() - begin) > WARM_SECONDS:
-            break
-    return 1e3 * seconds / done
-
-
-def when_evicted(path: Path, work: Callable[[], object]) -> float:
-    """Return the milliseconds of a piece of work on a file that is on the disk only."""
-    gc.collect()  # a map that is still open somewhere would keep its pages in memory
-    if (left := evict(path)) > STILL_WARM:
-        raise NotColdError(f"cold part skipped: {left:.0%} of the file stays in memory when it "
-                           "is evicted")  # fmt: skip
-    begin = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - begin)
-
-
-def measure_slice(path: Path, format: str, plan: Plan) -> list[Row]:
-    """Measure reading a few rows of a tensor on the disk."""
-    ways: dict[str, Way] = {OURS: readers.our_rows}
-    if format == SAFETENSORS:
-        ways[SAFE_OPEN] = readers.safe_open_rows
-    read = {way: partial(read_one, ways[way], path, plan.name) for way in ways}
-    return in_turn("slice", read, plan, partial(when_evicted, path), format)
-
-
-def measure_memory(path: Path, format: str, plan: Plan) -> list[Row]:
-    """Measure what each way takes, in processes of their own."""
-    read_whole(path)
-    return [
-        memory_row(way, format, plan,
-                   partial(extra_memory, "read", format, way, path, plan.name))
-        for way in readers.PEERS[format]
-    ]  # fmt: skip
-
-
-def memory_row(
-    name: str, setting: str, plan: Plan, measure: Callable[[], tuple[float, float]]
-) -> Row:
+def memory_row(one: Baseline, format: str, plan: Plan, *arguments: Any) -> Row:
     """Return the MiB at the peak, and how many were anonymous at the end."""
-    peaks, anonymous = zip(*(measure() for _ in range(plan.memory_repeats)), strict=True)
-    middle = sorted(anonymous)[len(anonymous) // 2]
-    return row("memory", name, setting, peaks, "MiB", anonymous=middle)
+    taken = [extra_memory(*arguments) for _ in range(plan.memory_repeats)]
+    peaks, anonymous = zip(*taken, strict=True)
+    return one.row("memory", peaks, unit="MiB", setting=format,
+                   anonymous=sorted(anonymous)[len(anonymous) // 2])  # fmt: skip
+
+
+def reading(format: str, reader: str, path: Path, name: str) -> Callable[[], Any]:
+    """Return the reading of one tensor, for a process of its own."""
+    (one,) = (each for each in baselines_of(f"reader {format}") if each.name == reader)
+    return partial(read, path, name, one)
+
+
+def converting(path: Path, out: Path) -> Callable[[], Any]:
+    """Return our converting of a checkpoint, for a process of its own."""
+    return partial(convert, path, out)
 
 
 def measure_many(folder: Path, plan: Plan) -> list[Row]:
-    """Measure opening a file of very many tensors, without reading one."""
     rows, state = [], tiny_state(plan.tiny)
-    for format, ways in readers.OPENERS.items():
-        path = save(state, folder, format)
-        work = {way: partial(opener, path) for way, opener in ways.items()}
-        rows += in_turn("many", work, plan, many_times, format)
+    clock = partial(mean_milliseconds, seconds=WARM_SECONDS)
+    for format in FORMATS:
+        path = write_as(format, state, folder)
+        rows += rows_in_turn("many", baselines_of(f"reader {format} open"), plan,
+                             lambda one, path=path: one.start(path), clock,  # type: ignore[misc]
+                             setting=format)  # fmt: skip
         path.unlink()
     return rows
 
 
 def measure_convert(path: Path, format: str, plan: Plan) -> list[Row]:
     """Measure converting a file in memory, and copying it; both end when the disk has it."""
-    read_whole(path)
-    out = path.parent / "out.safetensors"
-    ways = {CONVERT: partial(readers.convert, path, out), COPY: partial(copy, path, out)}
-    size = path.stat().st_size
+    make_warm(path)
+    out, size = path.parent / "out.safetensors", path.stat().st_size
 
-    def measure(work: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        work()
-        seconds = time.perf_counter() - begin
+    def rate(work: Callable[[], object]) -> float:
+        took = milliseconds(work)
         out.unlink()
-        return size / seconds / 1e6
+        return size / took / 1e3
 
-    bar = progress_bar(f"convert {format}", len(ways) * (plan.repeats + 1), " measurements")
-    try:
-        taken = take_turns(list(ways.values()), plan.repeats, measure, bar_step(bar))
-    finally:
-        bar.close()
-    rows = [row("convert", way, format, taken[at], "MB/s") for at, way in enumerate(ways)]
-    needed = memory_row(CONVERT, format, plan, lambda: extra_memory("convert", path, out))
+    baselines = baselines_of("reader convert")
+    rows = rows_in_turn("convert", baselines, plan, lambda one: one.start(path, out), rate,
+                        setting=format, unit="MB/s")  # fmt: skip
+    rows.append(memory_row(baselines[0], format, plan, converting, path, out))
     out.unlink(missing_ok=True)
-    return [*rows, needed]
-
-
-def copy(path: Path, out: Path) -> None:
-    """Copy a file as ``cp`` does, and wait until the disk has it."""
-    shutil.copyfile(path, out)
-    with out.open("rb") as file:
-        os.fsync(file.fileno())
+    return rows

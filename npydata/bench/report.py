@@ -1,15 +1,15 @@
-"""From measurements to what people read: a table, one line per target, and JSON."""
+"""From measurements to what people read: a table, a line per target where asked for, and JSON."""
 
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npydata.atomic import replacing
 from npydata.bench.measure import Row
-from npydata.progress import human_bytes
+from npydata.system.atomic_write import replacing
+from npydata.system.progress import human_bytes
 
 JSON_VERSION = 1
 
@@ -29,7 +29,6 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether the target is met."""
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     @property
@@ -40,69 +39,76 @@ class Verdict:
         return f"{self.claim.format(value)} ({limit} {target})"
 
 
-def print_report(
-    facts: dict[str, object],
-    parts: Mapping[str, Sequence[Row]],
-    verdicts: Sequence[Verdict],
-    notes: Sequence[str],
-) -> None:
-    """Print what was measured where, a table per part, and one line per target.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that one bench measured."""
 
-    A part's first row that is ours is what the others are compared with.
-    """
-    print(heading(facts))
-    for title, rows in parts.items():
-        if rows:
-            print(f"\n{title}\n{table(rows)}")
-    lines = [f"{'met' if one.met else 'MISSED':<8}{one.text}" for one in verdicts]
-    print("\n".join(["", *lines, *(f"{'note':<8}{note}" for note in notes)]))
+    benchmark: str
+    titles: Mapping[str, str]
+    """A table for each group of rows, in this order."""
+    conditions: str
+    """What the figures must be read with, in one line."""
+    machine: Mapping[str, object]
+    settings: Mapping[str, object]
+    rows: Sequence[Row]
+    verdicts: Sequence[Verdict]
+    notes: Sequence[str] = field(default_factory=list)
 
+    def text(self, *, targets: bool) -> str:
+        """Return what was measured where, a table per group, and if asked a line per target.
 
-def heading(facts: dict[str, object]) -> str:
-    """Return what a figure must be read with, wrapped."""
-    told = [f"{name.replace('_', ' ')} {fact(name, value)}" for name, value in facts.items()]
-    return textwrap.fill(" · ".join(told), 100)
+        A group's first row is what the others are compared with.
+        """
+        facts = {**self.machine, **self.settings}
+        each = [f"{name.replace('_', ' ')} {fact(name, value)}" for name, value in facts.items()]
+        parts = [textwrap.fill(" · ".join(each), 100), ""]
+        for group, title in self.titles.items():
+            if rows := [row for row in self.rows if row.group == group]:
+                parts += [title, table(rows), ""]
+        verdicts = self.verdicts if targets else []
+        parts += [f"{'met' if one.met else 'MISSED':<8}{one.text}" for one in verdicts]
+        parts += [f"{'note':<8}{note}" for note in self.notes]
+        return "\n".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "benchmark": self.benchmark,
+            "version": JSON_VERSION,
+            "machine": dict(self.machine),
+            "settings": dict(self.settings),
+            "rows": [row_as_json(row) for row in self.rows],
+            "verdicts": [
+                {key: getattr(one, key) for key in ("text", "value", "target", "at_most", "met")}
+                for one in self.verdicts
+            ],
+            "notes": list(self.notes),
+        }
 
 
 def fact(name: str, value: object) -> str:
-    """Return one fact for people."""
     if name.endswith("file_bytes") and isinstance(value, int):
         return human_bytes(value)
     return f"{value:.0f}" if isinstance(value, float) and value > 100 else str(value)
 
 
-def find(rows: Sequence[Row], group: str, name: str, setting: str | None = None) -> Row | None:
-    """Return the best row of that name, and of that setting if given; ``None`` if none ran."""
-    named = [
-        row for row in rows
-        if (row.group, row.name) == (group, name) and setting in (None, row.setting)
-    ]  # fmt: skip
-    return max(named, key=lambda row: row.score, default=None)
-
-
 def table(rows: Sequence[Row]) -> str:
     """Return rows as aligned text, each beside the first."""
-    reference = rows[0]
-    cold = any(row.read_amplification is not None for row in rows)
-    head = ("", "setting", reference.unit, "min to max", "of ours", *(("read",) if cold else ()))
-    lines = [head, *(cells(row, reference, cold) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    left = (True, True, False, False, False, False)
+    lines = [("", "setting", rows[0].unit, "min to max", "of ours", "read")]
+    for row in rows:
+        spread = f"{digits(min(row.rates))} to {digits(max(row.rates))}"
+        ratio = f"{row.median / rows[0].median:.2f}"
+        read = "" if row.read_amplification is None else f"{row.read_amplification:.1f}x"
+        lines.append((row.name, setting_of(row), digits(row.median), spread, ratio, read))
+    if all(row.read_amplification is None for row in rows):
+        lines = [(*line[:-1], "") for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(line, widths, left, strict=False)
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
-
-
-def cells(row: Row, reference: Row, cold: bool) -> tuple[str, ...]:
-    """Return one row's cells."""
-    spread = f"{digits(min(row.rates))} to {digits(max(row.rates))}"
-    ratio = f"{row.median / reference.median:.2f}"
-    return (row.name, setting_of(row), digits(row.median), spread, ratio,
-            *((amplification(row),) if cold else ()))  # fmt: skip
 
 
 def setting_of(row: Row) -> str:
@@ -114,43 +120,12 @@ def setting_of(row: Row) -> str:
     return f"{row.setting}: {human_bytes(round(row.limit_bytes_per_s))}/s"
 
 
-def amplification(row: Row) -> str:
-    """Say how many bytes were read for one that was wanted."""
-    return "" if row.read_amplification is None else f"{row.read_amplification:.1f}x"
-
-
 def digits(rate: float) -> str:
     """Return a rate with the digits that mean something."""
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
 
 
-def as_json(
-    benchmark: str,
-    *,
-    machine: dict[str, object],
-    settings: dict[str, object],
-    rows: Sequence[Row],
-    verdicts: Sequence[Verdict],
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    """Return everything that was measured, as plain values."""
-    return {
-        "benchmark": benchmark,
-        "version": JSON_VERSION,
-        "machine": machine,
-        "settings": settings,
-        "rows": [row_as_json(row) for row in rows],
-        "verdicts": [
-            {"text": verdict.text, "value": verdict.value, "target": verdict.target,
-             "at_most": verdict.at_most, "met": verdict.met}
-            for verdict in verdicts
-        ],
-        "notes": list(notes),
-    }  # fmt: skip
-
-
 def row_as_json(row: Row) -> dict[str, Any]:
-    """Return a row and what follows from it, as plain values."""
     return {**asdict(row), "median": row.median, "min": min(row.rates),
             "max": max(row.rates), "limit_bytes_per_s": row.limit_bytes_per_s}  # fmt: skip
 

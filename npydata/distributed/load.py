@@ -11,27 +11,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.tensor import DTensor
 
-from npydata.checkpoint.commit import in_place
-from npydata.checkpoint.load import check, open_part, read_told, training_state_of
-from npydata.checkpoint.manifest import MAX_TOLD_BYTES, Manifest, check_file, read_small, rng_file
-from npydata.checkpoint.state import TrainingState
-from npydata.distributed.meeting import Group, ShardingConfig
+from npydata.checkpointer.commit import in_place
+from npydata.checkpointer.file_layout import is_dtensor
+from npydata.checkpointer.load import check, open_part, read_metadata, training_state_of
+from npydata.checkpointer.manifest import (
+    MAX_STATE_BYTES,
+    Manifest,
+    check_file,
+    read_small,
+    rng_file,
+)
+from npydata.checkpointer.training_state import TrainingState
+from npydata.distributed.coordinator import Group, ShardingConfig
 from npydata.errors import CheckpointError
-from npydata.lazy.checkpoint import LazyCheckpoint
-from npydata.lazy.typed_json import Named, decode, with_named
-from npydata.progress import NoBar
+from npydata.reader.checkpoint import LazyCheckpoint
+from npydata.reader.typed_json import Named, decode, with_named
+from npydata.system.progress import NoBar
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 """What compiling and wrapping put into the names of a model's parameters."""
@@ -62,16 +64,16 @@ def load_distributed(
     folder = in_place(Path(dir))
     group = Group.of(sharding or ShardingConfig())
     root = Path(os.path.abspath(folder)).parent  # noqa: PTH100
-    meeting = group.meet(root / "load")
+    coordinator = group.rendezvous(root / "load", f"loads from {root}")
     with ExitStack() as opened:
-        with meeting.giving_up("plan"), naming_folder(folder):
+        with coordinator.abort_on_error("plan"), naming_folder(folder):
             manifest = check(folder, content=False)
-            told = read_told(folder, manifest)
-            training = training_state_of(folder, told)
+            metadata = read_metadata(folder, manifest)
+            training = training_state_of(folder, metadata)
             tensors = opened.enter_context(open_part(folder, manifest, "model"))
-            targets, extra = plan_model(model, decode(told["model"]), tensors)
-            moments = None if optimizer is None else plan_optimizer(told, model, optimizer)
-        meeting.agree(
+            targets, extra = plan_model(model, decode(metadata["model"]), tensors)
+            moments = None if optimizer is None else plan_optimizer(metadata, model, optimizer)
+        coordinator.agree(
             "checkpoint", f"{folder.name} of step {manifest.step}, commit {manifest.sequence}"
         )
         with naming_folder(folder):
@@ -79,8 +81,8 @@ def load_distributed(
                 load_optimizer(folder, manifest, moments, optimizer)
             if extra:
                 model.load_state_dict(extra, strict=False)
-            fill(targets, tensors)
-    return with_rng(training, folder, manifest, told.get("world_size", 1), group)
+            read_into(targets, tensors)
+    return with_rng(training, folder, manifest, metadata.get("world_size", 1), group)
 
 
 @contextmanager
@@ -106,12 +108,12 @@ def plan_model(
     wanted = model.state_dict()
     here = {plain_name(name): name for name in wanted}
     there = {plain_name(str(name)): name for name in saved}
-    require_same("the model", set(here), set(there))
+    validate_names("the model", set(here), set(there))
     values = {here[plain]: saved[there[plain]] for plain in here}
     targets = {
         value.name: wanted[name] for name, value in values.items() if isinstance(value, Named)
     }
-    require_fit(targets, tensors)
+    validate_shapes(targets, tensors)
     extra = {name: value for name, value in values.items() if not isinstance(value, Named)}
     return targets, extra
 
@@ -123,7 +125,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def require_same(what: str, here: set[str], there: set[str]) -> None:
+def validate_names(what: str, here: set[str], there: set[str]) -> None:
     """Refuse names that only one side has."""
     for names, text in ((here - there, "lacks"), (there - here, "has beyond")):
         if names:
@@ -131,7 +133,7 @@ def require_same(what: str, here: set[str], there: set[str]) -> None:
             raise CheckpointError(f"{text} {what}: {some}{', ...' * (len(names) > 5)}")
 
 
-def require_fit(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
+def validate_shapes(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
     """Refuse a tensor of another shape."""
     for name, target in targets.items():
         if tensors.info(name).shape != tuple(target.shape):
@@ -139,8 +141,10 @@ def require_fit(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) ->
             raise CheckpointError(f"{name}: has shape {shapes[0]}, expected {shapes[1]}")
 
 
-def fill(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
+def read_into(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
     """Read into each tensor the part that this rank has; torch's planner says which that is."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, metadata_of(targets, tensors))
     for item in planner.create_local_plan().items:
@@ -152,29 +156,36 @@ def fill(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
         planner.commit_tensor(item, out)
 
 
-def metadata_of(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> Metadata:
-    """Return the tensors for torch's planner: each in one piece, as our reader shows it."""
-    told: dict[str, Any] = {}
+def metadata_of(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> "Metadata":
+    """Return the tensors for torch's planner: each in one chunk, as our reader shows it."""
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    described: dict[str, Any] = {}
     for name in targets:
         info = tensors.info(name)
         size = torch.Size(info.shape)
         chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-        told[name] = TensorStorageMetadata(TensorProperties(dtype=info.dtype), size, [chunk])
-    return Metadata(told)
+        described[name] = TensorStorageMetadata(TensorProperties(dtype=info.dtype), size, [chunk])
+    return Metadata(described)
 
 
 def plan_optimizer(
-    told: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    metadata: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Any:
     """Return an optimizer's saved state by the numbers of its parameters.
 
     Raises:
         CheckpointError: There is none, or it is not one for this optimizer.
     """
-    if "optimizer" not in told:
+    if "optimizer" not in metadata:
         raise CheckpointError("has no optimizer state")
     try:
-        return by_number(decode(told["optimizer"]), model, optimizer)
+        return by_number(decode(metadata["optimizer"]), model, optimizer)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise CheckpointError(
             f"its optimizer state is not one of torch's: {error!r:.200}"
@@ -192,18 +203,18 @@ def load_optimizer(
         for value in state.values() if isinstance(value, Named)
     }  # fmt: skip
     with open_part(folder, manifest, "optimizer") as tensors:
-        targets = {name: room_for(tensors, name, owners.get(name)) for name in tensors}
-        fill(targets, tensors)
+        targets = {name: empty_for(tensors, name, owners.get(name)) for name in tensors}
+        read_into(targets, tensors)
     try:
         optimizer.load_state_dict(with_named(numbered, targets.__getitem__))
     except ValueError as error:
         raise CheckpointError(f"its optimizer state does not fit: {error}") from None
 
 
-def room_for(tensors: LazyCheckpoint, name: str, owner: torch.Tensor | None) -> torch.Tensor:
+def empty_for(tensors: LazyCheckpoint, name: str, owner: torch.Tensor | None) -> torch.Tensor:
     """Return memory for a tensor, spread as the parameter that it belongs to."""
     info = tensors.info(name)
-    if isinstance(owner, DTensor) and tuple(owner.shape) == info.shape:
+    if is_dtensor(owner) and owner is not None and tuple(owner.shape) == info.shape:
         return torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
     return torch.empty(info.shape, dtype=info.dtype)
 
@@ -259,6 +270,6 @@ def with_rng(
         return training
     check_file(folder, manifest, name, NoBar())
     try:
-        return replace(training, rng=decode(json.loads(read_small(folder / name, MAX_TOLD_BYTES))))
+        return replace(training, rng=decode(json.loads(read_small(folder / name, MAX_STATE_BYTES))))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / name}: is not a state of generators: {error}") from None

@@ -51,6 +51,29 @@ def attack(tries: str, *, caught: str = "opening") -> Callable[[Write], Write]:
     return decorator
 
 
+def damaged_everywhere(
+    format: str, small: Callable[[Path], Path], beheaded: str = "opening", *, needed: int = 1
+) -> None:
+    """Register a good file that is cut off, and one that lacks its beginning, at every byte.
+
+    ``beheaded`` says when the second is caught; lacking fewer than ``needed`` bytes is no harm.
+    """
+
+    def some(folder: Path, ends: bool) -> Iterable[Path]:
+        whole = small(folder / f"whole.{format}")
+        raw = whole.read_bytes()
+        for length in range(0 if ends else needed, len(raw)):
+            path = folder / f"{length}.{format}"
+            path.write_bytes(raw[:length] if ends else raw[length:])
+            yield path
+
+    module = f"attacks.{format}"
+    register(lambda folder: some(folder, True), f"{format}_cut_off_at_every_byte",
+             "be cut off, at every byte", "opening", module)  # fmt: skip
+    register(lambda folder: some(folder, False), f"{format}_without_its_first_bytes",
+             "lack its beginning, at every byte", beheaded, module)  # fmt: skip
+
+
 def family(name: str) -> list[Attack]:
     import_module(f"attacks.{name}")
     return [one for one in REGISTERED.values() if one.family == name]

@@ -13,7 +13,7 @@ from pickle_code import (
     value,
 )
 
-from attacks import attack, register
+from attacks import attack, damaged_everywhere, register
 from attacks.zip import SECRET
 
 GOOD = [("0", 4, payload(16))]
@@ -87,7 +87,9 @@ legacy("keys_are_a_storage", "have a storage for keys",
        keys=[storage("0", 4, "FloatStorage", "cpu", None)])  # fmt: skip
 legacy("keys_hold_a_list", "have an unhashable key", keys=[[]])
 legacy("keys_are_numbers", "have numbers for keys", keys=[0])
-legacy("a_million_keys", "hop a million times", keys=call(name("builtins", "list"), "0" * 10))
+legacy(
+    "a_million_keys", "pass over a million storages", keys=call(name("builtins", "list"), "0" * 10)
+)
 legacy("keys_hold_themselves", "have endless keys",
        keys=value([])[:0] + EMPTY_LIST + b"q\0h\0a")  # fmt: skip
 
@@ -131,22 +133,7 @@ legacy("same_view_key_two_places", "be one view at two places", "harmless",
 legacy("untyped_storage", "count bytes as floats", pickle=one_tensor(kind="UntypedStorage"))
 
 
-@attack("be cut off, at every byte")
-def legacy_cut_off_at_every_byte(folder):
-    raw = small_legacy(folder / "whole.pt").read_bytes()
-    for length in range(len(raw)):
-        path = folder / f"{length}.pt"
-        path.write_bytes(raw[:length])
-        yield path
-
-
-@attack("lack its beginning, at every byte")
-def legacy_without_its_first_bytes(folder):
-    raw = small_legacy(folder / "whole.pt").read_bytes()
-    for length in range(3, len(raw)):  # a pickle may do without its first two bytes
-        path = folder / f"{length}.pt"
-        path.write_bytes(raw[length:])
-        yield path
+damaged_everywhere("legacy", small_legacy, needed=3)  # a pickle may do without its first two bytes
 
 
 @attack("have 10,000 pickles before the object")

@@ -5,7 +5,7 @@ import struct
 
 from checkpoint_files import entry, payload, safetensors_file, small_safetensors
 
-from attacks import attack, register
+from attacks import attack, damaged_everywhere, register
 from attacks.zip import SECRET
 
 GOOD = {"a": entry("F32", [4], 0, 16), "b": entry("F32", [2, 2], 16, 32)}
@@ -188,19 +188,4 @@ header("20_000_overlapping_tensors", "have each pair compared",
        {str(n): entry("U8", [32], 0, 32) for n in range(20_000)})  # fmt: skip
 
 
-@attack("be cut off, at every byte")
-def safetensors_cut_off_at_every_byte(folder):
-    raw = small_safetensors(folder / "whole.safetensors").read_bytes()
-    for length in range(len(raw)):
-        path = folder / f"{length}.safetensors"
-        path.write_bytes(raw[:length])
-        yield path
-
-
-@attack("lack its beginning, at every byte")
-def safetensors_without_its_first_bytes(folder):
-    raw = small_safetensors(folder / "whole.safetensors").read_bytes()
-    for length in range(1, len(raw)):
-        path = folder / f"{length}.safetensors"
-        path.write_bytes(raw[length:])
-        yield path
+damaged_everywhere("safetensors", small_safetensors)

@@ -20,9 +20,9 @@ def part(path: Path, info, *, whole=None, shape=(2, 4), name="a", dtype="F32") -
     count = 4
     for size in shape:
         count *= size
-    told = info if isinstance(info, str) else json.dumps(info)
+    text = info if isinstance(info, str) else json.dumps(info)
     notes = {} if whole is None else {"npydata": json.dumps({"shapes": whole})}
-    header = {"__metadata__": {SHARDING: told, **notes}, name: entry(dtype, list(shape), 0, count)}
+    header = {"__metadata__": {SHARDING: text, **notes}, name: entry(dtype, list(shape), 0, count)}
     safetensors_file(path, header, payload(count))
 
 
@@ -140,8 +140,8 @@ def training(folder: Path, names=("model/rank_0.safetensors", "model/rank_1.safe
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
     folder_of(folder).rename(checkpoint / "model")
-    told = {"model": {"a": {"$tensor": "a"}}, "training_state": {"step": 1}, "world_size": 2}
-    (checkpoint / "training_state.json").write_text(json.dumps(told))
+    training = {"model": {"a": {"$tensor": "a"}}, "training_state": {"step": 1}, "world_size": 2}
+    (checkpoint / "training_state.json").write_text(json.dumps(training))
     files = {name: {"size": 1, "crc32": [0]} for name in (*names, "training_state.json")}
     manifest = {"format": "npydata checkpoint", "version": 1, "sequence": 1, "step": 1,
                 "files": files, "piece_bytes": 1 << 26}  # fmt: skip

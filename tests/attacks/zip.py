@@ -7,7 +7,7 @@ from pathlib import Path
 from checkpoint_files import PAYLOAD, Record, checkpoint_records, payload, small_zip, stored_zip
 from pickle_code import program, storage, tensor
 
-from attacks import attack
+from attacks import attack, damaged_everywhere, register
 
 SECRET = b"\x5e" * 64
 """What lies beside the records that tensors may read."""
@@ -37,6 +37,121 @@ def weight(**fields) -> Record:
 def deflated(data: bytes) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return packer.compress(data) + packer.flush()
+
+
+def simple(name: str, tries: str, caught: str = "opening", **changes: Record) -> None:
+    """Register a good file with these records replaced."""
+    register(lambda folder: written(folder, **changes), name, tries, caught)
+
+
+def of_weight(name: str, tries: str, caught: str = "opening", **fields) -> None:
+    """Register a good file with these fields of its one tensor's record replaced."""
+    simple(name, tries, caught, weight=weight(**fields))
+
+
+of_weight("unknown_method", "have an unknown compression used", "reading", method=99)
+of_weight(
+    "local_method_differs",
+    "say stored in the directory and deflated in the entry",
+    "reading",
+    local_method=8,
+)
+of_weight("encrypted_storage", "have encrypted bytes taken for numbers", "reading", flags=0x0801)
+of_weight("encrypted_in_the_local_header_only", "hide the encryption from the directory", "reading",
+          local_flags=0x0801)  # fmt: skip
+of_weight("strongly_encrypted_storage", "use strong encryption", "reading", flags=0x0841)
+of_weight("patched_data", "be a patch to another file", "reading", flags=0x0820)
+simple("encrypted_pickle", "have an encrypted pickle read",
+       pickle=Record(name="data.pkl", data=PICKLE, flags=0x0801))  # fmt: skip
+simple("duplicate_storage", "be two tensors under one name",
+       secret=Record(name="data/0", data=SECRET))  # fmt: skip
+simple("duplicate_pickle", "be two pickles: one for the scanner, one for the reader",
+       secret=Record(name="data.pkl", data=program(b"N")))  # fmt: skip
+simple("second_pickle_in_another_folder", "be two checkpoints in one file",
+       secret=Record(name="=other/data.pkl", data=program(b"N")))  # fmt: skip
+simple(
+    "storage_in_another_folder",
+    "keep the storages in another folder than the pickle",
+    "reading",
+    weight=Record(name="=other/data/0", data=payload(16)),
+)
+simple("second_pickle_in_capitals", "differ from the pickle's name by case only", "harmless",
+       secret=Record(name="DATA.PKL", data=program(b"N")))  # fmt: skip
+simple("nul_in_a_name", "hide a second name behind a NUL",
+       secret=Record(name="data/0\0.bin", data=SECRET))  # fmt: skip
+simple("backslash_in_a_name", "use the other slash for a second data/0",
+       secret=Record(name="data\\0", data=SECRET))  # fmt: skip
+simple("name_that_climbs", "be written outside its folder by whoever unpacks it",
+       secret=Record(name="=../../etc/passwd", data=SECRET))  # fmt: skip
+simple("name_that_climbs_and_returns", "climb out of the prefix, back to the pickle's name",
+       secret=Record(name="data/../data.pkl", data=program(b"N")))  # fmt: skip
+simple("absolute_name", "name a file of the system",
+       secret=Record(name="=/etc/passwd", data=SECRET))  # fmt: skip
+simple("empty_name", "have no name at all", secret=Record(name="=", data=SECRET))
+simple("name_of_65000_bytes", "have a very long name", "harmless",
+       secret=Record(name="x" * 65_000, data=SECRET))  # fmt: skip
+of_weight("local_name_differs", "be another entry to readers of local headers", "reading",
+          local_name="data/1")  # fmt: skip
+simple("local_name_of_the_pickle_differs", "be another entry of the same length, for the pickle",
+       pickle=Record(name="data.pkl", data=PICKLE, local_name="data.pkk"))  # fmt: skip
+of_weight("local_name_is_longer", "push the payload along by a longer local name", "reading",
+          local_name="data/0/and/more")  # fmt: skip
+of_weight("local_size_differs", "say another size in the local header", "reading", local_size=12)
+simple(
+    "entry_runs_into_the_next",
+    "read the neighbour: the directory says 64 bytes more",
+    "reading",
+    pickle=Record(name="data.pkl", data=program(tensor(storage("0", 20), 0, (20,)))),
+    weight=weight(size=80, local_size=80),
+)
+of_weight(
+    "entry_runs_into_the_directory",
+    "read the whole file: an entry as long as everything after it",
+    "reading",
+    size=600,
+    local_size=600,
+)
+of_weight("entry_beyond_the_file", "read beyond the file", "reading",
+          size=1 << 20, local_size=1 << 20)  # fmt: skip
+of_weight("entry_inside_the_directory", "lie in the directory's own bytes", "reading", offset=900)
+of_weight("header_beyond_the_file", "begin beyond the file", offset=2**32 - 2)
+of_weight("header_at_a_wrong_place", "begin where no header is", "reading", offset=3)
+of_weight("wrong_local_signature", "have a header with a wrong signature", "reading",
+          local_signature=b"PK\3\5")  # fmt: skip
+of_weight(
+    "local_extra_beyond_the_file",
+    "push the payload beyond the file by the local extra field",
+    "reading",
+    local_extra_length=65_535,
+)
+of_weight("record_shorter_than_its_tensor", "have a tensor longer than its record", "reading",
+          data=payload(12))  # fmt: skip
+of_weight("record_one_byte_short", "have a tensor of one byte more than its record", "reading",
+          data=payload(15))  # fmt: skip
+of_weight("empty_record", "have no bytes in the record", "reading", data=b"")
+of_weight("record_longer_than_its_tensor", "have a record longer than the pickle says", "harmless",
+          data=payload(20))  # fmt: skip
+simple("missing_storage", "lack a storage", "reading",
+       weight=Record(name="data/7", data=payload(16)))  # fmt: skip
+simple("storage_that_is_a_folder", "have a folder where the storage should be", "reading",
+       weight=Record(name="data/0/"))  # fmt: skip
+simple("missing_pickle", "lack the pickle", pickle=Record(name="other", data=PICKLE))
+simple("empty_pickle", "have an empty pickle", pickle=Record(name="data.pkl"))
+simple(
+    "pickle_followed_by_another",
+    "have bytes after the pickle's end, for another reader",
+    "harmless",
+    pickle=Record(name="data.pkl", data=PICKLE + program(b"N")),
+)
+simple("unknown_byteorder", "have a made-up byte order",
+       byteorder=Record(name="byteorder", data=b"middle"))  # fmt: skip
+simple("byteorder_of_a_megabyte", "have a byte order of a megabyte",
+       byteorder=Record(name="byteorder", data=b"little" * 200_000))  # fmt: skip
+simple("byteorder_that_is_not_text", "have a byte order that isn't text",
+       byteorder=Record(name="byteorder", data=b"\xff\xfe"))  # fmt: skip
+simple("unknown_version", "have a made-up version", "harmless",
+       version=Record(name="version", data=b"\xff" * 100))  # fmt: skip
+of_weight("wrong_checksum", "have a wrong checksum", "harmless", crc=1)
 
 
 @attack("control: nothing, this file is good", caught="harmless")
@@ -73,51 +188,6 @@ def zip_bomb_in_the_pickle(folder):
     return written(folder, pickle=record)
 
 
-@attack("have an unknown compression used", caught="reading")
-def unknown_method(folder):
-    return written(folder, weight=weight(method=99))
-
-
-@attack("say stored in the directory and deflated in the entry", caught="reading")
-def local_method_differs(folder):
-    return written(folder, weight=weight(local_method=8))
-
-
-@attack("have encrypted bytes taken for numbers", caught="reading")
-def encrypted_storage(folder):
-    return written(folder, weight=weight(flags=0x0801))
-
-
-@attack("hide the encryption from the directory", caught="reading")
-def encrypted_in_the_local_header_only(folder):
-    return written(folder, weight=weight(local_flags=0x0801))
-
-
-@attack("use strong encryption", caught="reading")
-def strongly_encrypted_storage(folder):
-    return written(folder, weight=weight(flags=0x0841))
-
-
-@attack("be a patch to another file", caught="reading")
-def patched_data(folder):
-    return written(folder, weight=weight(flags=0x0820))
-
-
-@attack("have an encrypted pickle read")
-def encrypted_pickle(folder):
-    return written(folder, pickle=Record(name="data.pkl", data=PICKLE, flags=0x0801))
-
-
-@attack("be two tensors under one name")
-def duplicate_storage(folder):
-    return written(folder, secret=Record(name="data/0", data=SECRET))
-
-
-@attack("be two pickles: one for the scanner, one for the reader")
-def duplicate_pickle(folder):
-    return written(folder, secret=Record(name="data.pkl", data=program(b"N")))
-
-
 @attack("list one entry twice")
 def one_entry_listed_twice(folder):
     entries = records()
@@ -127,51 +197,6 @@ def one_entry_listed_twice(folder):
     return stored_zip(path, entries)
 
 
-@attack("be two checkpoints in one file")
-def second_pickle_in_another_folder(folder):
-    return written(folder, secret=Record(name="=other/data.pkl", data=program(b"N")))
-
-
-@attack("keep the storages in another folder than the pickle", caught="reading")
-def storage_in_another_folder(folder):
-    return written(folder, weight=Record(name="=other/data/0", data=payload(16)))
-
-
-@attack("differ from the pickle's name by case only", caught="harmless")
-def second_pickle_in_capitals(folder):
-    return written(folder, secret=Record(name="DATA.PKL", data=program(b"N")))
-
-
-@attack("hide a second name behind a NUL")
-def nul_in_a_name(folder):
-    return written(folder, secret=Record(name="data/0\0.bin", data=SECRET))
-
-
-@attack("use the other slash for a second data/0")
-def backslash_in_a_name(folder):
-    return written(folder, secret=Record(name="data\\0", data=SECRET))
-
-
-@attack("be written outside its folder by whoever unpacks it")
-def name_that_climbs(folder):
-    return written(folder, secret=Record(name="=../../etc/passwd", data=SECRET))
-
-
-@attack("climb out of the prefix, back to the pickle's name")
-def name_that_climbs_and_returns(folder):
-    return written(folder, secret=Record(name="data/../data.pkl", data=program(b"N")))
-
-
-@attack("name a file of the system")
-def absolute_name(folder):
-    return written(folder, secret=Record(name="=/etc/passwd", data=SECRET))
-
-
-@attack("have no name at all")
-def empty_name(folder):
-    return written(folder, secret=Record(name="=", data=SECRET))
-
-
 @attack("have a name that isn't text")
 def name_that_is_not_utf8(folder):
     path = written(folder)
@@ -179,53 +204,9 @@ def name_that_is_not_utf8(folder):
     return path
 
 
-@attack("have a very long name", caught="harmless")
-def name_of_65000_bytes(folder):
-    return written(folder, secret=Record(name="x" * 65_000, data=SECRET))
-
-
 @attack("put the records beside the folder instead of in it", caught="harmless")
 def names_without_a_prefix(folder):
     return stored_zip(folder / "a.pt", records(), prefix="")
-
-
-@attack("be another entry to readers of local headers", caught="reading")
-def local_name_differs(folder):
-    return written(folder, weight=weight(local_name="data/1"))
-
-
-@attack("be another entry of the same length, for the pickle")
-def local_name_of_the_pickle_differs(folder):
-    return written(folder, pickle=Record(name="data.pkl", data=PICKLE, local_name="data.pkk"))
-
-
-@attack("push the payload along by a longer local name", caught="reading")
-def local_name_is_longer(folder):
-    return written(folder, weight=weight(local_name="data/0/and/more"))
-
-
-@attack("say another size in the local header", caught="reading")
-def local_size_differs(folder):
-    return written(folder, weight=weight(local_size=12))
-
-
-@attack("read the neighbour: the directory says 64 bytes more", caught="reading")
-def entry_runs_into_the_next(folder):
-    return written(
-        folder,
-        pickle=Record(name="data.pkl", data=program(tensor(storage("0", 20), 0, (20,)))),
-        weight=weight(size=80, local_size=80),
-    )
-
-
-@attack("read the whole file: an entry as long as everything after it", caught="reading")
-def entry_runs_into_the_directory(folder):
-    return written(folder, weight=weight(size=600, local_size=600))
-
-
-@attack("read beyond the file", caught="reading")
-def entry_beyond_the_file(folder):
-    return written(folder, weight=weight(size=1 << 20, local_size=1 << 20))
 
 
 @attack("be two tensors over one payload, by one offset")
@@ -248,26 +229,6 @@ def entry_inside_a_payload(folder):
     return stored_zip(path, entries)
 
 
-@attack("lie in the directory's own bytes", caught="reading")
-def entry_inside_the_directory(folder):
-    return written(folder, weight=weight(offset=900))
-
-
-@attack("begin beyond the file")
-def header_beyond_the_file(folder):
-    return written(folder, weight=weight(offset=2**32 - 2))
-
-
-@attack("begin where no header is", caught="reading")
-def header_at_a_wrong_place(folder):
-    return written(folder, weight=weight(offset=3))
-
-
-@attack("have a header with a wrong signature", caught="reading")
-def wrong_local_signature(folder):
-    return written(folder, weight=weight(local_signature=b"PK\3\5"))
-
-
 @attack("push the payload into the neighbour by the local extra field", caught="reading")
 def local_extra_reaches_the_next_payload(folder):
     entries = records()
@@ -277,86 +238,11 @@ def local_extra_reaches_the_next_payload(folder):
     return written(folder, weight=weight(local_extra_length=length))
 
 
-@attack("push the payload beyond the file by the local extra field", caught="reading")
-def local_extra_beyond_the_file(folder):
-    return written(folder, weight=weight(local_extra_length=65_535))
-
-
-@attack("have a tensor longer than its record", caught="reading")
-def record_shorter_than_its_tensor(folder):
-    return written(folder, weight=weight(data=payload(12)))
-
-
-@attack("have a tensor of one byte more than its record", caught="reading")
-def record_one_byte_short(folder):
-    return written(folder, weight=weight(data=payload(15)))
-
-
-@attack("have no bytes in the record", caught="reading")
-def empty_record(folder):
-    return written(folder, weight=weight(data=b""))
-
-
-@attack("have a record longer than the pickle says", caught="harmless")
-def record_longer_than_its_tensor(folder):
-    return written(folder, weight=weight(data=payload(20)))
-
-
-@attack("lack a storage", caught="reading")
-def missing_storage(folder):
-    return written(folder, weight=Record(name="data/7", data=payload(16)))
-
-
-@attack("have a folder where the storage should be", caught="reading")
-def storage_that_is_a_folder(folder):
-    return written(folder, weight=Record(name="data/0/"))
-
-
-@attack("lack the pickle")
-def missing_pickle(folder):
-    return written(folder, pickle=Record(name="other", data=PICKLE))
-
-
-@attack("have an empty pickle")
-def empty_pickle(folder):
-    return written(folder, pickle=Record(name="data.pkl"))
-
-
-@attack("have bytes after the pickle's end, for another reader", caught="harmless")
-def pickle_followed_by_another(folder):
-    return written(folder, pickle=Record(name="data.pkl", data=PICKLE + program(b"N")))
-
-
 @attack("be a program: a TorchScript archive")
 def torchscript_archive(folder):
     entries = records(secret=Record(name="constants.pkl", data=program(b")")))
     entries.append(Record(name="code/__torch__.py", data=b"def forward(self): pass\n"))
     return stored_zip(folder / "a.pt", entries)
-
-
-@attack("have a made-up byte order")
-def unknown_byteorder(folder):
-    return written(folder, byteorder=Record(name="byteorder", data=b"middle"))
-
-
-@attack("have a byte order of a megabyte")
-def byteorder_of_a_megabyte(folder):
-    return written(folder, byteorder=Record(name="byteorder", data=b"little" * 200_000))
-
-
-@attack("have a byte order that isn't text")
-def byteorder_that_is_not_text(folder):
-    return written(folder, byteorder=Record(name="byteorder", data=b"\xff\xfe"))
-
-
-@attack("have a made-up version", caught="harmless")
-def unknown_version(folder):
-    return written(folder, version=Record(name="version", data=b"\xff" * 100))
-
-
-@attack("have a wrong checksum", caught="harmless")
-def wrong_checksum(folder):
-    return written(folder, weight=weight(crc=1))
 
 
 @attack("have a pickle of a gigabyte, of which nothing is on the disk")
@@ -374,22 +260,7 @@ def pickle_of_a_gigabyte(folder):
     return path
 
 
-@attack("be cut off, at every byte")
-def zip_cut_off_at_every_byte(folder):
-    raw = small_zip(folder / "whole.pt").read_bytes()
-    for length in range(len(raw)):
-        path = folder / f"{length}.pt"
-        path.write_bytes(raw[:length])
-        yield path
-
-
-@attack("lack its beginning, at every byte", caught="reading")
-def zip_without_its_first_bytes(folder):
-    raw = small_zip(folder / "whole.pt").read_bytes()
-    for length in range(1, len(raw)):
-        path = folder / f"{length}.pt"
-        path.write_bytes(raw[length:])
-        yield path
+damaged_everywhere("zip", small_zip, "reading")
 
 
 @attack("swap the payload by another byte order", caught="harmless")

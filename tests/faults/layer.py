@@ -10,8 +10,8 @@ import os
 import threading
 from contextlib import contextmanager
 
-from npydata.checkpoint import commit
-from npydata.checkpoint.threads import OURS
+from npydata.checkpointer import commit
+from npydata.checkpointer.writer import THREAD_NAME
 
 CALLS = ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fchmod", "chmod", "rename", "replace",
          "unlink", "rmdir", "close")  # fmt: skip
@@ -27,7 +27,7 @@ class Layer:
         """Return a function that counts a call before it is made."""
 
         def counted(*args, **kwargs):
-            if threading.current_thread().name != OURS:
+            if threading.current_thread().name != THREAD_NAME:
                 return call(*args, **kwargs)
             self.calls.append(name)
             if len(self.calls) - 1 == self.when:

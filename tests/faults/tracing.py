@@ -10,7 +10,7 @@ from functools import cache
 from faults.children import Child
 from faults.saving import save_step
 from npydata import AsyncCheckpointer
-from npydata.checkpoint.background import Write
+from npydata.checkpointer.writer import Writer
 
 CHANGING = {"write", "pwrite64", "ftruncate", "fsync", "fdatasync", "fchmod", "chmod", "fchmodat",
             "mkdir", "rmdir", "unlink", "unlinkat", "rename", "renameat2", "flock", "openat",
@@ -42,7 +42,7 @@ class TracedSave(Child):
         def work(report):
             hold_writers(tid_write, go_read)
             if not exchange:
-                from npydata.checkpoint import commit
+                from npydata.checkpointer import commit
 
                 commit.exchange = lambda one, other: False
             keeper = AsyncCheckpointer(keep_last=keep_last)
@@ -65,14 +65,14 @@ class TracedSave(Child):
 
 def hold_writers(tid_write, go_read):
     """Let a save say which thread writes, and wait."""
-    original = Write.__call__
+    original = Writer.__call__
 
     def held(self):
         os.write(tid_write, str(threading.get_native_id()).encode())
         os.read(go_read, 1)
         original(self)
 
-    Write.__call__ = held
+    Writer.__call__ = held
 
 
 def outcome(wait):

@@ -26,7 +26,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
 
-import npydata.distributed.save  # noqa: F401
+import npydata.distributed.checkpointer  # noqa: F401
 
 LENGTH = struct.Struct("<Q")
 LONGEST_S = 300
@@ -64,7 +64,7 @@ pipes: list[int] = []
 def report(message: Any) -> None:
     """Say something to the test while the work goes on."""
     for pipe in pipes:
-        sent(pipe, ("said", message))
+        sent(pipe, ("reported", message))
 
 
 def main() -> None:

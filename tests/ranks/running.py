@@ -118,10 +118,10 @@ class Ranks:
                 return None
             self.rest[rank] += more
 
-    def said(self, rank, patience=PATIENCE):
+    def reported(self, rank, patience=PATIENCE):
         """Return what a rank says next with ``report``."""
         message = self.next(rank, patience)
-        assert (message or ["nothing"])[0] == "said", (rank, message, self.printed(rank))
+        assert (message or ["nothing"])[0] == "reported", (rank, message, self.printed(rank))
         return message[1]
 
     def outcome(self, rank, patience=PATIENCE):
@@ -132,7 +132,7 @@ class Ranks:
         code = self.end(rank)
         if code < 0:
             return "killed", code
-        assert (last or ["said"])[0] != "said", (last, code, self.printed(rank))
+        assert (last or ["reported"])[0] != "reported", (last, code, self.printed(rank))
         return last
 
     def result(self, rank, patience=PATIENCE):

@@ -93,9 +93,9 @@ def whole(value):
 
 def plain(value):
     """Return what a process without torch can compare: tensors as dtype, shape and bytes."""
-    from checkpoint_tools import told
+    from checkpoint_tools import bitwise
 
-    return told(value)
+    return bitwise(value)
 
 
 def stream(path):

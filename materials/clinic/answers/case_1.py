@@ -9,7 +9,7 @@ import torch
 from clinic.case_1.train import Renumbered
 from tutorial.tracing import long_turns
 
-from npydata.pages import bytes_read, resident_pages
+from npydata.system.page_cache import bytes_read, resident_pages
 
 
 def wait_shares(trace):

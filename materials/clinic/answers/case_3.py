@@ -22,8 +22,10 @@ def shared_with_training(model, optimizer, take=saver.snapshot):
 
 def damaged(folder):
     """Files whose bytes are not those that were written."""
-    told = json.loads((folder / "list.json").read_text())
-    return sorted(n for n in told if zlib.crc32((folder / f"{n}.npy").read_bytes()) != told[n])
+    checksums = json.loads((folder / "list.json").read_text())
+    return sorted(
+        n for n in checksums if zlib.crc32((folder / f"{n}.npy").read_bytes()) != checksums[n]
+    )
 
 
 class Watched:

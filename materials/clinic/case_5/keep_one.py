@@ -16,13 +16,13 @@ class Journal:
         self.disk, self.lines = disk, []
 
     def __getattr__(self, name):
-        def told(*args):
+        def recorded(*args):
             shown = (f"{len(one)} bytes" if isinstance(one, bytes) else one for one in args)
             if name != "seen":
                 self.lines.append(f"{name}({', '.join(shown)})")
             return getattr(self.disk, name)(*args)
 
-        return told
+        return recorded
 
 
 def save(disk, step, parts):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 
 Trace = list[tuple[str, float, float]]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 
 
 def count_cases(rng):

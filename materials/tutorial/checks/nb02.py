@@ -1,6 +1,6 @@
 """Exercises of notebook 02: a shuffle without a list, in-order delivery, the resume cursor."""
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 
 
 def walk(position, n, scrambled):

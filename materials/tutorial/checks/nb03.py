@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from npydata.pipeline import Pipeline, timeline
-from tutorial.exercises import Exercise
+from npydata.loader.pipeline import Pipeline, timeline
+from tutorial.grading import Exercise
 
 # tokens_per_s
 

@@ -1,8 +1,8 @@
-"""Exercises of notebook 04: the zip payload's place, the legacy hop, the byte span of a view."""
+"""Exercises of notebook 04: a zip payload's place, legacy storages, the byte span of a view."""
 
 import struct
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 
 LOCAL = struct.Struct("<4s5H3I2H")
 
@@ -34,7 +34,7 @@ def show_header(args):
     return f"bytes.fromhex('{header.hex(' ')}'), {at}"
 
 
-def hops(
+def storage_starts(
     at, counts, itemsizes, ahead=8, after=0, bytes_of=lambda count, itemsize: count * itemsize
 ):
     starts = []
@@ -45,7 +45,7 @@ def hops(
 
 
 def one_count_for_all(at, counts, itemsizes):
-    return hops(at + 8, counts, itemsizes, ahead=0)
+    return storage_starts(at + 8, counts, itemsizes, ahead=0)
 
 
 def padded(at, counts, itemsizes):
@@ -56,7 +56,7 @@ def padded(at, counts, itemsizes):
     return starts
 
 
-def hop_cases(rng):
+def storage_cases(rng):
     found = [(0, [3], [4]), (0, [3, 2], [4, 4]), (100, [6, 2], [4, 8]), (7, [0, 5, 1], [2, 1, 8])]
     for size in (2, 3, 4, 6):
         counts = rng.integers(0, 50, size).tolist()
@@ -128,22 +128,22 @@ EXERCISES = [
     ),
     Exercise(
         "storage_starts",
-        hops,
-        hop_cases,
+        storage_starts,
+        storage_cases,
         {
             "You give the place of each count; the elements come behind it.": (
                 lambda at, counts, itemsizes: [
-                    start - 8 for start in hops(at, counts, itemsizes)
+                    start - 8 for start in storage_starts(at, counts, itemsizes)
                 ]
             ),
             "You know of one count, before the first storage; each storage has its own.": (
                 one_count_for_all
             ),
             "You leave out the counts: these are places as if storages lay side by side.": (
-                lambda at, counts, itemsizes: hops(at, counts, itemsizes, ahead=0)
+                lambda at, counts, itemsizes: storage_starts(at, counts, itemsizes, ahead=0)
             ),
-            "You hop over as many bytes as there are elements; an element has several.": (
-                lambda at, counts, itemsizes: hops(
+            "You pass over as many bytes as there are elements; an element has several.": (
+                lambda at, counts, itemsizes: storage_starts(
                     at, counts, itemsizes, bytes_of=lambda count, itemsize: count
                 )
             ),
@@ -152,12 +152,12 @@ EXERCISES = [
                 lambda at, counts, itemsizes: [
                     start + count * itemsize
                     for start, count, itemsize in zip(
-                        hops(at, counts, itemsizes), counts, itemsizes, strict=True
+                        storage_starts(at, counts, itemsizes), counts, itemsizes, strict=True
                     )
                 ]
             ),
             "You forget where the first count lies, and begin at 0.": (
-                lambda at, counts, itemsizes: hops(0, counts, itemsizes)
+                lambda at, counts, itemsizes: storage_starts(0, counts, itemsizes)
             ),
         },
     ),

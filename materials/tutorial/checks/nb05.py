@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 from tutorial.toy_disk import ACTIONS, play, play_first
 
 # repaired

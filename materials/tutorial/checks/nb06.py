@@ -1,6 +1,6 @@
 """Exercises of notebook 06: the samples of a rank, who writes what."""
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 
 # samples_of
 

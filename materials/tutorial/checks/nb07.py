@@ -3,7 +3,7 @@
 import copy
 import random
 
-from tutorial.exercises import Exercise
+from tutorial.grading import Exercise
 
 PARTS = ("weights", "loader", "generators", "optimizer", "nothing")
 

@@ -1,1 +1,0 @@
-"""The site that `make docs` builds: pages, rendered notebooks, API reference, link checker."""

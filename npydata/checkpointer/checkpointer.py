@@ -1,0 +1,268 @@
+"""Save while training goes on: a snapshot now, the disk later.
+
+Built in ``notebooks/05_async_checkpointer``.
+"""
+
+import json
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from npydata.checkpointer.commit import LocalCommit, clear_stale, make_root, require_replaceable
+from npydata.checkpointer.device_copy import DeviceCopier, Pending
+from npydata.checkpointer.file_layout import (
+    as_json,
+    flatten_state_dict,
+    lay_out,
+    refuse_tensor,
+    to_local,
+)
+from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING, integer
+from npydata.checkpointer.overlap import Overlap, storage_pointer
+from npydata.checkpointer.staging import Copy, StagedFile, StagingBuffer, StagingTask, stage
+from npydata.checkpointer.training_state import TrainingState
+from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, Writer, finish_all
+from npydata.errors import CheckpointError
+
+SNAPSHOTS = ("host", "overlap", "device")
+
+
+class AsyncCheckpointer:
+    """Saves checkpoints in the background; training waits only while a snapshot is made.
+
+    Args:
+        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all.
+        snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
+            to copy, and later steps wait on the device). ``"overlap"`` copies what a protected
+            optimizer owns while the next forward and backward run. ``"device"`` copies to memory
+            of the GPU first.
+
+    One save is in flight at a time: the next one waits for it. What went wrong in the background is
+    raised once, by the next ``save`` (which then saves nothing), by ``wait``, or at the end of a
+    ``with`` block. Leaving the interpreter or dropping the checkpointer waits for the write. A
+    forked process has nothing in flight and memory of its own; the save goes on in its parent.
+    """
+
+    def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
+        if snapshot not in SNAPSHOTS:
+            raise CheckpointError(f"snapshot={snapshot!r}, expected one of {', '.join(SNAPSHOTS)}")
+        if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
+            raise CheckpointError(f"keep_last={keep_last!r}, expected None or 1 at least")
+        self.keep_last, self.snapshot = keep_last, snapshot
+        self._buffers: dict[str, StagingBuffer] = defaultdict(StagingBuffer)
+        self._roots: set[Path] = set()
+        self._process = os.getpid()
+        self._in_flight: list[BackgroundTask] = []
+        self._finalizer = weakref.finalize(self, finish_all, self._in_flight)
+
+    @cached_property
+    def _copier(self) -> DeviceCopier:
+        return DeviceCopier()
+
+    @cached_property
+    def _overlap(self) -> Overlap:
+        return Overlap()
+
+    def save(
+        self,
+        dir: str | os.PathLike[str],
+        model_state: Mapping[str, Any],
+        optimizer_state: Mapping[str, Any] | None = None,
+        training_state: TrainingState | None = None,
+    ) -> None:
+        """Take a snapshot of the state, and begin to write it into the folder ``dir``.
+
+        The tensors may be changed as soon as this returns (with ``"overlap"``, by the protected
+        optimizer). When the write is done, ``dir`` holds ``model.safetensors``,
+        ``optimizer.safetensors`` (if there is an optimizer), ``training_state.json`` and
+        ``manifest.json``, and ``latest`` beside it names it. A checkpoint that ``dir`` held before
+        is loadable until then. Killed at any moment, or after a power cut, the newest complete
+        checkpoint is still there.
+
+        Raises:
+            CheckpointError: Something in the state can't be stored, or ``dir`` holds other files.
+            OSError: The previous save failed; this one was not begun.
+        """
+        self.wait()
+        folder = Path(os.path.abspath(dir))  # noqa: PTH100
+        require_replaceable(folder)
+        files, serialized = self._stage(model_state, optimizer_state, training_state)
+        make_root(folder.parent)
+        if folder.parent not in self._roots:
+            clear_stale(folder.parent)
+            self._roots.add(folder.parent)
+        step = 0 if training_state is None else training_state.step
+        strategy = LocalCommit(folder, step, self.keep_last)
+        self._start(files, Writer(folder, files, {TRAINING: serialized}, strategy))
+
+    def _start(self, files: Sequence[StagedFile], writer: Writer) -> None:
+        """Begin the snapshot and its writing."""
+        staging, in_background = self._begin_staging(files)
+        try:
+            self._in_flight.append(task := BackgroundTask(writer, THREAD_NAME))
+            task.start()
+            if in_background:
+                self._overlap.begin(staging, self._copier.streams)
+            else:  # before training goes on; the writer follows close behind
+                staging()
+        except BaseException as error:
+            staging.cancel(error, elsewhere=in_background)
+            self._cancel()
+            raise
+
+    def wait(self) -> None:
+        """Wait until the last save is on the disk; raise what went wrong with it, once."""
+        if os.getpid() != self._process:
+            self._leave_to_parent()
+        for task in list(self._in_flight):
+            task.result()
+            self._in_flight.clear()
+
+    def done(self) -> bool:
+        """Whether no save is in flight."""
+        return all(task.done() for task in self._in_flight)
+
+    def prepare(
+        self,
+        model_state: Mapping[str, Any],
+        optimizer_state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make and touch the memory that a save of this state needs, so that the first is fast.
+
+        Of tensors that are spread over processes, the part that is here.
+        """
+        self.wait()
+        for name, state in ((MODEL, model_state), (OPTIMIZER, optimizer_state)):
+            if state is not None:
+                tensors, _ = flatten_state_dict(state)
+                tensors = {key: to_local(tensor) for key, tensor in tensors.items()}
+                pin = any(tensor.is_cuda for tensor in tensors.values())
+                self._buffers[name].reserve(lay_out(tensors).capacity, pin=pin, touch=True)
+
+    def protect(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
+        self._overlap.protect(optimizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        if error is None:
+            self.wait()
+        else:
+            finish_all(self._in_flight)
+
+    def _stage(
+        self,
+        model: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None,
+        training: TrainingState | None,
+    ) -> tuple[list[StagedFile], bytes]:
+        """Return the files of tensors to write, and the rest of the state, serialized."""
+        files, metadata = [], {}
+        states = {"model": (MODEL, model), "optimizer": (OPTIMIZER, optimizer)}
+        for key, (name, state) in states.items():
+            if state is None:
+                continue
+            if not isinstance(state, Mapping):
+                raise CheckpointError(f"{key}_state is a {type(state).__name__}, expected a dict")
+            try:
+                tensors, metadata[key] = flatten_state_dict(state)
+                layout = lay_out(tensors)
+            except CheckpointError as error:
+                raise CheckpointError(f"{key}_state: {error}") from None
+            files.append(stage(name, layout, tensors, self._buffers[name]))
+        training = TrainingState() if training is None else training
+        return files, serialized({**metadata, "training_state": training_json(training)})
+
+    def _begin_staging(self, files: Sequence[StagedFile]) -> tuple[StagingTask, bool]:
+        """Begin the copies that can't wait; return the others, and whether they can."""
+        on_device = [copy for file in files for copy in file.copies if copy.source.is_cuda]
+        overlap = self.snapshot == "overlap"
+        owned = self._overlap.owned() if overlap else set()
+        if overlap or on_device:
+            for file in files:
+                on_host = [copy for copy in file.copies if not copy.source.is_cuda]
+                file.copies = [one for one in on_host if storage_pointer(one.source) in owned]
+                for copy in on_host:
+                    if storage_pointer(copy.source) not in owned:
+                        copy.run()
+        if not on_device:
+            return StagingTask(files), overlap
+        return StagingTask(files, self._begin_on_device(on_device, owned)), True
+
+    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> Pending:
+        """Queue copies from devices; what training may change next, it changes after its copy."""
+        if self.snapshot == "device":
+            return self._copier.start(copies, on_device=True)
+        now: list[Copy] = []
+        at_the_step: list[Copy] = []
+        for copy in copies:
+            (at_the_step if storage_pointer(copy.source) in owned else now).append(copy)
+        pending = self._copier.start(now)
+        pending.order(self._copier.streams)
+        pending.add(self._copier.start(at_the_step))
+        return pending
+
+    def _cancel(self) -> None:
+        """Wait for a write that can't succeed; why is known already."""
+        for task in self._in_flight:
+            task.cancel()
+        self._in_flight.clear()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked process: what is in flight, and its memory, belong to the parent."""
+        self._process = os.getpid()
+        self._in_flight.clear()
+        self._buffers.clear()
+        self._roots.clear()
+
+
+def training_json(training: TrainingState) -> Any:
+    """Return the training state as typed JSON."""
+    if not isinstance(training, TrainingState):
+        raise CheckpointError(
+            f"training_state is a {type(training).__name__}, expected a TrainingState"
+        )
+    try:
+        integer(training.step)
+    except ValueError as error:
+        raise CheckpointError(f"training_state: ['step']: {error}") from None
+    values = {field.name: getattr(training, field.name) for field in fields(training)}
+    try:
+        return as_json(values, refuse_tensor)
+    except CheckpointError as error:
+        raise CheckpointError(f"training_state: {error}") from None
+
+
+def serialized(metadata: dict[str, Any]) -> bytes:
+    """Return what stands beside the tensors as it is written."""
+    try:
+        content = json.dumps(metadata).encode()  # with an indent it takes three times as long
+    except ValueError as error:  # an integer of thousands of digits
+        raise CheckpointError(f"a value that JSON can't hold: {error}") from None
+    if len(content) > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"values beside the tensors make {len(content):,} bytes, at most {MAX_STATE_BYTES:,}"
+        )
+    return content
+
+
+def save_checkpoint(
+    dir: str | os.PathLike[str],
+    model_state: Mapping[str, Any],
+    optimizer_state: Mapping[str, Any] | None = None,
+    training_state: TrainingState | None = None,
+) -> None:
+    """Save a checkpoint and wait until it is on the disk; see :meth:`AsyncCheckpointer.save`."""
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.save(dir, model_state, optimizer_state, training_state)

@@ -1,0 +1,104 @@
+"""Copy tensors of a GPU into staging memory on a stream of its own, in the right order.
+
+That stream waits for the work that made the tensors, and the training stream waits on the device
+until the copy has read them, so no later step can tear the snapshot and the host waits for nothing.
+Built in ``notebooks/05_async_checkpointer``.
+"""
+
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from npydata.checkpointer.staging import Copy
+
+
+class Streams(Protocol):
+    """The part of ``torch.cuda`` that a snapshot needs; a test gives one that writes a log."""
+
+    def Stream(self, device: Any) -> Any:  # noqa: N802
+        """Return a new stream."""
+
+    def current_stream(self, device: Any) -> Any:
+        """Return the stream that training uses."""
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Make a stream the current one for a while."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """Copies that a device still works on."""
+
+    events: dict[Any, Any] = field(default_factory=dict)
+    """For each device, what is recorded behind its last copy."""
+    held: list[torch.Tensor] = field(default_factory=list)
+    """What must stay in memory until then."""
+
+    def wait(self) -> None:
+        """Wait, in this thread, until every copy has arrived."""
+        for event in self.events.values():
+            event.synchronize()
+        self.held.clear()
+
+    def add(self, later: "Pending") -> None:
+        """Take over copies that were queued behind these."""
+        self.events |= later.events
+        self.held += later.held
+
+    def order(self, streams: Streams) -> None:
+        """Make each training stream wait, on the device, until its tensors were read."""
+        for device, event in self.events.items():
+            streams.current_stream(device).wait_event(event)
+
+
+class DeviceCopier:
+    """Copies from devices on side streams, one a device."""
+
+    def __init__(self, streams: Streams | None = None) -> None:
+        self.streams: Streams = torch.cuda if streams is None else streams
+        self._side: dict[Any, Any] = {}
+
+    def start(self, copies: Iterable[Copy], *, on_device: bool = False) -> Pending:
+        """Start to copy; with ``on_device`` first to memory of the same device."""
+        pending = Pending()
+        by_device: dict[Any, list[Copy]] = {}
+        for copy in copies:
+            by_device.setdefault(copy.source.device, []).append(copy)
+        for device, its in by_device.items():
+            pending.events[device] = self._start_on(device, its, pending, on_device)
+        return pending
+
+    def _start_on(self, device: Any, copies: list[Copy], pending: Pending, on_device: bool) -> Any:
+        """Queue one device's copies and return the event behind the last read of a tensor."""
+        side = self._side.setdefault(device, None) or self.streams.Stream(device)
+        self._side[device] = side
+        side.wait_stream(self.streams.current_stream(device))
+        with self.streams.stream(side):
+            clones = clones_of(copies) if on_device else None
+            copies = clones or copies
+            read = side.record_event() if clones else None
+            for copy in copies:
+                copy.run(non_blocking=True)
+                copy.source.record_stream(side)
+            pending.held.extend(copy.source for copy in copies)
+            arrived = side.record_event()
+        if on_device:
+            self.streams.current_stream(device).wait_event(read or arrived)
+        return arrived
+
+
+def clones_of(copies: list[Copy]) -> list[Copy] | None:
+    """Return copies of clones on the same device, or ``None`` if its memory is too short."""
+    try:
+        return [replace(copy, source=copy.source.detach().clone()) for copy in copies]
+    except torch.OutOfMemoryError:
+        warnings.warn(
+            'snapshot="device": no memory for a copy on the device; copying to the host instead',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

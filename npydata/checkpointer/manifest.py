@@ -1,0 +1,183 @@
+"""The last file of a checkpoint to be written: sizes and checksums of all others.
+
+A folder without a manifest is not a checkpoint of ours. The checksums find accidents, not attacks.
+"""
+
+import json
+import os
+import stat
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from npydata.errors import CheckpointError
+from npydata.reader.training_folder import RANK_FILE, RNG_FILE
+from npydata.system.progress import Bar, NoBar
+
+MANIFEST = "manifest.json"
+FORMAT = "npydata checkpoint"
+VERSION = 1
+PIECE_BYTES = 1 << 26
+"""What is written at once, and what one checksum covers."""
+MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 28
+"""What is read of a manifest, and of the training state."""
+CHUNK_BYTES = 1 << 20
+"""What is read at once to compute a checksum."""
+MODEL, OPTIMIZER, TRAINING = "model.safetensors", "optimizer.safetensors", "training_state.json"
+FILES = (MODEL, OPTIMIZER, TRAINING)
+
+
+def rng_file(rank: int) -> str:
+    """Return the name of the file that holds the random generators of one rank."""
+    return f"rng/rank_{rank}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    size: int
+    """In bytes."""
+    crc32: tuple[int, ...]
+    """Of each piece of ``piece_bytes``, the last one shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    sequence: int
+    """Counts the commits into one root: the newest checkpoint has the largest."""
+    step: int
+    files: dict[str, FileEntry]
+    piece_bytes: int = PIECE_BYTES
+
+    def to_json(self) -> bytes:
+        """Return the manifest as it is written: its last entry is the checksum of the others."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        crc32 = zlib.crc32(json.dumps(content).encode())
+        return json.dumps({**content, "crc32": crc32}, indent=1).encode()
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a checkpoint that was committed."""
+    try:
+        read_manifest(folder)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return a folder's manifest.
+
+    Raises:
+        CheckpointError: There is none, or it is not one.
+    """
+    path = folder / MANIFEST
+    try:
+        content = read_small(path)
+        data = json.loads(content)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: has no {MANIFEST}: not a complete checkpoint") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not JSON: {error}") from None
+    try:
+        manifest = as_manifest(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: is not a manifest of version {VERSION}: {error}") from None
+    if manifest.to_json() != content:
+        raise CheckpointError(f"{path}: is not what was written")
+    return manifest
+
+
+def as_manifest(data: Any) -> Manifest:
+    """Return a manifest from its JSON; anything unexpected raises."""
+    if data["format"] != FORMAT or data["version"] != VERSION:
+        raise ValueError(f"format {data['format']!r:.40}, version {data['version']!r:.40}")
+    files = {}
+    for name, entry in data["files"].items():
+        if name not in FILES and not (RANK_FILE.fullmatch(name) or RNG_FILE.fullmatch(name)):
+            raise ValueError(f"names the file {name!r:.80}")
+        files[name] = FileEntry(integer(entry["size"]), tuple(map(integer, entry["crc32"])))
+    piece_bytes = integer(data["piece_bytes"])
+    if (
+        TRAINING not in files
+        or not any(name.startswith("model") for name in files)
+        or piece_bytes == 0
+    ):
+        raise ValueError(f"lists {sorted(files)}, in pieces of {piece_bytes:,}")
+    for name, entry in files.items():
+        if len(entry.crc32) != -(-entry.size // piece_bytes):
+            raise ValueError(f"has {len(entry.crc32)} checksums of {name}")
+    return Manifest(integer(data["sequence"]), integer(data["step"]), files, piece_bytes)
+
+
+def integer(value: Any) -> int:
+    """Return a count."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.40} is not a count")
+    return value
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder in which a file is missing, cut off, too long, or a link."""
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"{path}: is missing, or not a file")
+        if (size := path.stat().st_size) != entry.size:
+            raise CheckpointError(f"{path}: has {size:,} bytes, {entry.size:,} were written")
+
+
+def check_content(folder: Path, manifest: Manifest, bar: Bar | None = None) -> None:
+    """Read every file and compare its checksums; name the first piece that differs."""
+    for name in manifest.files:
+        check_file(folder, manifest, name, bar or NoBar())
+
+
+def check_file(folder: Path, manifest: Manifest, name: str, bar: Bar) -> None:
+    """Read one file and compare its checksums."""
+    entry = manifest.files[name]
+    with open(folder / name, "rb") as file:
+        for k, wanted in enumerate(entry.crc32):
+            begin = k * manifest.piece_bytes
+            end = min(begin + manifest.piece_bytes, entry.size)
+            if checksum_of(file, end - begin, bar) != wanted:
+                raise CheckpointError(
+                    f"{folder / name}: bytes {begin:,} to {end:,} are not what was written"
+                )
+
+
+def checksum_of(file: BinaryIO, nbytes: int, bar: Bar) -> int:
+    """Return the checksum of a file's next bytes."""
+    crc32 = 0
+    for begin in range(0, nbytes, CHUNK_BYTES):
+        chunk = file.read(min(CHUNK_BYTES, nbytes - begin))
+        crc32 = zlib.crc32(chunk, crc32)
+        bar.update(len(chunk))
+    return crc32
+
+
+def checksums(content: bytes) -> tuple[int, ...]:
+    """Return the checksums of a short file's pieces."""
+    return tuple(
+        zlib.crc32(content[k : k + PIECE_BYTES]) for k in range(0, len(content), PIECE_BYTES)
+    )
+
+
+def read_small(path: Path, most: int = MAX_MANIFEST_BYTES) -> bytes:
+    """Return the content of a small file of ours, without following a link."""
+    if path.is_symlink() or path.is_dir():
+        raise CheckpointError(f"{path}: is a link or a folder, expected a file")
+    with open(path, "rb", opener=open_no_link) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise CheckpointError(f"{path}: expected a file of at most {most:,} bytes")
+        return file.read()
+
+
+def open_no_link(path: str, flags: int) -> int:
+    """Open a file, but no link; a pipe does not make us wait."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))

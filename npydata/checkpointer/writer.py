@@ -1,0 +1,306 @@
+"""The half of a save that training does not wait for: one thread that writes files as they fill.
+
+``O_DIRECT`` moves pages from memory to the disk without a copy, and leaves the page cache, which
+holds the training data, alone. It wants whole pages and aligned memory. File systems that refuse it
+get ordinary writes. Built in ``notebooks/05_async_checkpointer``.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+
+from npydata.checkpointer.commit import write_small
+from npydata.checkpointer.file_layout import PAGE
+from npydata.checkpointer.manifest import PIECE_BYTES, FileEntry, checksums
+from npydata.errors import CheckpointError
+from npydata.system.atomic_write import sync_folder
+
+DIRECT = getattr(os, "O_DIRECT", 0)
+EVERYTHING = sys.maxsize
+THREAD_NAME = "npydata-save"
+"""How the names of all threads begin that a save runs in."""
+
+log = logging.getLogger("npydata")
+
+
+class Watermark:
+    """How many bytes of a file are ready, which only grows; the writer waits for what it needs."""
+
+    def __init__(self) -> None:
+        self._upto = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def advance(self, upto: int = EVERYTHING) -> None:
+        """Say that the first ``upto`` bytes of the file are there; by default, all of them."""
+        with self._changed:
+            self._upto = upto
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Say that the rest will not come."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def wait_for(self, upto: int) -> None:
+        """Wait until the first ``upto`` bytes are there.
+
+        Raises:
+            CheckpointError: They will not come, because a copy failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._upto >= upto or self._error is not None)
+            if self._error is not None:
+                raise CheckpointError("the snapshot was not completed") from self._error
+
+
+@dataclass(slots=True)
+class OutputFile:
+    """One file to be written, and the memory that holds it."""
+
+    name: str
+    nbytes: int
+    memory: torch.Tensor
+    """Reaches to the end of the file's last page."""
+    watermark: Watermark = field(default_factory=Watermark)
+
+
+class CommitStrategy(Protocol):
+    """How what was written becomes a checkpoint: of one process, or of many."""
+
+    def temporary(self) -> AbstractContextManager[Path]:
+        """Give the folder to write into; what an error leaves in it is removed."""
+
+    def heartbeat(self) -> None:
+        """Called before each wait: the writer is at work."""
+
+    def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
+        """Make the folder a checkpoint, once the disk has these files."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes the files of a save as they fill, and has them committed."""
+
+    folder: Path
+    """What the checkpoint will be called."""
+    files: Sequence[OutputFile]
+    small: Mapping[str, bytes]
+    """The content of the other files by their names."""
+    strategy: CommitStrategy
+
+    def __call__(self) -> None:
+        """Write and commit; an error names a path."""
+        try:
+            with self.strategy.temporary() as temporary:
+                self.strategy.commit(temporary, self.write_files(temporary))
+        except OSError as error:
+            add_path(error, self.folder)
+            raise
+
+    def write_files(self, temporary: Path) -> dict[str, FileEntry]:
+        """Write every file; the disk has them when this returns."""
+        entries = {file.name: self.write_staged(temporary, file) for file in self.files}
+        for name, content in self.small.items():
+            write_small(temporary / name, content, 0o600)
+            entries[name] = FileEntry(len(content), checksums(content))
+        for inner in {Path(name).parent for name in entries} - {Path()}:
+            sync_folder(temporary / inner)
+        return entries
+
+    def write_staged(self, temporary: Path, file: OutputFile) -> FileEntry:
+        """Write one file, close behind the copies that fill it."""
+
+        def wait_for(upto: int) -> None:
+            self.strategy.heartbeat()
+            file.watermark.wait_for(upto)
+
+        memory = file.memory.numpy().data
+        crc32 = write_durably(temporary / file.name, memory, file.nbytes, wait_for)
+        return FileEntry(file.nbytes, tuple(crc32))
+
+
+def write_durably(
+    path: Path, memory: memoryview, nbytes: int, wait_for: Callable[[int], None] = lambda _: None
+) -> list[int]:
+    """Write the first ``nbytes`` of page-aligned memory to a new file; return its checksums.
+
+    The memory must reach to the end of the last page. ``wait_for(n)`` returns when its first ``n``
+    bytes are filled. When this function returns, the disk has the data.
+
+    Raises:
+        OSError: With the path in it.
+    """
+    try:
+        descriptor = open_direct(path)
+        try:
+            checksums = write_chunks(descriptor, memory, nbytes, wait_for)
+            os.ftruncate(descriptor, nbytes)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        add_path(error, path)
+        raise
+    return checksums
+
+
+def write_chunks(
+    descriptor: int, memory: memoryview, nbytes: int, wait_for: Callable[[int], None]
+) -> list[int]:
+    """Write chunk after chunk, each when it is filled; checksums are computed beside the writes.
+
+    Only once all is filled, though: until then the processors are busy with the copies that
+    training waits for.
+    """
+    sums: list[int] = []
+    ready: SimpleQueue[memoryview | None] = SimpleQueue()
+
+    def add_up() -> None:
+        wait_for(nbytes)
+        sums.extend(map(zlib.crc32, iter(ready.get, None)))
+
+    beside = BackgroundTask(add_up, f"{THREAD_NAME}-crc")
+    beside.start()
+    try:
+        for begin in range(0, nbytes, PIECE_BYTES):
+            end = min(begin + PIECE_BYTES, nbytes)
+            wait_for(end)
+            ready.put(memory[begin:end])
+            write_all(descriptor, memory[begin : -(-end // PAGE) * PAGE], begin)
+    finally:
+        ready.put(None)
+        beside.result()
+    return sums
+
+
+def write_all(descriptor: int, chunk: memoryview, offset: int) -> None:
+    """Write a chunk at its offset, however many calls that takes."""
+    while chunk.nbytes:
+        try:
+            count = os.pwrite(descriptor, chunk, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not leave_direct(descriptor):
+                raise
+            continue
+        if count == 0:
+            raise OSError(errno.EIO, "the disk took no bytes")
+        if count % PAGE:
+            leave_direct(descriptor)
+        chunk, offset = chunk[count:], offset + count
+
+
+def open_direct(path: Path) -> int:
+    """Create a file, private to this user, for direct writes if the file system has them."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        return os.open(path, flags | DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not DIRECT:
+            raise
+    path.unlink(missing_ok=True)  # some file systems create the file before they refuse
+    return os.open(path, flags, 0o600)
+
+
+def leave_direct(descriptor: int) -> bool:
+    """Go on with ordinary writes; say whether they were direct before."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if not flags & DIRECT:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~DIRECT)
+    return True
+
+
+def add_path(error: OSError, path: Path) -> None:
+    """Make an error say which file it was about, if it does not."""
+    if error.filename is None and error.errno is not None:
+        error.filename = str(path)
+
+
+class BackgroundTask:
+    """Work in a thread of its own, and the error it met; an interruption may come at any moment.
+
+    The thread is not a daemon: the interpreter waits for it when it exits. An executor of
+    ``concurrent.futures`` takes no more work from the moment the main thread ends, and a save that
+    was in flight would be lost.
+    """
+
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        self.error: BaseException | None = None
+        self._work = [work]  # who pops it decides: the thread runs it, an interruption cancels it
+        self._ended = threading.Event()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def start(self) -> None:
+        """Begin; after an error it has begun, or never will."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self.revoke()
+            raise
+
+    def revoke(self) -> None:
+        """If it has not begun, it never will."""
+        with suppress(IndexError):
+            self._work.pop()
+            self._ended.set()
+
+    def _run(self) -> None:
+        with suppress(IndexError):
+            work = self._work.pop()
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+            finally:
+                del work
+                self._ended.set()
+
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._ended.is_set() or os.getpid() != self._process
+
+    def join(self) -> None:
+        """Wait for the end. A forked process has no such thread, and waits for nothing."""
+        if not self.done():
+            self._ended.wait()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def result(self) -> None:
+        """Wait for the end; raise what went wrong, once."""
+        self.join()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def cancel(self) -> None:
+        """Do not begin, or wait for the end; what went wrong is known already."""
+        self.revoke()
+        self.join()
+        self.error = None
+
+
+def finish_all(in_flight: list[BackgroundTask]) -> None:
+    """Wait for what is in flight and log what went wrong: there is nobody left to raise to."""
+    for task in in_flight:
+        if not threading.current_thread().name.startswith(THREAD_NAME):  # a collector runs anywhere
+            task.join()
+        error, task.error = task.error, None
+        if error is not None:
+            log.error("npydata: a checkpoint could not be saved: %s", error, exc_info=error)
+    in_flight.clear()

@@ -1,0 +1,1 @@
+"""Token files and the memory-mapped datasets over them."""

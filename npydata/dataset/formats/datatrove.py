@@ -1,0 +1,59 @@
+"""Datatrove's ``.ds`` files: headerless ids, and a ``.ds.index`` of cumulative document ends."""
+
+from pathlib import Path
+
+import numpy as np
+
+from npydata.dataset.layout import (
+    Candidate,
+    Evidence,
+    TokenDtype,
+    TokenFormat,
+    TokenLayout,
+    integer_dtype,
+)
+from npydata.errors import TokenFileError
+
+
+def evidence(file: Candidate) -> Evidence:
+    """Go by the suffix, which no other format uses."""
+    return Evidence.INDEX if file.path.suffix == ".ds" else Evidence.NONE
+
+
+def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
+    """Read the document ends, and hold them against the size of the token file."""
+    index = Path(f"{path}.index")
+    size = path.stat().st_size
+    if not index.exists():
+        raise TokenFileError(f"{path}: has no {index.name} beside it (datatrove)")
+    if index.stat().st_size % 8:
+        raise TokenFileError(
+            f"{index}: {index.stat().st_size} bytes is not a multiple of 8 (uint64 document ends)"
+        )
+    ends = np.fromfile(index, "<u8")
+    if np.any(ends[1:] < ends[:-1]) or (len(ends) and int(ends[-1]) > size):
+        raise TokenFileError(f"{index}: document ends must rise and stay inside the token file")
+    count = int(ends[-1]) if len(ends) else 0
+    found = dtype or infer_dtype(path, size, count)
+    if count * found.itemsize != size:
+        raise TokenFileError(
+            f"{index}: documents end at token {count}, but the .ds holds "
+            f"{size / found.itemsize:g} of {found}"
+        )
+    ends = ends.astype(np.int64)
+    return TokenLayout(path, FORMAT.name, found, (count,), 0, size, document_ends=ends)
+
+
+def infer_dtype(path: Path, size: int, count: int) -> TokenDtype:
+    """Tell u16 from u32 by how many bytes there are per token."""
+    itemsize = 4 if count and size == 4 * count else 2
+    return integer_dtype(path, f"u{itemsize}")
+
+
+FORMAT = TokenFormat(
+    name="datatrove",
+    evidence=evidence,
+    read_layout=read_layout,
+    stores_dtype=False,
+    companions=(".ds.index",),
+)

@@ -1,0 +1,100 @@
+"""Megatron-LM's indexed dataset: a headerless ``.bin`` and an ``.idx`` beside it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from npydata.dataset.layout import (
+    Candidate,
+    Evidence,
+    TokenDtype,
+    TokenFormat,
+    TokenLayout,
+    count_tokens,
+    integer_dtype,
+    require_size,
+)
+from npydata.dataset.windows import IntArray
+from npydata.errors import TokenFileError
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER_BYTES = 34
+DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
+
+
+def evidence(file: Candidate) -> Evidence:
+    """Take an index, a ``.bin`` that has one, or the prefix they share."""
+    path = file.path
+    if path.suffix == ".bin" or not path.exists():
+        return Evidence.INDEX if index_path(path).exists() else Evidence.NONE
+    return Evidence.INDEX if path.suffix == ".idx" else Evidence.NONE
+
+
+def index_path(path: Path) -> Path:
+    """Return the index that belongs to a ``.bin``, an ``.idx`` or their common prefix."""
+    return path.with_suffix(".idx") if path.suffix in (".bin", ".idx") else Path(f"{path}.idx")
+
+
+def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
+    """Read the whole index, and hold it against the size of the ``.bin``."""
+    index = index_path(path)
+    tokens = index.with_suffix(".bin")
+    raw = np.asarray(np.memmap(index, np.uint8, "r")) if index.stat().st_size else np.zeros(0, "u1")
+    if len(raw) < HEADER_BYTES or raw[:9].tobytes() != MAGIC:
+        raise TokenFileError(
+            f"{index}: starts with {raw[:9].tobytes()!r}, expected "
+            f"{MAGIC!r} and a header of {HEADER_BYTES} bytes"
+        )
+    version, sequences, entries = (int(raw[at : at + 8].view("<u8")[0]) for at in (9, 18, 26))
+    if version != 1:
+        raise TokenFileError(f"{index}: version {version}, expected 1 (Megatron)")
+    code = DTYPES.get(int(raw[17]))
+    if code is None:
+        raise TokenFileError(f"{index}: dtype code {raw[17]}, expected 1 to 8 (Megatron)")
+    found = integer_dtype(tokens, code)
+    require_size(index, len(raw), HEADER_BYTES + 12 * sequences + 8 * entries)
+    pointers_at = HEADER_BYTES + 4 * sequences
+    documents_at = pointers_at + 8 * sequences
+    ends = np.cumsum(raw[HEADER_BYTES:pointers_at].view("<i4"), dtype=np.int64)
+    pointers = raw[pointers_at:documents_at].view("<i8")
+    size = tokens.stat().st_size
+    count = count_tokens(tokens, size, found)
+    require_contiguous(index, ends, pointers, found.itemsize, count)
+    documents = document_ends(index, ends, raw[documents_at:].view("<i8"))
+    shape = (count,)
+    return TokenLayout(tokens, FORMAT.name, found, shape, 0, size, document_ends=documents)
+
+
+def require_contiguous(
+    index: Path, ends: IntArray, pointers: IntArray, itemsize: int, count: int
+) -> None:
+    """Raise unless the sequences follow each other and fill the token file exactly."""
+    begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+    if np.any(ends < begins):
+        raise TokenFileError(f"{index}: sequence {np.argmax(ends < begins)} has a negative length")
+    wrong = pointers != begins * itemsize
+    if np.any(wrong):
+        at = int(np.argmax(wrong))
+        raise TokenFileError(
+            f"{index}: sequence {at} points at byte {pointers[at]}, expected "
+            f"{begins[at] * itemsize}"
+        )
+    total = int(ends[-1]) if len(ends) else 0
+    if total != count:
+        raise TokenFileError(f"{index}: sequences end at token {total}, but the .bin holds {count}")
+
+
+def document_ends(index: Path, ends: IntArray, documents: IntArray) -> IntArray:
+    """Turn the document index (sequence numbers, beginning with 0) into token counts."""
+    sequences = len(ends)
+    in_order = len(documents) == 0 or (
+        documents[0] == 0 and documents[-1] <= sequences and np.all(np.diff(documents) >= 0)
+    )
+    if not in_order:
+        raise TokenFileError(f"{index}: document index is not a rising list from 0 to {sequences}")
+    return np.concatenate(([0], ends))[documents[1:]]
+
+
+FORMAT = TokenFormat(
+    name="megatron", evidence=evidence, read_layout=read_layout, companions=(".idx",)
+)

@@ -1,0 +1,79 @@
+"""A shuffle that is computed, not stored. Built in ``notebooks/02_async_loader``."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from npydata.dataset.hashing import GOLDEN, HashArray, mix64, stream_key
+from npydata.dataset.windows import IntArray
+
+LARGEST_PERMUTATION = 1 << 62
+FEISTEL_ROUNDS = 6
+
+
+class Permutation:
+    """A shuffle of ``0 .. n-1`` that is computed, not stored: constant memory for any ``n``.
+
+    Args:
+        n: How many samples to shuffle, 1 to 2^62.
+        seed: Decides the order; any integer.
+
+    Raises:
+        ValueError: ``n`` is out of range.
+
+    ``Permutation(n, seed)(positions)`` tells which sample comes at each position, for an integer
+    or an array of them, vectorised. Every ``n`` from 1 to 2^62 is a bijection. Compute it for
+    blocks of positions; a call has a fixed cost of some 100 microseconds.
+
+    A Feistel network on the smallest grid of a x b >= n cells, as in Black and Rogaway, "Ciphers
+    with Arbitrary Finite Domains" (2002): each round shifts the column by a hash of the row, then
+    the row by a hash of the column, and either can be undone. The few cells beyond ``n`` are
+    walked on from until the walk re-enters the range.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        if not 1 <= n <= LARGEST_PERMUTATION:
+            raise ValueError(f"n={n}, expected 1 to 2**62")
+        self.n, self.seed = n, seed
+        self._columns = np.uint64(math.isqrt(n - 1) + 1)
+        self._rows = np.uint64(-(-n // int(self._columns)))
+        self._keys = [stream_key(seed, n, k) for k in range(FEISTEL_ROUNDS // 2)]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __call__(self, positions: npt.ArrayLike) -> IntArray | int:
+        """Return the sample at each position, as int64 of the same shape (an int for an int).
+
+        Raises:
+            IndexError: A position is not in ``0 .. n-1``.
+        """
+        asked = np.asarray(positions)
+        if asked.size and (asked.min() < 0 or asked.max() >= self.n):
+            raise IndexError(f"positions {asked.min()} to {asked.max()} of a shuffle of {self.n}")
+        samples = self._scramble(asked.ravel().astype(np.uint64))
+        outside = np.flatnonzero(samples >= self.n)
+        while outside.size:
+            samples[outside] = self._scramble(samples[outside])
+            outside = outside[samples[outside] >= self.n]
+        shaped = samples.astype(np.int64).reshape(asked.shape)
+        return int(shaped) if asked.ndim == 0 else shaped
+
+    def _scramble(self, cells: HashArray) -> HashArray:
+        row, column = np.divmod(cells, self._columns)
+        for key in self._keys:
+            column = shift(column, mix64(row * GOLDEN ^ key), self._columns)
+            row = shift(row, mix64(column * GOLDEN ^ ~key), self._rows)
+        return row * self._columns + column
+
+
+def shift(values: HashArray, hashes: HashArray, bound: np.uint64) -> HashArray:
+    """Add a hash to values below ``bound`` (2^31 at most), and wrap around at ``bound``.
+
+    The upper 32 bits of a hash times the bound, without the lower 32 bits of the product, is an
+    even choice below the bound (Lemire, 2019), and much cheaper than a remainder.
+    """
+    half = np.uint64(32)
+    moved = values + ((hashes >> half) * bound >> half)
+    return moved - bound * (moved >= bound)

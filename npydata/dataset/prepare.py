@@ -1,0 +1,324 @@
+"""From text to a token file: train or load a byte-level BPE, encode, write all or nothing."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npydata.dataset.text import (
+    PIECE_CHARS,
+    PYTHON_CORPUS_SKIPS,
+    Source,
+    SourceList,
+    list_sources,
+    python_corpus,
+    read_text,
+    sample_text,
+    text_pieces,
+)
+from npydata.dataset.token_file import write_tokens
+from npydata.errors import NpyDataError
+from npydata.system.atomic_write import replacing
+from npydata.system.progress import Bar, human_bytes, human_rate, printable, progress_bar
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-text token
+LARGEST_VOCABULARY = 1 << 24  # the trainer reserves memory for it; the largest in use are 2**18
+BATCH_CHARS = 1 << 20
+"""Characters encoded per call: work for all cores, little to hold; 4 Mi is no faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareReport:
+    """What one run of ``prepare`` read and wrote."""
+
+    path: Path
+    tokenizer_path: Path
+    files: int
+    """Documents: each is followed by one end-of-text token."""
+    binary_files: int
+    """Files passed over because they hold a NUL byte in their first 8 KiB."""
+    nbytes: int
+    """Bytes of text read."""
+    num_tokens: int
+    """Tokens in the file, the end-of-text tokens among them."""
+    dropped_tokens: int
+    """Tokens at the end that did not fill a row (only with ``row_len``)."""
+    vocab_size: int
+    dtype: str
+    replaced: int
+    """U+FFFD in the text, which stand for what was not UTF-8."""
+    train_seconds: float
+    encode_seconds: float
+
+    def __str__(self) -> str:
+        ids = f"{self.dtype}, vocabulary {self.vocab_size:,}"
+        parts = [
+            f"{printable(self.path)}: {self.num_tokens:,} tokens ({ids})",
+            f"from {self.files:,} file{'s' * (self.files != 1)}, {human_bytes(self.nbytes)}",
+            f"{self.nbytes / max(1, self.num_tokens):.2f} bytes/token",
+            human_rate(self.num_tokens / max(self.encode_seconds, 1e-9), "tok"),
+        ]
+        if self.replaced:
+            parts.append(f"{self.replaced:,} U+FFFD in place of what is not UTF-8")
+        if self.binary_files:
+            parts.append(f"{self.binary_files:,} binary files passed over")
+        if self.dropped_tokens:
+            parts.append(f"{self.dropped_tokens:,} tokens dropped that did not fill a row")
+        return ", ".join(parts)
+
+
+def prepare(
+    names: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    python_text: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
+    vocab_size: int = 8192,
+    sample_mb: float = 16,
+    row_len: int | None = None,
+    progress: bool = False,
+) -> PrepareReport:
+    """Tokenise text files into ``out`` (``.npy``) and save the tokenizer beside it.
+
+    ``names`` are files, folders and patterns (see ``list_sources``); ``python_text`` adds the
+    ``.py`` files of the standard library and of torch. Every file is one document, followed by one
+    ``<|endoftext|>``; the same characters inside a text are ordinary text. Without ``tokenizer`` a
+    byte-level BPE of at most ``vocab_size`` tokens is trained on about ``sample_mb`` MB, taken
+    evenly from all files. Ids are uint16 when they fit, else uint32. With ``row_len`` the file is
+    2-D, and tokens that do not fill the last row are dropped.
+
+    The same text gives the same bytes. Memory does not grow with the text. When the run fails or is
+    killed, ``out`` is what it was before; the tokenizer follows ``out`` by one rename.
+
+    Raises:
+        OSError: a source cannot be read (found out before anything is written, but for errors that
+            show up in mid-file), or the disk is full.
+        NpyDataError: a source is not text, there is no text, or an option is out of range.
+    """
+    out = Path(out)
+    _check_options(out, vocab_size, sample_mb, row_len)
+    saved_tokenizer = out.with_suffix(".tokenizer.json")
+    sources = _sources(names, python_text, out, saved_tokenizer)
+    started = time.perf_counter()
+    if tokenizer is None:
+        bpe = train_tokenizer(sources.files, vocab_size, int(sample_mb * 1e6), progress=progress)
+    else:
+        bpe = load_tokenizer(tokenizer)
+    trained = time.perf_counter()
+    tally = _Tally(row_len)
+    bar = progress_bar("encode", sources.nbytes, "B", show=progress)
+    with closing(bar), replacing(saved_tokenizer) as file:
+        file.write(bpe.to_str(pretty=True).encode())
+        chunks = tally.whole_rows(_encode(bpe, sources.files, tally, bar))
+        written = write_tokens(out, chunks, dtype=_dtype(bpe), row_len=row_len)
+    return PrepareReport(
+        path=out,
+        tokenizer_path=saved_tokenizer,
+        files=len(sources.files),
+        binary_files=sources.binary,
+        nbytes=sources.nbytes,
+        num_tokens=written.num_tokens,
+        dropped_tokens=tally.num_tokens - written.num_tokens,
+        vocab_size=_id_bound(bpe),
+        dtype=str(written.dtype),
+        replaced=tally.replaced,
+        train_seconds=trained - started,
+        encode_seconds=time.perf_counter() - trained,
+    )
+
+
+def train_tokenizer(
+    sources: Sequence[Source], vocab_size: int, sample_bytes: int, *, progress: bool = False
+) -> "Tokenizer":
+    """Train a byte-level BPE on an even sample of the sources; ``<|endoftext|>`` is its id 0."""
+    tokenizers = _import_tokenizers()
+    if progress:
+        size = human_bytes(min(sample_bytes, sum(source.nbytes for source in sources)))
+        print(f"training a byte-level BPE of {vocab_size:,} tokens on {size}", file=sys.stderr)
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=progress and sys.stderr.isatty(),
+    )
+    bpe.train_from_iterator(sample_text(sources, sample_bytes), trainer=trainer)
+    return _as_encoder(bpe)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> "Tokenizer":
+    """Load a ``tokenizer.json`` that has an end-of-text token.
+
+    Raises:
+        NpyDataError: the file is not a tokenizer, or has no ``<|endoftext|>``.
+    """
+    tokenizers = _import_tokenizers()
+    data = Path(path).read_bytes()
+    try:
+        bpe = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the package raises bare Exception
+        raise NpyDataError(
+            f"{path}: not a tokenizer.json of the tokenizers package: {_folded(error)}"
+        ) from None
+    if bpe.token_to_id(END_OF_TEXT) is None:
+        raise NpyDataError(f"{path}: has no token {END_OF_TEXT}, expected one to end each document")
+    return _as_encoder(bpe)
+
+
+def _import_tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ModuleNotFoundError:
+        raise NpyDataError(
+            "prepare needs the tokenizers package: pip install 'npydata[prepare]'"
+        ) from None
+    return tokenizers
+
+
+def _as_encoder(bpe: "Tokenizer") -> "Tokenizer":
+    """Switch off what would drop, add or merge tokens: a token file holds the text, all of it."""
+    bpe.encode_special_tokens = True  # "<|endoftext|>" written in a text does not end a document
+    bpe.no_truncation()
+    bpe.no_padding()
+    return bpe
+
+
+def _check_options(out: Path, vocab_size: int, sample_mb: float, row_len: int | None) -> None:
+    if out.suffix != ".npy":
+        raise NpyDataError(
+            f"{out}: a token file's name ends in .npy, found {out.suffix or 'none'!r}"
+        )
+    if not out.parent.is_dir():
+        raise NpyDataError(f"{out.parent}: no such folder to write {out.name} into")
+    if not SMALLEST_VOCABULARY <= vocab_size <= LARGEST_VOCABULARY:
+        raise NpyDataError(
+            f"vocabulary size {vocab_size}: expected {SMALLEST_VOCABULARY:,} to "
+            f"{LARGEST_VOCABULARY:,}"
+        )
+    if not 1 <= sample_mb * 1e6 < float("inf"):
+        raise NpyDataError(f"sample of {sample_mb} MB: expected at least a byte, 0.000001 MB")
+    if row_len is not None and row_len < 1:
+        raise NpyDataError(f"row length {row_len}: expected 1 or more tokens")
+
+
+def _sources(
+    names: Iterable[str | os.PathLike[str]], python_text: bool, out: Path, saved_tokenizer: Path
+) -> SourceList:
+    names = list(names)
+    for name in names:
+        if not os.fspath(name):  # Path("") is the current folder, all of it
+            raise NpyDataError("an empty name was given, expected a file, folder or pattern")
+        if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
+            raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")
+    found = list_sources(names, exclude=(out, saved_tokenizer))
+    if python_text:
+        code = list_sources(python_corpus(), suffix=".py", skip_folders=PYTHON_CORPUS_SKIPS)
+        found = SourceList(found.files + code.files, found.binary + code.binary)
+    if not found.files:
+        raise NpyDataError(
+            f"no text to read: {found.binary} binary files, and none that holds text"
+        )
+    return found
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts what passes by while the text streams from the files into the token file."""
+
+    row_len: int | None
+    num_tokens: int = 0
+    replaced: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def read(self, source: Source, bar: Bar) -> Iterator[str]:
+        for text in read_text(source.path):
+            self.replaced += text.count("\ufffd")
+            bar.update(len(text.encode()))
+            yield text
+
+    def whole_rows(self, chunks: Iterable[NDArray[np.uint32]]) -> Iterator[NDArray[np.uint32]]:
+        """Pass the chunks on in whole rows; what is left at the end fills none and is dropped."""
+        row_len = self.row_len or 1
+        rest = np.empty(0, np.uint32)
+        for chunk in chunks:
+            self.num_tokens += len(chunk)
+            chunk = np.concatenate([rest, chunk])
+            whole = len(chunk) // row_len * row_len
+            yield chunk[:whole]
+            rest = chunk[whole:]
+        if self.num_tokens < row_len:
+            raise NpyDataError(f"{self.num_tokens} tokens of text do not fill a row of {row_len}")
+
+
+def _encode(
+    bpe: "Tokenizer", sources: Sequence[Source], tally: _Tally, bar: Bar
+) -> Iterator[NDArray[np.uint32]]:
+    """Yield the ids of all documents, a batch of pieces at a time."""
+    end_of_text = bpe.get_vocab(with_added_tokens=True)[END_OF_TEXT]
+    for batch in _batches(_pieces(sources, tally, bar)):
+        yield _encode_batch(bpe, batch, end_of_text)
+        rate = tally.num_tokens / (time.perf_counter() - tally.started)
+        bar.set_postfix_str(human_rate(rate, "tok"), refresh=False)
+
+
+def _pieces(sources: Sequence[Source], tally: _Tally, bar: Bar) -> Iterator[str | None]:
+    """Yield every document in pieces, and None where it ends."""
+    for source in sources:
+        yield from text_pieces(tally.read(source, bar), PIECE_CHARS)
+        yield None
+
+
+def _batches(pieces: Iterable[str | None]) -> Iterator[list[str | None]]:
+    batch: list[str | None] = []
+    held = 0
+    for piece in pieces:
+        batch.append(piece)
+        held += len(piece or "")
+        if held >= BATCH_CHARS:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _encode_batch(
+    bpe: "Tokenizer", batch: Sequence[str | None], end_of_text: int
+) -> NDArray[np.uint32]:
+    texts = [piece for piece in batch if piece is not None]
+    encodings = iter(_encodings(bpe, texts))
+    ends = np.array([end_of_text], np.uint32)
+    parts = [ends if piece is None else np.array(next(encodings).ids, np.uint32) for piece in batch]
+    return np.concatenate(parts)
+
+
+def _encodings(bpe: "Tokenizer", texts: Sequence[str]) -> Any:
+    try:
+        return bpe.encode_batch_fast(list(texts), add_special_tokens=False)
+    except Exception as error:  # again a bare one, of a vocabulary without a token for the unknown
+        raise NpyDataError(f"the tokenizer cannot encode every text: {_folded(error)}") from None
+
+
+def _folded(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _id_bound(bpe: "Tokenizer") -> int:
+    """One more than the largest id: a loaded tokenizer's ids may have gaps."""
+    return max(bpe.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _dtype(bpe: "Tokenizer") -> np.dtype[Any]:
+    return np.dtype("<u2" if _id_bound(bpe) <= 1 << 16 else "<u4")

@@ -1,0 +1,1 @@
+"""The prefetching loader: order, worker threads, hand-over, tuning."""

@@ -1,0 +1,54 @@
+"""Where a loader stands in its data: the cursor, and what a saved state must hold."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from npydata.errors import LoaderError
+
+STATE_VERSION = 1
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where an epoch stands: the next sample that will be delivered."""
+
+    epoch: int = 0
+    samples: int = 0
+    """Samples of the epoch that all ranks together were given."""
+    begun: bool = False
+    """Whether an iterator gave a batch of this epoch; the next one then begins another."""
+
+    def for_next_iterator(self) -> "Cursor":
+        """Return where the next iterator begins: here, unless the last one gave a batch."""
+        return Cursor(self.epoch + 1) if self.begun else Cursor(self.epoch, self.samples)
+
+    def advance(self, samples: int) -> None:
+        """Stand behind a batch that was delivered."""
+        self.samples, self.begun = samples, True
+
+    def move_to_next_epoch(self) -> None:
+        """Stand before the first batch of the next epoch."""
+        self.epoch, self.samples, self.begun = self.epoch + 1, 0, False
+
+
+def validate_state(state: dict[str, Any], fingerprint: str, num_samples: int) -> None:
+    """Raise unless a state is a loader's, and of this dataset."""
+    wanted = {"version", "seed", "epoch", "samples", "fingerprint"}
+    if not isinstance(state, dict) or not wanted <= state.keys():
+        raise LoaderError(f"not a loader's state: expected the keys {', '.join(sorted(wanted))}")
+    if state["version"] != STATE_VERSION:
+        raise LoaderError(f"state of version {state['version']}, expected {STATE_VERSION}")
+    if state["fingerprint"] != fingerprint:
+        raise LoaderError(
+            f"the state belongs to other data: fingerprint {state['fingerprint']}, "
+            f"expected {fingerprint}"
+        )
+    if type(state["seed"]) is not int:
+        raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
+    if type(state["epoch"]) is not int or state["epoch"] < 0:
+        raise LoaderError(f"state has epoch={state['epoch']!r}, expected an integer of 0 or more")
+    if type(state["samples"]) is not int or not 0 <= state["samples"] <= num_samples:
+        raise LoaderError(
+            f"state has samples={state['samples']!r}, expected an integer from 0 to "
+            f"{num_samples}, the length of the dataset"
+        )

@@ -1,0 +1,56 @@
+"""Transforms of single samples, with randomness of their own, and how they become a batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from npydata.dataset.hashing import MASK64
+from npydata.loader.fetcher import Fetcher, accepts
+from npydata.loader.sampler import EpochOrder
+
+Transform = Callable[..., Any]
+
+
+class TransformedBatches:
+    """Batches made of samples that transforms act on, in order, before they are collated.
+
+    A transform with a parameter ``rng`` gets a ``numpy.random.Generator`` that depends on seed,
+    epoch, sample and transform, and on no worker.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        order: EpochOrder,
+        seed: int,
+        epoch: int,
+        *,
+        transforms: Sequence[Transform],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        check_cancelled: Callable[[], None],
+    ) -> None:
+        self.fetcher, self.order, self.seed, self.epoch = fetcher, order, seed, epoch
+        self.transforms = [(transform, accepts(transform, "rng")) for transform in transforms]
+        self.collate_fn = collate_fn or default_collate
+        self.check_cancelled = check_cancelled
+
+    def batch(self, number: int) -> Any:
+        """Return a batch of transformed samples."""
+        samples = self.fetcher.samples(number)
+        for k, index in enumerate(self.order(number).tolist()):
+            self.check_cancelled()
+            samples[k] = self.transformed(samples[k], index)
+        return self.collate_fn(samples)
+
+    def transformed(self, sample: Any, index: int) -> Any:
+        """Return a sample after all transforms."""
+        for which, (transform, wants_rng) in enumerate(self.transforms):
+            options = {"rng": self.generator(index, which)} if wants_rng else {}
+            sample = transform(sample, **options)
+        return sample
+
+    def generator(self, index: int, which: int) -> np.random.Generator:
+        """Return the randomness of one transform on one sample."""
+        return np.random.default_rng([self.seed & MASK64, self.epoch, index, which])

@@ -1,0 +1,69 @@
+"""What every reader of a file format returns: where the bytes lie, and what the file describes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from npydata.errors import CheckpointError
+from npydata.reader.files import OpenFile
+from npydata.reader.opcodes import HANDLERS
+from npydata.reader.pickle_machine import PickleMachine
+from npydata.reader.stored import Storage
+from npydata.reader.torch_rebuild import Rebuilder
+
+
+@dataclass(slots=True)
+class Extent:
+    """Some bytes of a file: one storage. Nobody changes one."""
+
+    file: OpenFile
+    offset: int
+    nbytes: int
+
+    def part(self, offset: int, nbytes: int) -> "Extent":
+        """Return a range of these bytes; a range that leaves them is refused."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise CheckpointError(
+                f"bytes {offset:,} to {offset + nbytes:,} of a storage of {self.nbytes:,}"
+            )
+        return Extent(self.file, self.offset + offset, nbytes)
+
+
+@dataclass(slots=True)
+class Archive:
+    """A checkpoint file, opened: nothing of its tensors has been read."""
+
+    format: str
+    file: OpenFile
+    extents: dict[str, Extent]
+    """Where each storage lies, by its key."""
+    root: Any
+    """What the file describes: plain values, and descriptions of what is not."""
+    storages: dict[str, Storage] = field(default_factory=dict)
+    """What the description says of each storage."""
+    byteorder: str = "little"
+    unknown: frozenset[str] = frozenset()
+    """Names that only the program which wrote the file knows."""
+    most_names: int = 1 << 20
+    """How many entries a description of this size can honestly have."""
+    is_checked: bool = False
+    """Whether every tensor is known to fit its bytes already."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What stands beside the tensors in formats that keep the two apart."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the whole tensors, where the file has only parts of them."""
+
+
+def read_pickle(
+    data: Any, at: int = 0, end: int | None = None, rebuilder: Rebuilder | None = None
+) -> tuple[Any, int, Rebuilder]:
+    """Return what a pickle describes, the byte after it, and what was met on the way."""
+    rebuilder = rebuilder or Rebuilder((len(data) if end is None else end) - at)
+    machine = PickleMachine(data, HANDLERS, find_class=rebuilder.find_class,
+                            persistent_load=rebuilder.persistent_load, reduce=rebuilder.reduce,
+                            at=at, end=end)  # fmt: skip
+    return machine.run(), machine.at, rebuilder
+
+
+def names_for(pickle_bytes: int) -> int:
+    """Return how many entries a pickle of that size may have: one takes eight bytes at least."""
+    return 1024 + pickle_bytes // 8

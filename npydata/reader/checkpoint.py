@@ -1,0 +1,295 @@
+"""A checkpoint as a mapping: names at once, tensors when asked for.
+
+Built in ``notebooks/04_lazy_checkpoint``.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from npydata.errors import UnsafeCheckpointError
+from npydata.reader.archive import Archive
+from npydata.reader.convert import Converted, convert
+from npydata.reader.files import naming_errors
+from npydata.reader.naming import nested
+from npydata.reader.stored import Global, Opaque, StoredTensor
+from npydata.reader.tensors import Entry, apply_tensor_flags
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Everything that was found at a path."""
+
+    format: str
+    """That of the one file, or ``sharded``, or ``npydata`` for a training checkpoint of ours."""
+    archives: list[Archive]
+    """The files; the first says the byte order."""
+    root: Any
+    """Values, tensors and entries as they are nested."""
+    leaves: dict[str, Any]
+    """What stands in ``root`` under each name."""
+    entries: dict[str, Entry]
+    """The same, each with who reads it; and what is listed beside what is nested."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What the file says of a tensor; none of its bytes was read for it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements."""
+    nbytes: int
+    """Of its elements, without the gaps a view may have."""
+    storage: str | None
+    """The key of the storage it looks into, which other tensors may share."""
+    offset: int
+    """Bytes of the storage before its first element."""
+    file_offset: int | None
+    """Bytes of the file before its first element."""
+    names: tuple[str, ...] = field(repr=False)
+    """All names of these very elements, its own included."""
+    kind: str = "dense"
+    """``dense``, or why it can't be read: ``sparse``, ``quantized``, ``nested``, ``meta``."""
+    requires_grad: bool = False
+    path: Path | None = None
+    """The file that holds it; of a sharded tensor, the first of the set."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names of the very same elements; made when asked for, as a file may tie many."""
+        return tuple(one for one in self.names if one != self.name)
+
+
+class LazyCheckpoint(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint by name; made by ``open_checkpoint``.
+
+    A tensor is read when it is asked for, and may be written to: the file never changes. Tensors
+    outlive :meth:`close`. Any number of threads may read at once.
+    """
+
+    def __init__(self, path: Path, contents: Contents) -> None:
+        self.path, self._contents = path, contents
+        self.format, self.byteorder = contents.format, contents.archives[0].byteorder
+        entries = contents.entries
+        self._tensors = {n: e for n, e in entries.items() if isinstance(e.value, StoredTensor)}
+        self._others = {n: e for n, e in entries.items() if n not in self._tensors}
+        for entry in self._tensors.values():
+            entry.reader.check(entry.value)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a tensor with the shape, strides and dtype that it was saved with.
+
+        Raises:
+            KeyError: There is no tensor of that name.
+            UnsafeCheckpointError: It would take code that the file names to make it.
+            CheckpointError: It is of a kind that is listed only, or the file has changed.
+        """
+        entry = self._entry(name)
+        with naming_errors(f"{self.path}: {name}"):
+            return apply_tensor_flags(entry.reader.read(entry.value), entry.value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __repr__(self) -> str:
+        return f"<LazyCheckpoint {self.path}: {self.format}, {len(self)} tensors>"
+
+    def info(self, name: str) -> TensorInfo:
+        """Return what the file says of a tensor, without reading it."""
+        entry = self._entry(name)
+        stored: StoredTensor = entry.value
+        extent = None if stored.storage is None else entry.reader.extent(stored.storage)
+        offset = stored.offset * stored.dtype.itemsize
+        return TensorInfo(
+            name=name,
+            dtype=stored.dtype,
+            shape=stored.shape,
+            stride=stored.stride,
+            nbytes=math.prod(stored.shape) * stored.dtype.itemsize,
+            storage=None if stored.storage is None else stored.storage.key,
+            offset=offset,
+            file_offset=None if extent is None else extent.offset + offset,
+            names=self._same[identity(entry)],
+            kind=stored.kind,
+            requires_grad=stored.requires_grad,
+            path=entry.reader.path,
+        )
+
+    def get_slice(self, name: str) -> "TensorSlice":
+        """Return a tensor to be indexed: ``get_slice(name)[2:5, :10]`` reads only those pages."""
+        return TensorSlice(self, name)
+
+    def read_slice(self, name: str, index: Any) -> torch.Tensor:
+        """Return ``self[name][index]`` in memory of its own, from the pages it spans."""
+        entry = self._entry(name)
+        with naming_errors(f"{self.path}: {name}"):
+            tensor = entry.reader.read_slice(entry.value, index)
+            return apply_tensor_flags(
+                tensor, replace(entry.value, is_parameter=False, requires_grad=False)
+            )
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Everything that is not a tensor, by name; reading what needs foreign code raises."""
+        return Metadata(self.path, {name: entry.value for name, entry in self._others.items()})
+
+    @property
+    def unsafe_globals(self) -> tuple[str, ...]:
+        """The classes and functions that the file names and this reader does not know."""
+        return tuple(
+            sorted({name for archive in self._contents.archives for name in archive.unknown})
+        )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors; a sharded set has several."""
+        return tuple(archive.file.path for archive in self._contents.archives)
+
+    def tree(self) -> Any:
+        """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
+        leaves = reversed(self._contents.leaves.items())
+        names = {id(leaf): name for name, leaf in leaves if name in self._tensors}
+
+        def info_or_value(leaf: Any) -> Any:
+            if id(leaf) in names:
+                return self.info(names[id(leaf)])
+            return leaf.value if isinstance(leaf, Entry) else leaf
+
+        return nested(self._contents.root, info_or_value, {})
+
+    def distinct(self) -> list[tuple[str, Entry]]:
+        """Return one name for each tensor that is not tied to an earlier one, and its entry."""
+        return [(names[0], self._tensors[names[0]]) for names in self._same.values()]
+
+    def ties(self) -> dict[str, str]:
+        """Return the other names of tied tensors, each with the name that stands for it."""
+        return {name: names[0] for names in self._same.values() for name in names[1:]}
+
+    def to_safetensors(
+        self,
+        dst: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        progress: bool = False,
+    ) -> Converted:
+        """Write all tensors into one safetensors file, whole or not at all.
+
+        No more than one tensor is in memory at a time, and of those that lie in order only a chunk.
+        Tied tensors are written once; ties, values that JSON can hold, and what the format has no
+        words for go into the metadata, from which :func:`open_checkpoint` restores them. ``dtype``
+        casts tensors of floating point.
+
+        Raises:
+            CheckpointError: A tensor is of a kind that can't be read.
+        """
+        with naming_errors(str(self.path)):
+            return convert(self, dst, dtype=dtype, progress=progress)
+
+    def close(self) -> None:
+        """Let go of the files. Tensors that were read stay; reading another one raises."""
+        for archive in self._contents.archives:
+            archive.file.close()
+
+    def __enter__(self) -> "LazyCheckpoint":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+    @cached_property
+    def _same(self) -> dict[Any, tuple[str, ...]]:
+        """The names of the very same elements."""
+        same: dict[Any, list[str]] = {}
+        for name, entry in self._tensors.items():
+            same.setdefault(identity(entry), []).append(name)
+        return {key: tuple(names) for key, names in same.items()}
+
+    def _entry(self, name: str) -> Entry:
+        """Return a tensor's entry, or say why there is none."""
+        if (entry := self._tensors.get(name)) is not None:
+            return entry
+        if (other := self._others.get(name)) is not None:
+            plain_value(self.path, name, other.value)
+            raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")
+        raise KeyError(f"no tensor {name!r} in {self.path}")
+
+
+class TensorSlice:
+    """A tensor in the file, to be indexed before it is read."""
+
+    def __init__(self, checkpoint: LazyCheckpoint, name: str) -> None:
+        info = checkpoint.info(name)
+        self.name, self.shape, self.dtype, self.stride = name, info.shape, info.dtype, info.stride
+        self._checkpoint = checkpoint
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as ``safetensors`` names it."""
+        return list(self.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
+        return self._checkpoint.read_slice(self.name, index)
+
+    def __repr__(self) -> str:
+        return f"<slice of {self.name!r}: {self.dtype}, {list(self.shape)}>"
+
+
+class Metadata(Mapping[str, Any]):
+    """What a checkpoint holds beside tensors, by name."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self._path, self._values = path, values
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a plain value; one that code would have to make raises UnsafeCheckpointError."""
+        return plain_value(self._path, name, self._values[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return f"<metadata of {self._path}: {', '.join(self._values)}>"
+
+
+def plain_value(path: Path, name: str, value: Any) -> Any:
+    """Return a value, unless foreign code would have to run to make it."""
+    members = value if isinstance(value, set | frozenset) else (value,)
+    for one in members:
+        if isinstance(one, Global | Opaque):
+            cause = one.cause if isinstance(one, Opaque) else str(one)
+            raise UnsafeCheckpointError(
+                f"{path}: {name} needs {cause}, which the file names; it is not called here"
+            )
+    return value
+
+
+def identity(entry: Entry) -> Any:
+    """Return the same key for names of the very same elements."""
+    stored: StoredTensor = entry.value
+    if stored.storage is None:
+        return id(stored)
+    return (id(entry.reader), stored.storage.key, stored.storage.start, stored.dtype, stored.shape,
+            stored.stride, stored.offset, stored.conj, stored.neg)  # fmt: skip

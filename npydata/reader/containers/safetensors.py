@@ -1,0 +1,214 @@
+"""safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
+
+The format and its limits are those of the safetensors project's README. Built in
+``notebooks/04_lazy_checkpoint``.
+"""
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Archive, Extent
+from npydata.reader.containers import Container
+from npydata.reader.files import OpenFile
+from npydata.reader.stored import Storage, StoredTensor
+from npydata.reader.strides import MAX_COUNT, MAX_DIMS, contiguous_stride, in_range
+from npydata.reader.typed_json import decode
+
+LENGTH_BYTES = 8
+JSON_FOLLOWS = [b'"', b"}", b" ", b"\n", b"\t", b"\r"]
+"""What may follow the brace that opens a JSON object."""
+MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors project has it: some 800,000 tensors."""
+RESERVED = "__metadata__"
+"""What the format keeps for itself among the names."""
+NOTES = "npydata"
+"""The entry of the metadata in which our own writers say what the format has no words for: ties
+(stored once), complex dtypes (stored as pairs of real numbers), values that are not text, and the
+shapes of tensors that are stored in chunks."""
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16,
+    "I16": torch.int16, "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
+    "F64": torch.float64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip
+if hasattr(torch, "float8_e8m0fnu"):
+    DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
+"""complex dtypes that the format has no code for, and what their pairs are stored as."""
+COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
+
+
+def read_safetensors(file: OpenFile) -> Archive:
+    """Read what a safetensors file describes, and where its tensors lie."""
+    header, begin = read_header(file)
+    metadata = check_metadata(header.pop(RESERVED, {}))
+    root, extents = {}, {}
+    for name, entry in header.items():
+        root[name], (first, end) = read_entry(name, entry)
+        extents[name] = Extent(file, begin + first, end - first)
+    check_no_gaps(list(extents.values()), begin, file.size)
+    shapes = apply_notes(root, metadata)
+    storages = {name: stored.storage for name, stored in root.items() if stored.storage}
+    return Archive("safetensors", file, extents, root, storages, is_checked=True,
+                   metadata=metadata, shapes=shapes)  # fmt: skip
+
+
+def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the tensors begin."""
+    length = header_length(file)
+    text = file.read(LENGTH_BYTES, length)
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
+                            parse_constant=no_such_constant)  # fmt: skip
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict) or text[:1] != b"{":
+        raise CheckpointError(f"its header begins with {text[:1]!r}, expected an object")
+    return header, LENGTH_BYTES + length
+
+
+def header_length(file: OpenFile) -> int:
+    """Return how long the header is, which must be in the file and of a reasonable size."""
+    if file.size < LENGTH_BYTES:
+        raise CheckpointError(f"has {file.size} bytes, expected {LENGTH_BYTES} for a header")
+    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
+    if length > min(MAX_HEADER_BYTES, file.size - LENGTH_BYTES):
+        raise CheckpointError(
+            f"a header of {length:,} bytes, expected at most {MAX_HEADER_BYTES:,} "
+            f"and no more than the file's {file.size:,}"
+        )
+    return length
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; JSON itself would let a second value hide the first."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name stands in it twice")
+    return made
+
+
+def no_such_constant(name: str) -> Any:
+    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def check_metadata(metadata: Any) -> dict[str, Any]:
+    """Return the metadata, which must be texts by name."""
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError("__metadata__ is not an object of texts")
+    return metadata
+
+
+def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
+    """Return a tensor and the range of its bytes, from its entry in the header."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"tensor {name!r}: expected dtype, shape and data_offsets")
+    if (dtype := DTYPES.get(str(entry["dtype"]))) is None:
+        raise CheckpointError(f"tensor {name!r} has dtype {entry['dtype']!r}, which is not known")
+    shape = integers(name, "shape", entry["shape"], MAX_DIMS)
+    begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
+    numel = math.prod(shape)
+    if end - begin != numel * dtype.itemsize:
+        raise CheckpointError(
+            f"tensor {name!r} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
+            f"{dtype.itemsize} bytes"
+        )
+    storage = Storage(name, dtype, numel)
+    return StoredTensor(storage, dtype, shape, contiguous_stride(shape), 0), (begin, end)
+
+
+def integers(
+    name: str, what: str, values: Any, most: int, exactly: bool = False
+) -> tuple[int, ...]:
+    """Return a list of counts from the header."""
+    fits = isinstance(values, list) and (len(values) == most if exactly else len(values) <= most)
+    if not fits or set(map(type, values)) - {int} or not in_range(values, MAX_COUNT):
+        raise CheckpointError(f"tensor {name!r}: {what} is not a list of counts")
+    return tuple(values)
+
+
+def check_no_gaps(extents: list[Extent], begin: int, end: int) -> None:
+    """Refuse tensors that overlap, leave a hole, or do not reach to the end of the file."""
+    at = begin
+    for extent in sorted(extents, key=lambda one: (one.offset, one.nbytes)):
+        if extent.offset != at:
+            raise CheckpointError(
+                f"a tensor begins at byte {extent.offset:,}, the one before ends at {at:,}"
+            )
+        at += extent.nbytes
+    if at != end:
+        raise CheckpointError(f"its tensors end at byte {at:,}, the file at {end:,}")
+
+
+def apply_notes(
+    root: dict[str, StoredTensor], metadata: dict[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """Undo what our writers did to fit the format: see ``NOTES``; return the whole shapes."""
+    try:
+        notes = json.loads(metadata.pop(NOTES, "{}"))
+        for name, text in notes.get("dtypes", {}).items():
+            root[name] = as_complex(root[name], COMPLEX[text])
+        for alias, name in notes.get("ties", {}).items():
+            if alias in root:
+                raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
+            root[alias] = root[name]
+        metadata.update((name, decode(one)) for name, one in notes.get("values", {}).items())
+        shapes = notes.get("shapes", {}).items()
+        return {name: integers(name, "whole shape", one, MAX_DIMS) for name, one in shapes}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"its metadata {NOTES!r} does not fit its tensors: {error}") from None
+
+
+def as_complex(stored: StoredTensor, dtype: torch.dtype) -> StoredTensor:
+    """Return the complex tensor that was stored as pairs of real numbers."""
+    if COMPLEX_AS_REAL.get(dtype) is not stored.dtype or stored.shape[-1:] != (2,):
+        raise ValueError(f"{dtype} stored as {stored.dtype} {list(stored.shape)}")
+    shape = stored.shape[:-1]
+    return replace(stored, dtype=dtype, shape=shape, stride=contiguous_stride(shape))
+
+
+def is_safetensors(start: bytes, nbytes: int) -> bool:
+    """Whether a file of ``nbytes`` begins with the length of a header, and with one."""
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    brace, after = start[LENGTH_BYTES : LENGTH_BYTES + 1], start[LENGTH_BYTES + 1 :][:1]
+    return brace == b"{" and after in JSON_FOLLOWS and length <= nbytes - LENGTH_BYTES
+
+
+CONTAINER = Container(
+    "safetensors", "a safetensors file", is_safetensors, read_safetensors, (".safetensors",)
+)
+
+
+def header_bytes(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return the length and the header of a file, padded so that the data begins on a page.
+
+    ``entries`` has dtype, shape and data_offsets of each tensor by its name.
+
+    Raises:
+        CheckpointError: A name or a text of the metadata can't be in a header, or all are too long.
+    """
+    if RESERVED in entries:
+        raise CheckpointError(f"a tensor has the name that safetensors keeps for {RESERVED!r}")
+    header = {RESERVED: metadata, **entries}
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"a name that is not text: {error}") from None
+    whole_pages = -(-(LENGTH_BYTES + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = whole_pages - LENGTH_BYTES
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"its names and values make a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,}"
+        )
+    return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)

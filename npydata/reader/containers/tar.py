@@ -1,0 +1,201 @@
+"""torch's format before 0.1.10: a tar file with the members sys_info, pickle, storages, tensors.
+
+Headers and pax records are those of POSIX's pax interchange format. The members' content is what
+``legacy_load`` in ``torch/serialization.py`` reads.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Archive, Extent, names_for, read_pickle
+from npydata.reader.containers import Container
+from npydata.reader.files import OpenFile
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
+from npydata.reader.strides import MAX_DIMS
+from npydata.reader.torch_rebuild import STORAGES, Rebuilder, brief, count, viewed
+
+BLOCK = 512
+MEMBERS = ("sys_info", "pickle", "storages", "tensors")
+MAX_PAX_BYTES = 1 << 16
+
+
+def read_tar(file: OpenFile) -> Archive:
+    """Read what a tar file describes, and where its storages lie."""
+    members = dict(walk_members(file))
+    if missing := [name for name in MEMBERS if name not in members]:
+        raise CheckpointError(f"a tar file without {missing[0]!r}, which torch's have")
+    with file.view() as data:
+        storages, extents = read_storages(Cursor(file, data, members["storages"]))
+        tensors = read_tensors(Cursor(file, data, members["tensors"]), storages)
+        cursor = Cursor(file, data, members["pickle"])
+        rebuilder = TensorsById(members["pickle"].nbytes, tensors)
+        root = cursor.pickle(rebuilder)
+    roots = {storage.key: storage for storage in storages.values() if storage.key in extents}
+    return Archive("tar", file, extents, root, roots, unknown=frozenset(rebuilder.unknown),
+                   most_names=names_for(members["pickle"].nbytes))  # fmt: skip
+
+
+def walk_members(file: OpenFile) -> Iterator[tuple[str, Extent]]:
+    """Yield the members by name: each is a header block, the content, and padding to a block."""
+    at, size, seen = 0, None, set()
+    while at + BLOCK <= file.size:
+        header = file.read(at, BLOCK)
+        if not any(header):
+            return
+        name, nbytes, kind = read_header(header)
+        at += BLOCK
+        if kind in (b"x", b"g"):
+            size = pax_size(file, Extent(file, at, file.size - at).part(0, nbytes), size)
+        elif kind in (b"0", b"\0"):
+            if name in seen:
+                raise CheckpointError(f"two members are called {name!r}")
+            seen.add(name)
+            nbytes, size = nbytes if size is None else size, None
+            yield name, Extent(file, at, file.size - at).part(0, nbytes)
+        elif kind != b"5":
+            raise CheckpointError(f"member {name!r} is of type {kind!r}, expected a file")
+        at += -(-nbytes // BLOCK) * BLOCK
+    raise CheckpointError("the tar file is cut off")
+
+
+def read_header(header: bytes) -> tuple[str, int, bytes]:
+    """Return a member's name, its size and its type."""
+    try:
+        name = header[:100].rstrip(b"\0").decode()
+        nbytes = int(header[124:136].rstrip(b"\0 ") or b"0", 8)
+        checksum = int(header[148:156].strip(b"\0 "), 8)
+    except ValueError:
+        raise CheckpointError("a tar header that cannot be read") from None
+    if nbytes < 0 or checksum != sum(header[:148]) + 8 * ord(" ") + sum(header[156:]):
+        raise CheckpointError(f"the tar header of {name[:60]!r} does not match its checksum")
+    return name, nbytes, header[156:157]
+
+
+def pax_size(file: OpenFile, records: Extent, size: int | None) -> int | None:
+    """Return the size that pax records give the next member; they may not rename it."""
+    if records.nbytes > MAX_PAX_BYTES:
+        raise CheckpointError(f"pax records of {records.nbytes:,} bytes")
+    rest = file.read(records.offset, records.nbytes)
+    while rest:
+        length = rest.split(b" ", 1)[0]
+        if not length.isdigit() or len(length) > 5 or not 3 < int(length) <= len(rest):
+            raise CheckpointError("pax records that cannot be read")
+        key, _, value = rest[len(length) + 1 : int(length) - 1].partition(b"=")
+        if key in (b"path", b"linkpath") or key.startswith(b"GNU.sparse"):
+            raise CheckpointError(f"a pax record {key.decode()!r}")
+        if key == b"size":
+            if not value.isdigit() or len(value) > 19:
+                raise CheckpointError("a pax record with a size that is no number")
+            size = int(value)
+        rest = rest[int(length) :]
+    return size
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A place in a member's content."""
+
+    file: OpenFile
+    data: mmap.mmap
+    member: Extent
+    at: int = 0
+
+    def pickle(self, rebuilder: Rebuilder | None = None) -> Any:
+        """Read the next pickle."""
+        begin = self.member.offset
+        value, after, _ = read_pickle(
+            self.data, begin + self.at, begin + self.member.nbytes, rebuilder
+        )
+        self.at = after - begin
+        return value
+
+    def skip(self, nbytes: int) -> Extent:
+        """Pass over some bytes and return where they lie."""
+        passed = self.member.part(self.at, nbytes)
+        self.at += nbytes
+        return passed
+
+    def numbers(self, format: str) -> tuple[int, ...]:
+        """Read packed numbers."""
+        place = self.skip(struct.calcsize(format))
+        return struct.unpack(format, self.file.read(place.offset, place.nbytes))
+
+
+def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]]:
+    """Return the storages and the views of them, and where the storages lie."""
+    storages: dict[Any, Storage] = {}
+    extents: dict[str, Extent] = {}
+    for _ in range(count(cursor.pickle(), "number of storages")):
+        key, kind = three(cursor.pickle(), "storage")[::2]
+        if str(kind) not in STORAGES:
+            raise CheckpointError(f"a storage of type {brief(kind)}, which is not known")
+        (numel,) = cursor.numbers("<q")
+        storage = Storage(str(key), STORAGES[str(kind)], count(numel, "elements of a storage"))
+        if storages.setdefault(key, storage) is not storage or storage.key in extents:
+            raise CheckpointError(f"two storages are called {storage.key!r}")
+        extents[storage.key] = cursor.skip(numel * storage.dtype.itemsize)
+    views = cursor.pickle()
+    for one in views if isinstance(views, list) else [views]:
+        if not isinstance(one, tuple | list) or len(one) != 4:
+            raise CheckpointError(f"a view {brief(one)} of a storage")
+        key, root, start, numel = one
+        if not (isinstance(key, int | str) and isinstance(root, int | str) and root in storages):
+            raise CheckpointError(f"a view {brief(key)} of storage {brief(root)}")
+        storages[key] = viewed(storages[root], (key, start, numel))
+    return storages, extents
+
+
+def read_tensors(cursor: Cursor, storages: dict[Any, Storage]) -> dict[int, StoredTensor]:
+    """Return the tensors by number."""
+    tensors = {}
+    for _ in range(count(cursor.pickle(), "number of tensors")):
+        key, storage, _kind = three(cursor.pickle(), "tensor")
+        if type(key) is not int or storage not in storages:
+            raise CheckpointError(f"tensor {brief(key)} of storage {brief(storage)}")
+        ndim, _unused = cursor.numbers("<2i")
+        if not 0 <= ndim <= MAX_DIMS:
+            raise CheckpointError(f"a tensor of {ndim} dimensions, at most {MAX_DIMS}")
+        numbers = cursor.numbers(f"<{2 * ndim + 1}q")
+        for value in numbers:
+            count(value, "size, stride or offset")
+        held = storages[storage]
+        tensors[key] = StoredTensor(held, held.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1])
+    return tensors
+
+
+def three(value: Any, what: str) -> tuple[Any, ...]:
+    """Return a pickled triple whose key can be one."""
+    if not isinstance(value, tuple) or len(value) != 3 or not isinstance(value[0], int | str):
+        raise CheckpointError(f"a {what} described as {brief(value)}, expected three values")
+    if not isinstance(value[1], int | str | Global | Opaque):
+        raise CheckpointError(f"a {what} described as {brief(value)}")
+    return value
+
+
+class TensorsById(Rebuilder):
+    """Reads the pickle of a tar file, in which a persistent id is a tensor's number."""
+
+    def __init__(self, nbytes: int, tensors: dict[int, StoredTensor]) -> None:
+        super().__init__(nbytes)
+        self.tensors = tensors
+
+    def persistent_load(self, saved: Any) -> Any:
+        """Return the tensor, the storage, or the module class that a persistent id stands for."""
+        if isinstance(saved, tuple) and saved:
+            return saved[0]
+        try:
+            return replace(self.tensors[int(saved)])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"no tensor has the number {brief(saved)}") from None
+
+
+def is_tar(start: bytes, _nbytes: int) -> bool:
+    """Whether a file begins with a tar header; one before POSIX has no magic but torch's names."""
+    return start[257:262] == b"ustar" or start.split(b"\0")[0].decode("latin-1") in MEMBERS
+
+
+CONTAINER = Container("tar", "a tar file", is_tar, read_tar)

@@ -1,0 +1,242 @@
+"""torch's zip files (since 1.6): where each record lies, and nothing believed that was not checked.
+
+The layout is that of PKWARE's APPNOTE: at the end of the file a directory with one header per
+record; before each record's bytes a second header with a name and padding of its own. torch stores
+records uncompressed and pads them to 64 bytes, so a tensor can be mapped where it lies. Built in
+``notebooks/04_lazy_checkpoint``.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Archive, Extent, names_for, read_pickle
+from npydata.reader.containers import Container
+from npydata.reader.files import OpenFile
+
+END = struct.Struct("<4s4H2IH")
+END_64_LOCATOR = struct.Struct("<4sIQI")
+END_64 = struct.Struct("<4sQ2H2I4Q")
+ENTRY = struct.Struct("<4s6H3I5H2I")
+LOCAL = struct.Struct("<4s5H3I2H")
+STORED = 0
+ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
+"""Flags: the bytes are encrypted, or a patch to other bytes."""
+UNKNOWN_32, UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
+MAX_DIRECTORY_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, as the directory lists it."""
+
+    name: str
+    nbytes: int
+    header: int
+    """Where its local header begins."""
+    stored: bool = True
+    """Whether its bytes lie in the file as they are: neither compressed nor encrypted."""
+
+
+def read_zip(file: OpenFile) -> Archive:
+    """Read what a torch zip file describes, and where its storages lie."""
+    records = read_directory(file)
+    extents = {record.name: extent for record, extent in locate(file, *records)}
+    prefix = find_prefix(file, extents)
+    byteorder = read_byteorder(extents.get(f"{prefix}/byteorder"))
+    described = extents[f"{prefix}/data.pkl"]
+    with file.view() as data:
+        end = described.offset + described.nbytes
+        root, after, rebuilder = read_pickle(data, described.offset, end)
+    if after != end:
+        raise CheckpointError(f"{end - after:,} bytes follow the pickle in data.pkl")
+    storages = {
+        name.removeprefix(f"{prefix}/data/"): extent
+        for name, extent in extents.items()
+        if name.startswith(f"{prefix}/data/")
+    }
+    return Archive("zip", file, storages, root, rebuilder.storages, byteorder,
+                   frozenset(rebuilder.unknown), names_for(described.nbytes))  # fmt: skip
+
+
+def read_directory(file: OpenFile) -> tuple[list[Record], int]:
+    """Return the records that the directory lists, in their order in the file, and its place."""
+    count, nbytes, begin = find_directory(file)
+    if not count or nbytes > MAX_DIRECTORY_BYTES or count * ENTRY.size > nbytes:
+        raise CheckpointError(f"a directory of {count:,} records in {nbytes:,} bytes")
+    directory = file.read(begin, nbytes)
+    records, at = [], 0
+    for _ in range(count):
+        record, at = read_entry(directory, at)
+        records.append(record)
+    if at != nbytes:
+        raise CheckpointError(f"{nbytes - at:,} bytes follow the last record in the directory")
+    if len({record.name for record in records}) < count:
+        raise CheckpointError("two records have the same name")
+    refuse_programs({record.name for record in records})
+    for record in records:
+        if not record.stored:
+            raise CheckpointError(f"record {record.name!r} is compressed or encrypted")
+    return sorted(records, key=lambda record: record.header), begin
+
+
+def refuse_programs(names: set[str]) -> None:
+    """Refuse zip files of other kinds that come with the same suffixes, and say what they are."""
+    inner = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+        raise CheckpointError(
+            "is a TorchScript archive, which is a program: load it with torch.jit.load and save "
+            "its state_dict() with torch.save"
+        )
+    if "archive_format" in inner or "serialized_exported_program.json" in names:
+        raise CheckpointError(
+            "is a program of torch.export: load it with torch.export.load and save its "
+            "state_dict with torch.save"
+        )
+    if all(name.endswith(".npy") for name in names):
+        raise CheckpointError("is a zip file of numpy arrays: load it with numpy.load")
+
+
+def find_directory(file: OpenFile) -> tuple[int, int, int]:
+    """Return how many records the directory has, its size and its place, from the end record."""
+    place = file.size - END.size
+    magic, disk, first_disk, here, count, nbytes, begin, comment = unpack(file, END, place)
+    if magic != b"PK\x05\x06" or comment:
+        raise CheckpointError(
+            "does not end with a zip file's end record: cut off, or more behind it"
+        )
+    end = place
+    locator = place - END_64_LOCATOR.size
+    if locator >= 0 and file.read(locator, 4) == b"PK\x06\x07":
+        _, _, end, _ = unpack(file, END_64_LOCATOR, locator)
+        magic, size, _, _, disk, first_disk, here, count_64, nbytes_64, begin_64 = unpack(
+            file, END_64, end
+        )
+        short = (count, nbytes, begin)
+        count, nbytes, begin = count_64, nbytes_64, begin_64
+        agreed = all(
+            one in (unknown, long)
+            for one, unknown, long in zip(
+                short, (UNKNOWN_16, UNKNOWN_32, UNKNOWN_32), (count, nbytes, begin), strict=True
+            )
+        )
+        if magic != b"PK\x06\x06" or end + 12 + size != locator or not agreed:
+            raise CheckpointError("its two end records do not agree")
+    if disk or first_disk or here != count or begin + nbytes != end:
+        raise CheckpointError(
+            f"its end record places {here:,} of {count:,} records at bytes {begin:,} to "
+            f"{begin + nbytes:,}, expected the directory to end at byte {end:,}"
+        )
+    return count, nbytes, begin
+
+
+def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
+    """Return one record of the directory, and where the next one begins."""
+    try:
+        (magic, _, _, flags, method, _, _, _, packed, nbytes, name_length, extra_length,
+         comment_length, disk, _, _, header) = ENTRY.unpack_from(directory, at)  # fmt: skip
+    except struct.error:
+        raise CheckpointError("the directory is cut off") from None
+    at += ENTRY.size
+    end = at + name_length + extra_length + comment_length
+    if magic != b"PK\x01\x02" or end > len(directory):
+        raise CheckpointError("the directory holds something that is not a record")
+    name = record_name(directory[at : at + name_length])
+    extra = directory[at + name_length : at + name_length + extra_length]
+    nbytes, packed, header = long_values(name, extra, [nbytes, packed, header])
+    stored = method == STORED and packed == nbytes and not flags & ENCRYPTED
+    if disk not in (0, UNKNOWN_16):
+        raise CheckpointError(f"record {name!r} is on disk {disk}")
+    return Record(name, nbytes, header, stored), end
+
+
+def record_name(raw: bytes) -> str:
+    """Return a record's name, which must be a plain relative path."""
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        raise CheckpointError(f"record name {raw[:60]!r} is not UTF-8") from None
+    parts = name.split("/")
+    if not name or "\\" in name or "\0" in name or {"", ".", ".."} & set(parts):
+        raise CheckpointError(f"record name {name[:60]!r} is not a plain relative path")
+    return name
+
+
+def long_values(name: str, extra: bytes, values: list[int]) -> list[int]:
+    """Return size, packed size and place, each from the 64-bit extra field if 32 bits were few."""
+    if UNKNOWN_32 not in values:
+        return values
+    field, at = b"", 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            field = extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    longs = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
+    try:
+        return [next(longs) if value == UNKNOWN_32 else value for value in values]
+    except StopIteration:
+        raise CheckpointError(f"record {name!r} has no 64-bit sizes, expected some") from None
+
+
+def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record, Extent]]:
+    """Return where each record's bytes lie; ``end`` is where the directory begins."""
+    for record in records:
+        file.require_inside(record.header, LOCAL.size)
+    file.advise_willneed_all([(record.header, LOCAL.size) for record in records])
+    stops = [*(record.header for record in records[1:]), end]
+    return [
+        (record, Extent(file, payload_offset(file, record, stop), record.nbytes))
+        for record, stop in zip(records, stops, strict=True)
+    ]
+
+
+def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
+    """Return where a record's bytes begin: behind a second header, with lengths of its own."""
+    raw = record.name.encode()
+    header = file.read(record.header, LOCAL.size + len(raw))
+    magic, _, flags, method, _, _, _, packed, nbytes, name, extra = LOCAL.unpack_from(header)
+    sizes_fit = {packed, nbytes} <= {0, UNKNOWN_32, record.nbytes}
+    if magic != b"PK\x03\x04" or flags & ENCRYPTED or method != STORED or not sizes_fit:
+        raise CheckpointError(f"record {record.name!r}: its two headers do not agree")
+    if name != len(raw) or header[LOCAL.size :] != raw:
+        raise CheckpointError(f"record {record.name!r}: its own header has another name")
+    begin: int = record.header + LOCAL.size + name + extra
+    if (end := begin + record.nbytes) > stop:
+        raise CheckpointError(f"record {record.name!r} ends at {end:,}, the next is at {stop:,}")
+    return begin
+
+
+def find_prefix(file: OpenFile, extents: dict[str, Extent]) -> str:
+    """Return the folder in which all records lie; one of them must be the only ``data.pkl``."""
+    found = [name for name in extents if name.split("/")[-1] == "data.pkl"]
+    if len(found) != 1 or found[0].count("/") != 1:
+        raise CheckpointError(f"{len(found)} records called data.pkl, expected one, in one folder")
+    prefix = found[0].removesuffix("/data.pkl")
+    if strays := [name for name in extents if not name.startswith(f"{prefix}/")]:
+        raise CheckpointError(f"record {strays[0]!r} is not in the folder {prefix!r}")
+    return prefix
+
+
+def read_byteorder(record: Extent | None) -> str:
+    """Return the order of bytes in the file's numbers; files before torch 2.1 do not say."""
+    if record is None:
+        return "little"
+    text = record.file.read(record.offset, min(record.nbytes, 16))
+    if text not in (b"little", b"big"):
+        raise CheckpointError(f"byteorder is {text!r}, expected little or big")
+    return text.decode()
+
+
+def unpack(file: OpenFile, form: struct.Struct, offset: int) -> tuple[Any, ...]:
+    """Return the fields of a fixed record in the file."""
+    return form.unpack(file.read(offset, form.size))
+
+
+def is_zip(start: bytes, _nbytes: int) -> bool:
+    """Whether a file begins as a zip file does, with a record or, if it has none, the end."""
+    return start[:4] in (b"PK\x03\x04", b"PK\x05\x06")
+
+
+CONTAINER = Container("zip", "a zip file", is_zip, read_zip)

@@ -1,0 +1,268 @@
+"""Write a checkpoint as one safetensors file, with no more than a chunk of it in memory."""
+
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import torch
+
+from npydata.errors import CheckpointError, UnsafeCheckpointError
+from npydata.reader.archive import Extent
+from npydata.reader.containers.safetensors import (
+    CODES,
+    COMPLEX_AS_REAL,
+    NOTES,
+    header_bytes,
+)
+from npydata.reader.elements import CHUNK_BYTES, as_it_lies, chunks, copied, element_chunks
+from npydata.reader.sharded import ChunkedTensor, blocks, in_rows
+from npydata.reader.stored import StoredTensor
+from npydata.reader.tensors import Entry, require_readable
+from npydata.reader.typed_json import encode
+from npydata.system.atomic_write import replacing
+from npydata.system.progress import Bar, progress_bar
+
+MAX_VALUES_BYTES = 1 << 24
+"""What the values beside the tensors may take in the header; those beyond are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion wrote."""
+
+    tensors: int
+    """Names that the new file has, ties included."""
+    ties: int
+    """Names that share another's data."""
+    nbytes: int
+    """Of the whole file."""
+    left_out: tuple[str, ...]
+    """Entries beside the tensors that code would have to make, or too long for a header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor, and the place of its bytes in the new file's data."""
+
+    name: str
+    entry: Entry
+    dtype: torch.dtype
+    """As it is written; complex numbers may be pairs of this."""
+    begin: int
+    nbytes: int
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The tensor's entry in the new file's header."""
+        stored: StoredTensor = self.entry.value
+        pair = (2,) if stored.dtype.is_complex and not self.dtype.is_complex else ()
+        return {
+            "dtype": CODES[self.dtype],
+            "shape": [*stored.shape, *pair],
+            "data_offsets": [self.begin, self.begin + self.nbytes],
+        }
+
+
+class Source(Protocol):
+    """What is converted: an open checkpoint."""
+
+    format: str
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are read."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What is no tensor, by name."""
+
+    def __len__(self) -> int:
+        """How many names of tensors there are."""
+
+    def distinct(self) -> list[tuple[str, Entry]]:
+        """One name for each tensor that is not tied to an earlier one, and its entry."""
+
+    def ties(self) -> dict[str, str]:
+        """The other names of tied tensors, each with the name that stands for it."""
+
+
+def convert(
+    checkpoint: Source,
+    dst: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
+) -> Converted:
+    """Write every tensor of an open checkpoint to ``dst``, whole or not at all."""
+    if dtype is not None and not (dtype.is_floating_point and dtype in CODES):
+        raise CheckpointError(f"dtype={dtype}, expected one of floating point in safetensors")
+    require_another_file(checkpoint.files, dst)
+    slots = lay_out(checkpoint.distinct(), dtype)
+    metadata, left_out = describe(checkpoint, slots)
+    header = header_bytes({slot.name: slot.header for slot in slots}, metadata)
+    total = sum(slot.nbytes for slot in slots)
+    require_room(dst, len(header) + total)
+    bar = progress_bar("converting", total, "B", show=progress)
+    try:
+        with replacing(dst) as out:
+            out.write(header)
+            for slot in slots:
+                write_slot(out, slot, bar)
+    finally:
+        bar.close()
+    ties = len(checkpoint) - len(slots)
+    return Converted(len(checkpoint), ties, len(header) + total, left_out)
+
+
+def lay_out(tensors: Iterable[tuple[str, Entry]], dtype: torch.dtype | None) -> list[Slot]:
+    """Give each tensor its place: the largest elements first, so that all are aligned."""
+    wanted = [(name, entry, written_dtype(name, entry.value, dtype)) for name, entry in tensors]
+    slots, at = [], 0
+    for name, entry, written in sorted(wanted, key=lambda one: -one[2].itemsize):
+        numel = math.prod(entry.value.shape)
+        pair = entry.value.dtype.is_complex and not written.is_complex
+        nbytes = numel * written.itemsize * (2 if pair else 1)
+        slots.append(Slot(name, entry, written, at, nbytes))
+        at += nbytes
+    return slots
+
+
+def written_dtype(name: str, stored: StoredTensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype that a tensor is written with."""
+    try:
+        if not isinstance(stored, ChunkedTensor):
+            require_readable(stored)
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from None
+    if dtype is not None and stored.dtype.is_floating_point:
+        return dtype
+    written = COMPLEX_AS_REAL.get(stored.dtype, stored.dtype)
+    if written not in CODES:
+        raise CheckpointError(f"{name}: safetensors has no code for {written}")
+    return written
+
+
+def require_another_file(sources: Iterable[Path], dst: str | os.PathLike[str]) -> None:
+    """Refuse to replace what is being read."""
+    for source in sources:
+        if os.path.exists(dst) and os.path.samefile(source, dst):  # noqa: PTH110, PTH121
+            raise CheckpointError(f"is to be read and cannot be written as well: {os.fspath(dst)}")
+
+
+def require_room(dst: str | os.PathLike[str], nbytes: int) -> None:
+    """Refuse at once what the disk can't take, rather than when it is full."""
+    folder = Path(dst).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into", str(folder))
+    if (free := shutil.disk_usage(folder).free) < nbytes:
+        why = f"No space left on device: {nbytes:,} bytes are needed, {free:,} are free"
+        raise OSError(errno.ENOSPC, why, str(folder))
+
+
+def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the new file's metadata, and the names of what it can't hold."""
+    texts, values, left_out, nbytes = {"format": "pt"}, {}, [], 0
+    for name in checkpoint.metadata:
+        try:
+            value = checkpoint.metadata[name]
+            typed = encode(value)
+            length = len(json.dumps({name: typed}))
+        except (UnsafeCheckpointError, TypeError, ValueError, RecursionError):
+            left_out.append(name)
+            continue
+        if nbytes + length > MAX_VALUES_BYTES:
+            left_out.append(name)
+            continue
+        nbytes += length
+        if checkpoint.format == "safetensors" and name != NOTES and is_text(name, value):
+            texts[name] = value
+        else:
+            values[name] = typed
+    dtypes = {
+        slot.name: str(slot.entry.value.dtype).removeprefix("torch.")
+        for slot in slots
+        if slot.entry.value.dtype in COMPLEX_AS_REAL
+    }
+    notes = {"ties": checkpoint.ties(), "dtypes": dtypes, "values": values}
+    if any(notes.values()):
+        texts[NOTES] = json.dumps({name: note for name, note in notes.items() if note})
+    return texts, tuple(left_out)
+
+
+def is_text(*values: Any) -> bool:
+    """Whether all values are texts that can be written as they are; half a character cannot."""
+    try:
+        return all(isinstance(value, str) and value.encode() is not None for value in values)
+    except UnicodeEncodeError:
+        return False
+
+
+def write_slot(out: BinaryIO, slot: Slot, bar: Bar) -> None:
+    """Write one tensor: as it lies in the file where that will do, else through memory."""
+    reader, stored = slot.entry.reader, slot.entry.value
+    if isinstance(stored, ChunkedTensor):
+        write_chunks(out, slot, stored, bar)
+        return
+    kept = slot.dtype == COMPLEX_AS_REAL.get(stored.dtype, stored.dtype)
+    changed = stored.conj or stored.neg or reader.swapped or not kept
+    if not changed and (lying := as_it_lies(reader, stored)) is not None:
+        copy_bytes(out, lying, bar)
+        return
+    for chunk in element_chunks(reader, stored):
+        elements = torch.from_numpy(chunk).view(stored.dtype)
+        elements = elements.conj() if stored.conj else elements
+        elements = torch._neg_view(elements) if stored.neg else elements
+        write_elements(out, elements.resolve_conj().resolve_neg(), slot.dtype, bar)
+
+
+def write_chunks(out: BinaryIO, slot: Slot, stored: ChunkedTensor, bar: Bar) -> None:
+    """Write a tensor that lies in several files: chunk after chunk, or block after block."""
+    if in_rows(stored):
+        for one in stored.chunks:
+            write_slot(out, replace(slot, entry=Entry(one.reader, one.stored)), bar)
+        return
+    for block in blocks(stored, CHUNK_BYTES):
+        write_elements(out, slot.entry.reader.read_slice(stored, block, copied), slot.dtype, bar)
+
+
+def write_elements(out: BinaryIO, elements: torch.Tensor, dtype: torch.dtype, bar: Bar) -> None:
+    """Write some elements of a tensor; complex ones as pairs where ``dtype`` is real."""
+    if elements.is_complex() and not dtype.is_complex:
+        elements = torch.view_as_real(elements)
+    content = elements.to(dtype).reshape(-1).view(torch.uint8).numpy()
+    out.write(content.data)
+    bar.update(content.nbytes)
+
+
+def copy_bytes(out: BinaryIO, extent: Extent, bar: Bar) -> None:
+    """Copy bytes from file to file inside the kernel, or through memory where it does not."""
+    for chunk in chunks(extent):
+        out.flush()
+        if not copied_in_kernel(out, chunk):
+            out.write(chunk.file.copy(chunk.offset, chunk.nbytes).data)
+        bar.update(chunk.nbytes)
+
+
+def copied_in_kernel(out: BinaryIO, chunk: Extent) -> bool:
+    """Append some bytes to a file without reading them into memory; say whether it worked."""
+    begin, done, place = chunk.offset, 0, out.tell()
+    try:
+        while done < chunk.nbytes:
+            source = chunk.file.readahead().number
+            count = os.copy_file_range(
+                source, out.fileno(), chunk.nbytes - done, begin + done, place + done
+            )
+            if count == 0:
+                raise CheckpointError(f"now ends at byte {begin + done:,}")
+            done += count
+    except (AttributeError, OSError):
+        out.seek(place)
+        return False
+    out.seek(place + done)
+    return True

@@ -1,0 +1,132 @@
+"""A tensor's elements in order, a chunk at a time: what a conversion reads.
+
+Everything is read into memory, not mapped: a file that is cut off meanwhile is an error, where
+touching a map of it would end the process.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from npydata.reader.archive import Extent
+from npydata.reader.private_memory import Bytes
+from npydata.reader.stored import StoredTensor
+from npydata.reader.strides import View, byte_span, contiguous_stride, sliced
+from npydata.reader.tensors import (
+    ELEMENT,
+    TensorReader,
+    component_bytes,
+    require_readable,
+    swap,
+    view,
+)
+
+CHUNK_BYTES = 1 << 24
+"""What is read at once: a multiple of every element's size."""
+READ_AHEAD_BYTES = 1 << 26
+
+Region = tuple[slice, ...]
+
+
+def as_it_lies(reader: TensorReader, stored: StoredTensor) -> Extent | None:
+    """Return where the elements lie in order and without gaps, or ``None`` if they don't."""
+    extent = reader.extent(require_readable(stored))
+    itemsize, numel = stored.dtype.itemsize, math.prod(stored.shape)
+    if numel == 0:
+        return extent.part(0, 0)
+    steps = zip(stored.shape, stored.stride, contiguous_stride(stored.shape), strict=True)
+    if any(size > 1 and step != wanted for size, step, wanted in steps):
+        return None
+    return extent.part(stored.offset * itemsize, numel * itemsize)
+
+
+def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes]:
+    """Yield a tensor's elements in order, as bytes in this machine's order.
+
+    A tensor whose elements lie in another order than its own is gathered in memory first.
+    """
+    size = component_bytes(stored.dtype) if reader.swapped else 1
+    if (lying := as_it_lies(reader, stored)) is not None:
+        for chunk in chunks(lying):
+            yield swap(chunk.file.copy(chunk.offset, chunk.nbytes), size)
+        return
+    extent = reader.extent(require_readable(stored))
+    whole_view, itemsize = (stored.shape, stored.stride, stored.offset), stored.dtype.itemsize
+    ordered = in_order(stored)
+    parts = cut(whole_view, itemsize, ordered)
+    if ordered:
+        for _, part in parts:
+            yield swap(as_bytes(read_view(extent, part, itemsize)), size)
+        return
+    whole = np.empty(stored.shape, ELEMENT[itemsize])
+    for region, part in parts:
+        whole[region] = read_view(extent, part, itemsize)
+    content = as_bytes(whole)
+    for begin in range(0, content.nbytes, CHUNK_BYTES):
+        yield swap(content[begin : begin + CHUNK_BYTES], size)
+
+
+def copied(reader: TensorReader, stored: StoredTensor, index: Any) -> torch.Tensor:
+    """Return ``tensor[index]`` in memory of its own, read and not mapped."""
+    shape, stride, offset = sliced((stored.shape, stored.stride, stored.offset), index)
+    part = replace(stored, shape=shape, stride=stride, offset=offset)
+    content = [np.empty(0, np.uint8), *element_chunks(reader, part)]
+    return view(np.concatenate(content), stored.dtype, (shape, contiguous_stride(shape), 0))
+
+
+def chunks(extent: Extent) -> Iterator[Extent]:
+    """Cut some bytes into chunks; the disk reads the next ones already."""
+    for begin in range(0, extent.nbytes, CHUNK_BYTES):
+        ahead = min(READ_AHEAD_BYTES, extent.nbytes - begin)
+        extent.file.advise_willneed(extent.offset + begin, ahead)
+        yield extent.part(begin, min(CHUNK_BYTES, extent.nbytes - begin))
+
+
+def cut(
+    view: View, itemsize: int, ordered: bool, region: Region = ()
+) -> Iterator[tuple[Region, View]]:
+    """Halve a view until its parts are short enough to be read.
+
+    If its elements lie in order, its parts come in order; else what lies near is kept together.
+    """
+    shape, stride, offset = view
+    region = region or tuple(slice(0, size) for size in shape)
+    first, end = byte_span(*view, itemsize)
+    if max(end - first, math.prod(shape) * itemsize) <= CHUNK_BYTES:
+        yield region, view
+        return
+    longer = [dim for dim, size in enumerate(shape) if size > 1]
+    dim = longer[0] if ordered else max(longer, key=lambda one: stride[one])
+    half = shape[dim] // 2
+    for begin, size in ((0, half), (half, shape[dim] - half)):
+        at = region[dim].start + begin
+        part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
+        inside = (*region[:dim], slice(at, at + size), *region[dim + 1 :])
+        yield from cut(part, itemsize, ordered, inside)
+
+
+def read_view(extent: Extent, view: View, itemsize: int) -> npt.NDArray[np.void]:
+    """Return the elements of a view as an array of its shape, over the bytes that it spans."""
+    shape, stride, _ = view
+    first, end = byte_span(*view, itemsize)
+    part = extent.part(first, end - first)
+    steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))
+    content = part.file.copy(part.offset, part.nbytes)
+    return np.ndarray(shape, ELEMENT[itemsize], buffer=content, strides=steps)
+
+
+def as_bytes(elements: npt.NDArray[np.void]) -> Bytes:
+    """Return an array's elements in order, as bytes; those of one in order are not copied."""
+    return np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
+
+
+def in_order(stored: StoredTensor) -> bool:
+    """Whether no element lies before the one that it follows."""
+    steps = [step for size, step in zip(stored.shape, stored.stride, strict=True) if size > 1]
+    apart = [step for step in steps if step]
+    return apart == sorted(apart, reverse=True)

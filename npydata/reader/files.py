@@ -1,0 +1,190 @@
+"""One open file: reads at an offset that bring no other page, and private memory of a range.
+
+The file is opened once and never again by name, so that what was checked is what is read. Reads
+take no lock and share no position: any number of threads may read at once.
+"""
+
+import mmap
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from npydata.errors import CheckpointError
+from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
+from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached
+
+ADVISED_BYTES = 1 << 20
+"""Of a longer request the kernel may read the beginning only: as much as the disk reads ahead."""
+SMALL_BYTES = 1 << 16
+"""Shorter ranges are a few pages: advice or a map would take longer than reading them."""
+
+
+@contextmanager
+def naming_errors(what: str) -> Iterator[None]:
+    """Put the file's name before the message of an error."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(error).startswith(what):
+            raise
+        raise type(error)(f"{what}: {error}") from error.__cause__
+    except (RuntimeError, MemoryError, RecursionError) as error:  # torch refuses, or memory ends
+        raise CheckpointError(f"{what}: {error}") from error
+
+
+class Descriptor:
+    """A file descriptor that is closed when nobody refers to it: never under a reader's feet."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not make us wait
+        self.number = os.open(path, flags)
+
+    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]
+        if hasattr(self, "number"):
+            close(self.number)
+
+
+class OpenFile:
+    """A regular file, open for reading until :meth:`close`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._readahead: Descriptor | None = Descriptor(path)
+        self._no_readahead: Descriptor | None = None
+        status = os.fstat(self._readahead.number)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError("is a folder, device or pipe, expected a file")
+        self.size = status.st_size
+        self._lock = threading.Lock()
+        self._map: weakref.ref[WholeFileMap] | None = None
+
+    def close(self) -> None:
+        """Let go of the file; reads in other threads still end well, later ones raise."""
+        self._readahead = self._no_readahead = None
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly those bytes; no others are read from the disk."""
+        if nbytes < SMALL_BYTES:
+            self.require_inside(offset, nbytes)
+            data = os.pread(self.no_readahead().number, nbytes, offset)
+            if len(data) == nbytes:
+                return data
+        return self.copy(offset, nbytes).tobytes()
+
+    def copy(self, offset: int, nbytes: int) -> Bytes:
+        """Return those bytes as an array of their own."""
+        self.require_inside(offset, nbytes)
+        whole = np.empty(nbytes, np.uint8)
+        if nbytes >= SMALL_BYTES:
+            self.advise_willneed(offset, nbytes)
+        self.read_into(whole.data, offset)
+        return whole
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill memory with the bytes from ``offset`` on."""
+        descriptor = self.no_readahead()
+        while view.nbytes:
+            count = os.preadv(descriptor.number, [view], offset)
+            if count == 0:
+                raise CheckpointError(f"ends at byte {offset:,} now, had {self.size:,}")
+            view, offset = view[count:], offset + count
+
+    def private(self, offset: int, nbytes: int) -> Bytes:
+        """Return those bytes as memory that may be written to: a few are read, many mapped.
+
+        What is mapped is read when touched; the disk starts to read it now. It outlives the file's
+        closing. Nobody else has the same memory, and the file never changes.
+        """
+        self.require_inside(offset, nbytes)
+        if nbytes < SMALL_BYTES:
+            return self.copy(offset, nbytes)
+        self.advise_willneed(offset, nbytes)
+        try:
+            found = self.whole_file_map().slice(offset, nbytes, self.copy)
+        except OSError:  # the address space is limited, or a file system without maps
+            found = None
+        return self.map(offset, nbytes) if found is None else found
+
+    def whole_file_map(self) -> WholeFileMap:
+        """Return the map of the whole file, which lives as long as somebody has a slice of it."""
+        with self._lock:
+            shared = None if self._map is None else self._map()
+            if shared is None:
+                shared = WholeFileMap(self.readahead().number, self.size)
+                self._map = weakref.ref(shared)
+            return shared
+
+    def map(self, offset: int, nbytes: int, *, readahead: bool = True) -> Bytes:
+        """Return those bytes in a map of their own; without ``readahead`` only touched pages come.
+
+        It is private, and outlives the file's closing.
+        """
+        self.require_inside(offset, nbytes)
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
+        try:
+            fd = self.readahead().number
+            return np.asarray(
+                PrivateMap(fd, offset, nbytes, readahead=readahead).slice(offset, nbytes)
+            )
+        except OSError:  # no more maps to be had, or a file system without them
+            return self.copy(offset, nbytes)
+
+    def view(self) -> "mmap.mmap":
+        """Return the whole file as read-only bytes, of which only what is touched is read."""
+        if not self.size:
+            raise CheckpointError("is empty, expected a checkpoint")
+        view = mmap.mmap(self.readahead().number, self.size, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            view.madvise(mmap.MADV_RANDOM)
+        return view
+
+    def advise_willneed(self, offset: int, nbytes: int) -> None:
+        """Ask the disk for some bytes, without waiting for them."""
+        end = offset + nbytes
+        begins = range(offset, end, ADVISED_BYTES)
+        self.advise_willneed_all([(begin, min(ADVISED_BYTES, end - begin)) for begin in begins])
+
+    def advise_willneed_all(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask the disk for ranges (offset, nbytes), unless the middles of a few are in memory.
+
+        Their ends tell nothing: opening the file has read what lies before and behind a tensor.
+        """
+        descriptor = self.no_readahead()
+        looks = [
+            begin + nbytes // 2
+            for begin, nbytes in ranges[:: max(1, len(ranges) // SAMPLED_RANGES)]
+        ]
+        if not CAN_FADVISE or all(is_cached(descriptor.number, place) for place in looks):
+            return
+        for begin, nbytes in ranges:
+            os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def readahead(self) -> Descriptor:
+        """Return the descriptor that the kernel may read ahead on."""
+        if (descriptor := self._readahead) is None:
+            raise CheckpointError("the checkpoint is closed")
+        return descriptor
+
+    def no_readahead(self) -> Descriptor:
+        """Return a second descriptor of the same file, on which the kernel never reads ahead."""
+        descriptor = self.readahead()
+        if self._no_readahead is None and CAN_FADVISE:
+            second = Descriptor(f"/proc/self/fd/{descriptor.number}")
+            os.posix_fadvise(second.number, 0, 0, os.POSIX_FADV_RANDOM)
+            self._no_readahead = second
+        return self._no_readahead or descriptor
+
+    def require_inside(self, offset: int, nbytes: int) -> None:
+        """Refuse a range that is not in the file."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise CheckpointError(
+                f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
+                f"which has {self.size:,}"
+            )

@@ -1,0 +1,254 @@
+"""Open a checkpoint: one file, the files of a sharded set, or the folder of a training run.
+
+Built in ``notebooks/04_lazy_checkpoint``.
+"""
+
+import gc
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Archive
+from npydata.reader.checkpoint import Contents, LazyCheckpoint
+from npydata.reader.containers import containers, open_container
+from npydata.reader.containers.safetensors import without_duplicates
+from npydata.reader.files import OpenFile, naming_errors
+from npydata.reader.foreign import foreign_folder
+from npydata.reader.naming import free_name, name_entries
+from npydata.reader.sharded import is_shard, join_shards
+from npydata.reader.stored import Storage, StoredTensor
+from npydata.reader.tensors import Entry, TensorReader
+from npydata.reader.training_folder import (
+    PARTS,
+    TRAINING,
+    files_of,
+    manifest_of,
+    read_object,
+    require_no_link,
+)
+from npydata.reader.typed_json import decode, with_named
+
+INDEX_SUFFIX = ".index.json"
+MAX_INDEX_BYTES = 1 << 27
+FOLDER_FILES = (
+    (f"*.safetensors{INDEX_SUFFIX}",),
+    (f"*{INDEX_SUFFIX}",),
+    ("*.safetensors",),
+    ("pytorch_model.bin",),
+    ("*.bin", "*.pt", "*.pth", "*.ckpt"),
+)
+"""Which file of a folder is its checkpoint: the first of these that it has, if it has one."""
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
+    """Open a checkpoint without reading a tensor and without running anything in it.
+
+    Args:
+        path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
+            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these, or
+            the shards that many ranks wrote; or a folder that an ``AsyncCheckpointer`` wrote: then
+            names begin with ``model.`` and ``optimizer.``, and what was saved beside them is the
+            metadata.
+
+    Returns:
+        A mapping from names to tensors. Nested containers are flattened with dots.
+
+    Raises:
+        CheckpointError: The file is damaged, cut off, hostile, or no checkpoint.
+        FileNotFoundError: There is no such file.
+    """
+    path = Path(path)
+    with naming_errors(str(path)), without_collecting():
+        return LazyCheckpoint(path, open_contents(path))
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Pause Python's search for garbage: all that opening makes stays, and it takes half as long.
+
+    What is not needed any more is still given back at once; only cycles wait.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def open_contents(path: Path) -> Contents:
+    """Open the file or files at a path and return everything in them by name."""
+    if path.is_dir():
+        if (manifest := manifest_of(path)) is not None:
+            return open_training(path, manifest)
+        if shards := shards_in(path):
+            return named_contents(format_of(shards), shards, dict(join_shards(shards)))
+        path = only_checkpoint_in(path)
+    if path.name.endswith(INDEX_SUFFIX):
+        return open_index(path)
+    archive = open_container(path)
+    return named_contents(archive.format, [archive], archive.root, archive)
+
+
+def format_of(archives: list[Archive]) -> str:
+    """Return the format of a set of files, which are one file at times."""
+    return "sharded" if len(archives) > 1 else archives[0].format
+
+
+def named_contents(
+    format: str, archives: list[Archive], root: Any, whole: Archive | None = None
+) -> Contents:
+    """Return what is nested in ``root`` by name, each tensor with who reads it.
+
+    That is the file that holds it ``whole``, unless there is an :class:`Entry` in its place.
+    """
+    if root == {} or format in ("safetensors", "sharded"):
+        leaves = dict(root)  # names as they are
+    else:
+        leaves = name_entries(root, sum(archive.most_names for archive in archives))
+    reader = None if whole is None else TensorReader(whole)
+    entries = {name: as_entry(value, reader) for name, value in leaves.items()}
+    if whole is not None:
+        for name, text in whole.metadata.items():
+            entries[free_name((name,), entries)] = Entry(reader, text)
+    return Contents(format, archives, root, leaves, entries)
+
+
+def as_entry(value: Any, reader: TensorReader | None) -> Entry:
+    """Return a value as an entry; a bare storage is the tensor of all its elements."""
+    if isinstance(value, Entry):
+        return value
+    if isinstance(value, Storage):
+        value = StoredTensor(value, value.dtype, (value.numel,), (1,), 0)
+    return Entry(reader, value)
+
+
+def only_checkpoint_in(folder: Path) -> Path:
+    """Return the one checkpoint that a folder holds."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    visible = [path for path in paths if not path.name.startswith(".")]
+    for patterns in folder_patterns():
+        found = [path for path in visible if any(path.match(pattern) for pattern in patterns)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    if (what := foreign_folder(folder.iterdir())) is not None:
+        raise CheckpointError(what)
+    if found:
+        kinds = " or ".join(patterns)
+        raise CheckpointError(f"holds {len(found)} of {kinds}, expected one; name the file")
+    raise CheckpointError(
+        "holds no checkpoint, expected one of "
+        + ", ".join(pattern for patterns in folder_patterns() for pattern in patterns)
+    )
+
+
+def folder_patterns() -> list[tuple[str, ...]]:
+    """Return :data:`FOLDER_FILES`, and what other containers' files are called."""
+    listed = {pattern for patterns in FOLDER_FILES for pattern in patterns}
+    others = [f"*{suffix}" for one in containers().values() for suffix in one.suffixes]
+    unlisted = tuple(pattern for pattern in others if pattern not in listed)
+    return [*FOLDER_FILES, *([unlisted] if unlisted else [])]
+
+
+def open_training(folder: Path, manifest: dict[str, Any]) -> Contents:
+    """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
+    archives: list[Archive] = []
+    root: dict[str, Any] = {}
+    require_no_link(folder, manifest["files"])
+    try:
+        training = read_object(folder / TRAINING)
+        for part in PARTS:
+            shards = [open_shard(folder, name) for name in files_of(part, manifest["files"])]
+            if shards:
+                tensors = join_shards(shards)
+                root[part] = with_named(decode(training[part]), tensors.__getitem__)
+                archives += shards
+        root["training_state"] = decode(training["training_state"])
+        root["manifest"] = {key: manifest[key] for key in ("step", "sequence")}
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(f"its files do not fit each other: {error!r:.200}") from None
+    if not archives:
+        raise CheckpointError("its manifest names no file with tensors")
+    return named_contents("npydata", archives, root)
+
+
+def shards_in(folder: Path) -> list[Archive]:
+    """Open the files of a folder if they are shards that many processes wrote, else none."""
+    names = [path.name for path in sorted(folder.glob("*.safetensors")) if path.name[0] != "."]
+    if not names or any(folder.glob(f"*{INDEX_SUFFIX}")):
+        return []
+    first = open_shard(folder, names[0])
+    if not is_shard(first):
+        first.file.close()
+        return []
+    archives = [first, *(open_shard(folder, name) for name in names[1:])]
+    for archive in archives:
+        if not is_shard(archive):
+            name = archive.file.path.name
+            raise CheckpointError(f"{name} does not say where its tensors belong, {names[0]} does")
+    return archives
+
+
+def open_index(path: Path) -> Contents:
+    """Open every file that an index names; what they hold beside its tensors is passed over."""
+    weight_map = read_index(path)
+    archives = [open_shard(path.parent, shard) for shard in sorted(set(weight_map.values()))]
+    found = {
+        one.file.path.name: named_contents(one.format, [one], one.root, one).entries
+        for one in archives
+    }
+    root = {}
+    for name, shard in weight_map.items():
+        if name not in found[shard]:
+            raise CheckpointError(f"{name!r:.200} is not in {shard}, where the index places it")
+        root[name] = found[shard][name]
+    return Contents(format_of(archives), archives, root, root, root)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Return which file holds which tensor; every file must lie beside the index."""
+    file = OpenFile(path)
+    if file.size > MAX_INDEX_BYTES:
+        raise CheckpointError(f"an index of {file.size:,} bytes, expected {MAX_INDEX_BYTES:,}")
+    try:
+        index = json.loads(file.read(0, file.size), object_pairs_hook=without_duplicates)
+        weight_map = index["weight_map"]
+        shards = set(weight_map.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"is not an index with a weight_map: {error}") from None
+    if not shards:
+        raise CheckpointError("its weight_map is empty, expected a file for each tensor")
+    for shard in shards:
+        if not isinstance(shard, str) or not is_plain_name(shard):
+            raise CheckpointError(f"names the file {shard!r:.80}, expected one beside the index")
+    return dict(weight_map)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is that of a file in the same folder, and not of another index."""
+    plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    return plain and "\\" not in name and not name.endswith(".json")
+
+
+def open_shard(folder: Path, name: str) -> Archive:
+    """Open a file of a set; a link is followed within the folder, or to Hugging Face's store."""
+    path, home = folder / name, folder.resolve()
+    try:
+        if path.is_symlink() and path.resolve().parent not in (home, blob_store(home)):
+            raise CheckpointError(f"{name} is a link that leads out of the folder")
+        with naming_errors(str(path)):
+            return open_container(path)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise CheckpointError(f"names the file {name!r:.80}: {error!s:.200}") from None
+
+
+def blob_store(snapshot: Path) -> Path:
+    """Return where Hugging Face keeps the files that ``snapshots/REVISION/`` links to."""
+    return snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else snapshot

@@ -1,0 +1,145 @@
+"""Bytes of a file as private memory: pages come when touched, and what is written stays here.
+
+These are copy-on-write maps. A process can have some 65,000 of them, and a checkpoint has more
+tensors than that: so the storages of a file are slices of one map.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PROT_READ_WRITE = 3
+MAP_PRIVATE = 2
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+"""A file may be larger than memory: only pages that are written to need any of it."""
+MAP_FAILED = ctypes.c_void_p(-1).value
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class PrivateMap:
+    """A range of a file as memory, given back when nobody refers to it any more.
+
+    ``mmap.mmap`` would hold a file descriptor for each map, of which a process has few.
+    """
+
+    def __init__(self, fd: int, offset: int, nbytes: int, *, readahead: bool = True) -> None:
+        self.begin = offset - offset % PAGE
+        length = offset + nbytes - self.begin
+        flags = MAP_PRIVATE | MAP_NORESERVE
+        self.address = libc.mmap(None, length, PROT_READ_WRITE, flags, fd, self.begin)
+        if self.address == MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        weakref.finalize(self, libc.munmap, self.address, length).atexit = False
+        if not readahead and hasattr(mmap, "MADV_RANDOM"):  # a touched page brings no other
+            libc.madvise(self.address, length, mmap.MADV_RANDOM)
+
+    def slice(self, offset: int, nbytes: int) -> "MapSlice":
+        """Return some of these bytes; ``offset`` counts from the beginning of the file."""
+        return MapSlice(self, self.address + offset - self.begin, nbytes)
+
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Take writes to whole pages back: they show the file again, and take no memory."""
+        if nbytes > 0:
+            libc.madvise(self.address + offset - self.begin, nbytes, mmap.MADV_DONTNEED)
+
+
+class MapSlice:
+    """What numpy makes an array of: some bytes of a map, which lives as long as the array."""
+
+    def __init__(self, whole: PrivateMap, address: int, nbytes: int) -> None:
+        self.whole = whole
+        self.__array_interface__ = {
+            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False),
+        }  # fmt: skip
+
+
+class WholeFileMap:
+    """One map of a whole file, of which every storage is a slice of its own.
+
+    A slice that is gone takes its writes with it: its pages are discarded. The pages at its ends
+    may be a neighbour's as well. Such a page is discarded when no slice lies in it; until then, who
+    comes back to it gets their own bytes in it from the file again.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        # Who asks for a slice has it advised; readahead would go on into its neighbours.
+        self._map = PrivateMap(fd, 0, size, readahead=False)
+        self._lock = threading.Lock()
+        self._live: set[int] = set()
+        self._shared_pages: dict[int, int] = {}
+        """How many slices begin or end within a page."""
+        self._released: deque[tuple[int, int]] = deque()
+
+    def slice(self, offset: int, nbytes: int, read: Callable[[int, int], Bytes]) -> Bytes | None:
+        """Return bytes of the file that nobody else has now, or ``None`` if somebody has.
+
+        ``read(offset, nbytes)`` gives bytes of the file itself.
+        """
+        with self._lock:
+            self._discard_released()
+            if offset in self._live:
+                return None
+            made = self._map.slice(offset, nbytes)
+            array = np.asarray(made)
+            for page in partial_pages(offset, nbytes):
+                if page in self._shared_pages:
+                    begin, end = max(page, offset), min(page + PAGE, offset + nbytes)
+                    here, there = array[begin - offset : end - offset], read(begin, end - begin)
+                    if not np.array_equal(here, there):
+                        here[:] = there
+            for page in partial_pages(offset, nbytes):
+                self._shared_pages[page] = self._shared_pages.get(page, 0) + 1
+            self._live.add(offset)
+            weakref.finalize(made, self._release, offset, nbytes).atexit = False
+        self._discard_soon()
+        return array
+
+    def _release(self, offset: int, nbytes: int) -> None:
+        """Note that a slice is gone. Runs at any moment in any thread, so it waits for no lock."""
+        self._released.append((offset, nbytes))
+        self._discard_soon()
+
+    def _discard_soon(self) -> None:
+        """Discard what was dropped, now or when whoever holds the lock lets go of it."""
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                self._discard_released()
+            finally:
+                self._lock.release()
+
+    def _discard_released(self) -> None:
+        while self._released:
+            offset, nbytes = self._released.popleft()
+            first, end = -(-offset // PAGE) * PAGE, (offset + nbytes) // PAGE * PAGE
+            self._map.discard(first, end - first)
+            for page in partial_pages(offset, nbytes):
+                self._shared_pages[page] -= 1
+                if not self._shared_pages[page]:
+                    del self._shared_pages[page]
+                    self._map.discard(page, PAGE)
+            self._live.discard(offset)
+
+
+def partial_pages(offset: int, nbytes: int) -> Iterator[int]:
+    """Yield where the pages begin that a range of several pages has only a part of."""
+    if offset % PAGE:
+        yield offset - offset % PAGE
+    if end := (offset + nbytes) % PAGE:
+        yield offset + nbytes - end

@@ -1,0 +1,111 @@
+"""What a checkpoint's pickle becomes here: plain values and inert descriptions.
+
+Nothing in this module can run anything. A description says what the file asks for; whether that is
+done, and how, is decided elsewhere. Built in ``notebooks/04_lazy_checkpoint``.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+MAX_KEY_PARTS = 64
+MAX_KEY_INTEGER = sys.hash_info.modulus
+"""Integers below it are their own hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """The name of a class or function; it is never imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def safe_key(key: Any) -> Any:
+    """Return a key of a dictionary, or a member of a set, that takes no time to find.
+
+    Nested tuples could take forever to hash. Large integers have few hashes, so a file could give
+    all its keys the same one; small ones have one each, and those of texts can't be foreseen.
+
+    Raises:
+        ValueError: It is of such a kind.
+        TypeError: It cannot be a key at all.
+    """
+    if type(key) is str or (type(key) is int and abs(key) < MAX_KEY_INTEGER):
+        return key
+    parts = key if isinstance(key, tuple) else (key,)
+    if len(parts) > MAX_KEY_PARTS or any(isinstance(part, tuple | frozenset) for part in parts):
+        raise ValueError("a key that is made of tuples or sets")
+    if any(isinstance(part, int) and abs(part) >= MAX_KEY_INTEGER for part in parts):
+        raise ValueError("a key that is an integer of more than 60 bits")
+    if any(isinstance(part, complex) for part in parts):
+        raise ValueError("a key that is a complex number")
+    hash(key)
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One run of bytes in the file that tensors look into."""
+
+    key: str
+    """Its name in the file."""
+    dtype: torch.dtype
+    """What its elements are counted in; ``uint8`` for an ``UntypedStorage``."""
+    numel: int
+    """Elements, as the pickle says."""
+    start: int = 0
+    """Elements of the file's storage before this one, which is then a view of it (legacy files)."""
+
+
+@dataclass(slots=True, eq=False)
+class StoredTensor:
+    """A tensor as the file describes it; offset and strides count elements.
+
+    Nobody changes one. It is not frozen because making a frozen one takes five times as long, and a
+    file can have a hundred thousand.
+    """
+
+    storage: Storage | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    requires_grad: bool = False
+    is_parameter: bool = False
+    conj: bool = False
+    neg: bool = False
+    kind: str = "dense"
+    """``dense``, or why it is listed and not read: ``sparse``, ``quantized``, ``nested``, ``meta``,
+    ``subclass``."""
+
+
+@dataclass(slots=True, eq=False)
+class Opaque:
+    """What a call would have returned that is not made here; equal to nothing but itself."""
+
+    function: Any
+    """A :class:`Global`, or the :class:`Opaque` that the called thing itself would be."""
+    args: Any = ()
+    state: Any = None
+    """What the file would set on the object after making it."""
+    items: list[Any] = field(default_factory=list)
+    """What the file would append to it."""
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    """What the file would store in it by key."""
+
+    def __repr__(self) -> str:
+        return f"<{self.cause}: not called>"
+
+    @property
+    def cause(self) -> str:
+        """The name of what would have to run."""
+        function = self.function
+        while isinstance(function, Opaque):
+            function = function.function
+        return str(function)

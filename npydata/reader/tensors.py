@@ -1,0 +1,179 @@
+"""Makes tensors: from what a file says of one to checked, private memory, and to slices.
+
+Built in ``notebooks/04_lazy_checkpoint``.
+"""
+
+import math
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Archive, Extent
+from npydata.reader.private_memory import PAGE, Bytes
+from npydata.reader.stored import Storage, StoredTensor
+from npydata.reader.strides import (
+    View,
+    byte_span,
+    contiguous_stride,
+    page_runs,
+    sliced,
+    validate_view,
+)
+
+MAX_ADVISED_RANGES = 1024
+ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
+"""numpy types that move elements of a size without looking into them."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A value of a checkpoint, and who reads it if it is a tensor. Nobody changes one."""
+
+    reader: Any
+    """A :class:`TensorReader`, or a :class:`~npydata.reader.sharded.ShardedReader`."""
+    value: Any
+
+
+class TensorReader:
+    """Makes tensors from the descriptions in an :class:`~npydata.reader.archive.Archive`."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self.swapped = archive.byteorder != sys.byteorder
+        self._lock = threading.Lock()
+        self._memories: weakref.WeakValueDictionary[Any, Bytes] = weakref.WeakValueDictionary()
+        self._alignments: dict[str, int] = {}
+        """Of each storage, the largest element of any tensor in it: they all share its memory."""
+
+    @property
+    def path(self) -> Path:
+        """The file that is read."""
+        return self.archive.file.path
+
+    def check(self, stored: StoredTensor) -> None:
+        """Refuse a tensor that its storage, or its storage's bytes in the file, cannot hold."""
+        if (storage := stored.storage) is None or self.archive.is_checked:
+            return
+        extent = self.archive.extents.get(storage.key)
+        if extent is None:
+            raise CheckpointError(f"storage {storage.key!r} is not in the file")
+        nbytes = storage.numel * storage.dtype.itemsize
+        end = nbytes + storage.start * storage.dtype.itemsize
+        if end > extent.nbytes:
+            raise CheckpointError(
+                f"storage {storage.key!r} has {extent.nbytes:,} bytes in the file, "
+                f"{end:,} by its description"
+            )
+        if why := validate_view(
+            stored.shape, stored.stride, stored.offset, nbytes // stored.dtype.itemsize
+        ):
+            raise CheckpointError(f"a tensor of storage {storage.key!r}: {why}")
+        largest = max(stored.dtype.itemsize, self._alignments.get(storage.key, 1))
+        self._alignments[storage.key] = largest
+
+    def read(self, stored: StoredTensor) -> torch.Tensor:
+        """Return the tensor; tensors that share a storage share memory while one of them lives."""
+        storage = require_readable(stored)
+        memory = self.memory(storage, stored.dtype)
+        return view(memory, stored.dtype, (stored.shape, stored.stride, stored.offset))
+
+    def memory(self, storage: Storage, dtype: torch.dtype) -> Bytes:
+        """Return the storage's bytes as private memory, aligned and in this machine's order."""
+        extent = self.extent(storage)
+        key = (extent.offset, extent.nbytes, component_bytes(dtype) if self.swapped else 1)
+        with self._lock:
+            memory = self._memories.get(key)
+        if memory is None:
+            memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
+            with self._lock:
+                memory = self._memories.setdefault(key, memory)
+        return memory
+
+    def load(self, extent: Extent, dtype: torch.dtype, alignment: int) -> Bytes:
+        """Return bytes that can be used as they lie in private memory, others as a copy."""
+        if not self.swapped and extent.offset % alignment == 0:
+            return extent.file.private(extent.offset, extent.nbytes)
+        memory = extent.file.copy(extent.offset, extent.nbytes)
+        return swap(memory, component_bytes(dtype)) if self.swapped else memory
+
+    def extent(self, storage: Storage) -> Extent:
+        """Return where a storage's bytes lie."""
+        itemsize = storage.dtype.itemsize
+        whole = self.archive.extents[storage.key]
+        return whole.part(storage.start * itemsize, storage.numel * itemsize)
+
+    def read_slice(self, stored: StoredTensor, index: Any) -> torch.Tensor:
+        """Return ``tensor[index]`` in memory of its own, from the pages it spans and no others."""
+        extent = self.extent(require_readable(stored))
+        chosen = sliced((stored.shape, stored.stride, stored.offset), index)
+        itemsize = stored.dtype.itemsize
+        first, end = byte_span(*chosen, itemsize)
+        part = extent.part(first, end - first) if end > first else extent.part(0, 0)
+        shape, stride, offset = chosen
+        local = (shape, stride, offset - first // itemsize)
+        runs = page_runs(local, itemsize, part.offset, PAGE, MAX_ADVISED_RANGES)
+        part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
+        content = part.file.map(part.offset, part.nbytes, readahead=False)
+        elements = gather(content, local, itemsize)
+        if self.swapped:
+            elements = swap(elements, component_bytes(stored.dtype))
+        return view(elements, stored.dtype, (shape, contiguous_stride(shape), 0))
+
+
+def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:
+    """Copy the elements of a view out of a storage's bytes, in order and without gaps."""
+    shape, stride, offset = chosen
+    if math.prod(shape) == 0:
+        return np.empty(0, np.uint8)
+    steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))
+    source: npt.NDArray[Any] = np.ndarray(
+        shape, ELEMENT[itemsize], buffer=content, offset=offset * itemsize, strides=steps
+    )
+    return np.array(source, order="C").reshape(-1).view(np.uint8)
+
+
+def swap(memory: Bytes, size: int) -> Bytes:
+    """Turn the bytes of each number around, in place."""
+    if size > 1:
+        memory[: memory.nbytes // size * size].view(f"u{size}").byteswap(inplace=True)
+    return memory
+
+
+def view(memory: Bytes, dtype: torch.dtype, seen: View) -> torch.Tensor:
+    """Return a tensor over memory, which lives as long as the tensor does."""
+    shape, stride, offset = seen
+    if not memory.nbytes:
+        return torch.empty(0, dtype=dtype).as_strided(shape, stride, offset)
+    storage = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
+    """Return a tensor with the flags it was saved with: conj, neg, requires_grad, Parameter."""
+    if stored.conj:
+        tensor = tensor.conj()
+    if stored.neg:
+        tensor = torch._neg_view(tensor)
+    if stored.is_parameter:
+        return torch.nn.Parameter(tensor, stored.requires_grad)
+    return tensor.requires_grad_(stored.requires_grad)
+
+
+def require_readable(stored: StoredTensor) -> Storage:
+    """Return a dense tensor's storage, or say why there is nothing to read."""
+    if stored.storage is None:
+        raise CheckpointError(f"a {stored.kind} tensor can be listed here, not read")
+    return stored.storage
+
+
+def component_bytes(dtype: torch.dtype) -> int:
+    """Return the size of the numbers in an element: a complex element has two."""
+    return dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize

@@ -1,0 +1,161 @@
+"""The page cache as counters: which pages are in memory, what was read, and what to read ahead.
+
+The kernel keeps recently read parts of files in memory, in pages of 4 KiB. Everything here either
+asks about that cache or advises it; nothing here reads a token. Built in
+``notebooks/01_memmap_dataset``, and used for cold files in ``notebooks/03_throughput``.
+"""
+
+import ctypes
+import mmap
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_SIZE = mmap.PAGESIZE
+MINCORE = getattr(ctypes.CDLL(None), "mincore", None)
+if MINCORE is not None:
+    MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+CAN_FADVISE = hasattr(os, "posix_fadvise")
+COUNTERS = Path("/proc/self/io")
+SAMPLED_RANGES = 8
+"""How many of the ranges to come are looked at to judge whether all are in memory."""
+
+IntArray = npt.NDArray[np.int64]
+
+
+def resident(address: int, length: int) -> npt.NDArray[np.bool_] | None:
+    """Say for each page of a mapped range whether it is in memory; ``None`` where unknown.
+
+    ``address`` must be the start of a page. Asks ``mincore``, which answers truthfully only for
+    files this user owns or may write.
+    """
+    pages = np.zeros(-(-length // PAGE_SIZE), np.uint8)
+    if MINCORE is None or MINCORE(address, length, pages.ctypes.data) != 0:
+        return None
+    return (pages & 1).astype(bool)
+
+
+def residency_is_known(path: str | os.PathLike[str], descriptor: int) -> bool:
+    """Whether ``mincore`` tells this user the truth about an open file."""
+    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
+
+
+def is_cached(descriptor: int, begin: int) -> bool:
+    """Whether the page at byte ``begin`` of a file can be read without waiting for the disk.
+
+    False where the system can't tell. Works for files of other users too, but sees only one page
+    and costs a small read.
+    """
+    try:
+        return os.preadv(descriptor, [bytearray(1)], begin, os.RWF_NOWAIT) == 1
+    except (OSError, AttributeError):  # not in memory; not supported here; not on this system
+        return False
+
+
+def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
+    """Return one bool per page of the file, true where it is in the page cache now."""
+    if Path(path).stat().st_size == 0:
+        return np.zeros(0, bool)
+    with open(path, "rb") as file:
+        known = residency_is_known(path, file.fileno())
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    pages = resident(np.frombuffer(mapped, np.uint8).ctypes.data, len(mapped))
+    if pages is None or not known:
+        raise OSError(f"{path}: this system does not say which pages are in memory")
+    return pages
+
+
+def evict(path: str | os.PathLike[str]) -> float:
+    """Ask the kernel to forget the file's pages; return the share that stayed in memory (0 to 1).
+
+    Pages that another process maps stay, and some file systems (tmpfs) have nothing to evict to,
+    so look at the answer before you call a measurement cold.
+
+    Raises:
+        OSError: The file cannot be read, or this system (macOS) takes no such request.
+    """
+    if not CAN_FADVISE:
+        raise OSError(f"{path}: this system evicts no file on request; cold files need Linux")
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    pages = resident_pages(path)
+    return float(pages.mean()) if len(pages) else 0.0
+
+
+def bytes_read() -> int:
+    """Bytes this process has caused to be fetched from storage so far.
+
+    Raises:
+        OSError: This system does not count them in ``/proc/self/io``; Linux does.
+    """
+    if not COUNTERS.exists():
+        raise OSError(f"{COUNTERS}: not on this system; bytes read are counted on Linux only")
+    fields = dict(line.split(": ") for line in COUNTERS.read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def page_faults() -> int:
+    """Page faults of this process so far, those served from the cache and those from the disk."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
+
+
+def readahead_kb(path: str | os.PathLike[str]) -> int | None:
+    """KiB that the device below ``path`` reads ahead on a page fault; ``None`` where unknown."""
+    device = Path(path).stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
+        setting = folder / "queue" / "read_ahead_kb"
+        if setting.exists():
+            return int(setting.read_text())
+    return None
+
+
+def advise_willneed(
+    descriptor: int, begins: IntArray, lengths: IntArray, is_resident: Callable[[int, int], bool]
+) -> bool:
+    """Ask the kernel to start reading byte ranges of a file, unless a few of them are in memory.
+
+    ``is_resident(begin, length)`` says so of one range; ``SAMPLED_RANGES`` of them are asked
+    about. Returns whether the ranges were found in memory, and so nothing was asked for. Lets
+    other threads run meanwhile.
+    """
+    step = max(1, -(-len(begins) // SAMPLED_RANGES))
+    ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
+    if not CAN_FADVISE or all(is_resident(*one) for one in ranges[::step]):
+        return True
+    for begin, length in ranges:
+        os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+    return False
+
+
+class AdviceBackoff:
+    """Decides when to advise the kernel: at every call on cold pages, ever less on warm ones.
+
+    On a file that is in memory the advice costs as much as the read it is about. So each check
+    that finds the pages resident doubles the calls skipped until the next one, up to ``LONGEST``,
+    and one that does not ends the skipping.
+    """
+
+    LONGEST = 255
+
+    def __init__(self) -> None:
+        self._delay = 0
+        self._left = 0
+
+    def is_due(self) -> bool:
+        """Whether this call should check the pages; counts the call."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def record(self, *, was_resident: bool) -> None:
+        """Note what the check found."""
+        self._delay = min(2 * self._delay + 1, self.LONGEST) if was_resident else 0
+        self._left = self._delay
