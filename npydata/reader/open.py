@@ -110,7 +110,7 @@ def named_contents(
     if root == {} or format in ("safetensors", "sharded"):
         leaves = dict(root)  # names as they are
     else:
-        leaves = name_entries(root, sum(archive.most_names for archive in archives))
+        leaves = name_entries(root, sum(archive.max_names for archive in archives))
     reader = None if whole is None else TensorReader(whole)
     entries = {name: as_entry(value, reader) for name, value in leaves.items()}
     if whole is not None:
