@@ -39,7 +39,8 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --numprocesses 2 --dist loadscope \
 		--cov --cov-report=term:skip-covered --quiet tests
 	@echo "[test] the notebooks, cell by cell"
-	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --nbval --nbval-current-env --nbval-cell-timeout=120 \
+	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
+		--nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
 
 test-stress: $(READY)  ## The long versions of the tests
