@@ -31,7 +31,7 @@ def fill(taught, state):
     """The bytes of the file that holds a state."""
     layout = taught.lay_out(state)
     memory = taught.StagingBuffer().reserve(layout.capacity)
-    for copy in taught.copies_into(memory, layout, state):
+    for copy in taught.plan_copies(memory, layout, state):
         copy.run()
     return layout, memory
 
@@ -210,11 +210,11 @@ class TestPromises:
         optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
         overlap = taught.Overlap()
         with pytest.raises(npydata.CheckpointError, match="protect"):
-            overlap.owned()
+            overlap.optimizer_storages()
         overlap.protect(optimizer)
         owned = {one.data_ptr() for one in taught.tensors_of(optimizer)}
         assert owned == {norm.weight.data_ptr(), norm.bias.data_ptr()}
-        assert {address for _, address in overlap.owned()} == owned
+        assert {address for _, address in overlap.optimizer_storages()} == owned
 
     def test_protecting_does_not_keep_an_optimizer_alive(self, taught):
         overlap = taught.Overlap()

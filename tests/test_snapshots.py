@@ -10,8 +10,8 @@ from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
 from npydata.checkpointer import staging
-from npydata.checkpointer.device_copy import DeviceCopier, Pending
-from npydata.checkpointer.staging import Copy
+from npydata.checkpointer.device_copy import DeviceCopier
+from npydata.checkpointer.staging import Copy, PendingCopies
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -392,8 +392,8 @@ def test_with_overlap_training_waits_at_once_for_buffers_and_at_its_step_for_the
 
 def test_nothing_pending_is_nothing_to_wait_for():
     log = Log()
-    Pending().wait()
-    Pending().order(log)
+    PendingCopies().wait()
+    PendingCopies().order(log)
     assert log == []
 
 

@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import torch
 
+from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, finish_all
 from npydata.checkpointer.commit import LocalCommit, clear_stale, make_root, require_replaceable
-from npydata.checkpointer.device_copy import DeviceCopier, Pending
+from npydata.checkpointer.device_copy import DeviceCopier
 from npydata.checkpointer.file_layout import (
     as_json,
     flatten_state_dict,
@@ -27,9 +28,16 @@ from npydata.checkpointer.file_layout import (
 )
 from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING, integer
 from npydata.checkpointer.overlap import Overlap, storage_pointer
-from npydata.checkpointer.staging import Copy, StagedFile, StagingBuffer, StagingTask, stage
+from npydata.checkpointer.staging import (
+    Copy,
+    PendingCopies,
+    StagedFile,
+    StagingBuffer,
+    StagingTask,
+    stage,
+)
 from npydata.checkpointer.training_state import TrainingState
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, Writer, finish_all
+from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
 
 SNAPSHOTS = ("host", "overlap", "device")
@@ -188,7 +196,7 @@ class AsyncCheckpointer:
         """Begin the copies that can't wait; return the others, and whether they can."""
         on_device = [copy for file in files for copy in file.copies if copy.source.is_cuda]
         overlap = self.snapshot == "overlap"
-        owned = self._overlap.owned() if overlap else set()
+        owned = self._overlap.optimizer_storages() if overlap else set()
         if overlap or on_device:
             for file in files:
                 on_host = [copy for copy in file.copies if not copy.source.is_cuda]
@@ -200,7 +208,7 @@ class AsyncCheckpointer:
             return StagingTask(files), overlap
         return StagingTask(files, self._begin_on_device(on_device, owned)), True
 
-    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> Pending:
+    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> PendingCopies:
         """Queue copies from devices; what training may change next, it changes after its copy."""
         if self.snapshot == "device":
             return self._copier.start(copies, on_device=True)
@@ -216,7 +224,7 @@ class AsyncCheckpointer:
     def _cancel(self) -> None:
         """Wait for a write that can't succeed; why is known already."""
         for task in self._in_flight:
-            task.cancel()
+            task.cancel_or_join()
         self._in_flight.clear()
 
     def _leave_to_parent(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from npydata.checkpointer.background import THREAD_NAME, BackgroundTask
 from npydata.checkpointer.file_layout import to_local
 from npydata.checkpointer.staging import StagingTask
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask
 from npydata.errors import CheckpointError
 
 
@@ -28,7 +28,7 @@ class Overlap:
             optimizer.register_step_pre_hook(lambda *_: self.wait())
             self._optimizers.add(optimizer)
 
-    def owned(self) -> set[Any]:
+    def optimizer_storages(self) -> set[Any]:
         """Return the storage pointers of the tensors that protected optimizers change.
 
         Only their copies can wait: buffers, such as a batch norm's statistics, change in the

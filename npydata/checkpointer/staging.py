@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from npydata.checkpointer.background import Watermark, run_parallel
 from npydata.checkpointer.file_layout import FileLayout, TensorSlot
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, OutputFile, Watermark
-
-if TYPE_CHECKING:
-    from npydata.checkpointer.device_copy import Pending
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map all pages now."""
@@ -152,7 +149,7 @@ def call_all(group: Iterable[Callable[[], object]]) -> None:
         job()
 
 
-def copies_into(
+def plan_copies(
     memory: torch.Tensor, layout: FileLayout, tensors: Mapping[str, torch.Tensor]
 ) -> list[Copy]:
     """Return the copies that fill a file's data; the header is written at once."""
@@ -169,43 +166,15 @@ def copy_of(data: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, header: 
     return Copy(data[slot.begin : end], tensor, header + end)
 
 
-def run_parallel(
-    jobs: Sequence[Callable[[], object]], done: Callable[[int], None], threads: int
-) -> None:
-    """Run jobs on several threads; call ``done(n)`` as the first ``n`` of them have ended.
-
-    Raises:
-        BaseException: What a job raised. No other job is running by then, and none will.
-    """
-    numbers, over, lock = iter(range(len(jobs))), bytearray(len(jobs) + 1), threading.Lock()
-    stop = threading.Event()
-
-    def work() -> None:
-        for number in numbers:
-            if stop.is_set():
-                return
-            jobs[number]()
-            with lock:
-                over[number] = 1
-                done(over.index(0))
-
-    tasks = [BackgroundTask(work, f"{THREAD_NAME}-copy") for _ in range(min(threads, len(jobs)))]
-    try:
-        for task in tasks:
-            task.start()
-        for task in tasks:
-            task.result()
-    finally:
-        stop.set()
-        for task in tasks:
-            task.revoke()
-            task.join()
-
-
 @dataclass(slots=True)
-class StagedFile(OutputFile):
-    """A file to be written, and what fills its memory."""
+class StagedFile:
+    """A file to be written, its memory, and what fills that."""
 
+    name: str
+    nbytes: int
+    memory: torch.Tensor
+    """Reaches to the end of the file's last page."""
+    watermark: Watermark = field(default_factory=Watermark)
     copies: list[Copy] = field(default_factory=list)
     """In the order of the file."""
 
@@ -216,8 +185,34 @@ def stage(
     """Return a file with its memory, and the copies that are still to be made."""
     pin = any(tensor.is_cuda for tensor in tensors.values())
     memory = buffer.reserve(layout.capacity, pin=pin)
-    copies = copies_into(memory, layout, tensors)
+    copies = plan_copies(memory, layout, tensors)
     return StagedFile(name, layout.nbytes, memory, copies=copies)
+
+
+@dataclass(slots=True)
+class PendingCopies:
+    """Copies that a device still works on."""
+
+    events: dict[Any, Any] = field(default_factory=dict)
+    """For each device, what is recorded behind its last copy."""
+    held: list[torch.Tensor] = field(default_factory=list)
+    """What must stay in memory until then."""
+
+    def wait(self) -> None:
+        """Wait, in this thread, until every copy has arrived."""
+        for event in self.events.values():
+            event.synchronize()
+        self.held.clear()
+
+    def add(self, later: "PendingCopies") -> None:
+        """Take over copies that were queued behind these."""
+        self.events |= later.events
+        self.held += later.held
+
+    def order(self, streams: Any) -> None:
+        """Make each training stream wait, on the device, until its tensors were read."""
+        for device, event in self.events.items():
+            streams.current_stream(device).wait_event(event)
 
 
 @dataclass(slots=True)
@@ -225,7 +220,7 @@ class StagingTask:
     """What fills the files of a save: copies in memory, and copies that a device works on."""
 
     files: Sequence[StagedFile]
-    pending: "Pending | None" = None
+    pending: PendingCopies | None = None
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is left to copy in memory, even if that failed."""
     process: int = field(default_factory=os.getpid)

@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 
 from npydata.checkpointer import commit
-from npydata.checkpointer.writer import THREAD_NAME
+from npydata.checkpointer.background import THREAD_NAME
 
 CALLS = ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fchmod", "chmod", "rename", "replace",
          "unlink", "rmdir", "close")  # fmt: skip
