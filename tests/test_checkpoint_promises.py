@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import npydata
+from npydata.checkpointer.background import Calls
 from npydata.system.page_cache import page_faults
 
 pytestmark = pytest.mark.notebook_05
@@ -208,7 +209,7 @@ class TestPromises:
     def test_only_what_a_protected_optimizer_changes_can_wait(self, taught):
         norm = torch.nn.BatchNorm1d(4)
         optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
-        overlap = taught.Overlap()
+        overlap = taught.Overlap(Calls())
         with pytest.raises(npydata.CheckpointError, match="protect"):
             overlap.optimizer_storages()
         overlap.protect(optimizer)
@@ -217,7 +218,7 @@ class TestPromises:
         assert {address for _, address in overlap.optimizer_storages()} == owned
 
     def test_protecting_does_not_keep_an_optimizer_alive(self, taught):
-        overlap = taught.Overlap()
+        overlap = taught.Overlap(Calls())
         optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
         overlap.protect(optimizer)
         gone = weakref.ref(optimizer)

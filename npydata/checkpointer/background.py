@@ -1,4 +1,4 @@
-"""The threads of a save: work in the background, and how far along it is.
+"""The threads of a save: who may call it, work in the background, and how far along it is.
 
 Built in ``notebooks/05_async_checkpointer``.
 """
@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from npydata.errors import CheckpointError
 
@@ -17,6 +18,52 @@ THREAD_NAME = "npydata-save"
 """How the names of all threads begin that a save runs in."""
 
 log = logging.getLogger("npydata")
+ending = threading.Event()
+"""Set when the interpreter ends: a thread that it does not wait for begins nothing more."""
+
+Result = TypeVar("Result")
+
+
+class Calls:
+    """Calls into a checkpointer: one at a time, and none from within another.
+
+    A second thread waits for its turn. A signal handler runs within the call that it interrupts,
+    which can't go on before the handler returns: it is refused at once, or it would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._turn = threading.Lock()
+
+    def in_turn(self, name: str, work: Callable[[], Result]) -> Result:
+        """Make a call when no other thread is in one."""
+
+        def alone() -> Result:
+            with self._turn:
+                if ending.is_set():
+                    raise CheckpointError(f"{name}: the interpreter ends, nothing more is saved")
+                return work()
+
+        return self.at_once(name, alone)
+
+    def at_once(self, name: str, work: Callable[[], Result]) -> Result:
+        """Make a call beside those of other threads."""
+        thread = threading.get_ident()
+        if thread in self._names:
+            raise CheckpointError(
+                f"{name} was called within {self._names[thread]} of the same checkpointer: let the "
+                "signal handler only set a flag, and save at the next step"
+            )
+        try:
+            self._names[thread] = name
+            return work()
+        finally:
+            self._names.pop(thread, None)
+
+    def wait_for_end(self) -> None:
+        """Wait until no thread is in a call, after the last one that may begin."""
+        with self._turn:
+            pass
 
 
 class Watermark:

@@ -6,7 +6,6 @@ Built in ``notebooks/05_async_checkpointer``.
 """
 
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ import torch
 
 from npydata.checkpointer.background import Watermark, run_parallel
 from npydata.checkpointer.file_layout import FileLayout, TensorSlot
+from npydata.errors import CheckpointError
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map all pages now."""
@@ -90,6 +90,14 @@ class Copy:
     source: torch.Tensor
     end: int
     """Bytes of the file up to the slot's end."""
+    name: str = ""
+    version: int | None = None
+    """How many changes in place torch had counted when the save began."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether torch counted a change since; it counts none through ``.data`` or numpy."""
+        return self.version is not None and self.source._version != self.version
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps."""
@@ -163,7 +171,8 @@ def plan_copies(
 def copy_of(data: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, header: int) -> Copy:
     """Return the copy of one tensor into its slot."""
     end = slot.begin + slot.nbytes
-    return Copy(data[slot.begin : end], tensor, header + end)
+    version = None if tensor.is_inference() else tensor._version
+    return Copy(data[slot.begin : end], tensor, header + end, slot.name, version)
 
 
 @dataclass(slots=True)
@@ -223,9 +232,13 @@ class StagingTask:
     pending: PendingCopies | None = None
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is left to copy in memory, even if that failed."""
-    process: int = field(default_factory=os.getpid)
     claim: threading.Lock = field(default_factory=threading.Lock)
     """Taken by whoever comes first: the one that copies, or the one that cancels."""
+    watched: Sequence[Copy] = ()
+    """Copies whose tensors must not change before all are made."""
+    changed: str = ""
+    """The name of one that did."""
+    validating: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> None:
         """Make the copies, wait for a device's, and let the writer go on meanwhile."""
@@ -253,13 +266,19 @@ class StagingTask:
         """
         self.fail(error)
         if elsewhere and not self.claim.acquire(blocking=False):
-            self.wait_copied()
+            self.copied.wait()
         self.copied.set()
 
-    def wait_copied(self) -> None:
-        """Wait for the copies in memory; a forked process has nobody that makes them."""
-        if os.getpid() == self.process:
-            self.copied.wait()
+    def validate(self) -> None:
+        """Refuse a snapshot of tensors that changed before their copies were made.
+
+        After the first call they may change: it comes from the protected step that changes them,
+        or from the writer before it commits.
+        """
+        with self.validating:
+            self.changed = self.changed or name_of_changed(self.watched)
+            self.watched = ()
+        refuse_changed(self.changed)
 
     def copy(self) -> None:
         """Make the copies in memory."""
@@ -268,3 +287,18 @@ class StagingTask:
                 run_all(file.copies, file.watermark)
         finally:
             self.copied.set()
+
+
+def name_of_changed(copies: Iterable[Copy]) -> str:
+    """Return the name of a tensor that changed since the save began, or nothing."""
+    return next((copy.name for copy in copies if copy.is_changed), "")
+
+
+def refuse_changed(name: str) -> None:
+    """Refuse a snapshot in which a tensor may be half old and half new, if there is one."""
+    if name:
+        raise CheckpointError(
+            f"{name}: was changed before its copy was made. No other thread may change it while "
+            'save runs; with snapshot="overlap" only the step of a protected optimizer may, until '
+            "the save is done"
+        )

@@ -49,12 +49,16 @@ class Writer:
     small: Mapping[str, bytes]
     """The content of the other files by their names."""
     strategy: CommitStrategy
+    validate: Callable[[], object] = lambda: None
+    """Called before the commit: refuses what must not be committed."""
 
     def __call__(self) -> None:
         """Write and commit; an error names a path."""
         try:
             with self.strategy.temporary() as temporary:
-                self.strategy.commit(temporary, self.write_files(temporary))
+                entries = self.write_files(temporary)
+                self.validate()
+                self.strategy.commit(temporary, entries)
         except OSError as error:
             add_path(error, self.folder)
             raise
