@@ -83,8 +83,9 @@ class AsyncCheckpointer:
     A tensor that changes while it is copied fails the save, by its name: one that another thread
     changes during ``save``, and with ``"overlap"`` one that changes outside of the protected step
     before the save is done (``Embedding(max_norm=...)`` in a forward pass, weights that are
-    swapped). torch counts changes in place; not those through ``.data``, numpy or C, those by
-    ``fused=True`` optimizers that aren't protected, of inference tensors, or of a DTensor's shard.
+    swapped). torch counts changes in place when they end; it counts none through ``.data``,
+    numpy or C, none by ``fused=True`` optimizers that aren't protected, none of inference tensors
+    or a DTensor's shard.
     """
 
     def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
