@@ -210,6 +210,8 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
     """Return the dtype and the shape with which a tensor is stored."""
     if is_dtensor(tensor):
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CheckpointError(f"{name}: an uninitialized parameter; first run the module once")
     for kind in ("meta", "quantized", "nested"):
         if getattr(tensor, f"is_{kind}"):
             raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")

@@ -26,6 +26,7 @@ from npydata.checkpointer.manifest import (
     check_sizes,
     read_manifest,
 )
+from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
@@ -71,6 +72,7 @@ def load_from(folder: HeldFolder, device: str | torch.device, mmap: bool, verify
         optimizer = load_state(folder, manifest, "optimizer", metadata, device, mmap)
     training = training_state_of(folder.path, metadata)
     require_unchanged(folder, manifest)
+    continue_run(folder.path, manifest.run)
     return model, optimizer, training
 
 

@@ -18,7 +18,8 @@ from npydata.system.progress import Bar, NoBar
 
 MANIFEST = "manifest.json"
 FORMAT = "npydata checkpoint"
-VERSION = 1
+VERSION = 2
+"""Of what is written; version 1 did not name the run."""
 PIECE_BYTES = 1 << 26
 """What is written at once, and what one checksum covers."""
 MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 28
@@ -53,10 +54,15 @@ class Manifest:
     step: int
     files: dict[str, FileEntry]
     piece_bytes: int = PIECE_BYTES
+    run: str = ""
+    """Which training run committed it; nothing in version 1."""
+    name: str = ""
+    """What its folder was called then: a copy has another name, and is not ours to remove."""
 
     def to_json(self) -> bytes:
         """Return the manifest as it is written: its last entry is the checksum of the others."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        fields = {key: value for key, value in asdict(self).items() if value != ""}
+        content = {"format": FORMAT, "version": VERSION if self.run else 1, **fields}
         crc32 = zlib.crc32(json.dumps(content).encode())
         return json.dumps({**content, "crc32": crc32}, indent=1).encode()
 
@@ -91,7 +97,7 @@ def read_manifest(folder: Path | HeldFolder) -> Manifest:
     try:
         manifest = as_manifest(data)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: is not a manifest of version {VERSION}: {error}") from None
+        raise CheckpointError(f"{path}: is not a manifest of ours: {error}") from None
     if manifest.to_json() != content:
         raise CheckpointError(f"{path}: is not what was written")
     return manifest
@@ -99,8 +105,9 @@ def read_manifest(folder: Path | HeldFolder) -> Manifest:
 
 def as_manifest(data: Any) -> Manifest:
     """Return a manifest from its JSON; anything unexpected raises."""
-    if data["format"] != FORMAT or data["version"] != VERSION:
-        raise ValueError(f"format {data['format']!r:.40}, version {data['version']!r:.40}")
+    version = data["version"]
+    if data["format"] != FORMAT or type(version) is not int or version not in (1, VERSION):
+        raise ValueError(f"format {data['format']!r:.40}, version {version!r:.40}")
     files = {}
     for name, entry in data["files"].items():
         if name not in FILES and not (RANK_FILE.fullmatch(name) or RNG_FILE.fullmatch(name)):
@@ -116,7 +123,16 @@ def as_manifest(data: Any) -> Manifest:
     for name, entry in files.items():
         if len(entry.crc32) != -(-entry.size // piece_bytes):
             raise ValueError(f"has {len(entry.crc32)} checksums of {name}")
-    return Manifest(integer(data["sequence"]), integer(data["step"]), files, piece_bytes)
+    run, name = ("", "") if version == 1 else (text(data["run"]), text(data["name"]))
+    sequence, step = integer(data["sequence"]), integer(data["step"])
+    return Manifest(sequence, step, files, piece_bytes, run, name)
+
+
+def text(value: Any) -> str:
+    """Return a text that says something."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r:.40} is not a name")
+    return value
 
 
 def integer(value: Any) -> int:

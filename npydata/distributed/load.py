@@ -30,6 +30,7 @@ from npydata.checkpointer.manifest import (
     check_file,
     rng_file,
 )
+from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
 from npydata.distributed.coordinator import Group, ShardingConfig
 from npydata.errors import CheckpointError
@@ -91,6 +92,7 @@ def load_distributed(
                 model.load_state_dict(extra, strict=False)
             read_into(targets, tensors)
             require_unchanged(folder, manifest)
+    continue_run(folder.path, manifest.run)
     return with_rng(training, folder, manifest, metadata.get("world_size", 1), group)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from npydata.errors import CheckpointError
 from npydata.reader.held_folder import HeldFolder
 
-FORMAT, VERSION = "npydata checkpoint", 1
+FORMAT, VERSIONS = "npydata checkpoint", (1, 2)
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
 PARTS = ("model", "optimizer")
 RANK_FILE = re.compile(r"(model|optimizer)/rank_\d{1,9}(-\d{1,9})?\.safetensors")
@@ -28,7 +28,7 @@ def manifest_of(folder: HeldFolder) -> dict[str, Any] | None:
         manifest = read_object(folder, MANIFEST)
     except (CheckpointError, OSError):
         return None
-    ours = (manifest.get("format"), manifest.get("version")) == (FORMAT, VERSION)
+    ours = manifest.get("format") == FORMAT and manifest.get("version") in VERSIONS
     return manifest if ours and isinstance(manifest.get("files"), dict) else None
 
 
