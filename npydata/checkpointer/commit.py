@@ -153,17 +153,16 @@ def require_replaceable(folder: Path) -> None:
     reserved = (TEMPORARY, SET_ASIDE, PREVIOUS)
     if folder.name in ("", ".", "..", LATEST) or folder.name.endswith(reserved):
         raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(f"{folder}: is a file or a link, expected a folder or nothing")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not is_ours(folder):
+            raise CheckpointError(f"{folder}: holds files, but no {MANIFEST} of ours")
+        if names := foreign_files(folder):
+            raise CheckpointError(f"{folder}: holds files that no checkpoint has: {names[:5]}")
     latest = folder.parent / LATEST
     if latest.exists() and not (latest.is_symlink() or latest.is_file()):
         raise CheckpointError(f"{latest}: is no file, expected one that names a checkpoint")
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise CheckpointError(f"{folder}: is a file or a link, expected a folder or nothing")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not is_ours(folder):
-        raise CheckpointError(f"{folder}: holds files, but no {MANIFEST} of ours")
-    if names := foreign_files(folder):
-        raise CheckpointError(f"{folder}: holds files that no checkpoint has: {names[:5]}")
 
 
 def foreign_files(folder: Path) -> list[str]:
@@ -262,14 +261,15 @@ def replaced_in(root: Path) -> list[Path]:
 def committed(root: Path, run_of: Path | None = None) -> list[Path]:
     """Return the checkpoints of a root, the newest first: by the order of their commits.
 
-    With ``run_of``, only those that the run of this checkpoint committed under the names they have.
-    Versions before did not say which run it was: what they saved is never among them.
+    With ``run_of``, only complete ones that the same run as this checkpoint's committed, under the
+    names they have. Versions before did not say which run it was: theirs are never among them.
     """
     found = by_sequence(root)
     if run_of is None:
         return [folder for folder, _ in found]
     run = read_manifest(run_of).run
-    return [folder for folder, one in found if (one.run, one.name) == (run, folder.name)]
+    mine = [folder for folder, one in found if (one.run, one.name) == (run, folder.name)]
+    return list(filter(is_complete, mine))
 
 
 def by_sequence(root: Path) -> list[tuple[Path, Manifest]]:
@@ -296,8 +296,7 @@ def remove_old(root: Path, keep_last: int, newest: Path) -> None:
 
     A damaged one is not counted, and stays.
     """
-    complete = list(filter(is_complete, committed(root, run_of=newest)))
-    for folder in complete[keep_last:]:
+    for folder in committed(root, run_of=newest)[keep_last:]:
         if folder != newest:
             remove_checkpoint(folder)
 
