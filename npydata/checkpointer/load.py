@@ -195,7 +195,10 @@ def load_state(
 def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state as it was nested, from its leaves by their names."""
     try:
-        return dict(unflatten_state_dict(tree_spec, leaves.__getitem__))
+        state = unflatten_state_dict(tree_spec, leaves.__getitem__)
+        if not isinstance(state, dict):
+            raise TypeError(f"a {type(state).__name__}, expected a dict")
+        return state
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
 
