@@ -150,7 +150,7 @@ class TestPromises:
         before = [name for what, name in calls[:place] if what == "sync"]
         assert before[:2] == ["model.safetensors", "manifest.json"]
         assert len(before) == 3
-        assert before[2].startswith(".step_1.")
+        assert before[2].endswith(".npydata-tmp")
         assert calls[place + 1] == ("sync", tmp_path.name)
 
     @needs_proc

@@ -65,7 +65,10 @@ class AsyncCheckpointer:
     """Saves checkpoints in the background; training waits only while a snapshot is made.
 
     Args:
-        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all.
+        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all. Removed is
+            only what this run committed: this process, and those before it, if it has loaded one of
+            their checkpoints from that root before it saves. Copies, renamed checkpoints and such
+            that hold other files stay, and so does what versions before 2 of the format saved.
         snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
             to copy, and later steps wait on the device). ``"overlap"`` copies what a protected
             optimizer owns while the next forward and backward run. ``"device"`` copies to memory

@@ -20,7 +20,7 @@ from npydata.checkpointer.commit import (
     clear_stale,
     commit,
     make_root,
-    next_sequence,
+    new_manifest,
     require_replaceable,
     temporary_beside,
 )
@@ -30,7 +30,7 @@ from npydata.checkpointer.file_layout import (
     lay_out,
     refuse_tensor,
 )
-from npydata.checkpointer.manifest import TRAINING, FileEntry, Manifest, rng_file
+from npydata.checkpointer.manifest import TRAINING, FileEntry, rng_file
 from npydata.checkpointer.staging import StagedFile, StagingBuffer, stage
 from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
@@ -52,7 +52,7 @@ class CommitAll:
     def __call__(self, folder: Path, temporary: Path, coordinator: Coordinator) -> None:
         """Commit when every rank has written its shards."""
         entries = gather_entries(temporary, coordinator)
-        manifest = Manifest(next_sequence(folder.parent), self.step, entries)
+        manifest = new_manifest(folder, self.step, entries)
         commit(temporary, folder, manifest, self.keep_last)
 
 

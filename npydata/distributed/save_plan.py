@@ -22,7 +22,7 @@ from npydata.checkpointer.file_layout import (
     unflatten_state_dict,
 )
 from npydata.errors import CheckpointError
-from npydata.reader.typed_json import DTYPES, Named, decode, encode
+from npydata.reader.typed_json import DTYPES, Named, decode, encode, like, versions_of
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import WriteItem
@@ -215,7 +215,7 @@ def merged(first: Any, other: Any) -> Any:
     both = {
         key: merged(value, other[key]) if key in other else value for key, value in first.items()
     }
-    return both | new
+    return like(first, both | new, merged(versions_of(first), versions_of(other)))
 
 
 def merged_tree_specs(tree_specs: list[Any]) -> Any:
