@@ -40,6 +40,11 @@ class LoaderStats:
         return sum(self.prefetcher.worker_seconds) if self.prefetcher else 0.0
 
     @property
+    def workers(self) -> int:
+        """Threads that were started to fetch them, ``num_workers`` at most."""
+        return len(self.prefetcher.threads) if self.prefetcher else 0
+
+    @property
     def ready(self) -> int:
         """Batches that lie ready now."""
         return self.prefetcher.ready if self.prefetcher else 0

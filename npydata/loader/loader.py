@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 from npydata.dataset.protocol import WindowDataset
 from npydata.errors import LoaderError
+from npydata.loader.adaptive import AdaptivePrefetcher
 from npydata.loader.buffer_pool import BufferPool
 from npydata.loader.config import AsyncDataLoaderConfig, configured
 from npydata.loader.device_transfer import StreamTransfer, Transfer, transfer_to
@@ -36,7 +37,7 @@ from npydata.loader.fetcher import (
     gives_windows,
 )
 from npydata.loader.iterator import LoaderStats, NamedBatches, PrefetchIterator
-from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher, ThreadPrefetcher
+from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher
 from npydata.loader.ranks import rank_and_world_size, shared_seed
 from npydata.loader.sampler import BatchSampler, EpochOrder
 from npydata.loader.state import STATE_VERSION, Cursor, validate_state
@@ -194,7 +195,7 @@ class AsyncDataLoader:
         if config.prefetch_factor == 0:
             return SynchronousFetcher(fetch)
         workers = max(1, min(config.busy_workers, count))
-        return ThreadPrefetcher(fetch, count, workers, config.capacity, config.batches_per_handoff)
+        return AdaptivePrefetcher(fetch, count, workers, config.capacity)
 
     def _epoch_fetcher(
         self, sampler: BatchSampler, transfer: Transfer, cancellation: Cancellation
