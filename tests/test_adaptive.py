@@ -1,4 +1,4 @@
-"""Workers begin with one; a consumer that waits for slow batches gets more, and the same batches."""
+"""One worker at first; a consumer that waits for slow batches gets more, and the same batches."""
 
 import threading
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 HashArray = npt.NDArray[np.uint64]
 
-# Arrays of no dimension: a scalar costs a ufunc on few elements as much again, and a remainder most.
+# Arrays of no dimension: scalars cost a ufunc on few elements as much again, a remainder most.
 GOLDEN = np.array(0x9E3779B97F4A7C15, np.uint64)
 SHIFT_27, SHIFT_30, SHIFT_31 = (np.array(bits, np.uint64) for bits in (27, 30, 31))
 MULTIPLIERS = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)

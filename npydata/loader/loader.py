@@ -115,8 +115,10 @@ class AsyncDataLoader:
     def __iter__(self) -> "PrefetchIterator":
         """Begin the next epoch, or the one a loaded state points into.
 
-        An iterator that gave no batch has not begun its epoch: the next one begins the same. A
-        running iterator is ended, and raises a ``LoaderError`` if it is asked again.
+        An iterator that gave no batch has not begun its epoch: the next one begins the same. One
+        that ended with a worker's error is followed by the rest of its epoch, without the batch
+        that failed; a state taken in between still has that batch to come. A running iterator is
+        ended, and raises a ``LoaderError`` if it is asked again.
         """
         self._invalidate_iterator("a newer iter(loader)")
         self._cursor, self.stats = self._cursor.for_next_iterator(), LoaderStats()
@@ -168,6 +170,14 @@ class AsyncDataLoader:
         self._invalidate_iterator("load_state_dict()")
         self.seed = state["seed"]
         self._cursor = Cursor(state["epoch"], state["samples"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along, by ``pickle`` or ``copy``: all but iterator and threads.
+
+        The copy goes on as one would that loaded this loader's state.
+        """
+        cursor = Cursor(self._cursor.epoch, self._cursor.samples)
+        return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
 
     def fingerprint(self) -> str:
         """Return what tells this dataset from another: its own ``fingerprint()``, or its length."""
