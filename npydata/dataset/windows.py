@@ -72,4 +72,5 @@ def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntA
     bias is ``count / 2**64``, far below one in a million for any file that fits on a disk.
     """
     hashes = mix64(indices.view(np.uint64) * GOLDEN ^ stream_key(seed, epoch))
-    return (hashes % np.uint64(count)).view(np.int64)
+    hashes %= np.array(count, np.uint64)
+    return hashes.view(np.int64)
