@@ -13,7 +13,8 @@ import npydata
 from npydata.checkpointer.commit import temporary_beside
 from npydata.checkpointer.load import check, hold
 from npydata.checkpointer.manifest import checksums
-from npydata.distributed.coordinator import Coordinator, Group
+from npydata.distributed.coordinator import Coordinator
+from npydata.distributed.group import Group
 from npydata.distributed.save_plan import Shard
 
 pytestmark = pytest.mark.notebook_06
@@ -62,7 +63,7 @@ def sharded(ranks, rows):
 def two_ranks(timeout_s=0.05):
     """Two ranks of one process: their ends of one exchange."""
     store = dist.HashStore()
-    return [Coordinator(Group(store, rank, 2, timeout_s, None), "a save") for rank in (0, 1)]
+    return [Coordinator(Group(store, rank, 2, timeout_s, store), "a save") for rank in (0, 1)]
 
 
 def written(taught, temporary, rank, content=b"a shard"):
@@ -120,7 +121,7 @@ class TestPromises:
         zero, _ = two_ranks()
         with temporary_beside(tmp_path / "step-1") as temporary:
             zero.send("done", written(taught, temporary, 0))
-            commit = taught.CommitAll(1, None)
+            commit = taught.GlobalCommit(1, None)
             with pytest.raises(npydata.CheckpointError, match="rank 1: no message"):
                 commit(tmp_path / "step-1", temporary, zero)
         assert npydata.latest_checkpoint(tmp_path) is None
@@ -131,7 +132,7 @@ class TestPromises:
         with temporary_beside(tmp_path / "step-1") as temporary:
             one.send("done", written(taught, temporary, 1))
             zero.send("done", written(taught, temporary, 0))
-            taught.CommitAll(7, None)(tmp_path / "step-1", temporary, zero)
+            taught.GlobalCommit(7, None)(tmp_path / "step-1", temporary, zero)
         newest = npydata.latest_checkpoint(tmp_path)
         assert newest == tmp_path / "step-1"
         manifest = check(hold(newest), content=True)

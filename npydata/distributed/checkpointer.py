@@ -10,7 +10,7 @@ from typing import Any
 
 from npydata.checkpointer import checkpointer
 from npydata.checkpointer.training_state import TrainingState
-from npydata.distributed.coordinator import ShardingConfig
+from npydata.distributed.group import ShardingConfig
 from npydata.distributed.save import begin_saving
 
 

@@ -32,7 +32,8 @@ from npydata.checkpointer.manifest import (
 )
 from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
-from npydata.distributed.coordinator import Group, ShardingConfig
+from npydata.distributed.coordinator import coordinate
+from npydata.distributed.group import Group, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.files import naming_errors
@@ -71,7 +72,7 @@ def load_distributed(
     """
     group = Group.of(sharding or ShardingConfig())
     root = Path(os.path.abspath(dir)).parent  # noqa: PTH100
-    coordinator = group.rendezvous(root / "load", f"loads from {root}")
+    coordinator = coordinate(group, f"loads from {root}")
     with ExitStack() as opened:
         with coordinator.abort_on_error("plan"):
             folder = hold(dir)
@@ -82,7 +83,7 @@ def load_distributed(
             tensors = opened.enter_context(open_part(folder, manifest, "model"))
             targets, extra = plan_model(model, decode(metadata["model"]), tensors)
             moments = None if optimizer is None else plan_optimizer(metadata, model, optimizer)
-        coordinator.agree(
+        coordinator.require_same(
             "checkpoint", f"{folder.path.name} of step {manifest.step}, commit {manifest.sequence}"
         )
         with reading(folder):
