@@ -72,7 +72,8 @@ def written(taught, temporary, rank, content=b"a shard"):
     names = [f"model/rank_{rank}.safetensors", *["training_state.json"] * (rank == 0)]
     for name in names:
         (temporary / name).write_bytes(content)
-    return {"files": {name: [len(content), list(checksums(content))] for name in names}}
+    files = {name: [len(content), list(checksums(content))] for name in names}
+    return {"files": files, "replicas": []}
 
 
 @pytest.mark.promise
@@ -110,7 +111,7 @@ class TestPromises:
 
     def test_what_all_have_is_not_all_written_by_one(self, taught):
         copies = [
-            sum(every[k].kind == "TENSOR" for k in chosen)
+            sum(every[k].item_type == "TENSOR" for k in chosen)
             for every, chosen in zip(
                 sharded(3, 9), taught.dedup_save_plans(sharded(3, 9)), strict=True
             )
@@ -156,7 +157,7 @@ class TestPromises:
 
     def test_the_error_of_a_rank_that_aborts_arrives(self, taught, tmp_path):
         zero, one = two_ranks(timeout_s=30)
-        zero.send("done", {"files": {}})
+        zero.send("done", {"files": {}, "replicas": []})
         with pytest.raises(OSError, match="No space"), one.abort_on_error("done"):
             raise OSError(28, "No space left on device")
         with pytest.raises(npydata.CheckpointError, match=r"rank 1: .*No space left"):

@@ -249,7 +249,7 @@ class Coordinator:
         return count
 
     def close(self, *, failed: bool) -> None:
-        """Leave nothing in the store; what others have still to read goes with the next exchange."""
+        """Leave nothing in the store; what others may still read goes with the next exchange."""
         if failed and self.group.rank == 0:
             left_behind.setdefault(self.group.key, set()).update(self.written)
         with suppress(CheckpointError):

@@ -21,6 +21,12 @@ class ShardingConfig:
     timeout_s: float = 60
     """Seconds without a heartbeat after which a rank no longer waits for another one."""
 
+    check_replicas: bool = True
+    """Whether a save is refused if tensors that several ranks have are not the same on all of them.
+
+    Of each, 1,024 elements are compared. What a batch norm gathers on each rank is let through.
+    """
+
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise CheckpointError(f"timeout_s={self.timeout_s!r}, expected seconds above 0")

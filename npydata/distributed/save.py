@@ -6,6 +6,7 @@ when every shard is on the disk, or sends why not. Built in ``notebooks/06_scale
 """
 
 import json
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,6 +37,7 @@ from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
 from npydata.distributed.coordinator import Coordinator, RankError, coordinate
 from npydata.distributed.group import Group, ShardingConfig
+from npydata.distributed.replicas import Samples, draw_replicas, validate_equal
 from npydata.distributed.save_plan import LocalState, Shard, dedup_cached, merged_tree_specs
 from npydata.errors import CheckpointError
 from npydata.reader.containers.safetensors import COMPLEX_AS_REAL, NOTES, header_bytes
@@ -61,7 +63,9 @@ class GlobalCommit:
 def gather_entries(temporary: Path, coordinator: Coordinator) -> dict[str, FileEntry]:
     """Return what all ranks wrote; each file must be here, too."""
     entries: dict[str, FileEntry] = {}
-    for rank, message in enumerate(coordinator.gather("done")):
+    messages = coordinator.gather("done")
+    validate_equal(message["replicas"] for message in messages)
+    for rank, message in enumerate(messages):
         for name, (size, crc32) in message["files"].items():
             entries[name] = FileEntry(size, tuple(crc32))
             path = temporary / name
@@ -89,6 +93,8 @@ class RankCommit:
     """On rank 0, holds the temporary folder and its lock."""
     global_commit: GlobalCommit | None
     """For rank 0."""
+    samples: Samples
+    """Of what other ranks have as well."""
     identity: tuple[int, int] = (0, 0)
     """Of the temporary folder, which the checkpoint will be."""
     has_written: bool = False
@@ -121,7 +127,7 @@ class RankCommit:
         """Send what this rank wrote; rank 0 gathers it and commits."""
         files = {name: [entry.size, entry.crc32] for name, entry in entries.items()}
         self.has_written = True
-        self.coordinator.send("done", {"files": files})
+        self.coordinator.send("done", {"files": files, "replicas": self.samples.checksums()})
         if self.global_commit is not None:
             self.global_commit(self.folder, temporary, self.coordinator)
 
@@ -155,19 +161,19 @@ class RankCommit:
 
     def fail(self, error: BaseException) -> tuple[str, BaseException]:
         """Let the others know what went wrong here; return what became of the save, and why."""
-        verdict = IS_SAVED if self.is_in_place() else NOT_KNOWN if self.has_written else NOT_SAVED
+        is_sure = self.global_commit is not None or not self.has_written
+        verdict = IS_SAVED if self.is_in_place() else NOT_SAVED if is_sure else NOT_KNOWN
         with suppress(CheckpointError):  # a store that is gone: nobody can be told, or asked
-            verdict, error = self.agree_on_failure(error)
+            verdict, error = self.agree_on_failure(verdict, error)
         self.resources.close()  # what is still in the temporary folder goes with it
         self.coordinator.close(failed=True)
         return verdict, error
 
-    def agree_on_failure(self, error: BaseException) -> tuple[str, BaseException]:
+    def agree_on_failure(self, verdict: str, error: BaseException) -> tuple[str, BaseException]:
         """As :meth:`fail`, by the messages: what rank 0 has decided holds for all."""
         coordinator = self.coordinator
         message = coordinator.error_message(error)
         if self.global_commit is not None:
-            verdict = IS_SAVED if self.is_in_place() else NOT_SAVED
             coordinator.send("outcome", {**message, "verdict": verdict})
             return verdict, error
         if coordinator.aborted("outcome"):
@@ -198,6 +204,7 @@ class RankSave:
 
     folder: Path
     coordinator: Coordinator
+    check_replicas: bool
     states: dict[str, LocalState] = field(default_factory=dict)
 
     def plan(
@@ -233,10 +240,17 @@ class RankSave:
             else:
                 answer = coordinator.ask(plan)
         temporary = self.folder.with_name(answer["temporary"])
-        strategy = RankCommit(self.folder, temporary, coordinator, resources, global_commit)
+        samples = Samples(answer["seed"])
+        strategy = RankCommit(
+            self.folder, temporary, coordinator, resources, global_commit, samples
+        )
         with strategy.cancelled_on_error():
+            for kind, numbers in answer["replicas"].items():
+                samples.take(kind, self.states[kind], numbers)
             files = [
-                file for kind in self.states for file in self.stage(kind, answer[kind], buffers)
+                file
+                for kind, chosen in answer["chosen"].items()
+                for file in self.stage(kind, chosen, buffers)
             ]
         return files, Writer(self.folder, files, small, strategy), strategy
 
@@ -262,11 +276,14 @@ class RankSave:
         with ExitStack() as resources:
             plans = self.coordinator.gather_plans(plan)
             validate_one_save(plans)
-            chosen = {}
+            chosen, replicas = {}, {}
             with self.coordinator.heartbeats_beside():  # a thousand ranks take 15 s
                 for kind in plan["states"]:
                     every = [one["states"][kind] for one in plans]
-                    chosen[kind] = dedup_cached(tuple(one["shards"] for one in every))
+                    shards = tuple(one["shards"] for one in every)
+                    chosen[kind] = dedup_cached(shards)
+                    if self.check_replicas:
+                        replicas[kind] = draw_replicas(shards)
                     metadata[kind] = merged_tree_specs([one["tree_spec"] for one in every])
             content = serialized(metadata)
             make_root(self.folder.parent)
@@ -275,8 +292,14 @@ class RankSave:
             temporary = resources.enter_context(temporary_beside(self.folder))
             for inner in (*chosen, "rng"):
                 (temporary / inner).mkdir(mode=0o700)
+            seed = secrets.randbits(32)
             answers = [
-                {"temporary": temporary.name} | {kind: of[rank] for kind, of in chosen.items()}
+                {
+                    "temporary": temporary.name,
+                    "seed": seed,
+                    "chosen": {kind: of_ranks[rank] for kind, of_ranks in chosen.items()},
+                    "replicas": {kind: of_ranks[rank] for kind, of_ranks in replicas.items()},
+                }
                 for rank in range(len(plans))
             ]
             self.coordinator.answer(answers)
@@ -302,8 +325,9 @@ def begin_saving(
     folder: Path, sharding: ShardingConfig | None, rank: int | None, world_size: int | None
 ) -> RankSave:
     """Return a save that begins to coordinate with the other ranks."""
-    group = Group.of(sharding or ShardingConfig(), rank, world_size)
-    return RankSave(folder, coordinate(group, f"saves {folder}"))
+    sharding = sharding or ShardingConfig()
+    group = Group.of(sharding, rank, world_size)
+    return RankSave(folder, coordinate(group, f"saves {folder}"), sharding.check_replicas)
 
 
 def without_rng(training: TrainingState) -> TrainingState:
