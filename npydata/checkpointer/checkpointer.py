@@ -42,6 +42,7 @@ from npydata.checkpointer.staging import (
 from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
+from npydata.reader.open import without_collecting
 
 SNAPSHOTS = ("host", "overlap", "device")
 Its = TypeVar("Its", bound="AsyncCheckpointer")
@@ -130,7 +131,8 @@ class AsyncCheckpointer:
         self._wait()
         folder = Path(os.path.abspath(dir))  # noqa: PTH100
         require_replaceable(folder)
-        files, serialized = self._stage(model_state, optimizer_state, training_state)
+        with without_collecting():
+            files, serialized = self._stage(model_state, optimizer_state, training_state)
         make_root(folder.parent)
         if folder.parent not in self._roots:
             clear_stale(folder.parent)

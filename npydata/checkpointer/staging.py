@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ MADV_POPULATE_WRITE = 23
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 CHUNK_BYTES = 1 << 24
 GROUP_BYTES, GROUP_JOBS = 1 << 22, 64
+SMALL_BYTES, BATCH_COPIES = 4096, 2048
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class StagingBuffer:
@@ -81,7 +84,7 @@ def cuda_runtime() -> Any:  # needs a GPU
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Copy:
     """One tensor and the memory of its slot."""
 
@@ -111,6 +114,12 @@ class Copy:
         bits = self.source.is_conj() or self.source.is_neg()
         return self.source.is_contiguous() and not (bits or self.source.is_cuda)
 
+    @property
+    def batch_dtype(self) -> torch.dtype | None:
+        """The dtype of a small copy, which is made together with its neighbours of that dtype."""
+        small = self.slot.numel() <= SMALL_BYTES and type(self.source) in PLAIN_TYPES
+        return self.source.dtype if small and self.is_plain else None
+
     def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Yield short chunks of the copy, each with the bytes of the file up to its end."""
         if self.slot.numel() < CHUNK_BYTES // 16 or not self.is_plain:
@@ -128,12 +137,33 @@ def run_all(copies: Iterable[Copy], watermark: Watermark) -> None:
 
     torch's threads would wait for each other after every tensor; these meet once, at the end.
     """
-    groups = list(grouped(job for copy in copies for job in copy.jobs()))
+    groups = list(jobs_of(copies))
     run_parallel(
         [group for _, group in groups],
         lambda count: watermark.advance(groups[count - 1][0]) if count else None,
         torch.get_num_threads(),
     )
+
+
+def jobs_of(copies: Iterable[Copy]) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Yield what makes the copies, each with the bytes of the file up to its end."""
+    for dtype, same in groupby(copies, lambda copy: copy.batch_dtype):
+        if dtype is None:
+            yield from grouped(job for copy in same for job in copy.jobs())
+        else:
+            while batch := list(islice(same, BATCH_COPIES)):
+                yield batch[-1].end, partial(copy_batch, batch)
+
+
+def copy_batch(batch: Sequence[Copy]) -> None:
+    """Make many small copies of one dtype at once, if their slots are side by side."""
+    first, nbytes = batch[0], sum(copy.slot.numel() for copy in batch)
+    if batch[-1].end - first.end + first.slot.numel() != nbytes:
+        call_all(copy.run for copy in batch)
+        return
+    with torch.no_grad():
+        target = first.slot.as_strided((nbytes,), (1,)).view(first.source.dtype)
+        torch.cat([copy.source.reshape(-1) for copy in batch], out=target)
 
 
 def grouped(
