@@ -23,6 +23,7 @@ from faults.tracing import TracedSave, calls_of, cannot_trace, run_traced
 
 from npydata import AsyncCheckpointer, CheckpointError
 from npydata.checkpointer import commit, writer
+from npydata.checkpointer.commit import set_aside
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -151,14 +152,14 @@ def test_dead_between_two_renames_leaves_the_folder_loadable_by_its_name(tmp_pat
     die_at_rename(1, tmp_path, monkeypatch)
     assert not (tmp_path / "a").exists()
     assert loaded_step(tmp_path / "a") == 3
-    assert loaded_step(tmp_path / "a.previous") == 3
+    assert loaded_step(set_aside(tmp_path / "a")) == 3
     saves_again(tmp_path, "a", 5)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "latest"]
 
 
 def test_what_a_dead_writer_had_replaced_goes_with_the_next_save(tmp_path, monkeypatch):
     die_at_rename(2, tmp_path, monkeypatch)
-    assert (tmp_path / "a.previous").is_dir()
+    assert set_aside(tmp_path / "a").is_dir()
     assert holds(tmp_path, 4) == 4
     saved(tmp_path / "b", 5)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "b", "latest"]

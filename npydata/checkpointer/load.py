@@ -31,7 +31,7 @@ from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.open import open_files
+from npydata.reader.open import open_files, without_collecting
 from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode
 from npydata.system.progress import NoBar, progress_bar
@@ -184,7 +184,7 @@ def load_state(
     mmap: bool,
 ) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
-    with open_part(folder, manifest, part) as tensors:
+    with open_part(folder, manifest, part) as tensors, without_collecting():
         ties = tensors.ties()
         path = tensors.path
         state = {name: moved(tensors[name], device, mmap) for name in tensors if name not in ties}
