@@ -42,7 +42,7 @@ at, seen, newer = 0, set(), 0
 if at_calls:
     saves_again(root, "reused0", at := 1)
 for number in range(times):
-    layer = Layer(chance.randrange(150) if at_calls else None, be_killed, everywhere=True)
+    layer = Layer(chance.randrange(70) if at_calls else None, be_killed, everywhere=True)
     child = Child(lambda report: save_for_ever(report, at + 1, layer))
     if not at_calls:
         assert child.line() is not None
