@@ -46,7 +46,8 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 test-stress: $(READY)  ## The long versions of the tests
 	@$(BIN)/python -m pytest --quiet -m stress tests
 
-test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the hundred (some of it needs root and strace)
+test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
+	@$(BIN)/python tests/faults/tools.py
 	@$(BIN)/python -m pytest --quiet -m crash tests
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks

@@ -205,7 +205,8 @@ def spread_kills(tmp_path, kills, threads):
         return sum(one.result() for one in work)
 
 
-def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path):
+def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path, record_property):
+    record_property("kills", 10)
     every = every_step(tmp_path, 2)
     kills = random.Random(0).sample(every, 7)
     kills += [(2, 0, "moment", 0.02), (2, 1, "moment", 0.05), (3, 2, "call", 2)]
@@ -216,8 +217,9 @@ def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path):
 @pytest.mark.crash
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world):
+def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world, record_property):
     kills = every_step(tmp_path, world)
+    record_property("kills", len(kills))
     assert len(kills) > 60
     done = spread_kills(tmp_path, kills, 4)
     assert 0 < done < len(kills), "some kills come after the commit"
@@ -225,7 +227,8 @@ def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world)
 
 @pytest.mark.crash
 @pytest.mark.timeout(1800)
-def test_ranks_that_are_killed_at_60_random_moments_cost_no_checkpoint(tmp_path):
+def test_ranks_that_are_killed_at_60_random_moments_cost_no_checkpoint(tmp_path, record_property):
+    record_property("kills", 60)
     chance = random.Random(2)
     kills = []
     for number in range(60):

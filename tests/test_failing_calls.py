@@ -5,8 +5,6 @@ import itertools
 import os
 import random
 import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 from faults.children import Child
@@ -49,13 +47,11 @@ def case(request, monkeypatch):
 
 
 @pytest.fixture
-def roots():
-    """New roots with the checkpoints ``a`` and ``b``, of steps 1 and 2, in memory if possible."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="npydata-test-") as folder:
-        for step, name in enumerate("ab", 1):
-            saved(Path(folder) / "first" / name, step)
-        yield copies_of(Path(folder) / "first")
+def roots(memory_folder):
+    """New roots with the checkpoints ``a`` and ``b``, of steps 1 and 2."""
+    for step, name in enumerate("ab", 1):
+        saved(memory_folder / "first" / name, step)
+    return copies_of(memory_folder / "first")
 
 
 def copies_of(root):
@@ -111,8 +107,11 @@ def raised_by(call):
     return None
 
 
-def test_a_process_that_dies_before_any_call_leaves_the_newest_checkpoint(roots, case):
+def test_a_process_that_dies_before_any_call_leaves_the_newest_checkpoint(
+    roots, case, record_property
+):
     steps = steps_of(next(roots), case)
+    record_property("kills", len(steps))
     for when in range(len(steps)):
         root = next(roots)
 
@@ -299,8 +298,11 @@ def test_killed_at_some_system_calls_the_newest_checkpoint_is_there(roots, trace
 
 @pytest.mark.crash
 @pytest.mark.timeout(600)
-def test_killed_at_any_system_call_the_newest_checkpoint_is_there(roots, traced_case):
+def test_killed_at_any_system_call_the_newest_checkpoint_is_there(
+    roots, traced_case, record_property
+):
     calls = traced_calls(next(roots), *traced_case)
+    record_property("kills", len(calls))
     assert len(calls) > 50
     killed_at(calls, roots, *traced_case)
 

@@ -242,6 +242,7 @@ def remove_checkpoint(folder: Path) -> None:
         folder.rename(doomed)
         if foreign_files(doomed):  # they came a moment ago
             doomed.rename(folder)
+        sync_folder(folder.parent)  # or a power cut could leave half of it under its old name
     shutil.rmtree(doomed, ignore_errors=True)
 
 
