@@ -367,7 +367,7 @@ def fail_after(folder, call):
     """Replace a checkpoint; something fails once the new one is in place."""
     keeper = AsyncCheckpointer(keep_last=1)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
 
     if group()[0] == 0 and call != "left":
