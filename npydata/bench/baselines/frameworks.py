@@ -3,7 +3,6 @@
 ``pip install lightning accelerate transformers orbax-checkpoint torch_checkpointing``
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +25,8 @@ class Loaded(Exception):  # noqa: N818
 
 
 class Zeros(Dataset[dict[str, torch.Tensor]]):
+    """Data of which nothing is learnt."""
+
     def __len__(self) -> int:
         return 1 << 20
 
@@ -46,8 +47,12 @@ def meta() -> Survivor:
 
     def manager() -> Any:
         if not managers:
-            staging = CheckpointStagerConfig(use_pinned_memory=False, use_shared_memory=True,
-                                             use_async_staging=False, use_non_blocking_copy=False)
+            staging = CheckpointStagerConfig(
+                use_pinned_memory=False,
+                use_shared_memory=True,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
             process = CheckpointProcessConfig(subprocess_init_timeout_secs=600)
             saver = AsyncCheckpointSaverConfig(staging_config=staging, process_config=process)
             managers.append(CheckpointManager.Config(save=saver).build())
@@ -158,7 +163,7 @@ def lightning() -> Survivor:
 
 
 @baseline("survival", "HF Trainer", "peer", settings={"save_total_limit=2": {}},
-          available=lambda: bool(find_spec("transformers") and find_spec("accelerate")))  # fmt: skip
+          available=installed("transformers"))  # fmt: skip
 def hugging_face() -> Survivor:
     """A folder per step; resumed with ``resume_from_checkpoint=True``."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -221,7 +226,9 @@ def orbax() -> Survivor:
     import orbax.checkpoint as ocp
 
     def manager(root: Path) -> Any:
-        return ocp.CheckpointManager(root.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2))
+        return ocp.CheckpointManager(
+            root.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+        )
 
     def arrays(training: Training, step: int) -> dict[str, Any]:
         import jax

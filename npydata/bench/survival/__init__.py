@@ -9,10 +9,11 @@ import argparse
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from npydata.bench.survival import report as reporting
 from npydata.bench.survival.faults import COLUMNS, Cell, attack
 from npydata.bench.survival.process import Inside, ask
 from npydata.bench.survival.report import Survival
+from npydata.bench.survival.resuming import CASES, resumed
 from npydata.bench.survival.training import Training
 from npydata.errors import NpyDataError
 from npydata.system.progress import progress_bar
@@ -44,10 +46,12 @@ def measure(args: argparse.Namespace, folder: Path) -> Survival:
     for one in savers:
         cells[label(one)] = attacked(one, faults, folder, trials)
         bar.update(1)
+    loaders = chosen("survival loaders", args.loader) if args.loader or not args.saver else []
+    cases = {label(one): killed_and_resumed(one, folder, max(2, trials // 20)) for one in loaders}
     bar.close()
     return Survival(
         machine=machine_facts(folder), settings={"trials": trials}, versions=versions(),
-        savers=cells,
+        savers=cells, loaders=cases,
     )  # fmt: skip
 
 
@@ -67,20 +71,36 @@ def label(one: Baseline) -> str:
 
 
 def attacked(one: Baseline, faults: Sequence[str], folder: Path, trials: int) -> dict[str, Cell]:
-    """Return the cells of one saver, whose imports stay in a process of its own."""
-    if not one.available():
-        return {}
-    result = folder / "cells.json"
+    """Return the cells of one saver."""
 
-    def attack_it(inside: Inside) -> None:
-        survivor = imported(one)
-        cells = {fault: asdict(attack(survivor, fault, folder, trials)) for fault in faults}
-        result.write_text(json.dumps(cells))
+    def attack_it(survivor: Any) -> object:
+        return {fault: asdict(attack(survivor, fault, folder, trials)) for fault in faults}
 
-    if problems := ask(attack_it, LONGEST):
-        return {fault: Cell(note=problems[-1]) for fault in faults}
-    found = json.loads(result.read_text())
+    found, problem = in_server(one, folder, attack_it)
+    if problem:
+        return {fault: Cell(note=problem) for fault in faults}
     return {fault: Cell(**cell) for fault, cell in found.items()}
+
+
+def killed_and_resumed(one: Baseline, folder: Path, kills: int) -> dict[str, dict[str, Any]]:
+    """Return what becomes of one loader's samples."""
+    with TemporaryDirectory(dir=folder) as own:
+        found, problem = in_server(one, folder, lambda each: resumed(each, Path(own), kills))
+    return {key: {"note": problem} for key in CASES} if problem else found
+
+
+def in_server(one: Baseline, folder: Path, work: Callable[[Any], object]) -> tuple[Any, str]:
+    """Return what a process found that alone imports a row's packages, or what went wrong."""
+    if not one.available():
+        return {}, ""
+    result = folder / "result.json"
+
+    def serve(inside: Inside) -> None:
+        result.write_text(json.dumps(work(imported(one))))
+
+    if problems := ask(serve, LONGEST):
+        return {}, problems[-1]
+    return json.loads(result.read_text()), ""
 
 
 def imported(one: Baseline) -> Any:

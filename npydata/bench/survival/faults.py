@@ -1,7 +1,7 @@
-"""What happens to a saver in each column: a process saves, a fault comes, and the loader is asked.
+"""What happens to a saver in each column: it saves, a fault comes, and its loader is asked.
 
-A trial saves step 1 in peace and step 2 under the fault; then another process loads what the saver's
-documentation calls the newest checkpoint.
+A trial saves step 1 in peace and step 2 under the fault; then another process loads what the
+documentation of the saver calls the newest checkpoint.
 """
 
 import os

@@ -148,9 +148,9 @@ def apply(tree: Tree, change: tuple[int, str, str, str, Inode | None]) -> None:
     else:
         moved = {name: tree.pop(name) for name in list(tree) if below(name, path)}
         back = {name: tree.pop(name) for name in list(tree) if below(name, other)}
-        tree.update({other + name[len(path):]: one for name, one in moved.items()})
+        tree.update({other + name[len(path) :]: one for name, one in moved.items()})
         if what == "exchange":
-            tree.update({path + name[len(other):]: one for name, one in back.items()})
+            tree.update({path + name[len(other) :]: one for name, one in back.items()})
 
 
 def below(name: str, folder: str) -> bool:
@@ -186,12 +186,16 @@ def bytes_after_cut(inode: Inode, moment: int, how: str, chance: random.Random) 
     written = inode.length(inode.written, moment)
     if how == "all" or written <= flushed:
         return inode.content[:written].ljust(written, b"\0")
-    length = {"flushed": flushed}.get(how, chance.choice([flushed, written, chance.randint(flushed, written)]))
+    length = {"flushed": flushed}.get(
+        how, chance.choice([flushed, written, chance.randint(flushed, written)])
+    )
     data = bytearray(inode.content[:length].ljust(length, b"\0"))
     share = chance.random() if how == "some" else 0
     for start in range(flushed - flushed % PAGE, length, PAGE):
         if chance.random() < share:
-            data[max(start, flushed) : start + PAGE] = bytes(len(data[max(start, flushed) : start + PAGE]))
+            data[max(start, flushed) : start + PAGE] = bytes(
+                len(data[max(start, flushed) : start + PAGE])
+            )
     return bytes(data)
 
 

@@ -1,4 +1,4 @@
-"""The page of verdicts: a table of savers and one of loaders, as text, Markdown, JSON, a picture."""
+"""The page of verdicts: a table of savers and one of loaders, as text, JSON and a picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,8 @@ class Survival:
             "settings": dict(self.settings),
             "versions": dict(self.versions),
             "savers": [saver_as_json(name, cells) for name, cells in self.savers.items()],
-            "loaders": [{"name": name, "cases": dict(cases)} for name, cases in self.loaders.items()],
+            "loaders": [{"name": name, "cases": dict(cases)}
+                        for name, cases in self.loaders.items()],
         }  # fmt: skip
 
     def text(self, *, targets: bool) -> str:

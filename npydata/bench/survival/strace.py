@@ -99,9 +99,10 @@ def calls_of(trace: str, root: Path) -> list[Call]:
 
 def changes(call: Call) -> bool:
     """Whether a call did something to a file: one that failed did not."""
-    opened = call.name in ("open", "openat", "creat")
-    return " = -1 " not in call.text and (
-        not opened or "O_CREAT" in call.text or "O_TRUNC" in call.text or call.name == "creat")  # fmt: skip
+    if " = -1 " in call.text:
+        return False
+    opened = call.name in ("open", "openat")
+    return not opened or "O_CREAT" in call.text or "O_TRUNC" in call.text
 
 
 def evenly(things: list[tuple[str, int]], most: int) -> list[tuple[str, int]]:
