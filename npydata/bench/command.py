@@ -62,6 +62,15 @@ CHECKPOINT: Arguments = {
     "--ranks": {"type": at_least(2), "nargs": "+", "metavar": "N",
                 "help": "numbers of processes with --distributed (default 2 4)"},
 }  # fmt: skip
+SURVIVAL: Arguments = {
+    "--saver": {"metavar": "NAME", "help": "attack only savers with this in their name"},
+    "--fault": {"metavar": "FAULT", "help": "attack only so (kill, power cut, disk full, "
+                                            "fsync fails, reader, fork, signal)"},
+    "--loader": {"metavar": "NAME", "help": "resume only loaders with this in their name"},
+    "--trials": {"type": at_least(2), "metavar": "N",
+                 "help": "at most so many kills a saver, and less of the rest (default 200, "
+                         "quick 20)"},
+}  # fmt: skip
 COMMON: Arguments = {
     "--repeats": {"type": COUNT, "metavar": "N",
                   "help": "measurements per row (default 5, quick 3)"},
@@ -79,6 +88,7 @@ BENCHES: dict[str, tuple[str, Arguments]] = {
     "loader": ("what the loader delivers, and what training pays for it", TOKENS),
     "checkpoint": ("what a save costs training, and when the disk has it", CHECKPOINT),
     "reader": ("one tensor from a checkpoint, and converting one", READER),
+    "survival": ("which savers survive kills and power cuts, which loaders resume", SURVIVAL),
 }
 """What each bench measures, and its own arguments beside the common ones."""
 
@@ -98,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
         if path and not path.absolute().parent.is_dir():
             raise NpyDataError(f"{path}: its folder does not exist")
     with TemporaryDirectory(prefix="npydata-bench-", dir=args.dir) as folder:
-        report: Report = import_module(f"npydata.bench.{name}").measure(args, Path(folder))
+        module = import_module(f"npydata.bench.{name}")
+        report: Report = module.measure(args, Path(folder))
     print(report.text(targets=args.targets))
     if args.json:
         from npydata.bench.report import write_json
@@ -107,5 +118,5 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         from npydata.bench.plot import draw
 
-        draw(report, args.plot)
+        getattr(module, "draw", draw)(report, args.plot)
     return 0

@@ -16,6 +16,8 @@ table                          method
 ``checkpoint``, ``... loop``,   ``(state)`` returns a :class:`~npydata.bench.states.Saver`
 ``... memory``, ``... cache``,
 ``... distributed``
+``survival``                    ``()`` returns a saver to be attacked
+``survival loaders``            ``()`` returns a loader to be killed
 ``checkpoint stall limit``,     ``(nbytes, path)`` returns the work to be timed
 ``checkpoint durable limit``
 =============================  ===============================================================
@@ -97,6 +99,8 @@ TABLES = (
     "reader zip",
     "reader zip open",
     "reader zip slice",
+    "survival",
+    "survival loaders",
     "sweep",
 )
 """What `npydata bench` and `sweep` show; a baseline says in which of them it stands."""
