@@ -351,7 +351,10 @@ def draw_seen(answer, count, seed, epoch, indices=1000):
             answer(shuffled, count, seed, epoch), drawn[shuffled]
         ),
         "same when asked again": another(seed, epoch),
-        "same when asked alone": int(answer(np.array([77]), count, seed, epoch)[0]) == drawn[77],
+        "same when asked alone": all(
+            int(answer(np.array([index]), count, seed, epoch)[0]) == drawn[index]
+            for index in range(70, 100)  # so many, that a few windows don't agree by chance
+        ),
         "in order": bool((np.diff(drawn.astype(np.int64)) >= 0).mean() > 0.9),
         "same for another seed": another(seed + 1, epoch),
         "same for another epoch": another(seed, epoch + 1),
