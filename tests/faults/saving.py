@@ -95,4 +95,5 @@ def saves_again(root, name, step, keep_last=2):
     assert latest_checkpoint(root) == Path(root) / name
     assert holds(root, step) == step
     assert unfinished(root) == [], "temporaries are left"
-    assert sum(entry.is_dir() for entry in Path(root).iterdir()) <= keep_last
+    held = [entry.name for entry in Path(root).iterdir() if entry.is_dir()]
+    assert len(held) <= keep_last, held
