@@ -164,6 +164,14 @@ def test_what_a_dead_writer_had_replaced_goes_with_the_next_save(tmp_path, monke
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "b", "latest"]
 
 
+def test_what_a_dead_writer_had_set_aside_goes_when_it_is_old(tmp_path, monkeypatch):
+    die_at_rename(1, tmp_path, monkeypatch)
+    saved(tmp_path / "b", 5, keep_last=2)
+    assert loaded_step(tmp_path / "a") == 3
+    saved(tmp_path / "c", 6, keep_last=2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["b", "c", "latest"]
+
+
 def test_a_rename_that_fails_puts_the_folder_back(tmp_path, monkeypatch):
     renames = renames_of(tmp_path, monkeypatch)
     with (

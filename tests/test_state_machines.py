@@ -196,7 +196,7 @@ class Checkpoints(RuleBasedStateMachine):
 
 def commit_of(folder):
     """Return what says when a checkpoint was committed; two processes may have done so at once."""
-    with suppress(CheckpointError):
+    with suppress(CheckpointError, OSError):
         return read_manifest(folder).sequence, folder.stat().st_mtime_ns
     return 0, 0
 

@@ -269,8 +269,14 @@ def committed(root: Path, run_of: Path | None = None) -> list[Path]:
     if run_of is None:
         return [folder for folder, _ in found]
     run = read_manifest(run_of).run
-    mine = [folder for folder, one in found if (one.run, one.name) == (run, folder.name)]
+    mine = [folder for folder, one in found if one.run == run and has_its_name(folder, one)]
     return list(filter(is_complete, mine))
+
+
+def has_its_name(folder: Path, manifest: Manifest) -> bool:
+    """Whether a checkpoint is called as it was committed, or as it was set aside by a dead save."""
+    committed_as = folder.parent / manifest.name
+    return folder in (committed_as, set_aside(committed_as))
 
 
 def by_sequence(root: Path) -> list[tuple[Path, Manifest]]:

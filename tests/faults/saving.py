@@ -6,6 +6,7 @@ import torch
 
 from npydata import AsyncCheckpointer, TrainingState, latest_checkpoint, load_checkpoint
 from npydata import verify_checkpoint as verify
+from npydata.checkpointer.commit import committed
 
 PATIENCE = 20.0
 """Seconds after which a test that waits for an event has failed."""
@@ -65,7 +66,9 @@ def step_of(folder):
 
 def unfinished(root):
     """Return the names of a root that no reader may see, and that the next save clears away."""
-    return [entry.name for entry in Path(root).iterdir() if entry.name.startswith(".")]
+    seen = committed(Path(root))  # also what was set aside and has no successor
+    entries = set(Path(root).iterdir()) - set(seen)
+    return [entry.name for entry in entries if entry.name.startswith(".")]
 
 
 def holds(root, confirmed, names=()):
@@ -92,4 +95,5 @@ def saves_again(root, name, step, keep_last=2):
     assert latest_checkpoint(root) == Path(root) / name
     assert holds(root, step) == step
     assert unfinished(root) == [], "temporaries are left"
-    assert sum(entry.is_dir() for entry in Path(root).iterdir()) <= keep_last
+    held = [entry.name for entry in Path(root).iterdir() if entry.is_dir()]
+    assert len(held) <= keep_last, held
