@@ -21,7 +21,8 @@ from mkdocs.structure.pages import Page
 from notebook_page import NotebookPage, fenced
 
 ROOT = Path(__file__).resolve().parents[2]
-START = ["README.md", "materials/docs/arriving.md", "materials/results/figures.md"]
+START = ["README.md", "materials/docs/arriving.md", "materials/results/figures.md",
+         "materials/results/survival.md"]  # fmt: skip
 AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.md",
                      "materials/taught.md"]  # fmt: skip
 ON_THE_SITE = re.compile(

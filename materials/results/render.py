@@ -14,8 +14,10 @@ if __package__ in (None, ""):  # run as a script, or found by its folder
 
 from summary import LESS_IS_BETTER, figure, summary
 
+from npydata.bench.survival.report import shares, tables, versions_text
+
 RESULTS = Path(__file__).resolve().parent
-PAGES = (RESULTS.parents[1] / "README.md", RESULTS / "figures.md")
+PAGES = (RESULTS.parents[1] / "README.md", RESULTS / "figures.md", RESULTS / "survival.md")
 TITLES = {
     "warm": "File in memory",
     "cold": "File on the disk, evicted before each run",
@@ -128,8 +130,18 @@ def rendered(page: str) -> str:
         return f"<!-- figures: {match[1]} -->\n{table(report)}\n<!-- /figures -->"
 
     page = re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", block, page, flags=re.S)
+    page = re.sub(r"<!-- survival: (\w+) -->\n.*?<!-- /survival -->", survival, page, flags=re.S)
     short = f"<!-- summary -->\n{summary()}\n<!-- /summary -->"
     return re.sub(r"<!-- summary -->\n.*?<!-- /summary -->", lambda _: short, page, flags=re.S)
+
+
+def survival(match: re.Match[str]) -> str:
+    """The page of verdicts: one of its tables, or the versions that were measured."""
+    report = json.loads((RESULTS / "survival.json").read_text(encoding="utf-8"))
+    savers, loaders = tables(report)
+    blocks = {"shares": shares(report), "savers": savers, "loaders": loaders,
+              "versions": versions_text(report)}  # fmt: skip
+    return f"<!-- survival: {match[1]} -->\n{blocks[match[1]]}\n<!-- /survival -->"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,18 @@ def installed(module: str) -> Callable[[], bool]:
     return lambda: find_spec(module) is not None
 
 
+class Count:
+    """A step that a framework saves with the rest."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
 class Loaded(Exception):  # noqa: N818
     """Leaves a framework's training when it has resumed."""
 
@@ -78,24 +90,25 @@ def accelerate() -> Survivor:
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration
 
-    def accelerator(training: Training) -> Any:
+    def accelerator(training: Training, count: Count) -> Any:
         project = ProjectConfiguration(project_dir=str(training.root), total_limit=2,
                                        automatic_checkpoint_naming=True)  # fmt: skip
         made = Accelerator(project_config=project, cpu=True)
         made.prepare(training.model, training.optimizer)
+        made.register_for_checkpointing(count)
         return made
 
     def train(training: Training) -> None:
-        made = accelerator(training)
-        for _ in training.steps():
+        count = Count()
+        made = accelerator(training, count)
+        for count.step in training.steps():
             made.project_configuration.set_directories(str(training.root))
             made.save_state()
 
     def load(root: Path) -> dict[str, Any]:
-        training = Training(root)
-        accelerator(training).load_state()
-        values = {float(one.flatten()[0]) for one in training.model.state_dict().values()}
-        return training.state(round(min(values)))  # it stores no step
+        training, count = Training(root), Count()
+        accelerator(training, count).load_state()
+        return training.state(count.step)
 
     return Survivor(train=train, load=load, checkpoints="checkpoints/checkpoint_*")
 

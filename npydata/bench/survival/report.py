@@ -1,6 +1,6 @@
 """The page of verdicts: a table of savers and one of loaders, as text, JSON and a picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,18 +60,45 @@ def saver_as_json(name: str, cells: Mapping[str, Cell]) -> dict[str, Any]:
 
 def tables(report: Mapping[str, Any]) -> list[str]:
     """Return the tables as Markdown, which is also what the shell prints."""
-    parts = []
-    if savers := report["savers"]:
-        faults = [fault for fault in COLUMNS if any(fault in row["cells"] for row in savers)]
-        rows = [[row["name"], *(cell_text(row["cells"].get(fault)) for fault in faults)]
-                for row in savers]  # fmt: skip
-        parts.append(markdown(["saver", *faults], rows))
+    parts = [savers_table(report, cell_text)] if report["savers"] else []
     if loaders := report["loaders"]:
         cases = list(dict.fromkeys(case for row in loaders for case in row["cases"]))
         rows = [[row["name"], *(case_text(row["cases"].get(case)) for case in cases)]
                 for row in loaders]  # fmt: skip
         parts.append(markdown(["loader", *cases], rows))
     return parts
+
+
+def savers_table(report: Mapping[str, Any], text: Callable[[Any], str]) -> str:
+    faults = faults_in(report["savers"])
+    rows = [[row["name"], *(text(row["cells"].get(fault)) for fault in faults)]
+            for row in report["savers"]]  # fmt: skip
+    return markdown(["saver", *faults], rows)
+
+
+def faults_in(savers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [fault for fault in COLUMNS if any(fault in row["cells"] for row in savers)]
+
+
+def shares(report: Mapping[str, Any]) -> str:
+    """Return the savers' table in short: where nothing loads, only the worst that happens."""
+    return savers_table(report, share_text)
+
+
+def share_text(cell: Mapping[str, Any] | None) -> str:
+    if not cell or not cell["trials"]:
+        return "-"
+    kind = worst(cell)
+    return percent(cell) + ("" if kind == "whole" else f", {kind}")
+
+
+def versions_text(report: Mapping[str, Any]) -> str:
+    """Return what was measured where, in one line."""
+    machine = report["machine"]
+    found = {"torch": machine["torch"], **report["versions"]}
+    return (", ".join(f"{name} {found[name]}" for name in found)
+            + f"; {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
+            f"at most {report['settings']['trials']} kills a saver.")  # fmt: skip
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -111,7 +138,7 @@ def draw(report: Survival, path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in report.as_json()["savers"] if row["cells"]]
-    faults = [fault for fault in COLUMNS if any(fault in row["cells"] for row in rows)]
+    faults = faults_in(rows)
     figure = Figure(figsize=(11, 0.42 * len(rows) + 2), layout="constrained")
     panel = figure.subplots()
     for y, row in enumerate(rows):
@@ -129,7 +156,9 @@ def draw(report: Survival, path: Path) -> None:
                     color=INK, fontsize=14)  # fmt: skip
     figure.supxlabel("where it does not:   light - an older one loads by hand   "
                      "grey - an error, and nothing is left   dark - silence: wrong weights, "
-                     "a failure unnoticed, or a hang", color=INK, fontsize=10)  # fmt: skip
+                     "a failure unnoticed, or a hang\n* at times an older one than was reported "
+                     "saved      - no trial: it never calls fsync, or could not be measured",
+                     color=INK, fontsize=10)  # fmt: skip
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
 

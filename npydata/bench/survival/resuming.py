@@ -72,7 +72,7 @@ def resumed(resumer: Resumer, folder: Path, kills: int) -> dict[str, dict[str, A
 
 
 def after_a_kill(
-    resumer: Resumer, folder: Path, changed: dict[str, int], batches: int, whole: list[list[int]]
+    resumer: Resumer, folder: Path, changed: dict[str, Any], batches: int, whole: list[list[int]]
 ) -> Counter[str]:
     """Kill one loader, go on with another, and count what differs from a whole epoch."""
     setting = Setting(folder=folder)
