@@ -6,10 +6,10 @@ it is a lesson.
 
 EXEMPT: dict[str, set[str]] = {
     "long_cells": {
-        "02: ",
-        "04: ",
-        "05: ",
+        "03: ",
         "06: ",
+        "07: ",
+        "09: ",
     },  # import cells: one name from each new module
     "numbers": {"00", "02", "03", "04", "05", "06", "07"},  # not rebuilt yet
 }

@@ -1,4 +1,4 @@
-"""What notebook 05 promises, kept by the modules and by the notebook's own cells."""
+"""What notebook 07 promises, kept by the modules and by the notebook's own cells."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import npydata
 from npydata.checkpointer.background import Calls
 from npydata.system.page_cache import page_faults
 
-pytestmark = pytest.mark.notebook_05
+pytestmark = pytest.mark.notebook_07
 
 
 def a_state():

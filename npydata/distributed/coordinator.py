@@ -7,7 +7,7 @@ disturb the order of training's.
 Every save has messages of its own: rank 0 draws a number, their prefix, and lets the others read
 it. Another rank can't know whether what it reads is of this save or of one that died long ago in
 the same store; so it draws a number, too, and believes only an answer to that one. Used in
-``notebooks/06_scale_out``.
+``notebooks/09_scale_out``.
 """
 
 import json
