@@ -25,9 +25,9 @@ def address(array):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_03
+@pytest.mark.notebook_04
 class TestPromises:
-    """What notebook 03 teaches, run against the module and against the notebook's own cells."""
+    """What notebook 04 teaches, run against the module and against the notebook's own cells."""
 
     def test_memory_is_used_again_once_the_batch_is_gone(self, taught):
         pool = taught.BufferPool(SHAPE, 2)

@@ -1,4 +1,4 @@
-"""What notebook 05 promises, kept by the modules and by the notebook's own cells."""
+"""What notebook 07 promises, kept by the modules and by the notebook's own cells."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ import torch
 import npydata
 from npydata.system.page_cache import page_faults
 
-pytestmark = pytest.mark.notebook_05
+pytestmark = pytest.mark.notebook_07
 
 
 def a_state():

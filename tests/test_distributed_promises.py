@@ -1,4 +1,4 @@
-"""What notebook 06 promises, kept by the modules and by the notebook's own cells."""
+"""What notebook 09 promises, kept by the modules and by the notebook's own cells."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ from npydata.checkpointer.manifest import checksums
 from npydata.distributed.coordinator import Coordinator, Group
 from npydata.distributed.save_plan import Shard
 
-pytestmark = pytest.mark.notebook_06
+pytestmark = pytest.mark.notebook_09
 
 
 def boxes(shape, cuts):

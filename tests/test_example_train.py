@@ -14,7 +14,7 @@ from tutorial.sync import ROOT
 
 from npydata import latest_checkpoint, write_tokens
 
-pytestmark = pytest.mark.notebook_07
+pytestmark = pytest.mark.notebook_10
 
 TRAIN = ROOT / "examples" / "train.py"
 KILLED = ROOT / "materials" / "tutorial" / "killed_training.py"

@@ -1,4 +1,4 @@
-"""What notebook 04 teaches, run against the modules and against the notebook's own cells."""
+"""What notebook 06 teaches, run against the modules and against the notebook's own cells."""
 
 import itertools
 import pickle
@@ -18,7 +18,7 @@ SHAPES = [(), (1,), (5,), (0,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 5, 1)]
 
 
 def handlers(taught):
-    """The table of notebook 04, from whichever handlers are under test."""
+    """The table of notebook 06, from whichever handlers are under test."""
     return {
         pickle.PROTO: taught.check_protocol,
         pickle.STOP: taught.stop,
@@ -97,7 +97,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_04
+@pytest.mark.notebook_06
 class TestPromises:
     def test_plain_values_are_read_as_pickle_reads_them(self, taught):
         deep = {"a": (1, 300, 70_000, 0.5), "b": {"c": ("x", "x"), 5: False}, "d": ()}

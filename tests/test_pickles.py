@@ -1,4 +1,4 @@
-"""The helpers of notebook 04's figures and counters."""
+"""The helpers of notebook 06's figures and counters."""
 
 import io
 import zipfile

@@ -67,9 +67,9 @@ def _every_wait_is_ended_by_whoever_ends_it(monkeypatch):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_02
+@pytest.mark.notebook_03
 class TestPromises:
-    """What notebook 02 teaches, run against the module and against the notebook's own cells."""
+    """What notebook 03 teaches, run against the module and against the notebook's own cells."""
 
     def test_numbers_are_claimed_in_order_and_then_none(self, taught):
         buffer = taught.ReorderBuffer(3, 9)

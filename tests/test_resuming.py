@@ -7,7 +7,7 @@ import pytest
 import torch
 from tutorial import resuming
 
-pytestmark = pytest.mark.notebook_07
+pytestmark = pytest.mark.notebook_10
 
 
 def test_a_process_ends_where_the_steps_go_back():

@@ -20,9 +20,9 @@ def small_cases():
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_02
+@pytest.mark.notebook_03
 class TestPromises:
-    """What notebook 02 teaches, run against the module and against the notebook's own cells."""
+    """What notebook 03 teaches, run against the module and against the notebook's own cells."""
 
     def ranks(self, taught, samples, batch_size, world_size, drop_last=False, start=0):
         return [

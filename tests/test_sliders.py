@@ -6,7 +6,7 @@ import types
 import pytest
 from tutorial import sliders
 
-pytestmark = pytest.mark.notebook_03
+pytestmark = pytest.mark.notebook_04
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_an_executed_notebook_draws_once_at_the_starting_values():
 
 
 def test_a_live_notebook_without_ipywidgets_draws_once(monkeypatch):
-    monkeypatch.setenv(sliders.LIVE[0], "03_throughput.ipynb")
+    monkeypatch.setenv(sliders.LIVE[0], "04_throughput.ipynb")
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     drawn = []
     sliders.with_sliders(lambda a: drawn.append(a), a=(1, 0, 5, 1))
@@ -31,7 +31,7 @@ def test_a_live_notebook_without_ipywidgets_draws_once(monkeypatch):
 
 
 def test_a_live_notebook_gets_a_slider_for_each_argument(monkeypatch):
-    monkeypatch.setenv(sliders.LIVE[0], "03_throughput.ipynb")
+    monkeypatch.setenv(sliders.LIVE[0], "04_throughput.ipynb")
     shown = {}
     widgets = types.ModuleType("ipywidgets")
     widgets.FloatSlider = lambda **options: options

@@ -35,7 +35,7 @@ def rate(taught, *args, **options):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_03
+@pytest.mark.notebook_04
 class TestPromises:
     def test_a_loader_with_room_is_as_fast_as_the_slower_side(self, taught):
         assert rate(taught, 4.0, 1.0, 1, 4) == pytest.approx(1 / 4)

@@ -1,4 +1,4 @@
-"""The disk of notebook 05 that forgets, and the processes that are killed while they save."""
+"""The disk of notebook 07 that forgets, and the processes that are killed while they save."""
 
 from itertools import permutations
 

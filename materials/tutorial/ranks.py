@@ -1,4 +1,4 @@
-"""Start a few ranks from a notebook, and what they do there: the workers of notebook 06.
+"""Start a few ranks from a notebook, and what they do there: the workers of notebook 09.
 
     for end in ranks.start(2, "hello"):
         print(end.told)

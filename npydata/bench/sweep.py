@@ -5,7 +5,7 @@ Example::
     result = sweep("train.npy", workers=(1, 2), prefetch=(2, 8, 16))
     plot_sweep(result["rows"])
 
-Built in ``notebooks/03_throughput``.
+Built in ``notebooks/04_throughput``.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Save while training goes on: a snapshot now, the disk later.
 
-Built in ``notebooks/05_async_checkpointer``.
+Built in ``notebooks/07_async_checkpointer``.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 That stream waits for the work that made the tensors, and the training stream waits on the device
 until the copy has read them, so no later step can tear the snapshot and the host waits for nothing.
-Built in ``notebooks/05_async_checkpointer``.
+Built in ``notebooks/07_async_checkpointer``.
 """
 
 import warnings

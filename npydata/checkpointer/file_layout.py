@@ -3,7 +3,7 @@
 Pure arithmetic: the snapshot is the file. The tensors are taken out of the state, and the rest
 becomes typed JSON. The file's header is padded so that the data begins on a page; tensors follow by
 falling size of their elements, so that each is aligned and none leaves a gap. Built in
-``notebooks/05_async_checkpointer``.
+``notebooks/07_async_checkpointer``.
 """
 
 import json

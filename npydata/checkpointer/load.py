@@ -1,6 +1,6 @@
 """Find, check and load checkpoints.
 
-Built in ``notebooks/05_async_checkpointer``.
+Built in ``notebooks/07_async_checkpointer``.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Copy while training only reads: what a protected optimizer changes is copied until its next step.
 
-Built in ``notebooks/05_async_checkpointer``.
+Built in ``notebooks/07_async_checkpointer``.
 """
 
 import weakref

@@ -2,7 +2,7 @@
 
 Fresh memory costs a page fault for every page when it is first written; memory that was written
 before costs nothing, so it is kept from save to save. On the CPU the copy is what a save costs.
-Built in ``notebooks/05_async_checkpointer``.
+Built in ``notebooks/07_async_checkpointer``.
 """
 
 import mmap

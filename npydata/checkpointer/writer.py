@@ -2,7 +2,7 @@
 
 ``O_DIRECT`` moves pages from memory to the disk without a copy, and leaves the page cache, which
 holds the training data, alone. It wants whole pages and aligned memory. File systems that refuse it
-get ordinary writes. Built in ``notebooks/05_async_checkpointer``.
+get ordinary writes. Built in ``notebooks/07_async_checkpointer``.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""A shuffle that is computed, not stored. Built in ``notebooks/02_async_loader``."""
+"""A shuffle that is computed, not stored. Built in ``notebooks/03_async_loader``."""
 
 import math
 

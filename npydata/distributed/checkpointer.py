@@ -1,6 +1,6 @@
 """The checkpointer at the door: of one process, and of many that save together.
 
-Built in ``notebooks/06_scale_out``.
+Built in ``notebooks/09_scale_out``.
 """
 
 import os

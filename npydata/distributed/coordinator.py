@@ -2,7 +2,7 @@
 
 A collective has no such end: where one rank raises or dies before it, the others wait for the
 group's own time-out, which is made for training. And a background thread that calls one would
-disturb the order of training's. Used in ``notebooks/06_scale_out``.
+disturb the order of training's. Used in ``notebooks/09_scale_out``.
 """
 
 import hashlib

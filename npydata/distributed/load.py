@@ -1,7 +1,7 @@
 """Load a checkpoint into a model and an optimizer, however either of them is spread.
 
 Each rank reads the slices that it needs, and no others, from whichever files hold them. Used in
-``notebooks/06_scale_out``.
+``notebooks/09_scale_out``.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 The ranks exchange messages twice. In the foreground rank 0 gathers what each has and answers who
 writes what; then training goes on. In the background each sends what it wrote, and rank 0 commits,
-when every shard is on the disk, or sends why not. Built in ``notebooks/06_scale_out``.
+when every shard is on the disk, or sends why not. Built in ``notebooks/09_scale_out``.
 """
 
 import json

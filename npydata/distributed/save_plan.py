@@ -1,7 +1,7 @@
 """Who writes what: replicated tensors once, each shard of the others by a rank that has it.
 
 The planners are those of ``torch.distributed.checkpoint``, which know every way to spread a tensor.
-Built in ``notebooks/06_scale_out``.
+Built in ``notebooks/09_scale_out``.
 """
 
 import json

@@ -1,6 +1,6 @@
 """One pass over an epoch: takes batches in order, counts them, and stops the workers when left.
 
-Built in ``notebooks/02_async_loader``.
+Built in ``notebooks/03_async_loader``.
 """
 
 import os

@@ -7,7 +7,7 @@ Example::
         for x, y in loader:
             ...                                     # loader.state_dict() resumes after this batch
 
-Built in ``notebooks/02_async_loader``; how to set it, in ``notebooks/03_throughput``.
+Built in ``notebooks/03_async_loader``; how to set it, in ``notebooks/04_throughput``.
 """
 
 import weakref
@@ -70,7 +70,7 @@ class AsyncDataLoader:
     workers; an exception in a worker is raised at its batch; leaving early stops every thread; a
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
     one, also on another number of ranks or with another batch size. Built in
-    ``notebooks/02_async_loader``.
+    ``notebooks/03_async_loader``.
 
     Raises:
         LoaderError: A setting is impossible, or loses data.

@@ -1,6 +1,6 @@
 """A model of worker threads and one consumer: arithmetic on a few times, nothing is measured.
 
-Built in ``notebooks/03_throughput``, which also shows where it is wrong.
+Built in ``notebooks/04_throughput``, which also shows where it is wrong.
 """
 
 from dataclasses import dataclass, replace

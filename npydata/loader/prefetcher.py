@@ -1,6 +1,6 @@
 """Batches fetched ahead of the consumer by worker threads, or by the consumer when it asks.
 
-Built in ``notebooks/02_async_loader``.
+Built in ``notebooks/03_async_loader``.
 """
 
 import threading

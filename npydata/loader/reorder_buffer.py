@@ -1,6 +1,6 @@
 """Numbered results from many threads, taken by one in the order of their numbers, never too many.
 
-Built in ``notebooks/02_async_loader``.
+Built in ``notebooks/03_async_loader``.
 """
 
 import threading

@@ -3,7 +3,7 @@
 Pure arithmetic: no thread, no tensor, no clock. An epoch is one order of all samples; a *global*
 batch is the next ``batch_size * world_size`` of them, and each rank takes its slice. Where an epoch
 stands is one number, the samples that all ranks together have been given, so it can be taken up
-again by any number of ranks. Built in ``notebooks/02_async_loader``.
+again by any number of ranks. Built in ``notebooks/03_async_loader``.
 """
 
 import threading

@@ -4,7 +4,7 @@ Example::
 
     print(recommend(dataset, step_s=0.02))
 
-Built in ``notebooks/03_throughput``; the arithmetic is in :mod:`npydata.loader.pipeline`.
+Built in ``notebooks/04_throughput``; the arithmetic is in :mod:`npydata.loader.pipeline`.
 """
 
 import os

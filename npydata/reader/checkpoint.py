@@ -1,6 +1,6 @@
 """A checkpoint as a mapping: names at once, tensors when asked for.
 
-Built in ``notebooks/04_lazy_checkpoint``.
+Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import math

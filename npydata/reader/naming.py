@@ -2,7 +2,7 @@ r"""A name for everything in a checkpoint: nested containers flattened with dots
 
 ``{"model": {"fc": {"weight": tensor}}}`` has one entry, ``model.fc.weight``. Where two paths would
 get the same name, the later one is escaped: ``\`` before a dot inside a key, ``\`` before a key
-that is not text; and numbered if that is taken too. Built in ``notebooks/04_lazy_checkpoint``.
+that is not text; and numbered if that is taken too. Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Open a checkpoint: one file, the files of a sharded set, or the folder of a training run.
 
-Built in ``notebooks/04_lazy_checkpoint``.
+Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import gc

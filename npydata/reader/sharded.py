@@ -3,7 +3,7 @@
 The words for it are those of ``torch.distributed.checkpoint``'s Hugging Face storage: an entry
 ``DCP_SHARDING_INFO`` of a file's metadata, which gives ``saved_offsets`` for every tensor in it.
 Ours adds the shapes of the whole tensors, so that a missing file shows. Built in
-``notebooks/06_scale_out``.
+``notebooks/09_scale_out``.
 """
 
 import json

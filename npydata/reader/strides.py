@@ -1,7 +1,7 @@
 """Which elements of a storage a tensor is made of: integers only, no file, no memory.
 
 Offsets and strides count elements, as in torch. Python's integers do not overflow, so a file cannot
-make these sums come out wrong. Built in ``notebooks/04_lazy_checkpoint``.
+make these sums come out wrong. Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import math

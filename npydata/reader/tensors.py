@@ -1,6 +1,6 @@
 """Makes tensors: from what a file says of one to checked, private memory, and to slices.
 
-Built in ``notebooks/04_lazy_checkpoint``.
+Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 The kernel keeps recently read parts of files in memory, in pages of 4 KiB. Everything here either
 asks about that cache or advises it; nothing here reads a token. Built in
-``notebooks/01_memmap_dataset``, and used for cold files in ``notebooks/03_throughput``.
+``notebooks/01_memmap_dataset``, and used for cold files in ``notebooks/04_throughput``.
 """
 
 import ctypes

@@ -1,88 +1,109 @@
 """Wrong answers to the exercises of notebook 07, each with a phrase of the message it deserves."""
 
-from math import ceil, isclose, sqrt
+import numpy as np
+
+WRITE, SYNC = "write the new file", "sync the new file"
+RENAME, FOLDER, REMOVE = "rename it", "sync the folder", "remove the old checkpoint"
 
 
-def compares_whole_columns(whole, resumed):
-    def column(rows, name):
-        return [row[name] for row in rows]
-
-    for name, part in [("weights", "weights"), ("batch", "loader"), ("loss", "generators")]:
-        if column(whole, name) != column(resumed, name):
-            return part
-    return "nothing"
+def writes_the_weights(weights, memory, write):
+    return [write(weights[k]) for k in range(len(weights))]
 
 
-def compares_the_first_rows(whole, resumed):
-    for name, part in [("weights", "weights"), ("batch", "loader"), ("loss", "generators")]:
-        if whole[0][name] != resumed[0][name]:
-            return part
-    return "nothing"
+def gives_them_another_name(weights, memory, write):
+    for k in range(len(weights)):
+        memory[k] = weights[k]
+    return [write(array) for array in memory]
 
 
-def looks_at_the_loss_first(whole, resumed):
-    if whole[0]["loss"] != resumed[0]["loss"]:
-        return "generators"
-    if whole[0]["batch"] != resumed[0]["batch"]:
-        return "loader"
-    return "optimizer" if whole[1]["weights"] != resumed[1]["weights"] else "nothing"
+def copies_one_by_one(weights, memory, write):
+    told = []
+    for k in range(len(weights)):
+        memory[k][:] = weights[k]
+        told.append(write(memory[k]))
+    return told
 
 
-def finds_close_good_enough(whole, resumed):
-    if whole[0]["weights"] != resumed[0]["weights"]:
-        return "weights"
-    if whole[0]["batch"] != resumed[0]["batch"]:
-        return "loader"
-    if not isclose(whole[0]["loss"], resumed[0]["loss"], abs_tol=1e-5):
-        return "generators"
-    return "optimizer" if whole[1]["weights"] != resumed[1]["weights"] else "nothing"
+def clones(weights, memory, write):
+    copies = [np.array(array) for array in weights]
+    return [write(array) for array in copies]
 
 
-def what_is_left_must_be_it(whole, resumed):
-    for name, part in [("weights", "weights"), ("batch", "loader"), ("loss", "generators")]:
-        if whole[0][name] != resumed[0][name]:
-            return part
-    return "optimizer"
+def copies_the_wrong_way(weights, memory, write):
+    for k in range(len(weights)):
+        weights[k][:] = memory[k]
+    return [write(array) for array in weights]
 
 
-def loses_all_of_it(step, stall, between_crashes):
-    return max(1, round(sqrt(stall * between_crashes) / step))
+def copies_nothing(weights, memory, write):
+    return [write(memory[k]) for k in range(len(memory))]
 
 
-def in_seconds(step, stall, between_crashes):
-    return max(1, round(sqrt(2 * stall * between_crashes)))
+def in_the_given_order(tensors):
+    begins, end = {}, 0
+    for name, itemsize, count in tensors:
+        begins[name], end = end, end + itemsize * count
+    return begins
 
 
-def every_step(step, stall, between_crashes):
-    return 1
+def aligned_with_gaps(tensors):
+    begins, end = {}, 0
+    for name, itemsize, count in tensors:
+        while end % itemsize:
+            end += 1
+        begins[name], end = end, end + itemsize * count
+    return begins
 
 
-def once_a_crash(step, stall, between_crashes):
-    return ceil(between_crashes / step)
+def largest_tensor_first(tensors):
+    return in_the_given_order(sorted(tensors, key=lambda one: -(one[1] * one[2])))
 
 
-def may_be_zero(step, stall, between_crashes):
-    return round(sqrt(2 * stall * between_crashes) / step)
+def smallest_elements_first(tensors):
+    return in_the_given_order(sorted(tensors, key=lambda one: one[1]))
 
 
-def without_the_root(step, stall, between_crashes):
-    return max(1, round(2 * stall * between_crashes / step))
+def in_elements(tensors):
+    ordered = sorted(tensors, key=lambda one: -one[1])
+    return in_the_given_order([(name, 1, count) for name, _, count in ordered])
+
+
+def by_name_within_a_size(tensors):
+    return in_the_given_order(sorted(tensors, key=lambda one: (-one[1], one[0])))
+
+
+def sorted_and_turned_round(tensors):
+    upwards = sorted(tensors, key=lambda one: one[1])
+    return in_the_given_order(upwards[::-1])
+
+
+def plays(*actions):
+    return lambda play: play(*actions)
 
 
 WRONG = {
-    "missing_part": [
-        ("all that follows differs", compares_whole_columns),
-        ("in what the step did", compares_the_first_rows),
-        ("blame the generators", looks_at_the_loss_first),
-        ("equal, not close", finds_close_good_enough),
-        ("the two runs are the same", what_is_left_must_be_it),
+    "repaired": [
+        ("under whatever name", writes_the_weights),
+        ("when its turn comes", copies_one_by_one),
+        ("new at every save", clones),
+        ("forgotten what it learned", copies_the_wrong_way),
+        ("nothing was copied", copies_nothing),
     ],
-    "best_interval": [
-        ("half-way through", loses_all_of_it),
-        ("return seconds", in_seconds),
-        ("as if a save cost nothing", every_step),
-        ("wait for the crash", once_a_crash),
-        ("return 0 steps", may_be_zero),
-        ("grows too fast", without_the_root),
+    "begins": [
+        ("the order of the state: a tensor", in_the_given_order),
+        ("leave gaps", aligned_with_gaps),
+        ("of a whole tensor", largest_tensor_first),
+        ("begin with the small", smallest_elements_first),
+        ("count elements", in_elements),
+        ("lost the order", by_name_within_a_size),
+        ("in reverse", sorted_and_turned_round),
+    ],
+    "in_safe_order": [
+        ("a file of nothing", plays(WRITE, RENAME, SYNC, FOLDER, REMOVE)),
+        ("holds only names", plays(WRITE, RENAME, FOLDER, SYNC, REMOVE)),
+        ("before the name that matters", plays(WRITE, SYNC, FOLDER, RENAME, REMOVE)),
+        ("remove the old one first", plays(REMOVE, WRITE, SYNC, RENAME, FOLDER)),
+        ("may not have the new name", plays(WRITE, SYNC, RENAME, REMOVE, FOLDER)),
+        ("play all five", plays(WRITE, SYNC, RENAME, FOLDER)),
     ],
 }

@@ -1,6 +1,6 @@
 """Keep one checkpoint, the newest, on a disk that may lose power at any moment.
 
-`disk` is the toy disk of notebook 05; the same calls go to a real folder in production.
+`disk` is the toy disk of notebook 07; the same calls go to a real folder in production.
 """
 
 import json

@@ -1,119 +1,197 @@
-"""Exercises of notebook 03: tokens per second, and the diagnosis of a trace."""
+"""Exercises of notebook 03: a shuffle without a list, in-order delivery, the resume cursor."""
 
-from itertools import pairwise
-
-from npydata.loader.pipeline import Pipeline, timeline
 from tutorial.grading import Exercise
 
-# tokens_per_s
+
+def walk(position, n, scrambled):
+    cell = scrambled[position]
+    while cell >= n:
+        cell = scrambled[cell]
+    return cell
 
 
-def rate_cases(rng):
-    small = [(1, 1, 1, 1), (4, 2, 1, 8), (2, 4, 1, 8), (2, 8, 2, 16), (1, 8, 4, 100), (3, 1, 2, 6)]
-    drawn = [
-        (*(rng.integers(1, 1000, 2) / 1000).tolist(), int(rng.integers(1, 9)), 32_768)
-        for _ in range(12)
-    ]
-    return small + drawn
+def walk_once(position, n, scrambled):
+    cell = scrambled[position]
+    return cell if cell < n else scrambled[cell]
 
 
-# diagnose
+def skip_forward(position, n, scrambled):
+    while scrambled[position] >= n:
+        position = (position + 1) % n
+    return scrambled[position]
 
 
-def trips(**pipeline):
-    return [tuple(trip)[1:] for trip in timeline(Pipeline(**pipeline), 24).trips]
+def next_position(position, n, scrambled):
+    while scrambled[position] >= n:
+        position += 1
+    return scrambled[position]
 
 
-def trace_cases():
-    fed = [{"step_s": step, "fetch_s": 2.0, "window": 4} for step in (2.5, 3.0, 9.0)]
-    starved = [{"step_s": step, "fetch_s": 2.0, "window": 4} for step in (0.5, 1.0, 1.5)]
-    stepping = [
-        {"step_s": step, "fetch_s": 2.0, "window": 1, "wake_s": wake}
-        for step, wake in ((1.0, 0.4), (1.5, 0.6), (2.0, 0.5))
-    ]
-    return [(trips(**pipeline),) for pipeline in fed + starved + stepping]
+def shuffle_cases(rng):
+    """The last cell always leads to a sample: a walk along the cells does not fall off the end."""
+    fixed = [(p, 4, (2, 5, 3, 1, 0, 4)) for p in range(4)]
+    drawn = []
+    for n, cells in [(5, 6), (7, 9), (10, 12), (17, 25)]:
+        for _ in range(3):
+            scrambled = rng.permutation(cells).tolist()
+            scrambled.append(scrambled.pop(scrambled.index(int(rng.integers(n)))))
+            drawn += [(p, n, tuple(scrambled)) for p in range(n)]
+    return fixed + drawn
 
 
-def idle(trace, begin, end):
-    gaps = (after[begin] - before[end] for before, after in pairwise(trace))
-    return sum(gaps) / (trace[-1][end] - trace[0][begin])
+def deliver(arrivals):
+    waiting, delivered, next_number = set(), [], 0
+    for number in arrivals:
+        waiting.add(number)
+        run = []
+        while next_number in waiting:
+            run.append(next_number)
+            next_number += 1
+        delivered.append(run)
+    return delivered
 
 
-def consumer_waits(trace):
-    return idle(trace, 2, 3) > 0.1
+def one_at_a_time(arrivals):
+    waiting, delivered, next_number = set(), [], 0
+    for number in arrivals:
+        waiting.add(number)
+        ready = next_number in waiting
+        delivered.append([next_number] if ready else [])
+        next_number += ready
+    return delivered
 
 
-def worker_waits(trace):
-    return idle(trace, 0, 1) > 0.1
+def sort_what_waits(arrivals):
+    """Hold back what is not next, then deliver all that waits, gaps or not."""
+    waiting, delivered, next_number = [], [], 0
+    for number in arrivals:
+        waiting.append(number)
+        if next_number in waiting:
+            delivered.append(sorted(waiting))
+            next_number, waiting = max(waiting) + 1, []
+        else:
+            delivered.append([])
+    return delivered
 
 
-def diagnose(trace):
-    if not consumer_waits(trace):
-        return "fed"
-    return "lock-step" if worker_waits(trace) else "starved"
+def drop_the_early(arrivals):
+    delivered, next_number = [], 0
+    for number in arrivals:
+        delivered.append([number] if number == next_number else [])
+        next_number += number == next_number
+    return delivered
 
 
-def lies_ready(trace):
-    return sum(trip[2] - trip[1] for trip in trace) > 0.1 * (trace[-1][3] - trace[0][2])
+def arrival_cases(rng):
+    fixed = [[0], [0, 1], [1, 0], [2, 0, 1], [2, 1, 0], [1, 3, 0, 2]]
+    drawn = [rng.permutation(size).tolist() for size in (4, 5, 6, 8, 10) for _ in range(3)]
+    return [(arrivals,) for arrivals in fixed + drawn]
 
 
-def shown(args):
-    begin = ", ".join(str(tuple(round(at, 1) for at in trip)) for trip in args[0][:4])
-    return f"[{begin}, ... {len(args[0])} batches]"
+def batches_from(order, start, size):
+    return [order[k : k + size] for k in range(start, len(order), size)]
+
+
+def full_batches_from(order, start, size):
+    return [batch for batch in batches_from(order, start, size) if len(batch) == size]
+
+
+def resume_cases(rng):
+    found = []
+    for samples, old, made, delivered, new in [
+        (6, 2, 2, 1, 2), (6, 2, 3, 1, 2), (7, 2, 3, 2, 2), (9, 2, 4, 2, 3), (10, 4, 2, 1, 2),
+        (12, 3, 4, 0, 4), (12, 3, 3, 3, 2), (20, 4, 5, 3, 5), (23, 5, 4, 2, 4),
+    ]:  # fmt: skip
+        order = tuple(rng.permutation(samples).tolist())
+        found.append((order, old, made, delivered, new))
+    return found
 
 
 EXERCISES = [
     Exercise(
-        "tokens_per_s",
-        lambda step, fetch, workers, tokens: tokens / max(step, fetch / workers),
-        rate_cases,
+        "shuffled",
+        walk,
+        shuffle_cases,
         {
-            "You add step and fetch: that is a loop that fetches only when it wants a batch.": (
-                lambda step, fetch, workers, tokens: tokens / (step + fetch / workers)
+            "A remainder brings every cell into range, but two positions then share a sample.": (
+                lambda p, n, scrambled: scrambled[p] % n
             ),
-            "You do step and fetch one after the other, and all workers are of no use to you.": (
-                lambda step, fetch, workers, tokens: tokens / (step + fetch)
+            "You go on only once; the cell after that may lie outside too.": walk_once,
+            "You hand out cells that have no sample, beyond the last one.": (
+                lambda p, n, scrambled: scrambled[p]
             ),
-            "With you, more workers take longer for a batch.": (
-                lambda step, fetch, workers, tokens: tokens / max(step, fetch * workers)
+            "You give way to the next position, whose sample is then given out twice.": (
+                skip_forward
             ),
-            "You leave out that workers share the fetching.": (
-                lambda step, fetch, workers, tokens: tokens / max(step, fetch)
+            "You try the next position, which has its own sample; "
+            "what about the cell you landed in?": next_position,
+            "You cut off at the last sample, so that one comes again and again.": (
+                lambda p, n, scrambled: min(scrambled[p], n - 1)
             ),
-            "You let the workers share the step as well; the consumer is alone.": (
-                lambda step, fetch, workers, tokens: tokens * workers / max(step, fetch)
+            "You look for the position that leads here, not for the sample it leads to.": (
+                lambda p, n, scrambled: walk(p, n, _inverse(scrambled))
             ),
-            "That is how fast batches can be made; the step may be slower.": (
-                lambda step, fetch, workers, tokens: tokens * workers / fetch
+            "You go through the whole list, which is what we wanted to avoid.": (
+                lambda p, n, scrambled: [cell for cell in scrambled if cell < n][p]
             ),
-            "You let the quicker side set the pace; whom does it wait for?": (
-                lambda step, fetch, workers, tokens: tokens / min(step, fetch / workers)
-            ),
-            "You count batches, not tokens.": (
-                lambda step, fetch, workers, tokens: 1 / max(step, fetch / workers)
-            ),
+            "You leave the order as it was.": lambda p, n, scrambled: p,
         },
     ),
     Exercise(
-        "diagnose",
-        diagnose,
-        trace_cases(),
+        "in_order",
+        deliver,
+        arrival_cases,
         {
-            "You look at the consumer only. It waits in lock-step, too; is its worker busy?": (
-                lambda trace: "starved" if consumer_waits(trace) else "fed"
+            "You deliver each batch when it arrives: that is the order of the workers.": (
+                lambda arrivals: [[number] for number in arrivals]
             ),
-            "You look at the worker only. It may wait because it is quicker than needed.": (
-                lambda trace: "lock-step" if worker_waits(trace) else "starved"
+            "You wait for the whole epoch, and hold all of it in memory.": (
+                lambda arrivals: [[] for _ in arrivals[1:]] + [sorted(arrivals)]
             ),
-            "You take starved for lock-step: where both wait, neither is too slow.": (
-                lambda trace: {"starved": "lock-step", "lock-step": "starved"}.get(
-                    diagnose(trace), "fed"
+            "One arrival can free several batches; you deliver one at most.": one_at_a_time,
+            "A batch that arrives before its turn is lost.": drop_the_early,
+            "You deliver everything that waits, even across a gap.": sort_what_waits,
+        },
+    ),
+    Exercise(
+        "resumed",
+        lambda order, old, made, delivered, new: batches_from(order, delivered * old, new),
+        resume_cases,
+        {
+            "You resume behind what was made: prefetched batches that nobody got are skipped.": (
+                lambda order, old, made, delivered, new: batches_from(order, made * old, new)
+            ),
+            "You count batches in the new size, but they were delivered in the old one.": (
+                lambda order, old, made, delivered, new: batches_from(order, delivered * new, new)
+            ),
+            "You give the last delivered batch once more.": (
+                lambda order, old, made, delivered, new: batches_from(
+                    order, max(0, delivered - 1) * old, new
                 )
             ),
-            "You blame the consumer when batches lie ready; that is what prefetching is for.": (
-                lambda trace: "starved" if lies_ready(trace) else "fed"
+            "You cut the rest in the old batch size.": (
+                lambda order, old, made, delivered, new: batches_from(order, delivered * old, old)
+            ),
+            "You leave out the last batch when it is short.": (
+                lambda order, old, made, delivered, new: full_batches_from(
+                    order, delivered * old, new
+                )
+            ),
+            "You leave out a batch that nobody was given.": (
+                lambda order, old, made, delivered, new: batches_from(
+                    order, (delivered + 1) * old, new
+                )
+            ),
+            "The samples are right, but they are in one piece, not in batches.": (
+                lambda order, old, made, delivered, new: order[delivered * old :]
+            ),
+            "You start the epoch again from its beginning.": (
+                lambda order, old, made, delivered, new: batches_from(order, 0, new)
             ),
         },
-        show=shown,
     ),
 ]
+
+
+def _inverse(scrambled):
+    return tuple(scrambled.index(cell) for cell in range(len(scrambled)))

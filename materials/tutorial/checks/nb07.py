@@ -1,157 +1,184 @@
-"""Exercises of notebook 07: find the missing part of a state, choose the save interval."""
+"""Exercises of notebook 07: repair a torn save, lay out a file, order the actions of a commit."""
 
-import copy
-import random
+import numpy as np
 
 from tutorial.grading import Exercise
+from tutorial.toy_disk import ACTIONS, play, play_first
 
-PARTS = ("weights", "loader", "generators", "optimizer", "nothing")
-
-# missing_part
-
-
-class ToyRun:
-    """A training run in miniature: one weight, momentum, noise, and a place in the data."""
-
-    def __init__(self, seed, noise):
-        self.seed, self.size = seed, noise
-        self.weights, self.optimizer, self.loader = seed % 7 + 1.0, 0.0, 0
-        self.generators = random.Random(seed)
-
-    def step(self):
-        """Note weights and batch by a number that tells them from others, as a checksum does."""
-        batch = 10_000 + (self.loader * 7919 + self.seed) % 90_000
-        noise = self.size * self.generators.random()
-        row = {"weights": round(self.weights * 1e9) % 99_991, "batch": batch,
-               "loss": abs(self.weights - batch / 1e5) + noise}  # fmt: skip
-        self.optimizer = 0.9 * self.optimizer + self.weights - batch / 1e5 + noise
-        self.weights -= 0.05 * self.optimizer
-        self.loader += 1
-        return row
-
-    def forget(self, part):
-        """Let a part be as it is at the start of a run."""
-        if part != "nothing":
-            setattr(self, part, getattr(ToyRun(self.seed + (part == "weights"), self.size), part))
+# repaired
 
 
-def runs(part, seed, steps, noise):
-    """The rows of a run after its fifth step, and of one that resumed there without a part."""
-    whole = ToyRun(seed, noise)
-    for _ in range(5):
-        whole.step()
-    resumed = copy.deepcopy(whole)
-    resumed.forget(part)
-    return tuple([one.step() for _ in range(steps)] for one in (whole, resumed))
+class Training:
+    """Weights that all hold the number of their step; every write gives training time for one."""
+
+    def __init__(self, sizes, step):
+        self.weights = [np.full(size, step) for size in sizes]
+        self.memory = [np.zeros(size, self.weights[0].dtype) for size in sizes]
+        self.ours = list(self.weights), list(self.memory)
+
+    def write(self, array):
+        weights, memory = self.ours
+        kept = [name for name, held in (("the weights", weights), ("memory", memory))
+                if any(np.shares_memory(array, one) for one in held)]  # fmt: skip
+        told = f"step {array.flat[0]} from {(kept or ['a new array'])[0]}"
+        for one in weights:
+            one += 1
+        return told
 
 
-def run_cases(rng):
-    fixed = [(part, 3, 2, 0.25) for part in PARTS]
-    faint = [("generators", 4, 4, 1e-7), ("generators", 5, 3, 1e-7), ("optimizer", 6, 3, 1e-7)]
-    drawn = [(part, int(rng.integers(10, 99)), 4, 0.1) for part in PARTS for _ in range(2)]
-    return [runs(*case) for case in fixed + faint + drawn]
+def training_cases(rng):
+    drawn = [(rng.integers(1, 5, count).tolist(), int(rng.integers(2, 99))) for count in (2, 3, 4)]
+    trainings = [Training(*case) for case in [([1, 1], 7), ([2, 3], 7), *drawn]]
+    return [(one.weights, one.memory, one.write) for one in trainings]
 
 
-def missing(whole, resumed):
-    for part, seen in (("weights", "weights"), ("loader", "batch"), ("generators", "loss")):
-        if whole[0][seen] != resumed[0][seen]:
-            return part
-    return "optimizer" if whole[1]["weights"] != resumed[1]["weights"] else "nothing"
+def repair(weights, memory, write):
+    for target, source in zip(memory, weights, strict=True):
+        np.copyto(target, source)
+    return [write(array) for array in memory]
 
 
-def differs(whole, resumed, seen):
-    return any(a[seen] != b[seen] for a, b in zip(whole, resumed, strict=True))
+def copy_in_turn(weights, memory, write):
+    told = []
+    for target, source in zip(memory, weights, strict=True):
+        np.copyto(target, source)
+        told.append(write(target))
+    return told
 
 
-def at_any_step(whole, resumed):
-    seen = {"weights": "weights", "loader": "batch", "generators": "loss"}
-    found = [part for part, one in seen.items() if differs(whole, resumed, one)]
-    return found[0] if found else "nothing"
+def overwrite_the_weights(weights, memory, write):
+    for target, source in zip(weights, memory, strict=True):
+        np.copyto(target, source)
+    return [write(array) for array in weights]
 
 
-def loss_alone(whole, resumed):
-    if whole[0]["loss"] != resumed[0]["loss"]:
-        return "generators"
-    return missing(whole, resumed)
+def shown_training(args):
+    return f"weights of {len(args[0])} arrays at step {args[0][0][0]}"
 
 
-def with_tolerance(whole, resumed):
-    if abs(whole[0]["loss"] - resumed[0]["loss"]) > 1e-4:
-        return missing(whole, resumed)
-    return "optimizer" if whole[1]["weights"] != resumed[1]["weights"] else "nothing"
+# begins
 
 
-def first_step_only(whole, resumed):
-    return missing(whole, [*resumed[:1], *whole[1:]])
+def place(tensors):
+    begins, at = {}, 0
+    for name, itemsize, count in tensors:
+        begins[name] = at
+        at += itemsize * count
+    return begins
 
 
-def always_one(whole, resumed):
-    found = missing(whole, resumed)
-    return "optimizer" if found == "nothing" else found
+def by_item_size(tensors):
+    return place(sorted(tensors, key=lambda one: -one[1]))
 
 
-def shown_runs(args):
-    first = [" ".join(f"{key} {value}" for key, value in rows[0].items()) for rows in args]
-    return f"first rows: {first[0]} | {first[1]}"
+def padded(tensors):
+    begins, at = {}, 0
+    for name, itemsize, count in tensors:
+        at = -(-at // itemsize) * itemsize
+        begins[name] = at
+        at += itemsize * count
+    return begins
 
 
-# best_interval
-
-INTERVALS = [
-    (1.0, 2.0, 100.0),
-    (0.5, 2.0, 3600.0),
-    (0.25, 8.0, 10_000.0),
-    (2.0, 18.0, 28_900.0),
-    (0.1, 0.5, 36.0),
-    (5.0, 0.02, 25.0),
-]
-"""Seconds of a step, of a save's stall, and between crashes; the best interval is a whole number
-of steps, or far below one."""
+def count_elements(tensors):
+    begins, at = {}, 0
+    for name, _, count in sorted(tensors, key=lambda one: -one[1]):
+        begins[name] = at
+        at += count
+    return begins
 
 
-def best(step, stall, between_crashes):
-    return max(1, round((2 * stall * between_crashes) ** 0.5 / step))
+def layout_cases(rng):
+    fixed = [
+        [("a", 4, 2)],
+        [("a", 1, 3), ("b", 4, 1)],
+        [("b", 2, 3), ("a", 2, 1), ("c", 8, 1)],
+        [("bias", 4, 3), ("mask", 1, 5), ("step", 8, 1), ("weight", 2, 6)],
+    ]
+    drawn = [
+        [(f"t{k}", int(2 ** rng.integers(0, 4)), int(rng.integers(0, 9))) for k in range(size)]
+        for size in (3, 4, 5, 6, 8)
+    ]
+    return [(tensors,) for tensors in fixed + drawn]
+
+
+# in_safe_order
+
+WRITE, SYNC, RENAME, SYNC_FOLDER, REMOVE = ACTIONS
+
+
+def in_order(*actions):
+    return lambda play: play(*actions)
 
 
 EXERCISES = [
     Exercise(
-        "missing_part",
-        missing,
-        run_cases,
+        "repaired",
+        repair,
+        training_cases,
         {
-            "You look at every step, but after the first difference all that follows differs.": (
-                at_any_step
+            "You hand out the weights, under whatever name: training goes on changing them.": (
+                lambda weights, memory, write: [write(array) for array in weights]
             ),
-            "You stop at the first step, and one part shows only in what the step did.": (
-                first_step_only
+            "You copy an array when its turn comes; by then training has moved on.": copy_in_turn,
+            "All of one step, but in memory that is new at every save.": (
+                lambda weights, memory, write: [write(a) for a in [w.copy() for w in weights]]
             ),
-            "You blame the generators, but a loss also depends on weights and batch.": loss_alone,
-            "You let a small difference pass: bit-identical is equal, not close.": with_tolerance,
-            "You name a part even where the two runs are the same.": always_one,
+            "You copy the memory over the weights: the model has forgotten what it learned.": (
+                overwrite_the_weights
+            ),
+            "You write memory into which nothing was copied.": (
+                lambda weights, memory, write: [write(array) for array in memory]
+            ),
         },
-        show=shown_runs,
+        show=shown_training,
     ),
     Exercise(
-        "best_interval",
-        best,
-        INTERVALS,
+        "begins",
+        by_item_size,
+        layout_cases,
         {
-            "You count a whole interval as lost; a crash comes half-way through, on average.": (
-                lambda step, stall, between: max(1, round((stall * between) ** 0.5 / step))
+            "You keep the order of the state: a tensor can begin where its elements don't fit.": (
+                place
             ),
-            "You return seconds, and the question was how many steps.": (
-                lambda step, stall, between: max(1, round((2 * stall * between) ** 0.5))
+            "You leave gaps between tensors, and safetensors allows none.": padded,
+            "You sort by the bytes of a whole tensor, not of one element.": (
+                lambda tensors: place(sorted(tensors, key=lambda one: -one[1] * one[2]))
             ),
-            "You save at every step, as if a save cost nothing.": (lambda step, stall, between: 1),
-            "You wait for the crash, as if only saves cost something.": (
-                lambda step, stall, between: max(1, round(between / step))
+            "You begin with the small elements, which leaves the large ones at odd places.": (
+                lambda tensors: place(sorted(tensors, key=lambda one: one[1]))
             ),
-            "You return 0 steps where a save is cheap; it can't be more often than every step.": (
-                lambda step, stall, between: round((2 * stall * between) ** 0.5 / step)
+            "You count elements where the header counts bytes.": count_elements,
+            "Tensors with elements of one size have lost the order of the state.": (
+                lambda tensors: place(sorted(tensors, key=lambda one: (-one[1], one[0])))
             ),
-            "Your interval grows too fast: twice the stall does not make it twice as long.": (
-                lambda step, stall, between: max(1, round(2 * stall * between / step))
+            "Tensors with elements of one size come in reverse.": (
+                lambda tensors: place(sorted(tensors, key=lambda one: one[1])[::-1])
             ),
         },
+    ),
+    Exercise(
+        "in_safe_order",
+        in_order(*ACTIONS),
+        [(play,), (play_first,)],
+        {
+            "You rename before the bytes are on the disk: a good name for a file of nothing.": (
+                in_order(WRITE, RENAME, SYNC, SYNC_FOLDER, REMOVE)
+            ),
+            "You sync the folder for its bytes, but it holds only names.": (
+                in_order(WRITE, RENAME, SYNC_FOLDER, SYNC, REMOVE)
+            ),
+            "You sync the folder before the name that matters is in it.": (
+                in_order(WRITE, SYNC, SYNC_FOLDER, RENAME, REMOVE)
+            ),
+            "You remove the old one first, and for a while there is none.": (
+                in_order(REMOVE, WRITE, SYNC, RENAME, SYNC_FOLDER)
+            ),
+            "You remove the old one while the disk may not have the new name yet.": (
+                in_order(WRITE, SYNC, RENAME, REMOVE, SYNC_FOLDER)
+            ),
+            "You leave out an action: play all five.": in_order(*ACTIONS[:4]),
+        },
+        show=lambda args: args[0].__name__,
     ),
 ]

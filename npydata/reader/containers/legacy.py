@@ -3,7 +3,7 @@
 Five pickles lie back to back: a magic number, a version, the writer's machine, the object, and the
 list of storage keys. Then comes, for each key in that order, a count of elements in 8 bytes and the
 elements. The counts are all one needs to get from storage to storage without reading any. Built in
-``notebooks/04_lazy_checkpoint``.
+``notebooks/06_lazy_checkpoint``.
 """
 
 from typing import Any

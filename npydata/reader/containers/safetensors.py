@@ -1,7 +1,7 @@
 """safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
 
 The format and its limits are those of the safetensors project's README. Built in
-``notebooks/04_lazy_checkpoint``.
+``notebooks/06_lazy_checkpoint``.
 """
 
 import json

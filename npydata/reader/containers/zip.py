@@ -3,7 +3,7 @@
 The layout is that of PKWARE's APPNOTE: at the end of the file a directory with one header per
 record; before each record's bytes a second header with a name and padding of its own. torch stores
 records uncompressed and pads them to 64 bytes, so a tensor can be mapped where it lies. Built in
-``notebooks/04_lazy_checkpoint``.
+``notebooks/06_lazy_checkpoint``.
 """
 
 import struct
