@@ -40,7 +40,7 @@ def handlers(taught):
         pickle.SETITEM: taught.store_one,
         pickle.SETITEMS: taught.store_many,
         pickle.GLOBAL: taught.name_global,
-        pickle.REDUCE: taught.reduce,
+        pickle.REDUCE: taught.load_reduce,
         pickle.BUILD: taught.build,
         pickle.BINPERSID: taught.load_persistent_id,
     }
@@ -243,8 +243,8 @@ class TestPromises:
     def test_each_count_leads_to_the_next_storage(self, taught, tmp_path):
         sizes = (3, 0, 5, 1)
         file = self.legacy_tail(tmp_path / "tail", sizes)
-        storages = {f"{k}": taught.Storage(f"{k}", torch.float32, n) for k, n in enumerate(sizes)}
-        places = taught.scan_storages(file, 24, list(storages), storages)
+        storages = [taught.Storage(f"{k}", torch.float32, n) for k, n in enumerate(sizes)]
+        places = taught.scan_storages(file, 24, storages)
         begins = [32, 52, 60, 88]
         assert [(one.offset, one.nbytes) for one in places.values()] == [
             (begin, 4 * n) for begin, n in zip(begins, sizes, strict=True)
@@ -253,17 +253,15 @@ class TestPromises:
     def test_a_count_that_differs_from_the_pickles_is_refused(self, taught, tmp_path):
         file = self.legacy_tail(tmp_path / "tail", (3, 2))
         for numels in ((3, 3), (2, 2), (4, 1)):
-            storages = {
-                f"{k}": taught.Storage(f"{k}", torch.int32, n) for k, n in enumerate(numels)
-            }
+            storages = [taught.Storage(f"{k}", torch.int32, n) for k, n in enumerate(numels)]
             with pytest.raises(CheckpointError, match=r"storage '\d' has \d elements"):
-                taught.scan_storages(file, 24, ["0", "1"], storages)
+                taught.scan_storages(file, 24, storages)
 
     def test_bytes_behind_the_last_storage_are_refused(self, taught, tmp_path):
         file = self.legacy_tail(tmp_path / "tail", (3, 2))
-        storages = {"0": taught.Storage("0", torch.int32, 3)}
+        storages = [taught.Storage("0", torch.int32, 3)]
         with pytest.raises(CheckpointError, match="its storages end at byte"):
-            taught.scan_storages(file, 24, ["0"], storages)
+            taught.scan_storages(file, 24, storages)
 
     # Slices
 

@@ -348,7 +348,7 @@ HANDLERS: Handlers = {
     pickle.EXT4: calls.name_extension("<i"),
     pickle.BINPERSID: calls.load_persistent_id,
     pickle.PERSID: calls.load_text_persistent_id,
-    pickle.REDUCE: calls.reduce,
+    pickle.REDUCE: calls.load_reduce,
     pickle.NEWOBJ: calls.new_object,
     pickle.NEWOBJ_EX: calls.new_object_with_keywords,
     pickle.INST: calls.make_instance,

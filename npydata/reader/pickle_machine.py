@@ -58,13 +58,11 @@ class PickleMachine:
 
     def step(self) -> None:
         """Run one opcode."""
-        begin = self.at
+        begin, self.at = self.at, self.at + 1
         try:
             if begin >= self.end:
                 raise IndexError
-            code = self.data[begin]
-            self.at = begin + 1
-            self.handlers[code](self)
+            self.handlers[self.data[begin]](self)
         except MALFORMED as error:
             self.at = begin
             raise self.malformed(str(error)) from None

@@ -23,9 +23,8 @@ from npydata.reader.strides import (
     MAX_COUNT,
     contiguous_stride,
     in_range,
-    positive,
-    slice_steps,
     spelled_out,
+    steps_of,
 )
 from npydata.reader.tensors import Entry, TensorReader
 
@@ -94,10 +93,7 @@ Chosen = list[tuple[int, int, int]]
 def chosen_of(shape: tuple[int, ...], index: Any) -> Chosen:
     """Return which elements an index chooses; an integer chooses one of its dimension."""
     every = zip(spelled_out(index, len(shape)), shape, strict=True)
-    return [
-        slice_steps(one, size) if isinstance(one, slice) else (positive(one, size), 1, 1)
-        for one, size in every
-    ]
+    return [steps_of(one, size) for one, size in every]
 
 
 def overlap(chosen: Chosen, bounds: Bounds) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
