@@ -1,27 +1,28 @@
 """Look inside checkpoint files: a pickle step by step, the bytes of a file, a view of a storage.
 
-for step in steps(data, machine): print(step)     # what each opcode left on the stack
-draw_steps(ax, steps(data, machine))              # the same as a figure
-draw_bytes(ax, parts)                             # a file as rows of 64 bytes
-draw_view(ax, whole, view, span, itemsize)       # which elements of a storage a tensor is
+trace(machine)            # what each opcode leaves on the stack; a slider goes through them
+draw_file(path)           # a file as rows of 64 bytes
+slices(sliced, span)      # which elements of a storage a slice is; sliders turn the slice
 """
 
-import ctypes
-import gc
 import pickletools
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 
-from npydata.system.page_cache import evict, resident_pages
-from tutorial.figures import INK, PALETTE, ink_on
+from tutorial.figures import INK, PALETTE, WIDTH, ink_on
+from tutorial.sliders import with_sliders
 
 MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
 """Opcodes that leave the stack as it is."""
@@ -31,7 +32,71 @@ ROLES = {"length": "limit", "header": "stock", "padding": "absent", "description
 Part = tuple[str, int, int, str]  # name, first byte, the byte after the last, one of ROLES
 
 
+# Small files, and what is in them
+
+_SCRATCH = TemporaryDirectory(prefix="npydata-pickles-")
+SCRATCH = Path(_SCRATCH.name)
+_NUMBERS = count(1)
+
+
+def saved(content: Any, **options: Any) -> Path:
+    """A fresh file of `torch.save`."""
+    path = SCRATCH / f"file{next(_NUMBERS)}.pt"
+    torch.save(content, path, **options)
+    return path
+
+
+def record(path: Path, name: str) -> bytes:
+    """The bytes of an entry of a torch file, by its name within the archive."""
+    with zipfile.ZipFile(path) as archive:
+        (found,) = (one for one in archive.namelist() if one.split("/", 1)[1] == name)
+        return archive.read(found)
+
+
+def tensor_of(path: Path, stored: Any) -> torch.Tensor:
+    """The tensor that a description stands for: its storage is read whole, and no other."""
+    data = bytearray(record(path, f"data/{stored.storage.key}"))
+    flat = torch.frombuffer(data, dtype=stored.dtype)
+    return flat.as_strided(stored.shape, stored.stride, stored.offset)
+
+
 # A pickle, step by step
+
+dis = pickletools.dis
+
+
+def machine(kind: type, handlers: Any, rebuilder: type, data: bytes) -> Any:
+    """A machine over a pickle; a rebuilder says what names, ids and calls stand for."""
+    met = rebuilder(len(data))
+    return kind(data, handlers, find_class=met.find_class, persistent_load=met.persistent_load,
+                reduce=met.reduce)  # fmt: skip
+
+
+def endings(make: Callable[[bytes], Any], whole: bytes) -> str:
+    """How reading ends, cut after each byte: the kinds of ends, and how often each."""
+    ends: dict[str, int] = {}
+    for length in range(len(whole)):
+        try:
+            make(whole[:length]).run()
+            end = "a value"
+        except Exception as error:
+            end = type(error).__name__
+        ends[end] = ends.get(end, 0) + 1
+    listed = ", ".join(f"{end} {number} times" for end, number in sorted(ends.items()))
+    return f"{'one kind' if len(ends) == 1 else 'several kinds'}: {listed}"
+
+
+def trace(made: Any) -> None:
+    """Turn the step: the stack after each opcode up to there; where nothing turns, all of them."""
+    shown = list(steps(made.data, made))
+
+    def draw(step: float) -> None:
+        _, ax = plt.subplots(figsize=(WIDTH, 0.9 + 0.235 * len(shown)))
+        draw_steps(ax, shown, int(step))
+        ax.set_title("The stack after each opcode", pad=2)
+        plt.show()
+
+    with_sliders(draw, step=(len(shown), 1, len(shown), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +148,13 @@ def short(value: Any) -> str:
     return repr(value).replace(", ", ",")
 
 
-def draw_steps(ax: Axes, shown: Sequence[Step]) -> None:
+def draw_steps(ax: Axes, shown: Sequence[Step], upto: int) -> None:
     """Three columns, one row for each opcode: its bytes, its name, the stack after it."""
     columns = {"hex": 5.5, "opcode": 21.5, "stack after it": 36.0}
     ax.text(3.4, -1.1, "byte", fontweight="bold", fontsize=11, va="center", ha="right")
     for title, x in columns.items():
         ax.text(x, -1.1, title, fontweight="bold", fontsize=11, va="center")
-    for y, step in enumerate(shown):
+    for y, step in enumerate(shown[:upto]):
         if y % 2:
             ax.add_patch(Rectangle((-1, y - 0.5), 102, 1, facecolor="#f8fafc", zorder=0))
         ax.text(3.4, y, str(step.at), ha="right", **_type("#6b7280"))
@@ -241,49 +306,3 @@ def _element(
                            linewidth=1.2))  # fmt: skip
     ax.text(x + width / 2, y + height / 2, str(number), ha="center", va="center", fontsize=9.5,
             color=ink_on(PALETTE[role]))  # fmt: skip
-
-
-# Counters
-
-
-def bytes_copied_in(job: Callable[[], object]) -> int:
-    """Bytes that this process was handed by read calls while the job ran; maps don't count."""
-    before = _counter("/proc/self/io", "rchar:")
-    job()
-    return _counter("/proc/self/io", "rchar:") - before
-
-
-def memory_kept(job: Callable[[], object]) -> int:
-    """Bytes of memory of its own that this process has more, while it holds the job's result."""
-    _give_back()
-    before = _counter("/proc/self/status", "RssAnon:")
-    result = job()
-    kept = 1024 * (_counter("/proc/self/status", "RssAnon:") - before)
-    del result
-    return max(0, kept)
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, lest a job uses it again and nobody counts it."""
-    gc.collect()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-def _counter(file: str, name: str) -> int:
-    """A number that Linux counts for this process; 0 on other systems."""
-    if not Path(file).exists():
-        return 0
-    line = next(line for line in Path(file).read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1])
-
-
-def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:
-    """Pages of a file that the job brought from the disk; None where a file can't be made cold."""
-    try:
-        if evict(path):
-            return None
-        job()
-        return int(resident_pages(path).sum())
-    except OSError:
-        return None

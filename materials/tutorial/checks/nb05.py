@@ -98,6 +98,7 @@ STEP_UNGUARDED = Build(
 
 def number_seen(answer, format, data):
     machine = machine_over(data)
+    machine.stack.append("below")
     answer(format)(machine)
     return left_in(machine)
 
@@ -308,7 +309,54 @@ COLLECT_TUPLE = Build(
 )
 
 
-# A step that says what is wrong
+# Bytes that are there, and a step that says what is wrong
+
+
+def taken(answer, data, count, end):
+    machine = machine_over(data, kind=with_method(MyMachine, "take", answer), end=end)
+    machine.at = 1
+    try:
+        return {"returned": bytes(machine.take(count)), "at": machine.at}
+    except ValueError:
+        return "ValueError"
+
+
+def take_as(fits=lambda self, count: 0 <= count and self.at + count <= self.end, move=True):
+    """A `take` that may be wrong."""
+
+    def take(self, count):
+        if not fits(self, count):
+            raise ValueError("not there")
+        chunk = self.data[self.at : self.at + count]
+        self.at += count if move else 0
+        return chunk
+
+    return take
+
+
+TAKE = Build(
+    name="take",
+    reference=PickleMachine.take,
+    owner="MyMachine",
+    cases=[(b".abcdef.", count, end) for count in (-1, 0, 1, 3, 4, 7, 8) for end in (4, 8)],
+    observe=taken,
+    show=lambda case: f"take({case[1]})  # at 1, end {case[2]}, of the bytes {case[0]}",
+    wrong={
+        "A slice that reaches too far is only shorter: a text would be cut.": take_as(
+            lambda self, count: True
+        ),
+        "The bytes may go on behind `end`: another pickle's.": take_as(
+            lambda self, count: 0 <= count and self.at + count <= len(self.data)
+        ),
+        "A negative length goes back, and the machine would never end.": take_as(
+            lambda self, count: self.at + count <= self.end
+        ),
+        "The bytes up to the very end may be taken.": take_as(
+            lambda self, count: 0 <= count and self.at + count < self.end
+        ),
+        "The machine must move behind the bytes.": take_as(move=False),
+    },
+)
 
 
 def raises_checkpoint_error(machine):
@@ -370,7 +418,8 @@ STEP = Build(
         (b"K\x05s.",),
         (b"\x80\x02\x01.",),
         (b"\x80\x02\x02.",),
-        (b"NN.", 2),
+        (b"N.", 1),
+        (b"NK\x05", 2),
         *[(WHOLE[:length],) for length in range(3, len(WHOLE), 4)],
         (WHOLE,),
     ],
@@ -542,14 +591,6 @@ def refuses_the_unknown(self, function, args):
     return self.describe(CALLS[str(function)], function, args)
 
 
-def trusts_torch(self, function, args):
-    validate_call(function, args)
-    if (unmade := first_opaque(args)) is not None:
-        return Opaque(unmade.function, (unmade,))
-    known = CALLS.get(str(function).split(".")[0])
-    return Opaque(function, args) if known is None else self.describe(known, function, args)
-
-
 def describes_all(self, function, args):
     validate_call(function, args)
     return self.describe(CALLS.get(str(function)), function, args)
@@ -586,7 +627,6 @@ REDUCE = Build(
         "One unknown name, and the whole file is refused: the weights are harmless.": (
             refuses_the_unknown
         ),
-        "`CALLS` goes by the whole name, module and all.": trusts_torch,
         "What is not in `CALLS` has no function of ours to describe it.": describes_all,
     },
 )
@@ -598,6 +638,7 @@ BUILDS = [
     MARK,
     POP_TO_MARK,
     COLLECT_TUPLE,
+    TAKE,
     STEP,
     NAME_GLOBAL,
     LOAD_REDUCE,
