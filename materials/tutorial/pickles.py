@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
+from safetensors.torch import save_file
 
+from npydata.reader.archive import read_pickle
 from tutorial.figures import INK, PALETTE, WIDTH, ink_on
 from tutorial.sliders import with_sliders
 
@@ -46,11 +48,32 @@ def saved(content: Any, **options: Any) -> Path:
     return path
 
 
-def record(path: Path, name: str) -> bytes:
-    """The bytes of an entry of a torch file, by its name within the archive."""
+def entry(path: Path, name: str) -> zipfile.ZipInfo:
+    """What the directory of a torch file says of an entry, by its name within the folder."""
     with zipfile.ZipFile(path) as archive:
-        (found,) = (one for one in archive.namelist() if one.split("/", 1)[1] == name)
-        return archive.read(found)
+        return next(one for one in archive.infolist() if one.filename.split("/", 1)[1] == name)
+
+
+def record(path: Path, name: str) -> bytes:
+    """The bytes of an entry of a torch file."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(entry(path, name))
+
+
+def two_in_one(tensors: dict[str, torch.Tensor], other: Path) -> Path:
+    """A safetensors file with another file appended to it."""
+    path = SCRATCH / "two.safetensors"
+    save_file(tensors, path)
+    path.write_bytes(path.read_bytes() + other.read_bytes())
+    return path
+
+
+def end_of_pickles(path: Path) -> int:
+    """Where the storages of a file from before 2020 begin: behind five pickles."""
+    data, at = path.read_bytes(), 0
+    for _ in range(5):
+        _, at, _ = read_pickle(data, at)
+    return at
 
 
 def tensor_of(path: Path, stored: Any) -> torch.Tensor:
@@ -214,6 +237,14 @@ def zip_parts(path: Path) -> list[Part]:
     return [*parts, ("directory", end, len(data), "directory")]
 
 
+def draw_file(path: Path) -> None:
+    """A torch file as rows of 64 bytes."""
+    _, ax = plt.subplots(figsize=(WIDTH, 5.2))
+    draw_bytes(ax, zip_parts(path))
+    ax.set_title("A file of torch.save, byte by byte", pad=30)
+    plt.show()
+
+
 def draw_bytes(ax: Axes, parts: Sequence[Part], per_row: int = 64) -> None:
     """A file as rows of bytes, each part in the colour of its role and named where it begins."""
     for name, begin, end, role in parts:
@@ -272,6 +303,31 @@ def elements(shape: Sequence[int], stride: Sequence[int], offset: int) -> np.nda
         steps_along = step * np.arange(shape[axis])
         places = places + steps_along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return places
+
+
+def slices(sliced: Callable[..., Any], byte_span: Callable[..., tuple[int, int]]) -> None:
+    """Turn a slice of a matrix of 4 x 6 numbers: which elements of its storage it spans."""
+    whole = ((4, 6), (6, 1), 0)
+
+    def draw(first_row: float, rows: float, first_column: float, step: float) -> None:
+        chosen = (slice(int(first_row), int(first_row + rows)), slice(int(first_column), 6, int(step)))
+        seen = sliced(whole, chosen)
+        span = byte_span(*seen, 4)
+        _, ax = plt.subplots(figsize=(WIDTH, 3.9))
+        draw_view(ax, whole[0], seen, span, itemsize=4)
+        ax.set_title(f"rows {_text(chosen[0])}, columns {_text(chosen[1])}")
+        plt.show()
+        print(f"shape {seen[0]}, strides {seen[1]}, offset {seen[2]}")
+        print(f"wanted {4 * prod(seen[0])} bytes, spanned {span[1] - span[0]}, of {4 * prod(whole[0])}")
+
+    with_sliders(
+        draw, first_row=(1, 0, 3, 1), rows=(2, 1, 4, 1), first_column=(0, 0, 5, 1), step=(2, 1, 5, 1)
+    )
+
+
+def _text(chosen: slice) -> str:
+    """A slice as it is written."""
+    return f"{chosen.start}:{chosen.stop}" + (f":{chosen.step}" if chosen.step else "")
 
 
 def draw_view(

@@ -157,8 +157,6 @@ def swap(memory: Bytes, size: int) -> Bytes:
 def view(memory: Bytes, dtype: torch.dtype, seen: View) -> torch.Tensor:
     """Return a tensor over memory, which lives as long as the tensor does."""
     shape, stride, offset = seen
-    if not memory.nbytes:
-        return torch.empty(0, dtype=dtype).as_strided(shape, stride, offset)
     storage = torch.from_numpy(memory).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
