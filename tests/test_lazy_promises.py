@@ -1,13 +1,15 @@
-"""What notebook 06 teaches, run against the modules and against the notebook's own cells."""
+"""What lessons 05 and 06 teach, piece by piece."""
 
 import itertools
 import pickle
 import struct
 import zipfile
 
+import notebook_tools as tools
 import numpy as np
 import pytest
 import torch
+from notebook_promises import FromModules
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
@@ -17,8 +19,14 @@ from npydata.reader.torch_rebuild import STORAGES
 SHAPES = [(), (1,), (5,), (0,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 5, 1)]
 
 
+@pytest.fixture
+def taught():
+    """The library's symbols by name."""
+    return FromModules(tools.PACKAGE)
+
+
 def handlers(taught):
-    """The table of notebook 06, from whichever handlers are under test."""
+    """A small table of opcodes."""
     return {
         pickle.PROTO: taught.check_protocol,
         pickle.STOP: taught.stop,
@@ -97,7 +105,6 @@ def saved(tmp_path):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_06
 class TestPromises:
     def test_plain_values_are_read_as_pickle_reads_them(self, taught):
         deep = {"a": (1, 300, 70_000, 0.5), "b": {"c": ("x", "x"), 5: False}, "d": ()}
@@ -289,7 +296,7 @@ class TestPromises:
         for shape, seed in itertools.product(SHAPES, range(30)):
             tensor = torch.arange(400)[: int(np.prod(shape))].reshape(shape)
             index = self.indices(shape, seed)
-            found = taught.sliced((shape, taught.contiguous_stride(shape), 0), index)
+            found = taught.slice_view((shape, taught.contiguous_stride(shape), 0), index)
             assert torch.equal(torch.arange(400).as_strided(*found), tensor[index]), (shape, index)
 
     def test_an_index_out_of_range_or_a_step_backwards_is_refused(self, taught):
@@ -300,7 +307,7 @@ class TestPromises:
             (slice(None, None, -1), ValueError),
         ):
             with pytest.raises(error):
-                taught.sliced(view, wrong)
+                taught.slice_view(view, wrong)
 
     def test_the_elements_of_a_view_are_gathered_in_order(self, taught):
         storage = torch.arange(400)

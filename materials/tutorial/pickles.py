@@ -2,7 +2,7 @@
 
 trace(machine)            # what each opcode leaves on the stack; a slider goes through them
 draw_file(path)           # a file as rows of 64 bytes
-slices(sliced, span)      # which elements of a storage a slice is; sliders turn the slice
+slices(slice_view, span)      # which elements of a storage a slice is; sliders turn the slice
 """
 
 import pickletools
@@ -305,13 +305,13 @@ def elements(shape: Sequence[int], stride: Sequence[int], offset: int) -> np.nda
     return places
 
 
-def slices(sliced: Callable[..., Any], byte_span: Callable[..., tuple[int, int]]) -> None:
+def slices(slice_view: Callable[..., Any], byte_span: Callable[..., tuple[int, int]]) -> None:
     """Turn a slice of a matrix of 4 x 6 numbers: which elements of its storage it spans."""
     whole = ((4, 6), (6, 1), 0)
 
     def draw(first_row: float, rows: float, first_column: float, step: float) -> None:
         chosen = (slice(int(first_row), int(first_row + rows)), slice(int(first_column), 6, int(step)))
-        seen = sliced(whole, chosen)
+        seen = slice_view(whole, chosen)
         span = byte_span(*seen, 4)
         _, ax = plt.subplots(figsize=(WIDTH, 3.9))
         draw_view(ax, whole[0], seen, span, itemsize=4)

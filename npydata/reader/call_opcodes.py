@@ -1,6 +1,6 @@
 """Opcodes that name something, and those with which pickle would call it: nothing is called.
 
-Built in ``notebooks/06_lazy_checkpoint``.
+Built in ``notebooks/05_pickle_program``.
 """
 
 from typing import Any

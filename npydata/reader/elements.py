@@ -16,7 +16,7 @@ import torch
 from npydata.reader.archive import Extent
 from npydata.reader.private_memory import Bytes
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import View, byte_span, contiguous_stride, sliced
+from npydata.reader.strides import View, byte_span, contiguous_stride, slice_view
 from npydata.reader.tensors import (
     ELEMENT,
     TensorReader,
@@ -73,7 +73,7 @@ def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes
 
 def copied(reader: TensorReader, stored: StoredTensor, index: Any) -> torch.Tensor:
     """Return ``tensor[index]`` in memory of its own, read and not mapped."""
-    shape, stride, offset = sliced((stored.shape, stored.stride, stored.offset), index)
+    shape, stride, offset = slice_view((stored.shape, stored.stride, stored.offset), index)
     part = replace(stored, shape=shape, stride=stride, offset=offset)
     content = [np.empty(0, np.uint8), *element_chunks(reader, part)]
     return view(np.concatenate(content), stored.dtype, (shape, contiguous_stride(shape), 0))

@@ -3,7 +3,7 @@
 A pickle is a program for a machine with a stack and a memo. Most of its opcodes push a value or
 collect some into a container; a few call what a name stands for. Here the first kind does what it
 always does, and the second kind leaves a note of what is asked for. The opcodes are described in
-Python's ``pickletools``. Built in ``notebooks/06_lazy_checkpoint``.
+Python's ``pickletools``. Built in ``notebooks/05_pickle_program``.
 """
 
 import struct

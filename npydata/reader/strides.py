@@ -68,7 +68,7 @@ def validate_view(
     return None
 
 
-def sliced(view: View, index: Any) -> View:
+def slice_view(view: View, index: Any) -> View:
     """Return the view that ``tensor[index]`` is: integers, slices and one ``...``.
 
     Raises:
@@ -105,14 +105,14 @@ def spelled_out(index: Any, ndim: int) -> list[Any]:
 def steps_of(one: Any, size: int) -> tuple[int, int, int]:
     """Return where an index begins in a dimension, how many it takes, and how far apart."""
     if not isinstance(one, slice):
-        return positive(one, size), 1, 1
+        return wrap_index(one, size), 1, 1
     begin, end, by = one.indices(size)
     if by < 0:
         raise ValueError(f"a slice steps by {by}, expected a step forwards")
     return begin, len(range(begin, end, by)), by
 
 
-def positive(index: int, size: int) -> int:
+def wrap_index(index: int, size: int) -> int:
     """Return an integer index counted from the front."""
     if not -size <= index < size:
         raise IndexError(f"index {index} is out of range for a dimension of {size}")

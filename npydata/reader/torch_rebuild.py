@@ -4,7 +4,7 @@ torch writes a tensor as a call: ``_rebuild_tensor_v2(storage, offset, size, str
 every call that torch writes for plain data has a function that checks its arguments and describes
 the result; every other call becomes an :class:`~npydata.reader.stored.Opaque`, and its name is
 listed. The calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``. Built in
-``notebooks/06_lazy_checkpoint``.
+``notebooks/05_pickle_program``.
 """
 
 from collections import Counter, OrderedDict

@@ -15,7 +15,7 @@ from npydata.reader.containers.safetensors import check_no_gaps
 from npydata.reader.containers.zip import LOCAL, payload_begin
 from npydata.reader.files import OpenFile
 from npydata.reader.stored import Storage
-from npydata.reader.strides import byte_span, element_span, sliced, spelled_out, steps_of
+from npydata.reader.strides import byte_span, element_span, slice_view, spelled_out, steps_of
 from npydata.reader.tensors import view
 from tutorial.building import Build
 from tutorial.promised.reader import FILE_CARDS as CARDS  # noqa: F401
@@ -283,15 +283,15 @@ def sliced_alone(seen, index):
 
 WHOLE = ((4, 6), (6, 1), 0)
 SLICED = Build(
-    name="sliced",
-    reference=sliced,
+    name="slice_view",
+    reference=slice_view,
     cases=[
         (WHOLE, index)
         for index in [1, -1, (), (0, 2), (slice(1, 3),), (slice(1, 3), slice(0, 5, 2)),
                       (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), 9]  # fmt: skip
     ]
     + [(((3, 4, 5), (1, 15, 3), 7), (slice(1, 3), ..., slice(0, 5, 3))), (((5,), (4,), 2), (3,))],
-    show=lambda case: f"sliced({case[0]}, {written(case[1])})",
+    show=lambda case: f"slice_view({case[0]}, {written(case[1])})",
     wrong={
         "The view begins elsewhere now: the offset moves.": partial(sliced_as, forget=["offset"]),
         "An index moves the offset by whole rows: by its stride.": partial(

@@ -38,7 +38,7 @@ class MyReader(TensorReader):
 
     def read_slice(self, stored, index):
         extent = self.extent(require_readable(stored))
-        chosen = sliced((stored.shape, stored.stride, stored.offset), index)
+        chosen = slice_view((stored.shape, stored.stride, stored.offset), index)
         span = byte_span(*chosen, stored.dtype.itemsize)
         return self.copied(extent, stored.dtype, chosen, span)
 
@@ -106,6 +106,7 @@ def open_safetensors(file):
     return Archive("safetensors", file, extents, root, is_checked=True)
 
 
+MAX_NAMES = 1 << 20
 OPENERS = {"zip": open_zip, "legacy": open_legacy, "safetensors": open_safetensors}
 
 
@@ -117,7 +118,7 @@ class MyCheckpoint:
         self.reader = MyReader(archive)
         self.tensors = {
             name: value
-            for name, value in name_entries(archive.root, archive.most_names).items()
+            for name, value in name_entries(archive.root, MAX_NAMES).items()
             if isinstance(value, StoredTensor)
         }
         for stored in self.tensors.values():
