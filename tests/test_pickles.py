@@ -79,7 +79,7 @@ def test_endings_tell_the_kinds_of_errors_apart():
 
 
 def test_the_storages_of_an_old_file_begin_behind_its_pickles():
-    path = pickles.saved({"a": torch.ones(3)}, _use_new_zipfile_serialization=False)
+    path = pickles.saved({"a": torch.ones(3)}, old=True)
     assert path.stat().st_size - pickles.end_of_pickles(path) == 8 + 3 * 4
 
 

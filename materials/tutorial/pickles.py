@@ -41,10 +41,10 @@ SCRATCH = Path(_SCRATCH.name)
 _NUMBERS = count(1)
 
 
-def saved(content: Any, **options: Any) -> Path:
-    """A fresh file of `torch.save`."""
+def saved(content: Any, old: bool = False) -> Path:
+    """A fresh file of `torch.save`, or one as it was before 2020."""
     path = SCRATCH / f"file{next(_NUMBERS)}.pt"
-    torch.save(content, path, **options)
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
     return path
 
 
@@ -310,7 +310,10 @@ def slices(slice_view: Callable[..., Any], byte_span: Callable[..., tuple[int, i
     whole = ((4, 6), (6, 1), 0)
 
     def draw(first_row: float, rows: float, first_column: float, step: float) -> None:
-        chosen = (slice(int(first_row), int(first_row + rows)), slice(int(first_column), 6, int(step)))
+        chosen = (
+            slice(int(first_row), int(first_row + rows)),
+            slice(int(first_column), 6, int(step)),
+        )
         seen = slice_view(whole, chosen)
         span = byte_span(*seen, 4)
         _, ax = plt.subplots(figsize=(WIDTH, 3.9))
@@ -318,10 +321,14 @@ def slices(slice_view: Callable[..., Any], byte_span: Callable[..., tuple[int, i
         ax.set_title(f"rows {_text(chosen[0])}, columns {_text(chosen[1])}")
         plt.show()
         print(f"shape {seen[0]}, strides {seen[1]}, offset {seen[2]}")
-        print(f"wanted {4 * prod(seen[0])} bytes, spanned {span[1] - span[0]}, of {4 * prod(whole[0])}")
+        print(f"wanted {4 * prod(seen[0])} bytes, spanned {span[1] - span[0]}, of 96")
 
     with_sliders(
-        draw, first_row=(1, 0, 3, 1), rows=(2, 1, 4, 1), first_column=(0, 0, 5, 1), step=(2, 1, 5, 1)
+        draw,
+        first_row=(1, 0, 3, 1),
+        rows=(2, 1, 4, 1),
+        first_column=(0, 0, 5, 1),
+        step=(2, 1, 5, 1),
     )
 
 

@@ -127,7 +127,9 @@ def compare(
     for name, scores in zip(("naive", "replaced"), runs, strict=True):
         waits = sorted(1000 * (score.total - score.compute) / steps for score in scores)
         print(f"{name:<9}{waits[0]:>7.1f} to {waits[-1]:.1f} ms of waiting in a step")
-    medians = [sorted(kept, key=lambda score: score.total - score.compute)[repeats // 2] for kept in runs]
+    medians = [
+        sorted(kept, key=lambda score: score.total - score.compute)[repeats // 2] for kept in runs
+    ]
     return medians[0], medians[1]
 
 

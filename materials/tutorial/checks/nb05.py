@@ -295,7 +295,9 @@ COLLECT_TUPLE = Build(
     show=in_hex("collect_tuple"),
     wrong={
         "A list is no tuple.": tuple_as(list),
-        "You return the tuple; a handler pushes it.": lambda machine: tuple(machine.pop_to_mark()),
+        "The tuple went nowhere: returned, or put on the list that was `machine.stack` before.": (
+            lambda machine: machine.stack.append(tuple(machine.pop_to_mark()))
+        ),
         "Each value is pushed alone; they should be one.": tuple_as(
             tuple, lambda machine, made: machine.stack.extend(made)
         ),
@@ -321,7 +323,7 @@ def taken(answer, data, count, end):
         return "ValueError"
 
 
-def take_as(fits=lambda self, count: 0 <= count and self.at + count <= self.end, move=True):
+def take_as(fits=lambda self, count: count >= 0 and self.at + count <= self.end, move=True):
     """A `take` that may be wrong."""
 
     def take(self, count):
@@ -346,13 +348,13 @@ TAKE = Build(
             lambda self, count: True
         ),
         "The bytes may go on behind `end`: another pickle's.": take_as(
-            lambda self, count: 0 <= count and self.at + count <= len(self.data)
+            lambda self, count: count >= 0 and self.at + count <= len(self.data)
         ),
         "A negative length goes back, and the machine would never end.": take_as(
             lambda self, count: self.at + count <= self.end
         ),
         "The bytes up to the very end may be taken.": take_as(
-            lambda self, count: 0 <= count and self.at + count < self.end
+            lambda self, count: count >= 0 and self.at + count < self.end
         ),
         "The machine must move behind the bytes.": take_as(move=False),
     },

@@ -79,11 +79,21 @@ def view_seen(answer, numbers, dtype, seen):
             "stride": made.stride(), "the same memory": bool(changed)}  # fmt: skip
 
 
-def view_as(memory, dtype, seen, offset=True, stride=True, copy=False, byte=False):
+def over_the_array(memory, dtype, seen):
+    return torch.from_numpy(memory).view(dtype).as_strided(*seen)
+
+
+def counts_bytes(memory, dtype, seen):
+    shape, stride, offset = seen
+    storage = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, offset * dtype.itemsize, shape, stride)
+
+
+def view_as(memory, dtype, seen, offset=True, stride=True, copy=False):
     """A tensor made in a way that may be wrong."""
     shape, steps, begin = seen
     flat = torch.from_numpy(memory.copy() if copy else memory).view(dtype)
-    begin = (begin // dtype.itemsize if byte else begin) if offset else 0
+    begin = begin if offset else 0
     if not stride:
         return flat[begin : begin + int(np.prod(shape))].reshape(shape)
     return flat.as_strided(shape, steps, begin)
@@ -106,7 +116,8 @@ VIEW = Build(
         "You begin at the first byte; the offset says where.": partial(view_as, offset=False),
         "The elements need not lie in order: the strides say how.": partial(view_as, stride=False),
         "You copy. The tensor should lie over these very bytes.": partial(view_as, copy=True),
-        "An offset counts elements, not bytes.": partial(view_as, byte=True),
+        "An offset counts elements, not bytes.": counts_bytes,
+        "An array without bytes can't be seen as another type; a storage has none.": over_the_array,
     },
 )
 
@@ -202,12 +213,10 @@ SCAN_STORAGES = Build(
 
 def view_cases(rng):
     small = [((4,), (1,), 0), ((2, 3), (3, 1), 0), ((2, 3), (6, 2), 6), ((), (), 5),
-             ((3, 0), (1, 1), 7), ((0,), (2,), 0), ((4,), (0,), 2), ((5, 1), (7, 90), 1)]  # fmt: skip
-    drawn = [
-        tuple(map(tuple, rng.integers(1, 9, (2, dims)).tolist())) + (int(rng.integers(0, 50)),)
-        for dims in (1, 2, 3) * 5
-    ]
-    return small + drawn
+             ((3, 0), (1, 1), 7), ((0,), (2,), 0), ((4,), (0,), 2),
+             ((5, 1), (7, 9), 1)]  # fmt: skip
+    sizes = [rng.integers(1, 9, (2, dims)).tolist() for dims in (1, 2, 3) * 5]
+    return small + [(tuple(a), tuple(b), int(rng.integers(0, 50))) for a, b in sizes]
 
 
 def span_as(shape, stride, offset, empty=True, end=1, steps=lambda size: size - 1):
@@ -282,24 +291,23 @@ def sliced_alone(seen, index):
 
 
 WHOLE = ((4, 6), (6, 1), 0)
+INDICES = [1, -1, (), (0, 2), (slice(1, 3),), (slice(1, 3), slice(0, 5, 2)),
+           (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), 9]  # fmt: skip
 SLICED = Build(
     name="slice_view",
     reference=slice_view,
     cases=[
-        (WHOLE, index)
-        for index in [1, -1, (), (0, 2), (slice(1, 3),), (slice(1, 3), slice(0, 5, 2)),
-                      (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), 9]  # fmt: skip
-    ]
-    + [(((3, 4, 5), (1, 15, 3), 7), (slice(1, 3), ..., slice(0, 5, 3))), (((5,), (4,), 2), (3,))],
+        *((WHOLE, index) for index in INDICES),
+        (((3, 4, 5), (1, 15, 3), 7), (slice(1, 3), ..., slice(0, 5, 3))),
+        (((5,), (4,), 2), (3,)),
+    ],
     show=lambda case: f"slice_view({case[0]}, {written(case[1])})",
     wrong={
         "The view begins elsewhere now: the offset moves.": partial(sliced_as, forget=["offset"]),
         "An index moves the offset by whole rows: by its stride.": partial(
             sliced_as, offset_step=False
         ),
-        "Every second column: the next one is two strides away.": partial(
-            sliced_as, forget=["by"]
-        ),
+        "Every second column: the next one is two strides away.": partial(sliced_as, forget=["by"]),
         "An integer takes its dimension away.": partial(sliced_as, forget=["integers"]),
         "You forget where the view began that you slice.": sliced_alone,
     },
@@ -356,18 +364,16 @@ def returns_a_verdict(extents, begin, end):
     return True
 
 
+PLACES = [
+    [(10, 50)], [(30, 50), (10, 30)], [(30, 50), (10, 30), (50, 50)], [(30, 30), (10, 50)],
+    [(10, 30), (31, 50)], [(10, 31), (30, 50)], [(10, 30)], [(11, 50)], [], [(10, 51)],
+    [(10, 30), (10, 30)], [(10, 20), (25, 45), (45, 50)], [(10, 50), (20, 30)],
+    [(10, 30), (40, 60)], [(10, 50), (10, 10)], [(5, 50)],
+]  # fmt: skip
 CHECK_NO_GAPS = Build(
     name="check_no_gaps",
     reference=check_no_gaps,
-    cases=[
-        (places, 10, 50)
-        for places in [
-            [(10, 50)], [(30, 50), (10, 30)], [(30, 50), (10, 30), (50, 50)], [(30, 30), (10, 50)],
-            [(10, 30), (31, 50)], [(10, 31), (30, 50)], [(10, 30)], [(11, 50)], [], [(10, 51)],
-            [(10, 30), (10, 30)], [(10, 20), (25, 45), (45, 50)], [(10, 50), (20, 30)],
-            [(10, 30), (40, 60)], [(10, 10), (10, 50)], [(5, 50)],
-        ]
-    ] + [([], 10, 10)],  # fmt: skip
+    cases=[*((places, 10, 50) for places in PLACES), ([], 10, 10)],
     observe=gaps_seen,
     show=lambda case: f"check_no_gaps of tensors at {case[0]}, from {case[1]} to {case[2]}",
     wrong={

@@ -151,7 +151,7 @@ MACHINE_CARDS = [
         name="a list of harmless names",
         symbol="npydata.reader.torch_rebuild.Rebuilder.reduce",
         line="known = CALLS.get(str(function))",
-        mutant="known = CALLS.get(str(function), lambda _, *args: __import__('os').makedirs(*args))",
+        mutant="known = CALLS.get(str(function), lambda _, *a: __import__('os').makedirs(*a))",
         promise=nothing_is_called,
         symptoms=(
             "A note in the file makes a folder when somebody looks at its tensors.",
