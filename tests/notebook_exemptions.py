@@ -7,11 +7,10 @@ it is a lesson.
 EXEMPT: dict[str, set[str]] = {
     "long_cells": {
         "03: ",
-        "06: ",
         "07: ",
         "09: ",
     },  # import cells: one name from each new module
-    "numbers": {"00", "02", "03", "04", "05", "06", "07"},  # not rebuilt yet
+    "numbers": {"00", "03", "04", "07", "09", "10"},  # not rebuilt yet
 }
 
 

@@ -1,13 +1,15 @@
-"""What notebook 06 teaches, run against the modules and against the notebook's own cells."""
+"""What lessons 05 and 06 teach, piece by piece."""
 
 import itertools
 import pickle
 import struct
 import zipfile
 
+import notebook_tools as tools
 import numpy as np
 import pytest
 import torch
+from notebook_promises import FromModules
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
@@ -17,8 +19,14 @@ from npydata.reader.torch_rebuild import STORAGES
 SHAPES = [(), (1,), (5,), (0,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 5, 1)]
 
 
+@pytest.fixture
+def taught():
+    """The library's symbols by name."""
+    return FromModules(tools.PACKAGE)
+
+
 def handlers(taught):
-    """The table of notebook 06, from whichever handlers are under test."""
+    """A small table of opcodes."""
     return {
         pickle.PROTO: taught.check_protocol,
         pickle.STOP: taught.stop,
@@ -40,7 +48,7 @@ def handlers(taught):
         pickle.SETITEM: taught.store_one,
         pickle.SETITEMS: taught.store_many,
         pickle.GLOBAL: taught.name_global,
-        pickle.REDUCE: taught.reduce,
+        pickle.REDUCE: taught.load_reduce,
         pickle.BUILD: taught.build,
         pickle.BINPERSID: taught.load_persistent_id,
     }
@@ -97,7 +105,6 @@ def saved(tmp_path):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_06
 class TestPromises:
     def test_plain_values_are_read_as_pickle_reads_them(self, taught):
         deep = {"a": (1, 300, 70_000, 0.5), "b": {"c": ("x", "x"), 5: False}, "d": ()}
@@ -243,8 +250,8 @@ class TestPromises:
     def test_each_count_leads_to_the_next_storage(self, taught, tmp_path):
         sizes = (3, 0, 5, 1)
         file = self.legacy_tail(tmp_path / "tail", sizes)
-        storages = {f"{k}": taught.Storage(f"{k}", torch.float32, n) for k, n in enumerate(sizes)}
-        places = taught.scan_storages(file, 24, list(storages), storages)
+        storages = [taught.Storage(f"{k}", torch.float32, n) for k, n in enumerate(sizes)]
+        places = taught.scan_storages(file, 24, storages)
         begins = [32, 52, 60, 88]
         assert [(one.offset, one.nbytes) for one in places.values()] == [
             (begin, 4 * n) for begin, n in zip(begins, sizes, strict=True)
@@ -253,17 +260,15 @@ class TestPromises:
     def test_a_count_that_differs_from_the_pickles_is_refused(self, taught, tmp_path):
         file = self.legacy_tail(tmp_path / "tail", (3, 2))
         for numels in ((3, 3), (2, 2), (4, 1)):
-            storages = {
-                f"{k}": taught.Storage(f"{k}", torch.int32, n) for k, n in enumerate(numels)
-            }
+            storages = [taught.Storage(f"{k}", torch.int32, n) for k, n in enumerate(numels)]
             with pytest.raises(CheckpointError, match=r"storage '\d' has \d elements"):
-                taught.scan_storages(file, 24, ["0", "1"], storages)
+                taught.scan_storages(file, 24, storages)
 
     def test_bytes_behind_the_last_storage_are_refused(self, taught, tmp_path):
         file = self.legacy_tail(tmp_path / "tail", (3, 2))
-        storages = {"0": taught.Storage("0", torch.int32, 3)}
+        storages = [taught.Storage("0", torch.int32, 3)]
         with pytest.raises(CheckpointError, match="its storages end at byte"):
-            taught.scan_storages(file, 24, ["0"], storages)
+            taught.scan_storages(file, 24, storages)
 
     # Slices
 

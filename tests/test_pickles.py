@@ -1,13 +1,13 @@
-"""The helpers of notebook 06's figures and counters."""
+"""The helpers of the figures and counters of lessons 05 and 06."""
 
 import io
-import zipfile
+import pickle
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from tutorial import pickles
+from tutorial import counters, pickles
 
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import PickleMachine
@@ -22,19 +22,7 @@ def saved(tmp_path):
 
 
 def machine_for(data):
-    reader = Rebuilder(len(data))
-    return PickleMachine(
-        data,
-        HANDLERS,
-        find_class=reader.find_class,
-        persistent_load=reader.persistent_load,
-        reduce=reader.reduce,
-    )
-
-
-def description(path):
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(f"{path.stem}/data.pkl")
+    return pickles.machine(PickleMachine, HANDLERS, Rebuilder, data)
 
 
 @pytest.fixture
@@ -45,7 +33,7 @@ def axes():
 
 
 def test_steps_show_the_stack_after_each_opcode_and_leave_out_the_memo(saved):
-    data = description(saved)
+    data = pickles.record(saved, "data.pkl")
     shown = list(pickles.steps(data, machine_for(data)))
     assert "BINPUT" not in {step.name for step in shown}
     assert shown[-1].name == "STOP"
@@ -73,20 +61,30 @@ def test_elements_are_those_of_the_view():
 
 
 def test_figures_are_drawn(saved, axes):
-    data = description(saved)
-    pickles.draw_steps(axes, list(pickles.steps(data, machine_for(data))))
+    data = pickles.record(saved, "data.pkl")
+    pickles.draw_steps(axes, list(pickles.steps(data, machine_for(data))), 5)
     pickles.draw_bytes(axes, pickles.zip_parts(saved))
     pickles.draw_view(axes, (4, 6), ((2, 3), (6, 2), 6), (24, 68), itemsize=4)
     axes.figure.savefig(io.BytesIO())
 
 
+def test_a_tensor_is_read_from_its_description(saved):
+    described = machine_for(pickles.record(saved, "data.pkl")).run()
+    assert pickles.tensor_of(saved, described).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_endings_tell_the_kinds_of_errors_apart():
+    whole = pickle.dumps(300, 2)
+    assert pickles.endings(machine_for, whole) == f"one kind: CheckpointError {len(whole)} times"
+
+
+def test_the_storages_of_an_old_file_begin_behind_its_pickles():
+    path = pickles.saved({"a": torch.ones(3)}, old=True)
+    assert path.stat().st_size - pickles.end_of_pickles(path) == 8 + 3 * 4
+
+
 def test_read_calls_are_counted_and_maps_are_not(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 20))
-    assert 1 << 20 <= pickles.bytes_copied_in(path.read_bytes) < 1 << 21
-    assert pickles.bytes_copied_in(lambda: np.memmap(path, np.uint8, "r").sum()) < 1 << 19
-
-
-def test_memory_is_counted_while_the_result_is_held():
-    assert pickles.memory_kept(lambda: np.ones(1 << 22)) > 1 << 24
-    assert pickles.memory_kept(lambda: None) < 1 << 22
+    assert 1 << 20 <= counters.bytes_copied_in(path.read_bytes) < 1 << 21
+    assert counters.bytes_copied_in(lambda: np.memmap(path, np.uint8, "r").sum()) < 1 << 19

@@ -1,10 +1,11 @@
-"""What one look at a file costs the disk, counted."""
+"""What reading costs, counted: bytes from the disk, bytes copied, pages."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from npydata.system.page_cache import bytes_read, evict, readahead_kb, resident_pages
 
+IO = Path("/proc/self/io")
 SAVED = 131_072
 """Of a machine with the usual readahead of 128 KiB."""
 
@@ -26,3 +27,28 @@ def bytes_for(path: Path, look: Callable[[], object]) -> int:
     print(f"{resident_pages(path).sum():,} pages of the file are in memory now;")
     print(f"the device reads ahead {readahead_kb(path)} KiB")
     return bytes_read() - before
+
+
+def bytes_copied_in(job: Callable[[], object]) -> int:
+    """Bytes that this process was handed by read calls while the job ran; maps don't count."""
+    before = _rchar()
+    job()
+    return _rchar() - before
+
+
+def _rchar() -> int:
+    """What Linux counts for this process; 0 on other systems."""
+    if not IO.exists():
+        return 0
+    return int(next(line for line in IO.read_text().splitlines() if line[:6] == "rchar:")[6:])
+
+
+def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:
+    """Pages of a file that the job brought from the disk; None where a file can't be made cold."""
+    try:
+        if evict(path):
+            return None
+        job()
+        return int(resident_pages(path).sum())
+    except OSError:
+        return None

@@ -1,27 +1,30 @@
 """Look inside checkpoint files: a pickle step by step, the bytes of a file, a view of a storage.
 
-for step in steps(data, machine): print(step)     # what each opcode left on the stack
-draw_steps(ax, steps(data, machine))              # the same as a figure
-draw_bytes(ax, parts)                             # a file as rows of 64 bytes
-draw_view(ax, whole, view, span, itemsize)       # which elements of a storage a tensor is
+trace(machine)            # what each opcode leaves on the stack; a slider goes through them
+draw_file(path)           # a file as rows of 64 bytes
+slices(slice_view, span)      # which elements of a storage a slice is; sliders turn the slice
 """
 
-import ctypes
-import gc
 import pickletools
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
+from safetensors.torch import save_file
 
-from npydata.system.page_cache import evict, resident_pages
-from tutorial.figures import INK, PALETTE, ink_on
+from npydata.reader.archive import read_pickle
+from tutorial.figures import INK, PALETTE, WIDTH, ink_on
+from tutorial.sliders import with_sliders
 
 MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
 """Opcodes that leave the stack as it is."""
@@ -31,7 +34,92 @@ ROLES = {"length": "limit", "header": "stock", "padding": "absent", "description
 Part = tuple[str, int, int, str]  # name, first byte, the byte after the last, one of ROLES
 
 
+# Small files, and what is in them
+
+_SCRATCH = TemporaryDirectory(prefix="npydata-pickles-")
+SCRATCH = Path(_SCRATCH.name)
+_NUMBERS = count(1)
+
+
+def saved(content: Any, old: bool = False) -> Path:
+    """A fresh file of `torch.save`, or one as it was before 2020."""
+    path = SCRATCH / f"file{next(_NUMBERS)}.pt"
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+def entry(path: Path, name: str) -> zipfile.ZipInfo:
+    """What the directory of a torch file says of an entry, by its name within the folder."""
+    with zipfile.ZipFile(path) as archive:
+        return next(one for one in archive.infolist() if one.filename.split("/", 1)[1] == name)
+
+
+def record(path: Path, name: str) -> bytes:
+    """The bytes of an entry of a torch file."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(entry(path, name))
+
+
+def two_in_one(tensors: dict[str, torch.Tensor], other: Path) -> Path:
+    """A safetensors file with another file appended to it."""
+    path = SCRATCH / "two.safetensors"
+    save_file(tensors, path)
+    path.write_bytes(path.read_bytes() + other.read_bytes())
+    return path
+
+
+def end_of_pickles(path: Path) -> int:
+    """Where the storages of a file from before 2020 begin: behind five pickles."""
+    data, at = path.read_bytes(), 0
+    for _ in range(5):
+        _, at, _ = read_pickle(data, at)
+    return at
+
+
+def tensor_of(path: Path, stored: Any) -> torch.Tensor:
+    """The tensor that a description stands for: its storage is read whole, and no other."""
+    data = bytearray(record(path, f"data/{stored.storage.key}"))
+    flat = torch.frombuffer(data, dtype=stored.dtype)
+    return flat.as_strided(stored.shape, stored.stride, stored.offset)
+
+
 # A pickle, step by step
+
+dis = pickletools.dis
+
+
+def machine(kind: type, handlers: Any, rebuilder: type, data: bytes) -> Any:
+    """A machine over a pickle; a rebuilder says what names, ids and calls stand for."""
+    met = rebuilder(len(data))
+    return kind(data, handlers, find_class=met.find_class, persistent_load=met.persistent_load,
+                reduce=met.reduce)  # fmt: skip
+
+
+def endings(make: Callable[[bytes], Any], whole: bytes) -> str:
+    """How reading ends, cut after each byte: the kinds of ends, and how often each."""
+    ends: dict[str, int] = {}
+    for length in range(len(whole)):
+        try:
+            make(whole[:length]).run()
+            end = "a value"
+        except Exception as error:
+            end = type(error).__name__
+        ends[end] = ends.get(end, 0) + 1
+    listed = ", ".join(f"{end} {number} times" for end, number in sorted(ends.items()))
+    return f"{'one kind' if len(ends) == 1 else 'several kinds'}: {listed}"
+
+
+def trace(made: Any) -> None:
+    """Turn the step: the stack after each opcode up to there; where nothing turns, all of them."""
+    shown = list(steps(made.data, made))
+
+    def draw(step: float) -> None:
+        _, ax = plt.subplots(figsize=(WIDTH, 0.9 + 0.235 * len(shown)))
+        draw_steps(ax, shown, int(step))
+        ax.set_title("The stack after each opcode", pad=2)
+        plt.show()
+
+    with_sliders(draw, step=(len(shown), 1, len(shown), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +171,13 @@ def short(value: Any) -> str:
     return repr(value).replace(", ", ",")
 
 
-def draw_steps(ax: Axes, shown: Sequence[Step]) -> None:
+def draw_steps(ax: Axes, shown: Sequence[Step], upto: int) -> None:
     """Three columns, one row for each opcode: its bytes, its name, the stack after it."""
     columns = {"hex": 5.5, "opcode": 21.5, "stack after it": 36.0}
     ax.text(3.4, -1.1, "byte", fontweight="bold", fontsize=11, va="center", ha="right")
     for title, x in columns.items():
         ax.text(x, -1.1, title, fontweight="bold", fontsize=11, va="center")
-    for y, step in enumerate(shown):
+    for y, step in enumerate(shown[:upto]):
         if y % 2:
             ax.add_patch(Rectangle((-1, y - 0.5), 102, 1, facecolor="#f8fafc", zorder=0))
         ax.text(3.4, y, str(step.at), ha="right", **_type("#6b7280"))
@@ -147,6 +235,14 @@ def zip_parts(path: Path) -> list[Part]:
         parts += [("", at, begin, "header"), ("", begin, payload, "padding"),
                   (name, payload, after, role), ("", after, stop, "trailer")]  # fmt: skip
     return [*parts, ("directory", end, len(data), "directory")]
+
+
+def draw_file(path: Path) -> None:
+    """A torch file as rows of 64 bytes."""
+    _, ax = plt.subplots(figsize=(WIDTH, 5.2))
+    draw_bytes(ax, zip_parts(path))
+    ax.set_title("A file of torch.save, byte by byte", pad=30)
+    plt.show()
 
 
 def draw_bytes(ax: Axes, parts: Sequence[Part], per_row: int = 64) -> None:
@@ -209,6 +305,38 @@ def elements(shape: Sequence[int], stride: Sequence[int], offset: int) -> np.nda
     return places
 
 
+def slices(slice_view: Callable[..., Any], byte_span: Callable[..., tuple[int, int]]) -> None:
+    """Turn a slice of a matrix of 4 x 6 numbers: which elements of its storage it spans."""
+    whole = ((4, 6), (6, 1), 0)
+
+    def draw(first_row: float, rows: float, first_column: float, step: float) -> None:
+        chosen = (
+            slice(int(first_row), int(first_row + rows)),
+            slice(int(first_column), 6, int(step)),
+        )
+        seen = slice_view(whole, chosen)
+        span = byte_span(*seen, 4)
+        _, ax = plt.subplots(figsize=(WIDTH, 3.9))
+        draw_view(ax, whole[0], seen, span, itemsize=4)
+        ax.set_title(f"rows {_text(chosen[0])}, columns {_text(chosen[1])}")
+        plt.show()
+        print(f"shape {seen[0]}, strides {seen[1]}, offset {seen[2]}")
+        print(f"wanted {4 * prod(seen[0])} bytes, spanned {span[1] - span[0]}, of 96")
+
+    with_sliders(
+        draw,
+        first_row=(1, 0, 3, 1),
+        rows=(2, 1, 4, 1),
+        first_column=(0, 0, 5, 1),
+        step=(2, 1, 5, 1),
+    )
+
+
+def _text(chosen: slice) -> str:
+    """A slice as it is written."""
+    return f"{chosen.start}:{chosen.stop}" + (f":{chosen.step}" if chosen.step else "")
+
+
 def draw_view(
     ax: Axes, whole: tuple[int, int], view: Any, byte_span: tuple[int, int], itemsize: int
 ) -> None:
@@ -241,49 +369,3 @@ def _element(
                            linewidth=1.2))  # fmt: skip
     ax.text(x + width / 2, y + height / 2, str(number), ha="center", va="center", fontsize=9.5,
             color=ink_on(PALETTE[role]))  # fmt: skip
-
-
-# Counters
-
-
-def bytes_copied_in(job: Callable[[], object]) -> int:
-    """Bytes that this process was handed by read calls while the job ran; maps don't count."""
-    before = _counter("/proc/self/io", "rchar:")
-    job()
-    return _counter("/proc/self/io", "rchar:") - before
-
-
-def memory_kept(job: Callable[[], object]) -> int:
-    """Bytes of memory of its own that this process has more, while it holds the job's result."""
-    _give_back()
-    before = _counter("/proc/self/status", "RssAnon:")
-    result = job()
-    kept = 1024 * (_counter("/proc/self/status", "RssAnon:") - before)
-    del result
-    return max(0, kept)
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, lest a job uses it again and nobody counts it."""
-    gc.collect()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-def _counter(file: str, name: str) -> int:
-    """A number that Linux counts for this process; 0 on other systems."""
-    if not Path(file).exists():
-        return 0
-    line = next(line for line in Path(file).read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1])
-
-
-def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:
-    """Pages of a file that the job brought from the disk; None where a file can't be made cold."""
-    try:
-        if evict(path):
-            return None
-        job()
-        return int(resident_pages(path).sum())
-    except OSError:
-        return None

@@ -113,7 +113,9 @@ def measure(
     return Run(watch.score(), watch.trace(), tuple(losses))
 
 
-def compare(repeats: int = 3, steps: int = 20, **replaced: Any) -> tuple[Scoreboard, Scoreboard]:
+def compare(
+    repeats: int = 3, steps: int = 20, saves: int = 2, **replaced: Any
+) -> tuple[Scoreboard, Scoreboard]:
     """The naive script and one with parts replaced, measured in turn; of each the median run.
 
     Prints the spread of what the training loop waited for.
@@ -121,12 +123,31 @@ def compare(repeats: int = 3, steps: int = 20, **replaced: Any) -> tuple[Scorebo
     runs: tuple[list[Scoreboard], list[Scoreboard]] = ([], [])
     for _ in range(repeats):
         for kept, parts in zip(runs, ({}, replaced), strict=True):
-            kept.append(measure(steps=steps, save_every=steps // 2, **parts).score)
+            kept.append(measure(steps=steps, save_every=steps // saves, **parts).score)
     for name, scores in zip(("naive", "replaced"), runs, strict=True):
         waits = sorted(1000 * (score.total - score.compute) / steps for score in scores)
         print(f"{name:<9}{waits[0]:>7.1f} to {waits[-1]:.1f} ms of waiting in a step")
-    medians = [sorted(kept, key=lambda score: score.data)[repeats // 2] for kept in runs]
+    medians = [
+        sorted(kept, key=lambda score: score.total - score.compute)[repeats // 2] for kept in runs
+    ]
     return medians[0], medians[1]
+
+
+def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
+    """Measure the naive script with many saves, and draw it; the percent of its time in a part."""
+    score = measure(steps=steps, save_every=steps // saves).score
+    draw(score)
+    return round(100 * score.parts()[part] / score.total)
+
+
+def gained(part: str, steps: int = 10, saves: int = 10, **replaced: Any) -> float:
+    """Compare the naive script with one in which a part is replaced: how many times less it takes.
+
+    Draws the medians of both.
+    """
+    before, now = compare(steps=steps, saves=saves, **replaced)
+    draw(before, now, replaced=[part])
+    return round(before.parts()[part] / now.parts()[part], 1)
 
 
 _SCRATCH = TemporaryDirectory(prefix="npydata-tokens-")

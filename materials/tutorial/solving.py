@@ -66,6 +66,8 @@ def plain(symbol: Symbol) -> str:
         own = lines[begin : statement.end_lineno]
         if isinstance(statement, ast.AnnAssign):
             own = [" " * statement.col_offset + ast.unparse(without_annotations(statement))]
+        for inner in (one for one in ast.walk(statement) if isinstance(one, ast.FunctionDef)):
+            own[inner.lineno - 1 - begin] = " " * inner.col_offset + _header(inner)
         text += [line[node.col_offset :] for line in own]
     return "\n".join(text)
 

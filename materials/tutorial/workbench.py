@@ -5,6 +5,7 @@
     promises("dataset")                                 # the part's promises, on the learner's code
     predict("copy", "yes", "no", mine=...); reveal("copy", "no")
     card("one window lost", mine=...)                   # a mutant; the learner says what it does
+    mine("dataset").MyDataset(path, 16)                 # the learner's package
 
 All are plain calls: they work without widgets, under nbval, and when nothing was written yet.
 """
@@ -23,6 +24,7 @@ __all__ = [
     "card",
     "checked",
     "method_of",
+    "mine",
     "predict",
     "promises",
     "reveal",
@@ -67,6 +69,11 @@ def promises(part: str) -> None:
     holding = sum(why is None for why in broken.values())
     print(*lines, f"{holding} of {len(broken)} promises hold.", sep="\n", end=" ")
     print(keeping.owned_by(chosen))
+
+
+def mine(part: str) -> Any:
+    """The part's module of the learner's package, with what was accepted so far."""
+    return keeping.load(PARTS[part], keeping.pieces(PARTS[part]))
 
 
 def kept_by(part: Part, promise: Callable[[Any], None]) -> str | None:

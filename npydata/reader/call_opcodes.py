@@ -1,6 +1,6 @@
 """Opcodes that name something, and those with which pickle would call it: nothing is called.
 
-Built in ``notebooks/06_lazy_checkpoint``.
+Built in ``notebooks/05_pickle_program``.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def load_text_persistent_id(machine: PickleMachine) -> None:
     machine.stack.append(machine.persistent_load(machine.line().decode()))
 
 
-def reduce(machine: PickleMachine) -> None:
+def load_reduce(machine: PickleMachine) -> None:
     """Where pickle would call a function with the arguments on top of it: hand both over."""
     args, function = machine.stack.pop(), machine.stack.pop()
     machine.stack.append(machine.reduce(function, args))
@@ -51,7 +51,7 @@ def reduce(machine: PickleMachine) -> None:
 
 def new_object(machine: PickleMachine) -> None:
     """Where pickle would make an object of a class without calling its ``__init__``."""
-    reduce(machine)
+    load_reduce(machine)
 
 
 def new_object_with_keywords(machine: PickleMachine) -> None:

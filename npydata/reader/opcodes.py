@@ -1,7 +1,7 @@
 """What each opcode of a pickle does: all of protocols 0 to 5, and nothing is ever called.
 
 Where pickle would import a name or call something, the machine is asked what to put there instead.
-Opcodes are described in Python's ``pickletools``. Built in ``notebooks/06_lazy_checkpoint``.
+Opcodes are described in Python's ``pickletools``. Built in ``notebooks/05_pickle_program``.
 """
 
 import codecs
@@ -348,7 +348,7 @@ HANDLERS: Handlers = {
     pickle.EXT4: calls.name_extension("<i"),
     pickle.BINPERSID: calls.load_persistent_id,
     pickle.PERSID: calls.load_text_persistent_id,
-    pickle.REDUCE: calls.reduce,
+    pickle.REDUCE: calls.load_reduce,
     pickle.NEWOBJ: calls.new_object,
     pickle.NEWOBJ_EX: calls.new_object_with_keywords,
     pickle.INST: calls.make_instance,

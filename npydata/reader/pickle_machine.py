@@ -3,7 +3,7 @@
 A pickle is a program for a machine with a stack and a memo. Most of its opcodes push a value or
 collect some into a container; a few call what a name stands for. Here the first kind does what it
 always does, and the second kind leaves a note of what is asked for. The opcodes are described in
-Python's ``pickletools``. Built in ``notebooks/06_lazy_checkpoint``.
+Python's ``pickletools``. Built in ``notebooks/05_pickle_program``.
 """
 
 import struct
@@ -58,13 +58,11 @@ class PickleMachine:
 
     def step(self) -> None:
         """Run one opcode."""
-        begin = self.at
+        begin, self.at = self.at, self.at + 1
         try:
             if begin >= self.end:
                 raise IndexError
-            code = self.data[begin]
-            self.at = begin + 1
-            self.handlers[code](self)
+            self.handlers[self.data[begin]](self)
         except MALFORMED as error:
             self.at = begin
             raise self.malformed(str(error)) from None

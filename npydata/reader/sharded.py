@@ -24,8 +24,7 @@ from npydata.reader.strides import (
     contiguous_stride,
     expand_index,
     in_range,
-    slice_steps,
-    wrap_index,
+    steps_of,
 )
 from npydata.reader.tensors import Entry, TensorReader
 
@@ -94,10 +93,7 @@ Chosen = list[tuple[int, int, int]]
 def chosen_of(shape: tuple[int, ...], index: Any) -> Chosen:
     """Return which elements an index chooses; an integer chooses one of its dimension."""
     every = zip(expand_index(index, len(shape)), shape, strict=True)
-    return [
-        slice_steps(one, size) if isinstance(one, slice) else (wrap_index(one, size), 1, 1)
-        for one, size in every
-    ]
+    return [steps_of(one, size) for one, size in every]
 
 
 def overlap(chosen: Chosen, bounds: Bounds) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:

@@ -1,7 +1,7 @@
 """What a checkpoint's pickle becomes here: plain values and inert descriptions.
 
 Nothing in this module can run anything. A description says what the file asks for; whether that is
-done, and how, is decided elsewhere. Built in ``notebooks/06_lazy_checkpoint``.
+done, and how, is decided elsewhere. Built in ``notebooks/05_pickle_program``.
 """
 
 import sys

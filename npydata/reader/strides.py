@@ -77,17 +77,13 @@ def slice_view(view: View, index: Any) -> View:
         ValueError: A slice steps backwards, which torch does not do either.
     """
     shape, stride, offset = view
-    kept_shape: list[int] = []
-    kept_stride: list[int] = []
+    kept: list[tuple[int, int]] = []
     for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
-        if isinstance(one, slice):
-            begin, count, by = slice_steps(one, size)
-            kept_shape.append(count)
-            kept_stride.append(step * by)
-        else:
-            begin = wrap_index(one, size)
+        begin, count, by = steps_of(one, size)
         offset += begin * step
-    return tuple(kept_shape), tuple(kept_stride), offset
+        if isinstance(one, slice):
+            kept.append((count, by * step))
+    return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
 
 
 def expand_index(index: Any, ndim: int) -> list[Any]:
@@ -106,8 +102,10 @@ def expand_index(index: Any, ndim: int) -> list[Any]:
     return given[:place] + [slice(None)] * missing + given[place + 1 :]
 
 
-def slice_steps(one: slice, size: int) -> tuple[int, int, int]:
-    """Return where a slice begins in a dimension, how many it takes, and how far apart."""
+def steps_of(one: Any, size: int) -> tuple[int, int, int]:
+    """Return where an index begins in a dimension, how many it takes, and how far apart."""
+    if not isinstance(one, slice):
+        return wrap_index(one, size), 1, 1
     begin, end, by = one.indices(size)
     if by < 0:
         raise ValueError(f"a slice steps by {by}, expected a step forwards")

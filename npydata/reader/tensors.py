@@ -114,9 +114,16 @@ class TensorReader:
         """Return ``tensor[index]`` in memory of its own, from the pages it spans and no others."""
         extent = self.extent(require_readable(stored))
         chosen = slice_view((stored.shape, stored.stride, stored.offset), index)
-        itemsize = stored.dtype.itemsize
-        first, end = byte_span(*chosen, itemsize)
+        span = byte_span(*chosen, stored.dtype.itemsize)
+        return self.copied(extent, stored.dtype, chosen, span)
+
+    def copied(
+        self, extent: Extent, dtype: torch.dtype, chosen: View, span: tuple[int, int]
+    ) -> torch.Tensor:
+        """Return a view of a storage in memory of its own, read from its span of bytes alone."""
+        first, end = span
         part = extent.part(first, end - first) if end > first else extent.part(0, 0)
+        itemsize = dtype.itemsize
         shape, stride, offset = chosen
         local = (shape, stride, offset - first // itemsize)
         runs = page_runs(local, itemsize, part.offset, PAGE, MAX_ADVISED_RANGES)
@@ -124,8 +131,8 @@ class TensorReader:
         content = part.file.map(part.offset, part.nbytes, readahead=False)
         elements = gather(content, local, itemsize)
         if self.swapped:
-            elements = swap(elements, component_bytes(stored.dtype))
-        return view(elements, stored.dtype, (shape, contiguous_stride(shape), 0))
+            elements = swap(elements, component_bytes(dtype))
+        return view(elements, dtype, (shape, contiguous_stride(shape), 0))
 
 
 def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:
@@ -150,8 +157,6 @@ def swap(memory: Bytes, size: int) -> Bytes:
 def view(memory: Bytes, dtype: torch.dtype, seen: View) -> torch.Tensor:
     """Return a tensor over memory, which lives as long as the tensor does."""
     shape, stride, offset = seen
-    if not memory.nbytes:
-        return torch.empty(0, dtype=dtype).as_strided(shape, stride, offset)
     storage = torch.from_numpy(memory).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 

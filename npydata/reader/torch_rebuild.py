@@ -4,7 +4,7 @@ torch writes a tensor as a call: ``_rebuild_tensor_v2(storage, offset, size, str
 every call that torch writes for plain data has a function that checks its arguments and describes
 the result; every other call becomes an :class:`~npydata.reader.stored.Opaque`, and its name is
 listed. The calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``. Built in
-``notebooks/06_lazy_checkpoint``.
+``notebooks/05_pickle_program``.
 """
 
 from collections import Counter, OrderedDict
@@ -83,18 +83,17 @@ class Rebuilder:
 
     def reduce(self, function: Any, args: Any) -> Any:
         """Return what a call would return, if it is one of torch's for plain data."""
-        if not isinstance(function, Global | Opaque):
-            raise CheckpointError(f"the pickle calls {brief(function)}, expected a name")
-        if not isinstance(args, tuple):
-            raise CheckpointError(f"the pickle calls {function} with {brief(args)}")
-        if (hidden := first_opaque(args)) is not None:
-            return Opaque(hidden.function, (hidden,))
-        rebuild = CALLS.get(str(function)) if isinstance(function, Global) else None
-        if rebuild is None:
-            return Opaque(function, args)
+        validate_call(function, args)
+        if (unmade := first_opaque(args)) is not None:
+            return Opaque(unmade.function, (unmade,))
+        known = CALLS.get(str(function))
+        return Opaque(function, args) if known is None else self.describe(known, function, args)
+
+    def describe(self, known: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
+        """Return what a function of ours makes of a call's arguments, which it checks."""
         self._spend(args)
         try:
-            return rebuild(self, *args)
+            return known(self, *args)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{function} called with {brief(args)}: {error}") from None
 
@@ -294,6 +293,14 @@ def counts(values: Any, what: str) -> tuple[int, ...]:
 def nbytes(storage: Storage) -> int:
     """Return how many bytes a storage claims."""
     return storage.numel * storage.dtype.itemsize
+
+
+def validate_call(function: Any, args: Any) -> None:
+    """Refuse a call of something that is no name, or with something that is no tuple."""
+    if not isinstance(function, Global | Opaque):
+        raise CheckpointError(f"the pickle calls {brief(function)}, expected a name")
+    if not isinstance(args, tuple):
+        raise CheckpointError(f"the pickle calls {function} with {brief(args)}")
 
 
 def first_opaque(args: tuple[Any, ...]) -> Opaque | None:

@@ -1,232 +1,403 @@
-"""Exercises of notebook 06: a zip payload's place, legacy storages, the byte span of a view."""
+"""What lesson 06 lets the learner build, and the wrong answers that people give."""
 
 import struct
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tutorial.grading import Exercise
+import numpy as np
+import torch
 
-LOCAL = struct.Struct("<4s5H3I2H")
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Extent
+from npydata.reader.containers.legacy import require_count, require_end, scan_storages
+from npydata.reader.containers.safetensors import check_no_gaps
+from npydata.reader.containers.zip import LOCAL, payload_begin
+from npydata.reader.files import OpenFile
+from npydata.reader.stored import Storage
+from npydata.reader.strides import byte_span, element_span, expand_index, slice_view, steps_of
+from npydata.reader.tensors import view
+from tutorial.building import Build
+from tutorial.promised.reader import FILE_CARDS as CARDS  # noqa: F401
+from tutorial.promised.reader import FILE_PROMISES as PROMISES  # noqa: F401
 
-
-def local_header(name, extra):
-    """The fixed part of a zip file's local header, for a name and an extra field of such lengths.
-
-    Sizes are not zero, and checksum and time are not either, so that a wrong place is noticed.
-    """
-    return LOCAL.pack(b"PK\x03\x04", 20, 2056, 0, 513, 1541, 0x01020304, 48, 48, name, extra)
-
-
-def begins(header, at):
-    return at + 30 + sum(lengths(header))
-
-
-def lengths(header, order="little"):
-    return int.from_bytes(header[26:28], order), int.from_bytes(header[28:30], order)
-
-
-def header_cases(rng):
-    found = [(10, 0, 0), (12, 13, 0), (14, 47, 598), (300, 256, 64)]
-    found += [tuple(int(n) for n in rng.integers(1, (400, 900, 10**6))) for _ in range(8)]
-    return [(local_header(name, extra), at) for name, extra, at in found]
+PART = "reader"
 
 
-def show_header(args):
-    header, at = args
-    return f"bytes.fromhex('{header.hex(' ')}'), {at}"
+# Where an entry's bytes begin
 
 
-def storage_starts(
-    at, counts, itemsizes, ahead=8, after=0, bytes_of=lambda count, itemsize: count * itemsize
-):
-    starts = []
-    for count, itemsize in zip(counts, itemsizes, strict=True):
-        starts.append(at + ahead)
-        at += ahead + bytes_of(count, itemsize) + after
-    return starts
+def header_of(name, extra):
+    return LOCAL.pack(b"PK\x03\x04", 0, 0, 0, 0, 0, 0, 0, 0, name, extra)
 
 
-def one_count_for_all(at, counts, itemsizes):
-    return storage_starts(at + 8, counts, itemsizes, ahead=0)
+def begins_as(header, at, name=(26, 28), extra=(28, 30), order="little", fixed=30):
+    parts = (int.from_bytes(header[slice(*place)], order) for place in (name, extra))
+    return at + fixed + sum(parts)
 
 
-def padded(at, counts, itemsizes):
-    starts = []
-    for count, itemsize in zip(counts, itemsizes, strict=True):
-        starts.append(-(-(at + 8) // 64) * 64)
-        at = starts[-1] + count * itemsize
-    return starts
-
-
-def storage_cases(rng):
-    found = [(0, [3], [4]), (0, [3, 2], [4, 4]), (100, [6, 2], [4, 8]), (7, [0, 5, 1], [2, 1, 8])]
-    for size in (2, 3, 4, 6):
-        counts = rng.integers(0, 50, size).tolist()
-        itemsizes = rng.choice([1, 2, 4, 8], size).tolist()
-        found.append((int(rng.integers(1, 2000)), counts, itemsizes))
-    return found
-
-
-def touched(shape, stride, offset, itemsize):
-    if 0 in shape:
-        return offset * itemsize, offset * itemsize
-    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return offset * itemsize, (last + 1) * itemsize
-
-
-def product(shape):
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
-def span_cases(rng):
-    found = [
-        ((), (), 3, 4), ((4,), (1,), 0, 4), ((4,), (1,), 2, 2), ((3,), (2,), 0, 4),
-        ((2, 3), (6, 1), 7, 4), ((2, 3), (6, 2), 6, 4), ((4, 1), (6, 1), 5, 8),
-        ((3, 2), (1, 6), 0, 2), ((5,), (0,), 4, 4), ((0, 3), (3, 1), 2, 4), ((2, 0), (9, 9), 5, 8),
-    ]  # fmt: skip
-    for _ in range(8):
-        dims = int(rng.integers(1, 4))
-        shape = tuple(rng.integers(1, 6, dims).tolist())
-        stride = tuple(rng.integers(0, 30, dims).tolist())
-        found.append((shape, stride, int(rng.integers(0, 40)), int(rng.choice([1, 2, 4, 8]))))
-    return found
-
-
-EXERCISES = [
-    Exercise(
-        "payload_starts",
-        begins,
-        header_cases,
-        {
-            "You pass over the name, but not over the extra field with the padding in it.": (
-                lambda header, at: at + 30 + lengths(header)[0]
-            ),
-            "You pass over the extra field, but not over the name.": (
-                lambda header, at: at + 30 + lengths(header)[1]
-            ),
-            "You read one byte of each length, but a length has two.": (
-                lambda header, at: at + 30 + header[26] + header[28]
-            ),
-            "You count from the header's begin, but the question is where in the file.": (
-                lambda header, at: 30 + sum(lengths(header))
-            ),
-            "You leave out the 30 bytes that you were given.": (
-                lambda header, at: at + sum(lengths(header))
-            ),
-            "You read the lengths with the large byte first.": (
-                lambda header, at: at + 30 + sum(lengths(header, "big"))
-            ),
-            "You round up to 64, but the padding is counted in the extra field already.": (
-                lambda header, at: -(-begins(header, at) // 64) * 64
-            ),
-            "You add the entry's size: that is where its bytes end.": (
-                lambda header, at: begins(header, at) + int.from_bytes(header[22:26], "little")
-            ),
-        },
-        show=show_header,
+PAYLOAD_BEGIN = Build(
+    name="payload_begin",
+    reference=payload_begin,
+    cases=[
+        (header_of(name, extra), at)
+        for name, extra, at in [(4, 0, 0), (12, 22, 64), (300, 5, 1000), (7, 513, 2**33)]
+    ],
+    show=lambda case: (
+        f"payload_begin(header, {case[1]})  # a name of {LOCAL.unpack(case[0])[-2]} bytes, "
+        f"an extra field of {LOCAL.unpack(case[0])[-1]}"
     ),
-    Exercise(
-        "storage_starts",
-        storage_starts,
-        storage_cases,
-        {
-            "You give the place of each count; the elements come behind it.": (
-                lambda at, counts, itemsizes: [
-                    start - 8 for start in storage_starts(at, counts, itemsizes)
-                ]
-            ),
-            "You know of one count, before the first storage; each storage has its own.": (
-                one_count_for_all
-            ),
-            "You leave out the counts: these are places as if storages lay side by side.": (
-                lambda at, counts, itemsizes: storage_starts(at, counts, itemsizes, ahead=0)
-            ),
-            "You pass over as many bytes as there are elements; an element has several.": (
-                lambda at, counts, itemsizes: storage_starts(
-                    at, counts, itemsizes, bytes_of=lambda count, itemsize: count
-                )
-            ),
-            "You pad to 64 bytes as the zip files do; these files have no padding.": padded,
-            "You give where the elements of each storage end, but asked is where they begin.": (
-                lambda at, counts, itemsizes: [
-                    start + count * itemsize
-                    for start, count, itemsize in zip(
-                        storage_starts(at, counts, itemsizes), counts, itemsizes, strict=True
-                    )
-                ]
-            ),
-            "You forget where the first count lies, and begin at 0.": (
-                lambda at, counts, itemsizes: storage_starts(0, counts, itemsizes)
-            ),
-        },
+    wrong={
+        "You forget the extra field: the padding is in it.": partial(begins_as, extra=(0, 0)),
+        "You forget the name, which lies behind the fixed part.": partial(begins_as, name=(0, 0)),
+        "The small byte comes first.": partial(begins_as, order="big"),
+        "You count from the header's beginning, not from the file's.": (
+            lambda header, at: begins_as(header, 0)
+        ),
+        "You round up to 64: only torch pads so, and the padding is in the extra field.": (
+            lambda header, at: -(-begins_as(header, at, extra=(0, 0)) // 64) * 64
+        ),
+        "The fixed part itself has 30 bytes.": partial(begins_as, fixed=0),
+    },
+)
+
+
+# A tensor over bytes
+
+
+def view_seen(answer, numbers, dtype, seen):
+    """A tensor over memory, and whether it is that memory."""
+    memory = np.frombuffer(np.array(numbers, np.int32).tobytes(), np.uint8).copy()
+    made = answer(memory, dtype, seen)
+    values = made.tolist()
+    if made.numel():
+        made.flatten()[0] if made.is_contiguous() else None
+        first = seen[2] * dtype.itemsize
+        memory[first] ^= 1
+    changed = made.numel() and made.tolist() != values
+    return {"values": values, "dtype": str(dtype), "shape": tuple(made.shape),
+            "stride": made.stride(), "the same memory": bool(changed)}  # fmt: skip
+
+
+def over_the_array(memory, dtype, seen):
+    return torch.from_numpy(memory).view(dtype).as_strided(*seen)
+
+
+def counts_bytes(memory, dtype, seen):
+    shape, stride, offset = seen
+    storage = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, offset * dtype.itemsize, shape, stride)
+
+
+def view_as(memory, dtype, seen, offset=True, stride=True, copy=False):
+    """A tensor made in a way that may be wrong."""
+    shape, steps, begin = seen
+    flat = torch.from_numpy(memory.copy() if copy else memory).view(dtype)
+    begin = begin if offset else 0
+    if not stride:
+        return flat[begin : begin + int(np.prod(shape))].reshape(shape)
+    return flat.as_strided(shape, steps, begin)
+
+
+RANGE = list(range(24))
+VIEW = Build(
+    name="view",
+    reference=view,
+    cases=[
+        (RANGE[:6], torch.int32, ((2, 3), (3, 1), 0)),
+        (RANGE, torch.int32, ((2, 3), (6, 2), 6)),
+        (RANGE, torch.int64, ((3, 2), (1, 3), 2)),
+        (RANGE, torch.int16, ((), (), 4)),
+        ([], torch.float32, ((0, 3), (3, 1), 5)),
+    ],
+    observe=view_seen,
+    show=lambda case: f"view(memory, {case[1]}, {case[2]})  # the bytes of {case[0]} in int32",
+    wrong={
+        "You begin at the first byte; the offset says where.": partial(view_as, offset=False),
+        "The elements need not lie in order: the strides say how.": partial(view_as, stride=False),
+        "You copy. The tensor should lie over these very bytes.": partial(view_as, copy=True),
+        "An offset counts elements, not bytes.": counts_bytes,
+        "An array without bytes can't be seen as another type; a storage has none.": over_the_array,
+    },
+)
+
+
+# Storages from before 2020
+
+
+def scanned(answer, sizes, said, behind):
+    """The places of storages in a file, or the error."""
+    content = bytes(24)
+    for numel, itemsize in sizes:
+        content += struct.pack("<q", numel) + bytes([7]) * numel * itemsize
+    storages = [
+        Storage(str(number), {2: torch.int16, 4: torch.float32, 8: torch.int64}[itemsize], numel)
+        for number, (numel, itemsize) in enumerate(said)
+    ]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tail"
+        path.write_bytes(content + bytes(behind))
+        try:
+            found = answer(OpenFile(path), 24, storages)
+        except CheckpointError:
+            return "CheckpointError"
+    return {key: (one.offset, one.nbytes) for key, one in found.items()}
+
+
+def scan_as(file, at, storages, step=8, in_bytes=True, checked=True, ended=True):
+    """A scan that may be wrong."""
+    extents = {}
+    for storage in storages:
+        count = int.from_bytes(file.read(at, 8), "little", signed=True)
+        if checked:
+            require_count(storage, count)
+        nbytes = count * storage.dtype.itemsize
+        extents[storage.key] = Extent(file, at + 8, nbytes if in_bytes else count)
+        at += step + nbytes
+    if ended:
+        require_end(file, at)
+    return extents
+
+
+def reads_no_count(file, at, storages):
+    extents = {}
+    for storage in storages:
+        nbytes = storage.numel * storage.dtype.itemsize
+        extents[storage.key] = Extent(file, at + 8, nbytes)
+        at += 8 + nbytes
+    require_end(file, at)
+    return extents
+
+
+def begins_at_the_count(file, at, storages):
+    moved = scan_as(file, at, storages)
+    return {key: Extent(file, one.offset - 8, one.nbytes) for key, one in moved.items()}
+
+
+SIZES = [(3, 4), (0, 2), (5, 8), (1, 4)]
+SCAN_STORAGES = Build(
+    name="scan_storages",
+    reference=scan_storages,
+    cases=[
+        (SIZES[:1], SIZES[:1], 0),
+        (SIZES[2:], SIZES[2:], 0),
+        (SIZES, SIZES, 0),
+        (SIZES[:1], [(2, 4)], 0),
+        (SIZES[:2], [(3, 4), (-1, 2)], 0),
+        ([(2, 4), (4, 4)], [(4, 4), (2, 4)], 0),
+        (SIZES[:1], SIZES[:1], 3),
+        ([], [], 0),
+    ],
+    observe=scanned,
+    show=lambda case: (
+        f"scan_storages(file, 24, storages)  # (elements, bytes each): {case[0]} in the file, "
+        f"{case[1]} by the pickle, {case[2]} bytes behind"
     ),
-    Exercise(
-        "span",
-        touched,
-        span_cases,
-        {
-            "You take as many bytes as the view has; with strides it reaches further than that.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize, (offset + product(shape)) * itemsize
-                )
-            ),
-            "You stop where the last element begins, and cut it off.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize,
-                    touched(shape, stride, offset, itemsize)[1] - itemsize * (0 not in shape),
-                )
-            ),
-            "From the first of n elements to the last it is one step less than n.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize,
-                    (offset + sum(a * b for a, b in zip(shape, stride, strict=True))) * itemsize,
-                )
-            ),
-            "You go one step too far in every dimension, before you add the last element.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize, touched(shape, stride, offset, itemsize)[1]
-                    + itemsize * sum(stride) * (0 not in shape),
-                )
-            ),
-            "You begin at the storage's first byte, but the view begins at its offset.": (
-                lambda shape, stride, offset, itemsize: (
-                    0, touched(shape, stride, offset, itemsize)[1]
-                )
-            ),
-            "You give how long the span is, but asked is where it ends.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize, touched(shape, stride, 0, itemsize)[1]
-                )
-            ),
-            "You give the last byte that the view touches, but asked is the one after it.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize,
-                    touched(shape, stride, offset, itemsize)[1] - (0 not in shape),
-                )
-            ),
-            "You cut off the last element, and a view without elements reaches back or forward.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize,
-                    (offset + sum((a - 1) * b for a, b in zip(shape, stride, strict=True)))
-                    * itemsize,
-                )
-            ),
-            "Your offset counts bytes, but the one you are given counts elements.": (
-                lambda shape, stride, offset, itemsize: tuple(
-                    place + offset for place in touched(shape, stride, 0, itemsize)
-                )
-            ),
-            "You count elements; a span is in bytes.": (
-                lambda shape, stride, offset, itemsize: touched(shape, stride, offset, 1)
-            ),
-            "A view without elements touches nothing, but you reach back or forward for it.": (
-                lambda shape, stride, offset, itemsize: (
-                    offset * itemsize,
-                    (offset + 1 + sum((a - 1) * b for a, b in zip(shape, stride, strict=True)))
-                    * itemsize,
-                )
-            ),
-        },
-    ),
+    wrong={
+        "Each storage has its count before it: 8 bytes more to the next.": partial(scan_as, step=0),
+        "A count is of elements; an extent has bytes.": partial(scan_as, in_bytes=False),
+        "The file's count and the pickle's differ, and you believe one of them.": partial(
+            scan_as, checked=False
+        ),
+        "You never read the counts: two storages may have changed their places.": reads_no_count,
+        "Behind the last storage something follows, and you don't look.": partial(
+            scan_as, ended=False
+        ),
+        "The elements begin behind the count.": begins_at_the_count,
+    },
+)
+
+
+# Slices
+
+
+def view_cases(rng):
+    small = [((4,), (1,), 0), ((2, 3), (3, 1), 0), ((2, 3), (6, 2), 6), ((), (), 5),
+             ((3, 0), (1, 1), 7), ((0,), (2,), 0), ((4,), (0,), 2),
+             ((5, 1), (7, 9), 1)]  # fmt: skip
+    sizes = [rng.integers(1, 9, (2, dims)).tolist() for dims in (1, 2, 3) * 5]
+    return small + [(tuple(a), tuple(b), int(rng.integers(0, 50))) for a, b in sizes]
+
+
+def span_as(shape, stride, offset, empty=True, end=1, steps=lambda size: size - 1):
+    if empty and 0 in shape:
+        return offset, offset
+    last = offset + sum(steps(size) * step for size, step in zip(shape, stride, strict=True))
+    return offset, last + end
+
+
+ELEMENT_SPAN = Build(
+    name="element_span",
+    reference=element_span,
+    cases=view_cases,
+    wrong={
+        "How many elements a view holds says nothing of how far it reaches.": (
+            lambda shape, stride, offset: (offset, offset + int(np.prod(shape)))
+        ),
+        "From the first of 3 rows to the last it is 2 steps.": partial(
+            span_as, steps=lambda size: size
+        ),
+        "You return the last element; the end is the one after it.": partial(span_as, end=0),
+        "A view without elements touches none.": partial(span_as, empty=False),
+        "You count from the first element of the view, not of the storage.": (
+            lambda shape, stride, offset: tuple(
+                one - offset for one in span_as(shape, stride, offset)
+            )
+        ),
+    },
+)
+
+
+def bytes_as(shape, stride, offset, itemsize, first=1, end=1):
+    a, b = element_span(shape, stride, offset)
+    return a * (itemsize if first else 1), b * (itemsize if end else 1)
+
+
+BYTE_SPAN = Build(
+    name="byte_span",
+    reference=byte_span,
+    cases=lambda rng: [(*case, itemsize) for case in view_cases(rng) for itemsize in (2, 8)],
+    wrong={
+        "An element has itemsize bytes: these are elements.": partial(bytes_as, first=0, end=0),
+        "The first one is still counted in elements.": partial(bytes_as, first=0),
+        "You multiply the strides only; the last element has its bytes, too.": (
+            lambda shape, stride, offset, itemsize: element_span(
+                shape, [step * itemsize for step in stride], offset * itemsize
+            )
+        ),
+        "You return where it begins and how long it is.": lambda *case: (
+            bytes_as(*case)[0],
+            bytes_as(*case)[1] - bytes_as(*case)[0],
+        ),
+    },
+)
+
+
+def sliced_as(seen, index, forget=(), offset_step=True):
+    """A slice that may be wrong."""
+    shape, stride, offset = seen
+    kept = []
+    for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
+        begin, count, by = steps_of(one, size)
+        offset += 0 if "offset" in forget else begin * (step if offset_step else 1)
+        if isinstance(one, slice) or "integers" in forget:
+            kept.append((count, step if "by" in forget else by * step))
+    return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
+
+
+def sliced_alone(seen, index):
+    found = sliced_as(seen, index)
+    return found[0], found[1], found[2] - seen[2]
+
+
+WHOLE = ((4, 6), (6, 1), 0)
+INDICES = [1, -1, (), (0, 2), (slice(1, 3),), (slice(1, 3), slice(0, 5, 2)),
+           (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), 9]  # fmt: skip
+SLICED = Build(
+    name="slice_view",
+    reference=slice_view,
+    cases=[
+        *((WHOLE, index) for index in INDICES),
+        (((3, 4, 5), (1, 15, 3), 7), (slice(1, 3), ..., slice(0, 5, 3))),
+        (((5,), (4,), 2), (3,)),
+    ],
+    show=lambda case: f"slice_view({case[0]}, {written(case[1])})",
+    wrong={
+        "The view begins elsewhere now: the offset moves.": partial(sliced_as, forget=["offset"]),
+        "An index moves the offset by whole rows: by its stride.": partial(
+            sliced_as, offset_step=False
+        ),
+        "Every second column: the next one is two strides away.": partial(sliced_as, forget=["by"]),
+        "An integer takes its dimension away.": partial(sliced_as, forget=["integers"]),
+        "You forget where the view began that you slice.": sliced_alone,
+    },
+)
+
+
+def written(index):
+    """An index as it stands in brackets."""
+    if isinstance(index, tuple):
+        return f"({', '.join(map(written, index))}{',' * (len(index) == 1)})"
+    return "..." if index is ... else str(index)
+
+
+# Every byte belongs to one tensor
+
+
+def gaps_seen(answer, places, begin, end):
+    try:
+        answer([Extent(None, a, b - a) for a, b in places], begin, end)
+    except CheckpointError:
+        return "refused"
+    return "accepted"
+
+
+def gaps_as(extents, begin, end, ordered=True, first=True, last=True, inner="both"):
+    """A check that may be wrong."""
+    at = begin if first else min((one.offset for one in extents), default=begin)
+    key = (lambda one: (one.offset, one.nbytes)) if ordered else (lambda one: 0)
+    for one in sorted(extents, key=key):
+        wrong = {"both": one.offset != at, "overlaps": one.offset < at, "holes": one.offset > at}
+        if wrong[inner]:
+            raise CheckpointError("a gap")
+        at = max(at, one.offset + one.nbytes) if inner != "both" else one.offset + one.nbytes
+    if last and at != end:
+        raise CheckpointError("more")
+
+
+def sums_up(extents, begin, end):
+    if begin + sum(one.nbytes for one in extents) != end:
+        raise CheckpointError("the sizes don't add up")
+
+
+def looks_too_far(extents, begin, end):
+    gaps_as(extents, begin, end, last=False)
+    if any(one.offset + one.nbytes > end for one in extents):
+        raise CheckpointError("behind the end")
+
+
+def returns_a_verdict(extents, begin, end):
+    try:
+        gaps_as(extents, begin, end)
+    except CheckpointError:
+        return False
+    return True
+
+
+PLACES = [
+    [(10, 50)], [(30, 50), (10, 30)], [(30, 50), (10, 30), (50, 50)], [(30, 30), (10, 50)],
+    [(10, 30), (31, 50)], [(10, 31), (30, 50)], [(10, 30)], [(11, 50)], [], [(10, 51)],
+    [(10, 30), (10, 30)], [(10, 20), (25, 45), (45, 50)], [(10, 50), (20, 30)],
+    [(10, 30), (40, 60)], [(10, 50), (10, 10)], [(5, 50)],
 ]  # fmt: skip
+CHECK_NO_GAPS = Build(
+    name="check_no_gaps",
+    reference=check_no_gaps,
+    cases=[*((places, 10, 50) for places in PLACES), ([], 10, 10)],
+    observe=gaps_seen,
+    show=lambda case: f"check_no_gaps of tensors at {case[0]}, from {case[1]} to {case[2]}",
+    wrong={
+        "The sizes add up, and yet two tensors overlap and leave a hole.": sums_up,
+        "The header lists tensors in any order: sort them by place first.": partial(
+            gaps_as, ordered=False
+        ),
+        "Bytes behind the last tensor belong to none.": partial(gaps_as, last=False),
+        "The tensors end too early, and something else may lie there.": looks_too_far,
+        "Between the header and the first tensor there may be no hole either.": partial(
+            gaps_as, first=False
+        ),
+        "Two tensors that share bytes are refused as well.": partial(gaps_as, inner="holes"),
+        "A hole between two tensors is refused as well.": partial(gaps_as, inner="overlaps"),
+        "You return whether it is right; who would look?": returns_a_verdict,
+    },
+)
+
+BUILDS = [
+    PAYLOAD_BEGIN,
+    VIEW,
+    SCAN_STORAGES,
+    ELEMENT_SPAN,
+    BYTE_SPAN,
+    SLICED,
+    CHECK_NO_GAPS,
+]

@@ -31,7 +31,9 @@ def read_legacy(file: OpenFile) -> Archive:
         begin = at
         root, at, rebuilder = read_pickle(data, at)
         keys, at, _ = read_pickle(data, pickle_end := at)
-    extents = scan_storages(file, at, check_keys(keys, rebuilder.storages), rebuilder.storages)
+    storages = in_file_order(keys, rebuilder.storages)
+    file.advise_willneed_all(expected_counts(at, storages, file.size))
+    extents = scan_storages(file, at, storages)
     return Archive("legacy", file, extents, root, rebuilder.storages,
                    unknown=frozenset(rebuilder.unknown),
                    max_names=names_for(pickle_end - begin))  # fmt: skip
@@ -49,8 +51,8 @@ def check_magic(data: Any) -> int:
     return at
 
 
-def check_keys(keys: Any, storages: dict[str, Storage]) -> list[str]:
-    """Return the keys in the order of the file; they must be those that the object speaks of."""
+def in_file_order(keys: Any, storages: dict[str, Storage]) -> list[Storage]:
+    """Return the storages as the file lists them; they must be those that the object speaks of."""
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise CheckpointError("the list of storages is not a list of names")
     if len(set(keys)) < len(keys):
@@ -59,28 +61,30 @@ def check_keys(keys: Any, storages: dict[str, Storage]) -> list[str]:
         raise CheckpointError(
             f"storage {min(strange)!r} is in the list or in the object, not in both"
         )
-    return keys
+    return [storages[key] for key in keys]
 
 
-def scan_storages(
-    file: OpenFile, at: int, keys: list[str], storages: dict[str, Storage]
-) -> dict[str, Extent]:
+def scan_storages(file: OpenFile, at: int, storages: list[Storage]) -> dict[str, Extent]:
     """Return where each storage lies: read its count, pass over its bytes, and so on.
 
     Behind the last one the file ends, or what the next call of ``torch.save`` wrote begins.
     """
     extents: dict[str, Extent] = {}
-    file.advise_willneed_all(expected_counts(at, [storages[key] for key in keys], file.size))
-    for key in keys:
+    for storage in storages:
         count = int.from_bytes(file.read(at, COUNT_BYTES), "little", signed=True)
-        if count != (numel := storages[key].numel):
-            raise CheckpointError(
-                f"storage {key!r} has {count:,} elements, {numel:,} by the pickle"
-            )
-        extents[key] = Extent(file, at + COUNT_BYTES, count * storages[key].dtype.itemsize)
-        at += COUNT_BYTES + extents[key].nbytes
+        require_count(storage, count)
+        extents[storage.key] = Extent(file, at + COUNT_BYTES, count * storage.dtype.itemsize)
+        at += COUNT_BYTES + extents[storage.key].nbytes
     require_end(file, at)
     return extents
+
+
+def require_count(storage: Storage, count: int) -> None:
+    """Refuse a count that is not the pickle's."""
+    if count != storage.numel:
+        raise CheckpointError(
+            f"storage {storage.key!r} has {count:,} elements, {storage.numel:,} by the pickle"
+        )
 
 
 def require_end(file: OpenFile, at: int) -> None:

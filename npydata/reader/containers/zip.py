@@ -194,18 +194,30 @@ def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record
 
 def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
     """Return where a record's bytes begin: behind a second header, with lengths of its own."""
+    header = file.read(record.header, LOCAL.size + len(record.name.encode()))
+    require_same(record, header)
+    begin = payload_begin(header, record.header)
+    if (end := begin + record.nbytes) > stop:
+        raise CheckpointError(f"record {record.name!r} ends at {end:,}, the next is at {stop:,}")
+    return begin
+
+
+def require_same(record: Record, header: bytes) -> None:
+    """Refuse a local header that does not say what the directory says."""
     raw = record.name.encode()
-    header = file.read(record.header, LOCAL.size + len(raw))
-    magic, _, flags, method, _, _, _, packed, nbytes, name, extra = LOCAL.unpack_from(header)
+    magic, _, flags, method, _, _, _, packed, nbytes, name, _ = LOCAL.unpack_from(header)
     sizes_fit = {packed, nbytes} <= {0, UNKNOWN_32, record.nbytes}
     if magic != b"PK\x03\x04" or flags & ENCRYPTED or method != STORED or not sizes_fit:
         raise CheckpointError(f"record {record.name!r}: its two headers do not agree")
     if name != len(raw) or header[LOCAL.size :] != raw:
         raise CheckpointError(f"record {record.name!r}: its own header has another name")
-    begin: int = record.header + LOCAL.size + name + extra
-    if (end := begin + record.nbytes) > stop:
-        raise CheckpointError(f"record {record.name!r} ends at {end:,}, the next is at {stop:,}")
-    return begin
+
+
+def payload_begin(header: bytes, at: int) -> int:
+    """Return where the bytes behind a local header begin; the header itself lies at byte `at`."""
+    name_length = int.from_bytes(header[26:28], "little")
+    extra_length = int.from_bytes(header[28:30], "little")
+    return at + 30 + name_length + extra_length
 
 
 def find_prefix(file: OpenFile, extents: dict[str, Extent]) -> str:
