@@ -41,7 +41,7 @@ def stock(*, skips: bool) -> Resumer:
     def opened(setting: Setting, state: Any) -> Stream:
         from torch.utils.data import DistributedSampler
 
-        sampler = DistributedSampler(Numbers(), setting.world_size, setting.rank, seed=SEED)
+        sampler: Any = DistributedSampler(Numbers(), setting.world_size, setting.rank, seed=SEED)
         loader = DataLoader(Numbers(), setting.batch_size, sampler=sampler,
                             num_workers=setting.workers)  # fmt: skip
         taken = [state or 0]
@@ -146,7 +146,8 @@ def lightning() -> Resumer:
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.seen: list[list[int]] = []
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.0)
