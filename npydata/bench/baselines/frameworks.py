@@ -160,14 +160,14 @@ def lightning() -> Survivor:
     def train(training: Training) -> None:
         kept = saver(training.root)
         callbacks = Fill(training.steps(), training, kept), kept
-        data = DataLoader(Zeros(), batch_size=1)  # type: ignore[var-annotated]
+        data = DataLoader(Zeros(), batch_size=1)
         trainer(training, *callbacks).fit(Module(training), data)
 
     def load(root: Path) -> dict[str, Any]:
         training = Training(root, last=1 << 30)
         fit = trainer(training, saver(root), Resumed())
         try:
-            fit.fit(Module(training), DataLoader(Zeros()), ckpt_path=str(root / "last.ckpt"))  # type: ignore[var-annotated]
+            fit.fit(Module(training), DataLoader(Zeros()), ckpt_path=str(root / "last.ckpt"))
         except Loaded:
             return training.state(fit.global_step)
         raise RuntimeError("nothing was resumed")

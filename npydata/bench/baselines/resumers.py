@@ -41,7 +41,7 @@ def stock(*, skips: bool) -> Resumer:
     def opened(setting: Setting, state: Any) -> Stream:
         from torch.utils.data import DistributedSampler
 
-        sampler = DistributedSampler(Numbers(), setting.world_size, setting.rank, seed=SEED)
+        sampler: Any = DistributedSampler(Numbers(), setting.world_size, setting.rank, seed=SEED)
         loader = DataLoader(Numbers(), setting.batch_size, sampler=sampler,
                             num_workers=setting.workers)  # fmt: skip
         taken = [state or 0]
@@ -76,7 +76,10 @@ def torchdata() -> Resumer:
 @baseline("survival loaders", "Grain", "peer", settings={"DataLoader": {}},
           available=installed("grain"))  # fmt: skip
 def grain() -> Resumer:
+    from absl import flags
     from grain import python as pygrain
+
+    flags.FLAGS.mark_as_parsed()  # its worker processes ask for them
 
     def opened(setting: Setting, state: Any) -> Stream:
         shards = pygrain.ShardOptions(shard_index=setting.rank, shard_count=setting.world_size)
@@ -130,12 +133,21 @@ def litdata() -> Resumer:
           available=installed("lightning"))  # fmt: skip
 def lightning() -> Resumer:
     """A stock DataLoader; its trainer keeps how many batches it has seen."""
-    from lightning import LightningModule, Trainer
+    from lightning import Callback, LightningModule, Trainer
+
+    class Keep(Callback):
+        def __init__(self, step: int, path: Path) -> None:
+            self.step, self.path = step, path
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == self.step:
+                trainer.save_checkpoint(self.path)
 
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.seen: list[list[int]] = []
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.0)
@@ -154,25 +166,25 @@ def lightning() -> Resumer:
         if state is not None:
             checkpoint.write_bytes(state)
 
-        def fit(steps: int) -> tuple[Any, Any]:
+        def fit(*callbacks: Any) -> Any:
             module = Module()
-            trainer = Trainer(max_steps=steps, max_epochs=1, accelerator="cpu", logger=False,
+            trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False,
                               enable_checkpointing=False, enable_progress_bar=False,
-                              enable_model_summary=False)  # fmt: skip
+                              enable_model_summary=False, callbacks=list(callbacks))  # fmt: skip
             trainer.fit(module, loader, ckpt_path=str(checkpoint) if state is not None else None)
-            return trainer, module
+            return module
 
         taken = [0]
 
         def batches() -> Iterator[list[int]]:
-            for batch in fit(-1)[1].seen:
+            for batch in fit().seen:
                 taken[0] += 1
                 yield batch
 
         def kept() -> bytes:
-            path = Path(setting.folder / "kept.ckpt")
+            path = setting.folder / "kept.ckpt"
             order.manual_seed(SEED)
-            fit(taken[0])[0].save_checkpoint(path)
+            fit(Keep(taken[0], path))
             return path.read_bytes()
 
         return Stream(batches(), kept)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, safe_open, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from npydata import AsyncCheckpointer, TrainingState, latest_checkpoint, load_checkpoint
 from npydata.bench.baselines import OURS, baseline
@@ -135,7 +136,7 @@ def with_dcp(*, per_step: bool, background: bool = False) -> Survivor:
     def save(training: Training, step: int) -> None:
         folder = training.root / (f"step-{step}" if per_step else "checkpoint")
         if background:
-            done = dcp.async_save(training.state(step), checkpoint_id=folder, no_dist=True)  # type: ignore[attr-defined]
+            done: Any = dcp.async_save(training.state(step), checkpoint_id=folder, no_dist=True)  # type: ignore[attr-defined]
             getattr(done, "upload_completion", done).result()
         else:
             dcp.save(training.state(step), checkpoint_id=folder, no_dist=True)  # type: ignore[attr-defined]

@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from npydata.bench.baselines import REGISTRY, ROLES, Baseline, import_all
 from npydata.bench.machine import machine_facts
 from npydata.bench.survival import report as reporting
@@ -107,7 +105,6 @@ def imported(one: Baseline) -> Any:
     """Return a row's subject, with all that its trials would otherwise import one by one."""
     warnings.simplefilter("ignore")
     logging.disable()
-    torch.set_num_threads(1)
     Training(Path())
     return one.start()
 

@@ -35,7 +35,7 @@ OUTCOMES = {
     "by hand": "an error; a complete one loads after deleting the newest by hand",
     "error": "an error, and nothing complete is left",
     "mixed": "silence: parts of several steps, or not all of one",
-    "garbage": "silence: numbers that nobody saved",
+    "garbage": "silence: numbers that nobody saved, or what the run began with",
     "unnoticed": "silence: reported as saved after a flush that failed",
     "hung": "the saving process never ends",
 }

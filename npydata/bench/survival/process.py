@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 PATIENCE, STARTS = 60.0, 600.0
 """Seconds after which a process that has not ended counts as hung; that it may take to start."""
 PR_SET_PDEATHSIG = 1
@@ -116,6 +118,7 @@ def run_and_exit(work: Callable[[Inside], object], inside: Inside) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(nowhere, descriptor)
+        torch.set_num_threads(1)  # its other threads were not forked
         work(inside)
     except BaseException as error:
         inside.report(f"raised {type(error).__name__}: {error}")

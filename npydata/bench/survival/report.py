@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from npydata.bench.plot import INK
@@ -12,6 +13,10 @@ from npydata.system.atomic_write import replacing
 
 SHADES = {"whole": "#ffffff", "by hand": "#cfd6dd", "error": "#9aa5b1", "silent": "#374151"}
 """What the loader does most often where it does not load: the darker, the worse."""
+
+
+NOTE = 90
+"""Letters of an error that stands in a cell; JSON has all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +116,7 @@ def cell_text(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return "not installed"
     if not cell["trials"]:
-        return cell["note"] or "-"
+        return shorten(str(cell["note"]), NOTE) or "-"
     rest = [f"{each} {cell['outcomes'][each]}" for each in OUTCOMES
             if each != "whole" and cell["outcomes"].get(each)]  # fmt: skip
     return f"{percent(cell)}{': ' * bool(rest)}{', '.join(rest)} (of {cell['trials']})"
@@ -128,7 +133,7 @@ def case_text(case: Mapping[str, Any] | None) -> str:
     if case is None:
         return "not installed"
     if case.get("note"):
-        return str(case["note"])
+        return shorten(str(case["note"]), NOTE)
     seen = [f"{each} {case[each]}" for each in ("lost", "repeated", "changed") if case[each]]
     return ", ".join(seen) or "exact"
 
