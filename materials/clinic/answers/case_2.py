@@ -10,7 +10,7 @@ FLOAT = 4  # bytes
 
 
 def span(shape, stride, offset, itemsize):
-    """Exercise 3 of notebook 06."""
+    """As in section 4 of lesson 06."""
     if 0 in shape:
         return offset * itemsize, offset * itemsize
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
