@@ -14,7 +14,7 @@ from npydata.bench import survival
 from npydata.bench.survival import faults, power, report, resuming
 from npydata.bench.survival.process import Process, ask
 from npydata.bench.survival.resuming import SAMPLES, Stream
-from npydata.bench.survival.strace import Call, calls_of, cannot_trace
+from npydata.bench.survival.strace import SystemCall, calls_of, cannot_trace
 from npydata.bench.survival.training import Survivor, Training, verdict_on
 from npydata.errors import NpyDataError
 
@@ -126,7 +126,7 @@ def test_a_trace_is_read_also_where_threads_interrupt_each_other(tmp_path):
 
 def recording(root, *calls):
     texts = [text.replace("ROOT", str(root)) for text in calls]
-    traced = [Call(text.partition("(")[0], 1, text.partition("(")[2]) for text in texts]
+    traced = [SystemCall(text.partition("(")[0], 1, text.partition("(")[2]) for text in texts]
     return power.recorded(traced, root, {str(root / "old"): power.Inode(b"old")})
 
 

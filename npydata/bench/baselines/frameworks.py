@@ -131,7 +131,7 @@ def lightning() -> Survivor:
         def training_step(self, batch: Any, index: int) -> Any:
             return sum(p.sum() for p in self.layers.parameters()) * 0.0
 
-    class Fill(Callback):
+    class SetWeights(Callback):
         def __init__(self, steps: Iterator[int], training: Training, saver: Any) -> None:
             self.steps, self.training, self.saver = steps, training, saver
 
@@ -159,7 +159,7 @@ def lightning() -> Survivor:
 
     def train(training: Training) -> None:
         kept = saver(training.root)
-        callbacks = Fill(training.steps(), training, kept), kept
+        callbacks = SetWeights(training.steps(), training, kept), kept
         data = DataLoader(Zeros(), batch_size=1)
         trainer(training, *callbacks).fit(Module(training), data)
 
@@ -190,7 +190,7 @@ def hugging_face() -> Survivor:
             zero = sum((p.sum() for p in self.layers.parameters()), torch.zeros(())) * 0.0
             return {"loss": zero}
 
-    class Fill(TrainerCallback):
+    class SetWeights(TrainerCallback):
         def __init__(self, training: Training) -> None:
             self.steps, self.training = training.steps(), training
 
@@ -226,7 +226,7 @@ def hugging_face() -> Survivor:
         raise RuntimeError("nothing was resumed")
 
     return Survivor(
-        train=lambda training: trainer(training, Fill(training)).train(),
+        train=lambda training: trainer(training, SetWeights(training)).train(),
         load=load,
         checkpoints="checkpoint-*",
     )

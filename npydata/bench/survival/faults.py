@@ -20,7 +20,7 @@ from npydata.bench.survival.process import PATIENCE, Inside, Process, ask
 from npydata.bench.survival.strace import (
     CHANGES,
     SYNCS,
-    Call,
+    SystemCall,
     calls_of,
     cannot_trace,
     evenly,
@@ -111,7 +111,7 @@ class Trials:
             raise NpyDataError(f"saves nothing here: {'; '.join(lines)}")
         return process
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[SystemCall]:
         """Return the calls of one undisturbed save that change files."""
         with self.root() as root:
             trace, lines = traced(self.victim(root), "-e", f"trace={CHANGES}")

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from npydata.bench.survival.strace import SYNCS, WRITES, Call
+from npydata.bench.survival.strace import SYNCS, WRITES, SystemCall
 
 PAGE = 4096
 PATH = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -69,7 +69,7 @@ def snapshot(root: Path) -> Tree:
     return tree
 
 
-def recorded(calls: list[Call], root: Path, start: Tree) -> Recording:
+def recorded(calls: list[SystemCall], root: Path, start: Tree) -> Recording:
     """Return the recording of calls that led from ``start`` to what the root holds now."""
     recording, tree = Recording(start, calls=len(calls)), dict(start)
     for number, call in enumerate(calls):
@@ -99,7 +99,7 @@ def absolute(name: str, opened: list[str], which: int) -> str:
     return str(Path(opened[min(which, len(opened) - 1)]) / name) if opened else name
 
 
-def grown(inode: Inode, call: Call, number: int) -> int:
+def grown(inode: Inode, call: SystemCall, number: int) -> int:
     """Return a file's length after a call that writes to it; its parts are written in order."""
     length = inode.length(inode.written, number)
     result = int(call.text.rpartition(" = ")[2].split()[0])
@@ -115,7 +115,7 @@ def grown(inode: Inode, call: Call, number: int) -> int:
 
 
 def changes_of(
-    call: Call, number: int, paths: list[str], tree: Tree
+    call: SystemCall, number: int, paths: list[str], tree: Tree
 ) -> Iterator[tuple[int, str, str, str, Inode | None]]:
     if not paths:
         return

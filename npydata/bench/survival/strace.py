@@ -21,7 +21,7 @@ RESUMED = re.compile(r"^(\d+) +<\.\.\. (\w+) resumed>(.*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SystemCall:
     """One traced call: its number among those of its name in its thread, and what it was given."""
 
     name: str
@@ -75,7 +75,7 @@ def traced(process: Process, *options: str, patience: float = PATIENCE) -> tuple
     return "".join(trace), lines
 
 
-def calls_of(trace: str, root: Path) -> list[Call]:
+def calls_of(trace: str, root: Path) -> list[SystemCall]:
     """Return the calls on files below a root, each where it ended."""
     counts: dict[tuple[str, str], int] = {}
     begun: dict[str, tuple[str, int, str]] = {}
@@ -93,11 +93,11 @@ def calls_of(trace: str, root: Path) -> list[Call]:
                 continue
         else:
             continue
-        calls.append(Call(name, number, text + rest))
+        calls.append(SystemCall(name, number, text + rest))
     return [call for call in calls if str(root) in call.text and changes(call)]
 
 
-def changes(call: Call) -> bool:
+def changes(call: SystemCall) -> bool:
     """Whether a call did something to a file: one that failed did not."""
     if " = -1 " in call.text:
         return False
