@@ -39,13 +39,15 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --numprocesses 2 --dist loadscope \
 		--cov --cov-report=term:skip-covered --quiet tests
 	@echo "[test] the notebooks, cell by cell"
-	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --nbval --nbval-current-env --nbval-cell-timeout=120 \
+	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
+		--nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
 
 test-stress: $(READY)  ## The long versions of the tests
 	@$(BIN)/python -m pytest --quiet -m stress tests
 
-test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the hundred (some of it needs root and strace)
+test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
+	@$(BIN)/python tests/faults/tools.py
 	@$(BIN)/python -m pytest --quiet -m crash tests
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks

@@ -5,12 +5,14 @@
 The same command again continues from the newest checkpoint in ``build/run``, and gives the losses
 and weights that a run without the interruption would have given (on the same machine, with the same
 number of threads). For that a checkpoint holds all that decides the next step: weights, optimizer,
-random generators, and the place of the loader.
+random generators, and the place of the loader. SIGUSR1 has it save at the next step, and SIGTERM
+save and end.
 """
 
 import argparse
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,10 +35,11 @@ def train(
     save_every: int = 20, keep_last: int | None = 3, seed: int = 0, device: str = "cpu",
     snapshot: str = "host", dropout: float = 0.1, learning_rate: float = 3e-3,
     vocab_size: int | None = None, log: Path | None = None,
-    show: Callable[[Progress], object] = lambda progress: None,
+    show: Callable[[Progress], object] = lambda progress: None, asked: "Asked | None" = None,
 ) -> GPT:  # fmt: skip
     """Train until ``steps`` steps are done, those before an interruption included."""
     repeatable(seed, device)
+    asked = asked or Asked()
     vocab_size = vocab_size or highest_id(tokens) + 1
     data = NpyTokensDataset(tokens, context, vocab_size=vocab_size)
     loader = AsyncDataLoader(data, batch_size=batch_size, seed=seed, device=device)
@@ -59,18 +62,38 @@ def train(
             losses.write(f"{step},{loss!r}\n")  # exactly; and no checkpoint is ahead of the log
             if step == first + 1:  # now the optimizer has its state
                 checkpointer.prepare(model.state_dict(), optimizer.state_dict())
-            if step % save_every == 0 or step == steps:
+            last = step == steps or asked.end
+            if step % save_every == 0 or last or asked.save:
+                asked.save = False
                 saved = f"step-{step:06}"
                 now = TrainingState(step=step, tokens=step * batch_size * context, loss=loss,
                                     lr=learning_rate, rng=npydata.capture_rng(),
                                     loader=loader.state_dict(), extra=settings)  # fmt: skip
                 checkpointer.save(out / saved, model.state_dict(), optimizer.state_dict(), now)
-            if step == steps:
+            if last:
                 checkpointer.wait()
             speed = (step - first) * batch_size * context / (time.monotonic() - begun)
             newest = saved if checkpointer.done() else f"({saved})"
             show(Progress(step, steps, loss, speed, loader.stats.wait_share, newest))
+            if last:
+                break
     return model
+
+
+class Asked:
+    """What signals ask for: a handler may come in the middle of a step, so it only sets a flag."""
+
+    save = end = False
+
+    def listen(self) -> None:
+        """From now on SIGUSR1 asks for a checkpoint, and SIGTERM for a last one."""
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self.note)
+
+    def note(self, number: int, frame: object) -> None:
+        """Remember a signal until the step is done."""
+        self.save = True
+        self.end |= number == signal.SIGTERM
 
 
 def resume(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
@@ -163,14 +186,19 @@ def arguments(argv: list[str] | None = None) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Train as the command line says; what is wrong with it is said in one line."""
+    asked = Asked()
+    asked.listen()
     try:
-        train(**arguments(argv), show=ProgressLine())
+        train(**arguments(argv), show=ProgressLine(), asked=asked)
     except (npydata.NpyDataError, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ntrain.py: interrupted; the same command goes on", file=sys.stderr)
         return 130
+    if asked.end:
+        print("\ntrain.py: ended by SIGTERM; the same command goes on", file=sys.stderr)
+        return 143
     return 0
 
 

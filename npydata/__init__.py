@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npydata.dataset.token_file import open_tokens as open_tokens
     from npydata.dataset.token_file import write_tokens as write_tokens
     from npydata.distributed.checkpointer import AsyncCheckpointer as AsyncCheckpointer
-    from npydata.distributed.coordinator import ShardingConfig as ShardingConfig
+    from npydata.distributed.group import ShardingConfig as ShardingConfig
     from npydata.distributed.load import load_distributed as load_distributed
     from npydata.errors import CheckpointError as CheckpointError
     from npydata.errors import LoaderError as LoaderError
@@ -48,7 +48,7 @@ HOMES = {
     "latest_checkpoint": "checkpointer.load",
     "load_checkpoint": "checkpointer.load",
     "verify_checkpoint": "checkpointer.load",
-    "ShardingConfig": "distributed.coordinator",
+    "ShardingConfig": "distributed.group",
     "load_distributed": "distributed.load",
     "AsyncDataLoader": "loader.loader",
     "AsyncDataLoaderConfig": "loader.loader",

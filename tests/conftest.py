@@ -2,6 +2,9 @@
 
 import os
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,34 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         found = str(npydata.__file__)
         if not Path(found).is_relative_to(expected):
             pytest.exit(f"npydata came from {found}, expected it under {expected}", returncode=3)
+
+
+FAULTS = ("kills", "replayed power cuts", "power cuts of a disk")
+"""What tests count with ``record_property``."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one line how much was broken on purpose, what that cost, and what was not tried."""
+    stats, counts = terminalreporter.stats, Counter[str]()
+    for report in [*stats.get("passed", ()), *stats.get("failed", ())]:
+        found = Counter({name: n for name, n in report.user_properties if name in FAULTS})
+        counts += found
+        counts["lost"] += max(dict(report.user_properties).get("lost", 0), report.failed)
+    if not any(counts[name] for name in FAULTS):
+        return
+    reasons = Counter(report.longrepr[2] for report in stats.get("skipped", ()))
+    not_run = "; ".join(f"{n} {reason}" for reason, n in reasons.items()) or "nothing"
+    broken = ", ".join(f"{counts[name]:,} {name}" for name in FAULTS)
+    terminalreporter.write_line(f"{broken}: {counts['lost']} lost; not run: {not_run}")
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory if possible, for tests that make thousands of small files."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="npydata-test-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(params=os.environ.get("NPYDATA_TAUGHT", "module notebook").split())

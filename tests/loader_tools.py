@@ -69,15 +69,18 @@ def all_workers_end(besides=()):
     return set(workers_alive()) <= set(besides)
 
 
-def run_child(script, *arguments, seconds=60):
-    """Run a script in a fresh interpreter that dumps its threads and ends if it hangs."""
+def run_child(script, *arguments, seconds=60, before=()):
+    """Run a script in a fresh interpreter that dumps its threads and ends if it hangs.
+
+    ``before`` is the command of a tracer that runs it.
+    """
     guard = f"import faulthandler; faulthandler.dump_traceback_later({seconds}, exit=True)\n"
     # A shell that starts tests in the prefetcher has SIGINT ignored, and children inherit that.
     guard += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     root = os.environ.get("NPYDATA_UNDER_TEST", str(Path(__file__).resolve().parents[1]))
     paths = os.pathsep.join([root, str(Path(__file__).parent)])
     return subprocess.run(
-        [sys.executable, "-c", guard + script, *map(str, arguments)],
+        [*map(str, before), sys.executable, "-c", guard + script, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=seconds + 30,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import npydata
+from npydata.checkpointer.background import Calls
 from npydata.system.page_cache import page_faults
 
 pytestmark = pytest.mark.notebook_07
@@ -31,7 +32,7 @@ def fill(taught, state):
     """The bytes of the file that holds a state."""
     layout = taught.lay_out(state)
     memory = taught.StagingBuffer().reserve(layout.capacity)
-    for copy in taught.copies_into(memory, layout, state):
+    for copy in taught.plan_copies(memory, layout, state):
         copy.run()
     return layout, memory
 
@@ -149,7 +150,7 @@ class TestPromises:
         before = [name for what, name in calls[:place] if what == "sync"]
         assert before[:2] == ["model.safetensors", "manifest.json"]
         assert len(before) == 3
-        assert before[2].startswith(".step_1.")
+        assert before[2].endswith(".npydata-tmp")
         assert calls[place + 1] == ("sync", tmp_path.name)
 
     @needs_proc
@@ -208,16 +209,16 @@ class TestPromises:
     def test_only_what_a_protected_optimizer_changes_can_wait(self, taught):
         norm = torch.nn.BatchNorm1d(4)
         optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
-        overlap = taught.Overlap()
+        overlap = taught.Overlap(Calls())
         with pytest.raises(npydata.CheckpointError, match="protect"):
-            overlap.owned()
+            overlap.optimizer_storages()
         overlap.protect(optimizer)
         owned = {one.data_ptr() for one in taught.tensors_of(optimizer)}
         assert owned == {norm.weight.data_ptr(), norm.bias.data_ptr()}
-        assert {address for _, address in overlap.owned()} == owned
+        assert {address for _, address in overlap.optimizer_storages()} == owned
 
     def test_protecting_does_not_keep_an_optimizer_alive(self, taught):
-        overlap = taught.Overlap()
+        overlap = taught.Overlap(Calls())
         optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
         overlap.protect(optimizer)
         gone = weakref.ref(optimizer)

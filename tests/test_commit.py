@@ -20,7 +20,7 @@ from npydata import (
     verify_checkpoint,
 )
 from npydata.checkpointer import commit, writer
-from npydata.checkpointer.commit import committed, in_place
+from npydata.checkpointer.commit import committed, in_place, set_aside
 
 
 def save(folder, step=0, **settings):
@@ -257,26 +257,28 @@ def test_whenever_replacing_ends_one_of_the_two_loads(tmp_path, monkeypatch, exc
 
 def test_an_old_one_left_by_a_crash_between_two_renames_is_found_by_its_name(tmp_path):
     save(tmp_path / "c", 4)
-    (tmp_path / "c").rename(tmp_path / "c.previous")
-    assert step_of(tmp_path / "c") == 4
-    assert verify_checkpoint(tmp_path / "c").step == 4
-    assert latest_checkpoint(tmp_path) == tmp_path / "c.previous"
+    for name in (set_aside(tmp_path / "c").name, "c.previous"):  # the second by versions before
+        in_place(tmp_path / "c").rename(tmp_path / name)
+        assert step_of(tmp_path / "c") == 4
+        assert verify_checkpoint(tmp_path / "c").step == 4
+        assert latest_checkpoint(tmp_path) == tmp_path / name
 
 
 def test_the_next_save_removes_what_such_a_crash_left(tmp_path):
     save(tmp_path / "c", 4)
-    (tmp_path / "c").rename(tmp_path / "c.previous")
+    (tmp_path / "c").rename(set_aside(tmp_path / "c"))
     save(tmp_path / "c", 5)
     assert names_in(tmp_path) == ["c", "latest"]
 
 
 def test_a_foreign_thing_named_like_the_old_one_stops_replacing_and_stays(tmp_path, no_exchange):
     save(tmp_path / "c", 1)
-    (tmp_path / "c.previous").mkdir()
-    (tmp_path / "c.previous" / "thesis.tex").write_text("years of work")
+    aside = set_aside(tmp_path / "c")
+    aside.mkdir()
+    (aside / "thesis.tex").write_text("years of work")
     with pytest.raises(OSError):  # noqa: PT011
         save(tmp_path / "c", 2)
-    assert (tmp_path / "c.previous" / "thesis.tex").read_text() == "years of work"
+    assert (aside / "thesis.tex").read_text() == "years of work"
     assert step_of(tmp_path / "c") == 1
 
 
@@ -302,7 +304,7 @@ def test_what_is_not_a_checkpoint_of_ours_is_refused_and_untouched(tmp_path, kin
     assert tree_of(root) == before
 
 
-@pytest.mark.parametrize("name", ["latest", "c.previous", ".c.x.npydata-tmp", "c.npydata-tmp"])
+@pytest.mark.parametrize("name", ["latest", "c.previous", ".c.npydata-previous", "c.npydata-tmp"])
 def test_a_name_that_the_commit_uses_itself_is_refused(tmp_path, name):
     with pytest.raises(CheckpointError, match="can't be the name"):
         save(tmp_path / name)

@@ -4,7 +4,6 @@ import errno
 import itertools
 import os
 import random
-import shutil
 import sys
 import threading
 from contextlib import suppress
@@ -30,8 +29,6 @@ def disk(request, tmp_path):
     if request.param == "tmpfs":
         with tmpfs(where, "8m") as root:
             yield root
-    elif not shutil.which("mkfs.ext4"):
-        pytest.skip("mkfs.ext4 is not installed")
     else:
         with ext4(where, 8 * MEGA, tmp_path / "disk.img") as root:
             yield root
@@ -185,13 +182,15 @@ def survived(root, confirmed):
     return True
 
 
-def test_3_power_cuts_lose_nothing_that_was_confirmed(tmp_path):
+def test_3_power_cuts_lose_nothing_that_was_confirmed(tmp_path, record_property):
+    record_property("power cuts of a disk", 3)
     assert survivors(tmp_path, 3, save_for_ever, 0) == [True] * 3
 
 
 @pytest.mark.crash
 @pytest.mark.timeout(600)
-def test_60_power_cuts_lose_nothing_that_was_confirmed(tmp_path):
+def test_60_power_cuts_lose_nothing_that_was_confirmed(tmp_path, record_property):
+    record_property("power cuts of a disk", 60)
     assert survivors(tmp_path, 60, save_for_ever, 1) == [True] * 60
 
 

@@ -825,6 +825,63 @@ def test_what_the_ranks_do_not_agree_on_is_refused_on_all_and_the_next_save_work
     assert {path.name for path in tmp_path.iterdir()} == {"a", "latest"}
 
 
+DIFFERING = {
+    "all of it": torch.zeros(5000),
+    "one element in fifty": torch.zeros(50_000),
+    "one of a few elements": torch.zeros(1000),
+    "a scalar": torch.tensor(0.0),
+    "slanted": torch.zeros(40, 60).t(),
+    "float8": torch.zeros(3000).to(torch.float8_e4m3fn),
+    "complex": torch.zeros(3000, dtype=torch.complex128).conj(),
+}
+
+
+def save_differing(folder):
+    """Save what differs on rank 1 in one way after the other, and what differs for good reasons."""
+    rank, world = group()
+    mesh = init_device_mesh("cpu", (world,))
+    messages = {}
+    for key, zeros in DIFFERING.items():
+        mine = zeros.clone(memory_format=torch.preserve_format)
+        if rank == 1:
+            every = {"one of a few elements": 1000, "one element in fifty": 50}.get(key, 1)
+            places = torch.arange(mine.numel()).view(mine.shape) % every == 0
+            mine.copy_(places.float())
+        model = {"same": torch.ones(3), "x": mine}
+        messages[key] = refused(lambda: save_and_wait(folder, model))  # noqa: B023
+    optimizer = {"state": {0: {"exp_avg": torch.full((3,), rank)}}}
+    messages["optimizer"] = refused(lambda: save_and_wait(folder, {}, optimizer))
+    spread_out = part_of(torch.full((2 * world,), rank), mesh, [Shard(0)])
+    fine = {"norm.running_mean": torch.full((3,), rank), "own": spread_out, "none": torch.ones(0)}
+    messages["fine"] = refused(lambda: save_and_wait(folder, fine))
+    return messages
+
+
+def save_and_wait(folder, *states, **options):
+    with AsyncCheckpointer() as keeper:
+        keeper.save_distributed(folder, *states, sharding=ShardingConfig(**options))
+
+
+def test_replicas_that_differ_are_refused_by_name(tmp_path):
+    for messages in on_ranks(3, save_differing, tmp_path / "a"):
+        assert messages.pop("fine") == "not refused"
+        for key, message in messages.items():
+            assert "not saved" in message, key
+            name = "optimizer_state: state.0.exp_avg" if key == "optimizer" else "model_state: x"
+            wanted = f"{name}: its replica on rank 1 is not that of rank 0"
+            wanted = wanted.replace("rank 1", "ranks 1, 2") if key == "optimizer" else wanted
+            assert wanted in message, key
+
+
+def save_differing_anyway(folder):
+    save_and_wait(folder, {"x": torch.full((3,), group()[0])}, check_replicas=False)
+
+
+def test_replicas_are_not_compared_for_who_says_so(tmp_path):
+    on_ranks(2, save_differing_anyway, tmp_path / "a")
+    assert load_checkpoint(tmp_path / "a")[0]["x"].tolist() in ([0] * 3, [1] * 3)
+
+
 def test_a_time_out_of_nothing_is_refused():
     for seconds in (0, -1, float("nan")):
         with pytest.raises(CheckpointError, match="timeout_s"):

@@ -134,6 +134,7 @@ def killed(root, world, victim, kind, when, step, name):
             continue
         assert kind_of_end == "result", place
         message, seconds, *_ = outcome
+        says_what_is_true(message, root / name, step + 1)
         assert seconds < 2 * TIMEOUT_S + MARGIN_S, place
         if message == "fine":
             assert newest == step + 1, place
@@ -204,7 +205,8 @@ def spread_kills(tmp_path, kills, threads):
         return sum(one.result() for one in work)
 
 
-def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path):
+def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path, record_property):
+    record_property("kills", 10)
     every = every_step(tmp_path, 2)
     kills = random.Random(0).sample(every, 7)
     kills += [(2, 0, "moment", 0.02), (2, 1, "moment", 0.05), (3, 2, "call", 2)]
@@ -215,8 +217,9 @@ def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path):
 @pytest.mark.crash
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world):
+def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world, record_property):
     kills = every_step(tmp_path, world)
+    record_property("kills", len(kills))
     assert len(kills) > 60
     done = spread_kills(tmp_path, kills, 4)
     assert 0 < done < len(kills), "some kills come after the commit"
@@ -224,7 +227,8 @@ def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world)
 
 @pytest.mark.crash
 @pytest.mark.timeout(1800)
-def test_ranks_that_are_killed_at_60_random_moments_cost_no_checkpoint(tmp_path):
+def test_ranks_that_are_killed_at_60_random_moments_cost_no_checkpoint(tmp_path, record_property):
+    record_property("kills", 60)
     chance = random.Random(2)
     kills = []
     for number in range(60):
@@ -279,6 +283,7 @@ def fail_and_save_again(folder, victim, when, number):
     with layer.installed():
         outcome, _ = outcome_of(both)
     torch.distributed.barrier()
+    says_what_is_true(outcome, folder, 2)
     seen = loaded_step(latest_checkpoint(folder.parent)), unfinished(folder.parent)
     torch.distributed.barrier()
     save_step(keeper, folder.parent / "again", 3, timeout_s=60)
@@ -358,6 +363,76 @@ def test_a_save_that_fails_before_or_in_its_temporary_folder_leaves_what_it_was_
     assert unfinished(tmp_path) == []
 
 
+def fail_after(folder, call):
+    """Replace a checkpoint; something fails once the new one is in place."""
+    keeper = AsyncCheckpointer(keep_last=1)
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    if group()[0] == 0 and call != "left":
+        setattr(commit_module, call, fail)
+    elif group()[0] == 1 and call == "left":
+        original = Coordinator.send
+
+        def send(self, topic, message):
+            if topic == "left":
+                raise CheckpointError("the process group's store does not answer")
+            original(self, topic, message)
+
+        Coordinator.send = send
+
+    def both():
+        save_step(keeper, folder, 2)
+        keeper.wait()
+
+    return outcome_of(both)[0]
+
+
+@pytest.mark.parametrize("call", ["replacing", "remove_old", "left"])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_save_that_fails_after_its_commit_is_said_to_be_saved(tmp_path, name, call):
+    on_ranks(2, save_well, tmp_path / "a", 1)
+    for outcome in on_ranks(2, fail_after, tmp_path / name, call):
+        if call == "left":  # rank 1 has done all it had to
+            assert outcome == "fine"
+        else:
+            assert f"{tmp_path / name}: is saved, but then: " in outcome
+            assert "Input/output error" in outcome
+    assert loaded_step(tmp_path / name) == 2
+
+
+def die_after(folder, victim, call):
+    """Replace a checkpoint; rank 0 dies before or after the commit puts it in place."""
+    if group()[0] == victim:
+        original = commit_module.put_in_place
+
+        def put_in_place(*args):
+            if call == "after":
+                original(*args)
+            die()
+
+        commit_module.put_in_place = put_in_place
+    keeper = AsyncCheckpointer()
+
+    def both():
+        save_step(keeper, folder, 2)
+        keeper.wait()
+
+    return outcome_of(both)[0]
+
+
+@pytest.mark.parametrize("call", ["before", "after"])
+def test_who_waits_for_a_rank_0_that_died_in_its_commit_says_what_it_knows(tmp_path, call):
+    on_ranks(2, save_well, tmp_path / "a", 1)
+    ranks = Ranks(2, die_after, tmp_path / "a", 0, call)
+    assert ranks.outcome(0) == ("killed", -signal.SIGKILL)
+    message = ranks.result(1)
+    says_what_is_true(message, tmp_path / "a", 2)
+    verdict = {"before": "not known to be saved", "after": "is saved, but then"}[call]
+    assert f"{tmp_path / 'a'}: {verdict}: rank 0: no message" in message
+
+
 @pytest.mark.crash
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3])
@@ -368,6 +443,13 @@ def test_a_rank_whose_every_call_fails_in_turn_costs_nothing(tmp_path, world):
     assert len(done) > 50
     assert True in done
     assert False in done
+
+
+def says_what_is_true(message, folder, step):
+    """Check that an error that says what became of a save of ``step`` is right."""
+    in_place = (folder / "manifest.json").exists() and loaded_step(folder) == step
+    assert not in_place or ": not saved: " not in message, message
+    assert in_place or ": is saved, " not in message, message
 
 
 def save_past_a_limit(folder, victim):
@@ -482,18 +564,15 @@ def test_a_rank_that_stands_still_is_given_up_and_may_come_back(tmp_path, who):
 
 
 def slow_rank(root, who):
-    """Save while one rank is slower than the time-out, but at work."""
+    """Save while a rank's disk takes longer than the time-out in a single call."""
     if group()[0] == who:
-        from npydata.distributed.save import RankCommit
+        original, slow = os.fsync, [1.5 * TIMEOUT_S, 2.5 * TIMEOUT_S]
 
-        original = RankCommit.heartbeat
+        def fsync(descriptor):
+            time.sleep(slow.pop() if slow else 0)
+            return original(descriptor)
 
-        def heartbeat(self):
-            for _ in range(2):
-                time.sleep(TIMEOUT_S / 2)
-                original(self)
-
-        RankCommit.heartbeat = heartbeat
+        os.fsync = fsync
     keeper = AsyncCheckpointer()
 
     def both():
@@ -504,6 +583,6 @@ def slow_rank(root, who):
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_is_slow_but_at_work_is_waited_for(tmp_path, who):
+def test_a_rank_whose_disk_is_slow_in_one_call_is_waited_for(tmp_path, who):
     assert on_ranks(2, slow_rank, tmp_path, who) == ["fine"] * 2
     assert holds(tmp_path, 2) == 2

@@ -11,9 +11,10 @@ from tutorial import ranks
 
 import npydata
 from npydata.checkpointer.commit import temporary_beside
-from npydata.checkpointer.load import check
+from npydata.checkpointer.load import check, hold
 from npydata.checkpointer.manifest import checksums
-from npydata.distributed.coordinator import Coordinator, Group
+from npydata.distributed.coordinator import Coordinator
+from npydata.distributed.group import Group
 from npydata.distributed.save_plan import Shard
 
 pytestmark = pytest.mark.notebook_09
@@ -62,7 +63,7 @@ def sharded(ranks, rows):
 def two_ranks(timeout_s=0.05):
     """Two ranks of one process: their ends of one exchange."""
     store = dist.HashStore()
-    return [Coordinator(Group(store, rank, 2, timeout_s, None), "a save") for rank in (0, 1)]
+    return [Coordinator(Group(store, rank, 2, timeout_s, store), "a save") for rank in (0, 1)]
 
 
 def written(taught, temporary, rank, content=b"a shard"):
@@ -71,7 +72,8 @@ def written(taught, temporary, rank, content=b"a shard"):
     names = [f"model/rank_{rank}.safetensors", *["training_state.json"] * (rank == 0)]
     for name in names:
         (temporary / name).write_bytes(content)
-    return {"files": {name: [len(content), list(checksums(content))] for name in names}}
+    files = {name: [len(content), list(checksums(content))] for name in names}
+    return {"files": files, "replicas": []}
 
 
 @pytest.mark.promise
@@ -109,7 +111,7 @@ class TestPromises:
 
     def test_what_all_have_is_not_all_written_by_one(self, taught):
         copies = [
-            sum(every[k].kind == "TENSOR" for k in chosen)
+            sum(every[k].item_type == "TENSOR" for k in chosen)
             for every, chosen in zip(
                 sharded(3, 9), taught.dedup_save_plans(sharded(3, 9)), strict=True
             )
@@ -120,7 +122,7 @@ class TestPromises:
         zero, _ = two_ranks()
         with temporary_beside(tmp_path / "step-1") as temporary:
             zero.send("done", written(taught, temporary, 0))
-            commit = taught.CommitAll(1, None)
+            commit = taught.GlobalCommit(1, None)
             with pytest.raises(npydata.CheckpointError, match="rank 1: no message"):
                 commit(tmp_path / "step-1", temporary, zero)
         assert npydata.latest_checkpoint(tmp_path) is None
@@ -131,10 +133,10 @@ class TestPromises:
         with temporary_beside(tmp_path / "step-1") as temporary:
             one.send("done", written(taught, temporary, 1))
             zero.send("done", written(taught, temporary, 0))
-            taught.CommitAll(7, None)(tmp_path / "step-1", temporary, zero)
+            taught.GlobalCommit(7, None)(tmp_path / "step-1", temporary, zero)
         newest = npydata.latest_checkpoint(tmp_path)
         assert newest == tmp_path / "step-1"
-        manifest = check(newest, content=True)
+        manifest = check(hold(newest), content=True)
         assert manifest.step == 7
         assert set(manifest.files) == {
             "model/rank_0.safetensors",
@@ -155,7 +157,7 @@ class TestPromises:
 
     def test_the_error_of_a_rank_that_aborts_arrives(self, taught, tmp_path):
         zero, one = two_ranks(timeout_s=30)
-        zero.send("done", {"files": {}})
+        zero.send("done", {"files": {}, "replicas": []})
         with pytest.raises(OSError, match="No space"), one.abort_on_error("done"):
             raise OSError(28, "No space left on device")
         with pytest.raises(npydata.CheckpointError, match=r"rank 1: .*No space left"):

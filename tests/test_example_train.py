@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -104,12 +105,27 @@ def killed_again_and_again(out, steps, kinds, chance):
     return met
 
 
-def test_killed_4_times_it_ends_with_the_same_losses_and_weights(tmp_path, whole_run):
-    kinds = [kill_at_a_moment, kill_in_a_save] * 2
+def test_killed_twice_it_ends_with_the_same_losses_and_weights(tmp_path, whole_run):
+    kinds = [kill_at_a_moment, kill_in_a_save]
     met = killed_again_and_again(tmp_path, 64, kinds, random.Random(0))
     assert met["within a save"], met
     assert met["repeated steps"], met
     assert what_is_left(tmp_path) == whole_run(64)
+
+
+def test_signals_have_it_save_at_the_next_step_and_end(tmp_path):
+    child, patience = start(tmp_path, 1_000_000), time.monotonic() + PATIENCE
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        known = latest_checkpoint(tmp_path) if tmp_path.exists() else None
+        while len(logged(tmp_path)) < 3 and child.poll() is None and time.monotonic() < patience:
+            threading.Event().wait(0.001)
+        child.send_signal(number)
+        while latest_checkpoint(tmp_path) == known and time.monotonic() < patience:
+            threading.Event().wait(0.001)
+    _, printed = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 143, printed
+    steps = len(logged(tmp_path))
+    assert latest_checkpoint(tmp_path).name == f"step-{steps:06}"
 
 
 @pytest.mark.crash

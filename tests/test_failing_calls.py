@@ -5,8 +5,6 @@ import itertools
 import os
 import random
 import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 from faults.children import Child
@@ -23,6 +21,7 @@ from faults.tracing import TracedSave, calls_of, cannot_trace, run_traced
 
 from npydata import AsyncCheckpointer, CheckpointError
 from npydata.checkpointer import commit, writer
+from npydata.checkpointer.commit import set_aside
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -48,13 +47,11 @@ def case(request, monkeypatch):
 
 
 @pytest.fixture
-def roots():
-    """New roots with the checkpoints ``a`` and ``b``, of steps 1 and 2, in memory if possible."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="npydata-test-") as folder:
-        for step, name in enumerate("ab", 1):
-            saved(Path(folder) / "first" / name, step)
-        yield copies_of(Path(folder) / "first")
+def roots(memory_folder):
+    """New roots with the checkpoints ``a`` and ``b``, of steps 1 and 2."""
+    for step, name in enumerate("ab", 1):
+        saved(memory_folder / "first" / name, step)
+    return copies_of(memory_folder / "first")
 
 
 def copies_of(root):
@@ -110,8 +107,11 @@ def raised_by(call):
     return None
 
 
-def test_a_process_that_dies_before_any_call_leaves_the_newest_checkpoint(roots, case):
+def test_a_process_that_dies_before_any_call_leaves_the_newest_checkpoint(
+    roots, case, record_property
+):
     steps = steps_of(next(roots), case)
+    record_property("kills", len(steps))
     for when in range(len(steps)):
         root = next(roots)
 
@@ -151,14 +151,14 @@ def test_dead_between_two_renames_leaves_the_folder_loadable_by_its_name(tmp_pat
     die_at_rename(1, tmp_path, monkeypatch)
     assert not (tmp_path / "a").exists()
     assert loaded_step(tmp_path / "a") == 3
-    assert loaded_step(tmp_path / "a.previous") == 3
+    assert loaded_step(set_aside(tmp_path / "a")) == 3
     saves_again(tmp_path, "a", 5)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "latest"]
 
 
 def test_what_a_dead_writer_had_replaced_goes_with_the_next_save(tmp_path, monkeypatch):
     die_at_rename(2, tmp_path, monkeypatch)
-    assert (tmp_path / "a.previous").is_dir()
+    assert set_aside(tmp_path / "a").is_dir()
     assert holds(tmp_path, 4) == 4
     saved(tmp_path / "b", 5)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "b", "latest"]
@@ -298,8 +298,11 @@ def test_killed_at_some_system_calls_the_newest_checkpoint_is_there(roots, trace
 
 @pytest.mark.crash
 @pytest.mark.timeout(600)
-def test_killed_at_any_system_call_the_newest_checkpoint_is_there(roots, traced_case):
+def test_killed_at_any_system_call_the_newest_checkpoint_is_there(
+    roots, traced_case, record_property
+):
     calls = traced_calls(next(roots), *traced_case)
+    record_property("kills", len(calls))
     assert len(calls) > 50
     killed_at(calls, roots, *traced_case)
 

@@ -32,8 +32,8 @@ def fuzzed(seed: int, cases: int) -> str:
     )
 
 
-def test_4_000_mutated_files_are_read_or_refused():
-    assert fuzzed(seed=0, cases=4000) == ""
+def test_1_500_mutated_files_are_read_or_refused():
+    assert fuzzed(seed=0, cases=1500) == ""
 
 
 @pytest.mark.stress

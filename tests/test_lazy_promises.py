@@ -291,7 +291,7 @@ class TestPromises:
         for shape, seed in itertools.product(SHAPES, range(30)):
             tensor = torch.arange(400)[: int(np.prod(shape))].reshape(shape)
             index = self.indices(shape, seed)
-            found = taught.sliced((shape, taught.contiguous_stride(shape), 0), index)
+            found = taught.slice_view((shape, taught.contiguous_stride(shape), 0), index)
             assert torch.equal(torch.arange(400).as_strided(*found), tensor[index]), (shape, index)
 
     def test_an_index_out_of_range_or_a_step_backwards_is_refused(self, taught):
@@ -302,7 +302,7 @@ class TestPromises:
             (slice(None, None, -1), ValueError),
         ):
             with pytest.raises(error):
-                taught.sliced(view, wrong)
+                taught.slice_view(view, wrong)
 
     def test_the_elements_of_a_view_are_gathered_in_order(self, taught):
         storage = torch.arange(400)

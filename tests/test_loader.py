@@ -1,7 +1,10 @@
 """What iterating a loader means: epochs, lengths, forms, errors, memory."""
 
+import copy
 import operator
+import pickle
 import re
+import threading
 import time
 import traceback
 import weakref
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from loader_tools import (
+    PATIENCE,
     Fetched,
     Numbers,
     all_workers_end,
@@ -281,13 +285,62 @@ def test_after_an_error_the_state_resumes_at_the_failed_batch():
     assert stream(loader) == list(range(32, 100))
 
 
-def test_after_an_error_the_next_epoch_begins():
-    dataset = FailsAt(50, bad=33)
-    loader = AsyncDataLoader(dataset, batch_size=8, seed=1)
+@pytest.mark.parametrize("factor", [0, 2])
+@pytest.mark.parametrize("bad, failed", [(0, 0), (33, 4), (49, 6)])
+def test_after_an_error_the_next_for_goes_on_behind_the_failed_batch(bad, failed, factor):
+    loader = AsyncDataLoader(
+        FailsAt(50, bad), batch_size=8, shuffle=False, seed=1, prefetch_factor=factor
+    )
     with pytest.raises(ValueError, match="bad"):
         list(loader)
-    dataset.bad = None
-    assert stream(loader) == epoch(1)
+    assert loader.state_dict()["samples"] == 8 * failed  # a state has the failed batch to come
+    if failed < 6:
+        assert stream(loader) == list(range(8 * (failed + 1), 50))
+    loader.dataset.bad = None
+    assert loader.state_dict()["epoch"] == (failed < 6)
+    assert stream(loader) == list(range(50))
+    assert loader.state_dict()["epoch"] == 2
+
+
+def test_two_threads_on_one_iterator_are_refused_and_the_first_goes_on():
+    asked, go = threading.Event(), threading.Event()
+
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            asked.set()
+            assert go.wait(PATIENCE)
+            return super().__getitem__(index)
+
+    iterator, seen = iter(AsyncDataLoader(Slow(20), batch_size=4, shuffle=False)), []
+    first = threading.Thread(target=lambda: seen.extend(iterator))
+    first.start()
+    try:
+        assert asked.wait(PATIENCE)
+        while not iterator._turn.locked():
+            first.join(0.001)
+        with pytest.raises(LoaderError, match="two threads ask one iterator"):
+            next(iterator)
+    finally:
+        go.set()
+        first.join(PATIENCE)
+    assert stream(seen) == list(range(20))
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("taken", [None, 0, 3, 13])
+def test_a_copy_of_a_loader_in_use_goes_on_where_it_stands(how, taken):
+    loader = AsyncDataLoader(Numbers(50), batch_size=4, seed=1)
+    iterator = iter(loader) if taken is not None else None
+    for _ in range(taken or 0):
+        next(iterator)
+    threads = threading.active_count()
+    twin = how(loader)
+    assert threading.active_count() == threads
+    assert twin.state_dict() == loader.state_dict()
+    assert stream(twin) == (epoch(1) if taken == 13 else epoch(0)[4 * (taken or 0) :])
+    if iterator is not None:
+        assert len(list(iterator)) == 13 - taken  # the first is none the worse for it
+        iterator.close()
 
 
 def test_an_error_in_a_transform_or_a_collate_fn_surfaces_too():
@@ -429,15 +482,16 @@ def test_no_worker_begins_before_iter_and_none_stays_after_the_epoch(loader):
     assert not workers_alive()
 
 
-@pytest.mark.parametrize("workers", range(9))
-@pytest.mark.parametrize("factor", [0, 1, 2, 3, 8])
-def test_every_worker_that_was_asked_for_works_and_one_at_least_to_prefetch(workers, factor):
+@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+@pytest.mark.parametrize("factor", [0, 1, 2, 8])
+def test_one_worker_prefetches_and_no_more_than_were_asked_for(workers, factor):
     loader = AsyncDataLoader(
         Numbers(1000), batch_size=1, num_workers=workers, prefetch_factor=factor
     )
     with iter(loader) as iterator:
         next(iterator)
-        assert len(workers_alive()) == (max(1, workers) if factor else 0)
+        alive = len(workers_alive())
+        assert 1 <= alive <= max(1, workers) if factor else alive == 0
 
 
 def test_the_statistics_say_what_was_delivered(loader):

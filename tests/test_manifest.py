@@ -157,7 +157,7 @@ def test_a_file_of_another_checkpoint_of_the_same_size_is_found(saved):
 def short_pieces(monkeypatch):
     monkeypatch.setattr("npydata.checkpointer.writer.PIECE_BYTES", 8192)
     monkeypatch.setattr("npydata.checkpointer.manifest.PIECE_BYTES", 8192)
-    monkeypatch.setattr(Manifest.__init__, "__defaults__", (8192,))
+    monkeypatch.setattr(Manifest.__init__, "__defaults__", (8192, "", ""))
     monkeypatch.setattr(manifests, "CHUNK_BYTES", 1000)
 
 
@@ -257,7 +257,10 @@ GOOD = {"format": "npydata checkpoint", "version": 1, "sequence": 1, "step": 0, 
 ENTRY = {"size": 0, "crc32": []}
 HOSTILE = {
     "list": [], "null": None, "text": "x", "number": 5, "empty": {},
-    "other format": GOOD | {"format": "x"}, "version 2": GOOD | {"version": 2},
+    "other format": GOOD | {"format": "x"}, "version 3": GOOD | {"version": 3},
+    "no run": GOOD | {"version": 2}, "version as true": GOOD | {"version": True},
+    "run as a list": GOOD | {"version": 2, "run": [], "name": "c"},
+    "no name": GOOD | {"version": 2, "run": "r", "name": ""},
     "no files": GOOD | {"files": {}}, "files as a list": GOOD | {"files": []},
     "outside": GOOD | {"files": GOOD["files"] | {"../model.safetensors": ENTRY}},
     "absolute": GOOD | {"files": GOOD["files"] | {"/etc/passwd": ENTRY}},

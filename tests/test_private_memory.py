@@ -113,6 +113,8 @@ def require_all_loaded(path, count, mapped_from=SMALL_BYTES):
     assert (done.stdout, done.returncode) == ("alive\n", 0), done.stderr[-2000:]
 
 
+@pytest.mark.stress
+@pytest.mark.timeout(600)
 def test_more_mapped_tensors_than_a_process_can_have_maps_are_loaded(tmp_path):
     path = sparse_safetensors(tmp_path / "many.safetensors", 70_000, PAGE)
     require_all_loaded(path, 70_000, mapped_from=PAGE)

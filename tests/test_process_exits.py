@@ -152,8 +152,8 @@ def exited(times, tmp_path, seconds):
     assert float(child.stdout) < 2 * AT_ONCE  # an interpreter takes its time to end, too
 
 
-def test_20_interpreters_end_with_a_running_iterator(tmp_path):
-    exited(20, tmp_path, 60)
+def test_8_interpreters_end_with_a_running_iterator(tmp_path):
+    exited(8, tmp_path, 60)
 
 
 @pytest.mark.stress

@@ -19,6 +19,18 @@ def small_cases():
             yield samples, batch_size, world_size, drop_last, start
 
 
+def test_the_positions_of_several_batches_are_those_of_each():
+    for samples, batch_size, world_size, drop_last, start in small_cases():
+        sampler = BatchSampler(
+            samples, batch_size, rank=world_size - 1, world_size=world_size,
+            drop_last=drop_last, start=start,
+        )  # fmt: skip
+        each = positions(sampler)
+        for batches in filter(len, (range(len(each)), range(1, len(each)), range(len(each) - 1))):
+            found = sampler.positions_of(batches).tolist()
+            assert found == [k for batch in batches for k in each[batch]]
+
+
 @pytest.mark.promise
 @pytest.mark.notebook_03
 class TestPromises:

@@ -15,8 +15,8 @@ from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, load_checkpoint
 from npydata.checkpointer import commit
-from npydata.checkpointer.staging import run_parallel
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, Writer
+from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, run_parallel
+from npydata.checkpointer.writer import Writer
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -10,8 +10,8 @@ from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
 from npydata.checkpointer import staging
-from npydata.checkpointer.device_copy import DeviceCopier, Pending
-from npydata.checkpointer.staging import Copy
+from npydata.checkpointer.device_copy import DeviceCopier
+from npydata.checkpointer.staging import Copy, PendingCopies
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -243,6 +243,137 @@ def test_a_step_after_a_save_that_could_not_begin_does_not_wait(tmp_path, traine
     assert (load_checkpoint(tmp_path / "a")[0]["w"] == -1).all()
 
 
+def renormed_embedding():
+    """Renormed in the forward pass."""
+    embedding = torch.nn.Embedding(9, 500, max_norm=0.1)
+    return embedding, lambda: embedding(torch.arange(9))
+
+
+def buffer_over_a_parameter():
+    """A buffer that shares its storage with a parameter, and changes in the forward pass."""
+    layer = torch.nn.Linear(500, 1)
+    layer.register_buffer("row", layer.weight.data[0])
+    return layer, lambda: layer.row.add_(1)
+
+
+def perturbed_weights():
+    """As SAM perturbs them, before it computes the gradients of its second step."""
+    layer = torch.nn.Linear(500, 1)
+    return layer, lambda: torch._foreach_add_([one.detach() for one in layer.parameters()], 1)
+
+
+def swapped_weights():
+    layer = torch.nn.Linear(500, 1)
+    average = {name: tensor + 1 for name, tensor in layer.state_dict().items()}
+    return layer, lambda: layer.load_state_dict(average)
+
+
+CHANGES = [renormed_embedding, buffer_over_a_parameter, perturbed_weights, swapped_weights]
+
+
+@pytest.mark.parametrize("make", CHANGES)
+def test_with_overlap_a_change_outside_of_the_protected_step_fails_the_save_by_name(
+    tmp_path, monkeypatch, make
+):
+    model, change = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    keeper = AsyncCheckpointer(snapshot="overlap")
+    keeper.protect(optimizer)
+    with monkeypatch.context() as patch:
+        gate = Gate(patch)
+        keeper.save(tmp_path / "a", model.state_dict())
+        assert gate.reached.wait(PATIENCE)
+        change()
+        gate.open.set()
+        optimizer.step()
+        with pytest.raises(CheckpointError, match=f"{'|'.join(model.state_dict())}: was changed"):
+            keeper.wait()
+    assert list(tmp_path.iterdir()) == []
+    keeper.save(tmp_path / "a", model.state_dict())
+    keeper.wait()
+    held, _, _ = load_checkpoint(tmp_path / "a")
+    assert all(torch.equal(held[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("make", CHANGES)
+def test_what_another_thread_changes_while_it_is_copied_fails_the_save_by_name(
+    tmp_path, monkeypatch, make
+):
+    model, change = make()
+    whole = staging.run_all
+
+    def run_all(copies, watermark):
+        thread = threading.Thread(target=change)
+        thread.start()
+        whole(copies, watermark)
+        thread.join()
+
+    with AsyncCheckpointer() as keeper:
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "run_all", run_all)
+            with pytest.raises(CheckpointError, match="was changed before its copy"):
+                keeper.save(tmp_path / "a", model.state_dict())
+        assert list(tmp_path.iterdir()) == []
+        keeper.save(tmp_path / "a", model.state_dict())
+    held, _, _ = load_checkpoint(tmp_path / "a")
+    assert all(torch.equal(held[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_tensor_whose_changes_torch_does_not_count_is_saved(tmp_path):
+    with torch.inference_mode():
+        weight = torch.ones(5)
+    with AsyncCheckpointer() as keeper:
+        keeper.save(tmp_path / "a", {"w": weight})
+    assert load_checkpoint(tmp_path / "a")[0]["w"].eq(1).all()
+
+
+TORN = """
+import sys, tempfile, threading
+import torch
+from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
+
+torch.set_num_threads(2)
+times = int(sys.argv[1])
+weights = [torch.nn.Parameter(torch.zeros(100_000)) for _ in range(20)]
+state = {f"w{k}": weight for k, weight in enumerate(weights)}
+optimizer, over, refused = torch.optim.SGD(weights, lr=1.0), threading.Event(), 0
+
+@torch.no_grad()
+def change():
+    while not over.is_set():
+        for weight in weights:
+            weight.add_(1)
+
+thread = threading.Thread(target=change)
+thread.start()
+with tempfile.TemporaryDirectory() as folder, AsyncCheckpointer(snapshot="overlap") as keeper:
+    keeper.protect(optimizer)
+    for number in range(times):
+        try:
+            keeper.save(f"{folder}/a", state)
+            keeper.wait()
+        except CheckpointError as error:
+            assert "was changed" in str(error), error
+            refused += 1
+            continue
+        held = [int(one[0]) for one in load_checkpoint(f"{folder}/a")[0].values()]
+        assert all((one == one[0]).all() for one in load_checkpoint(f"{folder}/a")[0].values())
+        assert max(held) - min(held) <= 1 and held == sorted(held, reverse=True), held
+    over.set()
+    thread.join()
+    keeper.save(f"{folder}/b", state)
+print(refused)
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+def test_with_overlap_a_thread_that_goes_on_changing_the_weights_tears_no_checkpoint():
+    child = run_child(TORN, 1000, seconds=500)
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) > 900
+
+
 class Log(list):
     """Streams that write down what they are asked, and tensors that do."""
 
@@ -392,8 +523,8 @@ def test_with_overlap_training_waits_at_once_for_buffers_and_at_its_step_for_the
 
 def test_nothing_pending_is_nothing_to_wait_for():
     log = Log()
-    Pending().wait()
-    Pending().order(log)
+    PendingCopies().wait()
+    PendingCopies().order(log)
     assert log == []
 
 

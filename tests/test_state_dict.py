@@ -3,12 +3,13 @@
 import gc
 import json
 import weakref
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from types import MappingProxyType
 
 import pytest
 import torch
 
-from npydata import CheckpointError
+from npydata import CheckpointError, load_checkpoint, save_checkpoint
 from npydata.checkpointer.file_layout import (
     MAX_DEPTH,
     as_json,
@@ -16,6 +17,7 @@ from npydata.checkpointer.file_layout import (
     refuse_tensor,
     unflatten_state_dict,
 )
+from npydata.distributed.save_plan import merged_tree_specs
 
 T = [torch.full((1,), float(k)) for k in range(4)]
 
@@ -56,11 +58,53 @@ def test_it_does_not_take_the_name_of_another_instead():
     assert back == {"__metadata__'": T[1], "__metadata__": T[0]}
 
 
-@pytest.mark.parametrize("kind", [OrderedDict, lambda pairs: defaultdict(list, pairs)])
-def test_every_kind_of_mapping_becomes_a_dict_in_its_order(kind):
-    back = there_and_back(kind({"b": T[0], "a": T[1]}))
-    assert type(back) is dict
+@pytest.mark.parametrize(
+    "kind, wanted",
+    [(OrderedDict, OrderedDict), (Counter, Counter), (MappingProxyType, dict),
+     (lambda pairs: defaultdict(list, pairs), dict)],
+)  # fmt: skip
+def test_every_mapping_comes_back_in_its_order_and_those_of_torch_as_they_were(kind, wanted):
+    back = there_and_back([kind({"b": T[0], "a": T[1]})])[0]
+    assert type(back) is wanted
     assert list(back) == ["b", "a"]
+
+
+class Migrates(torch.nn.Linear):
+    """Notes the version of the state that it is given."""
+
+    _version = 3
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        self.given = metadata.get("version")
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_versions_of_modules_come_back_to_the_hooks_that_migrate(tmp_path, nested):
+    model = torch.nn.Sequential(Migrates(2, 2), torch.nn.BatchNorm1d(2))
+    state = model.state_dict()
+    save_checkpoint(tmp_path / "c", {"ema": state} if nested else state)
+    back, _, _ = load_checkpoint(tmp_path / "c")
+    back = back["ema"] if nested else back
+    assert back._metadata == state._metadata
+    model.load_state_dict(back)
+    assert model[0].given == 3
+
+
+def test_versions_that_can_t_be_stored_are_refused_by_their_place():
+    state = torch.nn.Linear(1, 1).state_dict()
+    state._metadata[""]["hook"] = object()
+    with pytest.raises(CheckpointError, match=r"\['_metadata'\]: a object"):
+        flatten_state_dict(state)
+
+
+def test_stages_of_a_pipeline_keep_the_versions_of_all_their_modules():
+    specs = []
+    for stage in ("one", "two"):
+        model = torch.nn.ModuleDict({stage: Migrates(1, 1)})
+        specs.append(flatten_state_dict(model.state_dict())[1])
+    versions = unflatten_state_dict(merged_tree_specs(specs), lambda name: name)._metadata
+    assert versions == {"": {"version": 1}, "one": {"version": 3}, "two": {"version": 3}}
 
 
 def test_what_looks_like_a_stored_tensor_is_a_dict_again():

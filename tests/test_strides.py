@@ -12,7 +12,7 @@ from npydata.reader.strides import (
     contiguous_stride,
     element_span,
     page_runs,
-    sliced,
+    slice_view,
     validate_view,
 )
 
@@ -60,7 +60,7 @@ def test_a_slice_is_the_view_that_torch_makes(seed):
     rng = random.Random(seed)
     for tensor in VIEWS:
         index = random_index(rng, tensor.shape)
-        shape, stride, offset = sliced(view_of(tensor), index)
+        shape, stride, offset = slice_view(view_of(tensor), index)
         wanted = tensor[index]
         assert shape == wanted.shape
         assert elements((shape, stride, offset)) == elements(view_of(wanted))
@@ -74,25 +74,25 @@ def test_a_slice_of_a_slice_is_a_slice(seed):
         view, wanted = view_of(tensor), tensor
         for _ in range(2):
             index = random_index(rng, wanted.shape)
-            view, wanted = sliced(view, index), wanted[index]
+            view, wanted = slice_view(view, index), wanted[index]
         assert elements(view) == elements(view_of(wanted))
 
 
 @pytest.mark.parametrize("index", [5, -6, (0, 0, 0, 0), (..., ...)])
 def test_an_index_outside_is_an_index_error(index):
     with pytest.raises(IndexError):
-        sliced(view_of(torch.zeros(5, 5, 5)), index)
+        slice_view(view_of(torch.zeros(5, 5, 5)), index)
 
 
 @pytest.mark.parametrize("index", [None, True, [0, 1], torch.tensor([0]), 1.0, "a"])
 def test_an_index_of_another_kind_is_a_type_error(index):
     with pytest.raises(TypeError, match="integers, slices"):
-        sliced(view_of(torch.zeros(5, 5)), index)
+        slice_view(view_of(torch.zeros(5, 5)), index)
 
 
 def test_a_slice_that_steps_backwards_is_refused_as_by_torch():
     with pytest.raises(ValueError, match="steps by -1"):
-        sliced(view_of(torch.zeros(5)), slice(None, None, -1))
+        slice_view(view_of(torch.zeros(5)), slice(None, None, -1))
 
 
 @pytest.mark.parametrize("tensor", VIEWS, ids=str)
@@ -152,4 +152,4 @@ def test_hints_for_too_many_pieces_are_none():
 
 def test_an_empty_view_spans_no_page():
     assert page_runs(((0, 3), (3, 1), 0), 4, 0, 4096, 10) == []
-    assert math.prod(sliced(((4, 3), (3, 1), 0), slice(2, 2))[0]) == 0
+    assert math.prod(slice_view(((4, 3), (3, 1), 0), slice(2, 2))[0]) == 0

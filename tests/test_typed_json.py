@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from enum import Enum, IntEnum, StrEnum
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,14 +17,17 @@ VALUES = [
     b"\0\xff", bytearray(b"\0\xff"), {1, 2}, frozenset({"a"}), frozenset({(1, 2)}), set(), 1 + 2j,
     complex(0, math.inf), {1: 2}, {1: "int", "1": "text"}, {None: 1, True: 2, 1.5: 3, (1, 2): 4},
     {"$tuple": [1]}, {"$": 1}, {"$a": 1, "b": 2}, {"a": {"$dict": []}}, torch.Size([2, 3]),
-    torch.float8_e5m2, torch.device("cuda", 1), [{"a": (1, {2: b"x"})}],
+    torch.float8_e5m2, torch.device("cuda", 1), [{"a": (1, {2: b"x"})}], OrderedDict(b=1, a=[2]),
+    OrderedDict(), OrderedDict({1: OrderedDict()}), Counter("abba"), Counter({(1, 2): -1}),
+    np.float64(0.1), np.float32(0.1), np.float16(-0.0), np.float64(math.inf), np.int64(-(2**63)),
+    np.uint64(2**64 - 1), np.bool_(True), np.complex64(1 + 2j), {np.int8(3): np.uint8(4)},
 ]  # fmt: skip
 
 
 def types(value):
     """The value with the type of each part, so that 1 is not True and a Size is no tuple."""
     if isinstance(value, dict):
-        return [(types(key), types(one)) for key, one in value.items()]
+        return type(value), [(types(key), types(one)) for key, one in value.items()]
     if isinstance(value, list | tuple):
         return type(value), [types(one) for one in value]
     return type(value), repr(value)
@@ -43,11 +48,28 @@ def test_what_json_has_words_for_is_written_as_one_would_expect(value):
     assert encode(value) == value
 
 
-def test_an_ordered_dict_keeps_its_order():
-    assert list(decode(encode(OrderedDict(b=1, a=2)))) == ["b", "a"]
+class Grade(IntEnum):
+    GOOD = 1
 
 
-@pytest.mark.parametrize("value", [object(), {object(): 1}, [range(3)], torch.zeros(2), int])
+class Colour(StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("value, plain", [(Grade.GOOD, 1), (Colour.RED, "red")])
+def test_a_member_of_somebody_s_enumeration_comes_back_as_what_it_equals(value, plain):
+    for one, wanted in ((value, plain), ({value: [value]}, {plain: [plain]})):
+        assert types(decode(json.loads(json.dumps(encode(one))))) == types(wanted)
+
+
+class Mode(Enum):
+    ON = 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {object(): 1}, [range(3)], torch.zeros(2), int, Mode.ON, np.longdouble(1)],
+)
 def test_a_value_of_another_type_is_refused(value):
     with pytest.raises(TypeError, match="no place in JSON"):
         encode(value)
@@ -60,6 +82,9 @@ def test_a_value_of_another_type_is_refused(value):
         {"$bytes": 5}, {"$complex": [1]}, {"$complex": 1}, {"$size": ["a"]},
         {"$dtype": "os.system"},
         {"$device": "nowhere"}, {"$float": "1"}, {"$dict": [[1]]}, {"$dict": [[[], 1]]}, {"$": 1},
+        {"$ordered": []}, {"$ordered": [["a", 1]]}, {"$counter": "abc"}, {"$state_dict": [{}]},
+        {"$state_dict": [{}, 1]}, {"$numpy": ["float64", "1"]}, {"$numpy": ["object", 1]},
+        {"$numpy": ["int8", 300]}, {"$numpy": ["float64", [1]]}, {"$numpy": 1},
     ],
     ids=str,
 )  # fmt: skip

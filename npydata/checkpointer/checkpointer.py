@@ -3,21 +3,23 @@
 Built in ``notebooks/07_async_checkpointer``.
 """
 
+import atexit
 import json
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 
+from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, Calls, ending, finish_all
 from npydata.checkpointer.commit import LocalCommit, clear_stale, make_root, require_replaceable
-from npydata.checkpointer.device_copy import DeviceCopier, Pending
+from npydata.checkpointer.device_copy import DeviceCopier
 from npydata.checkpointer.file_layout import (
     as_json,
     flatten_state_dict,
@@ -27,19 +29,47 @@ from npydata.checkpointer.file_layout import (
 )
 from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING, integer
 from npydata.checkpointer.overlap import Overlap, storage_pointer
-from npydata.checkpointer.staging import Copy, StagedFile, StagingBuffer, StagingTask, stage
+from npydata.checkpointer.staging import (
+    Copy,
+    PendingCopies,
+    StagedFile,
+    StagingBuffer,
+    StagingTask,
+    name_of_changed,
+    refuse_changed,
+    stage,
+)
 from npydata.checkpointer.training_state import TrainingState
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, Writer, finish_all
+from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
+from npydata.reader.open import without_collecting
 
 SNAPSHOTS = ("host", "overlap", "device")
+Its = TypeVar("Its", bound="AsyncCheckpointer")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def in_turn(
+    method: Callable[Concatenate[Its, Given], Result],
+) -> Callable[Concatenate[Its, Given], Result]:
+    """Let one thread at a time into a method, and none from within another."""
+
+    @wraps(method)
+    def call(self: Its, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return self._calls.in_turn(method.__name__, lambda: method(self, *args, **kwargs))
+
+    return call
 
 
 class AsyncCheckpointer:
     """Saves checkpoints in the background; training waits only while a snapshot is made.
 
     Args:
-        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all.
+        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all. Removed is
+            only what this run committed: this process, and those before it, if it has loaded one of
+            their checkpoints from that root before it saves. Copies, renamed checkpoints and such
+            that hold other files stay, and so does what versions before 2 of the format saved.
         snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
             to copy, and later steps wait on the device). ``"overlap"`` copies what a protected
             optimizer owns while the next forward and backward run. ``"device"`` copies to memory
@@ -47,8 +77,19 @@ class AsyncCheckpointer:
 
     One save is in flight at a time: the next one waits for it. What went wrong in the background is
     raised once, by the next ``save`` (which then saves nothing), by ``wait``, or at the end of a
-    ``with`` block. Leaving the interpreter or dropping the checkpointer waits for the write. A
-    forked process has nothing in flight and memory of its own; the save goes on in its parent.
+    ``with`` block. Leaving the interpreter or dropping the checkpointer waits for the write.
+
+    Threads take turns. A signal handler must not save: it may come in the middle of a step or of a
+    save, and then raises. Let it set a flag, and save at the next step, as ``examples/train.py``
+    does. A forked process has nothing in flight, and memory of its own; the save goes on in its
+    parent.
+
+    A tensor that changes while it is copied fails the save, by its name: one that another thread
+    changes during ``save``, and with ``"overlap"`` one that changes outside of the protected step
+    before the save is done (``Embedding(max_norm=...)`` in a forward pass, weights that are
+    swapped). torch counts changes in place when they end; it counts none through ``.data``,
+    numpy or C, none by ``fused=True`` optimizers that aren't protected, none of inference tensors
+    or a DTensor's shard.
     """
 
     def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
@@ -59,18 +100,14 @@ class AsyncCheckpointer:
         self.keep_last, self.snapshot = keep_last, snapshot
         self._buffers: dict[str, StagingBuffer] = defaultdict(StagingBuffer)
         self._roots: set[Path] = set()
-        self._process = os.getpid()
+        self._calls = Calls()
+        self._copier, self._overlap = DeviceCopier(), Overlap(self._calls)
         self._in_flight: list[BackgroundTask] = []
         self._finalizer = weakref.finalize(self, finish_all, self._in_flight)
+        self._finalizer.atexit = False  # see finish_at_exit
+        LIVE.add(self)
 
-    @cached_property
-    def _copier(self) -> DeviceCopier:
-        return DeviceCopier()
-
-    @cached_property
-    def _overlap(self) -> Overlap:
-        return Overlap()
-
+    @in_turn
     def save(
         self,
         dir: str | os.PathLike[str],
@@ -91,10 +128,11 @@ class AsyncCheckpointer:
             CheckpointError: Something in the state can't be stored, or ``dir`` holds other files.
             OSError: The previous save failed; this one was not begun.
         """
-        self.wait()
+        self._wait()
         folder = Path(os.path.abspath(dir))  # noqa: PTH100
         require_replaceable(folder)
-        files, serialized = self._stage(model_state, optimizer_state, training_state)
+        with without_collecting():
+            files, serialized = self._stage(model_state, optimizer_state, training_state)
         make_root(folder.parent)
         if folder.parent not in self._roots:
             clear_stale(folder.parent)
@@ -106,6 +144,7 @@ class AsyncCheckpointer:
     def _start(self, files: Sequence[StagedFile], writer: Writer) -> None:
         """Begin the snapshot and its writing."""
         staging, in_background = self._begin_staging(files)
+        writer.validate = staging.validate
         try:
             self._in_flight.append(task := BackgroundTask(writer, THREAD_NAME))
             task.start()
@@ -113,15 +152,18 @@ class AsyncCheckpointer:
                 self._overlap.begin(staging, self._copier.streams)
             else:  # before training goes on; the writer follows close behind
                 staging()
+                staging.validate()
         except BaseException as error:
             staging.cancel(error, elsewhere=in_background)
             self._cancel()
             raise
 
+    @in_turn
     def wait(self) -> None:
         """Wait until the last save is on the disk; raise what went wrong with it, once."""
-        if os.getpid() != self._process:
-            self._leave_to_parent()
+        self._wait()
+
+    def _wait(self) -> None:
         for task in list(self._in_flight):
             task.result()
             self._in_flight.clear()
@@ -130,6 +172,7 @@ class AsyncCheckpointer:
         """Whether no save is in flight."""
         return all(task.done() for task in self._in_flight)
 
+    @in_turn
     def prepare(
         self,
         model_state: Mapping[str, Any],
@@ -139,7 +182,7 @@ class AsyncCheckpointer:
 
         Of tensors that are spread over processes, the part that is here.
         """
-        self.wait()
+        self._wait()
         for name, state in ((MODEL, model_state), (OPTIMIZER, optimizer_state)):
             if state is not None:
                 tensors, _ = flatten_state_dict(state)
@@ -159,7 +202,7 @@ class AsyncCheckpointer:
         if error is None:
             self.wait()
         else:
-            finish_all(self._in_flight)
+            self._calls.in_turn("exit", lambda: finish_all(self._in_flight))
 
     def _stage(
         self,
@@ -188,19 +231,23 @@ class AsyncCheckpointer:
         """Begin the copies that can't wait; return the others, and whether they can."""
         on_device = [copy for file in files for copy in file.copies if copy.source.is_cuda]
         overlap = self.snapshot == "overlap"
-        owned = self._overlap.owned() if overlap else set()
+        owned = self._overlap.optimizer_storages() if overlap else set()
         if overlap or on_device:
             for file in files:
                 on_host = [copy for copy in file.copies if not copy.source.is_cuda]
                 file.copies = [one for one in on_host if storage_pointer(one.source) in owned]
-                for copy in on_host:
-                    if storage_pointer(copy.source) not in owned:
-                        copy.run()
+                now = [one for one in on_host if storage_pointer(one.source) not in owned]
+                for copy in now:
+                    copy.run()
+                refuse_changed(name_of_changed(now))
+        watched = [copy for file in files for copy in file.copies]
+        watched += [copy for copy in on_device if storage_pointer(copy.source) in owned]
         if not on_device:
-            return StagingTask(files), overlap
-        return StagingTask(files, self._begin_on_device(on_device, owned)), True
+            return StagingTask(files, watched=watched), overlap
+        pending = self._begin_on_device(on_device, owned)
+        return StagingTask(files, pending, watched=watched), True
 
-    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> Pending:
+    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> PendingCopies:
         """Queue copies from devices; what training may change next, it changes after its copy."""
         if self.snapshot == "device":
             return self._copier.start(copies, on_device=True)
@@ -216,15 +263,40 @@ class AsyncCheckpointer:
     def _cancel(self) -> None:
         """Wait for a write that can't succeed; why is known already."""
         for task in self._in_flight:
-            task.cancel()
+            task.cancel_or_join()
         self._in_flight.clear()
 
     def _leave_to_parent(self) -> None:
-        """In a forked process: what is in flight, and its memory, belong to the parent."""
-        self._process = os.getpid()
+        """In a forked process: calls, what is in flight, and its memory belong to the parent."""
+        self._calls = Calls()
+        self._overlap.leave_to_parent(self._calls)
         self._in_flight.clear()
         self._buffers.clear()
         self._roots.clear()
+
+
+LIVE: weakref.WeakSet[AsyncCheckpointer] = weakref.WeakSet()
+
+
+def leave_all_to_parent() -> None:
+    """Let a forked process start afresh: it has none of its parent's threads."""
+    for checkpointer in LIVE:
+        checkpointer._leave_to_parent()
+
+
+def finish_at_exit() -> None:
+    """Wait for the saves of threads that the interpreter does not wait for, and begin no more.
+
+    A daemon would otherwise be ended within a copy, which aborts the process.
+    """
+    ending.set()
+    for checkpointer in list(LIVE):
+        checkpointer._calls.wait_for_end()
+        finish_all(checkpointer._in_flight)
+
+
+os.register_at_fork(after_in_child=leave_all_to_parent)
+atexit.register(finish_at_exit)
 
 
 def training_json(training: TrainingState) -> Any:

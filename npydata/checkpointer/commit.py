@@ -12,27 +12,34 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from npydata.checkpointer.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,
+    check_sizes,
     is_ours,
     read_manifest,
     read_small,
 )
+from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
 from npydata.system.atomic_write import current_umask, replacing, sync_folder
 
 LATEST = "latest"
-TEMPORARY = ".npydata-tmp"
+TEMPORARY, SET_ASIDE = ".npydata-tmp", ".npydata-previous"
+TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
+"""What only this module calls a folder; versions before had the checkpoint's name in it."""
 PREVIOUS = ".previous"
+"""How versions before set an old checkpoint aside. People call copies so: it is only read."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 """What a network file system says that can't lock a folder."""
@@ -58,8 +65,14 @@ class LocalCommit:
 
     def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
         """Make the folder the newest checkpoint of its root."""
-        manifest = Manifest(next_sequence(self.folder.parent), self.step, dict(entries))
+        manifest = new_manifest(self.folder, self.step, entries)
         commit(temporary, self.folder, manifest, self.keep_last)
+
+
+def new_manifest(folder: Path, step: int, entries: Mapping[str, FileEntry]) -> Manifest:
+    """Return the manifest of a checkpoint that is about to be committed."""
+    root = folder.parent
+    return Manifest(next_sequence(root), step, dict(entries), run=run_in(root), name=folder.name)
 
 
 @contextmanager
@@ -81,7 +94,7 @@ def temporary_beside(folder: Path) -> Iterator[Path]:
 def make_locked(folder: Path) -> tuple[Path, int]:
     """Make a temporary folder and lock it; return it with the descriptor that holds the lock."""
     while True:
-        temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}{TEMPORARY}")
+        temporary = unused_name(folder.parent)
         temporary.mkdir(mode=0o700)
         # Another job may take it for a dead one's before the lock is ours.
         with suppress(FileNotFoundError):
@@ -89,6 +102,11 @@ def make_locked(folder: Path) -> tuple[Path, int]:
             if lock(descriptor, temporary):
                 return temporary, descriptor
             os.close(descriptor)
+
+
+def unused_name(root: Path) -> Path:
+    """Return a name for a temporary; no part of it is the checkpoint's, which may be a long one."""
+    return root / f".{secrets.token_hex(6)}{TEMPORARY}"
 
 
 def lock(descriptor: int, temporary: Path) -> bool:
@@ -114,12 +132,11 @@ def make_root(root: Path) -> None:
 
 def clear_stale(root: Path) -> None:
     """Remove what dead writers left; a live one's lock protects its temporary."""
+    for folder in replaced_in(root):
+        sync_folder(root)
+        remove_checkpoint(folder)
     for entry in root.iterdir():
-        if is_replaced(entry):
-            sync_folder(root)
-            remove_checkpoint(entry)
-            continue
-        ours = entry.name.startswith(".") and entry.name.endswith(TEMPORARY)
+        ours = TEMPORARY_NAME.fullmatch(entry.name)
         if not ours or entry.is_symlink() or not entry.is_dir():
             continue
         with suppress(OSError):
@@ -132,13 +149,27 @@ def clear_stale(root: Path) -> None:
 
 
 def require_replaceable(folder: Path) -> None:
-    """Refuse a destination that holds something which is not a checkpoint of ours."""
-    if folder.name in ("", ".", "..", LATEST) or folder.name.endswith((TEMPORARY, PREVIOUS)):
+    """Refuse a destination that holds something which is not a checkpoint of ours, or more."""
+    reserved = (TEMPORARY, SET_ASIDE, PREVIOUS)
+    if folder.name in ("", ".", "..", LATEST) or folder.name.endswith(reserved):
         raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise CheckpointError(f"{folder}: is a file or a link, expected a folder or nothing")
-    if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
-        raise CheckpointError(f"{folder}: holds files, but no {MANIFEST} of ours")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not is_ours(folder):
+            raise CheckpointError(f"{folder}: holds files, but no {MANIFEST} of ours")
+        if names := foreign_files(folder):
+            raise CheckpointError(f"{folder}: holds files that no checkpoint has: {names[:5]}")
+    latest = folder.parent / LATEST
+    if latest.exists() and not (latest.is_symlink() or latest.is_file()):
+        raise CheckpointError(f"{latest}: is no file, expected one that names a checkpoint")
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """Return what somebody else put into a checkpoint's folder: it goes with no checkpoint."""
+    ours = {MANIFEST, *read_manifest(folder).files}
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
 
 
 def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | None) -> None:
@@ -150,7 +181,7 @@ def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | N
     temporary.chmod(0o777 & ~mask)
     sync_folder(temporary)
     put_in_place(temporary, folder)
-    with replacing(folder.parent / LATEST) as file:
+    with replacing(folder.parent / LATEST, follow=False) as file:
         file.write(os.fsencode(folder.name))
     if keep_last is not None:
         remove_old(folder.parent, keep_last, folder)
@@ -159,23 +190,32 @@ def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | N
 def put_in_place(temporary: Path, folder: Path) -> None:
     """Give a folder its final name; what had it before is loadable until then."""
     require_replaceable(folder)
-    previous = folder.with_name(folder.name + PREVIOUS)
+    aside = set_aside(folder)
     if not is_ours(folder):
         with suppress(FileNotFoundError):
             folder.rmdir()  # an empty one
         temporary.rename(folder)
-    elif not exchange(temporary, folder):
-        if is_ours(previous):
-            remove_checkpoint(previous)
-        folder.rename(previous)
+    elif exchange(temporary, folder):
+        if foreign_files(temporary):  # they came a moment ago
+            exchange(temporary, folder)
+            require_replaceable(folder)
+    else:
+        if is_ours(aside):
+            remove_checkpoint(aside)
+        folder.rename(aside)
         try:
             temporary.rename(folder)
         except OSError:
-            previous.rename(folder)
+            aside.rename(folder)
             raise
     sync_folder(folder.parent)
-    if is_ours(previous):
-        remove_checkpoint(previous)
+    if is_ours(aside):
+        remove_checkpoint(aside)
+
+
+def set_aside(folder: Path) -> Path:
+    """Return what a checkpoint is called while another takes its name: as nobody names a copy."""
+    return folder.with_name(f".{sha256(os.fsencode(folder.name)).hexdigest()[:16]}{SET_ASIDE}")
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -191,65 +231,102 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint: in one step it is none any more, then its files go."""
-    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}{TEMPORARY}")
-    with suppress(FileNotFoundError):  # another job was faster
+    """Remove a checkpoint: in one step it is none any more, then its files go.
+
+    One that holds somebody else's files stays.
+    """
+    doomed = unused_name(folder.parent)
+    with suppress(FileNotFoundError, CheckpointError):  # another job was faster
+        if foreign_files(folder):
+            return
         folder.rename(doomed)
+        if foreign_files(doomed):  # they came a moment ago
+            doomed.rename(folder)
+        sync_folder(folder.parent)  # or a power cut could leave half of it under its old name
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def is_replaced(folder: Path) -> bool:
-    """Whether a folder is an old checkpoint whose name a complete new one has taken over."""
-    successor = folder.with_name(folder.name.removesuffix(PREVIOUS))
-    replaced = successor != folder and not folder.is_symlink()
-    return replaced and is_ours(folder) and is_ours(successor)
+def replaced_in(root: Path) -> list[Path]:
+    """Return the old checkpoints of a root whose names complete new ones have taken over."""
+    folders = set(root.iterdir())
+    return [
+        set_aside(folder)
+        for folder in folders
+        if set_aside(folder) in folders
+        and not set_aside(folder).is_symlink()
+        and is_ours(set_aside(folder))
+        and is_ours(folder)
+    ]
 
 
-def committed(root: Path) -> list[Path]:
-    """Return the checkpoints of a root, the newest first: by the order of their commits."""
-    return [entry for *_, entry in by_sequence(root)]
+def committed(root: Path, run_of: Path | None = None) -> list[Path]:
+    """Return the checkpoints of a root, the newest first: by the order of their commits.
+
+    With ``run_of``, only complete ones that the same run as this checkpoint's committed, under the
+    names they have. Versions before did not say which run it was: theirs are never among them.
+    """
+    found = by_sequence(root)
+    if run_of is None:
+        return [folder for folder, _ in found]
+    run = read_manifest(run_of).run
+    mine = [folder for folder, one in found if (one.run, one.name) == (run, folder.name)]
+    return list(filter(is_complete, mine))
 
 
-def by_sequence(root: Path) -> list[tuple[int, int, Path]]:
-    """Return each checkpoint of a root with the number of its commit, the newest first."""
+def by_sequence(root: Path) -> list[tuple[Path, Manifest]]:
+    """Return each checkpoint of a root with its manifest, the newest first."""
     found = []
+    replaced = replaced_in(root)
     for entry in root.iterdir():
-        if entry.is_symlink() or entry.name.endswith(TEMPORARY) or is_replaced(entry):
+        if entry.is_symlink() or entry.name.endswith(TEMPORARY) or entry in replaced:
             continue
         with suppress(CheckpointError, OSError):
-            found.append((read_manifest(entry).sequence, entry.stat().st_mtime_ns, entry))
-    return sorted(found, reverse=True)
+            manifest = read_manifest(entry)
+            found.append((manifest.sequence, entry.stat().st_mtime_ns, entry, manifest))
+    found.sort(key=lambda one: one[:3], reverse=True)
+    return [(entry, manifest) for *_, entry, manifest in found]
 
 
 def next_sequence(root: Path) -> int:
     """Return the number of the next commit into a root."""
-    return max((sequence for sequence, *_ in by_sequence(root)), default=0) + 1
+    return max((manifest.sequence for _, manifest in by_sequence(root)), default=0) + 1
 
 
 def remove_old(root: Path, keep_last: int, newest: Path) -> None:
-    """Remove all but the newest checkpoints; never the one just saved, never what isn't ours."""
-    for folder in committed(root)[keep_last:]:
+    """Remove all but the newest checkpoints of a run; never the one just saved, or another run's.
+
+    A damaged one is not counted, and stays.
+    """
+    for folder in committed(root, run_of=newest)[keep_last:]:
         if folder != newest:
             remove_checkpoint(folder)
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether every file of a checkpoint is there, and as long as it was written."""
+    with suppress(CheckpointError, OSError):
+        check_sizes(folder, read_manifest(folder))
+        return True
+    return False
+
+
 def latest_in(root: Path) -> Path | None:
-    """Return the folder that ``latest`` names, if it loads; else the newest that was committed."""
+    """Return the folder that ``latest`` names, if it is complete; else the newest that is."""
     with suppress(OSError, ValueError, CheckpointError):
-        name = os.fsdecode(read_small(root / LATEST))
+        name = os.fsdecode(read_small(root / LATEST)).removesuffix("\n")
         if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
             folder = in_place(root / name)
-            if folder in committed(root):
+            if folder in committed(root) and is_complete(folder):
                 return folder
-    return next(iter(committed(root)), None)
+    return next(filter(is_complete, committed(root)), None)
 
 
 def in_place(folder: Path) -> Path:
     """Return a checkpoint's folder, or the old one if a crash came between two renames."""
     if folder.exists():
         return folder
-    previous = folder.with_name(folder.name + PREVIOUS)
-    return previous if is_ours(previous) else folder
+    asides = set_aside(folder), folder.with_name(folder.name + PREVIOUS)
+    return next(filter(is_ours, asides), folder)
 
 
 def write_small(path: Path, content: bytes, mode: int) -> None:

@@ -8,12 +8,12 @@ Built in ``notebooks/07_async_checkpointer``.
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from npydata.checkpointer.staging import Copy
+from npydata.checkpointer.staging import Copy, PendingCopies
 
 
 class Streams(Protocol):
@@ -29,32 +29,6 @@ class Streams(Protocol):
         """Make a stream the current one for a while."""
 
 
-@dataclass(slots=True)
-class Pending:
-    """Copies that a device still works on."""
-
-    events: dict[Any, Any] = field(default_factory=dict)
-    """For each device, what is recorded behind its last copy."""
-    held: list[torch.Tensor] = field(default_factory=list)
-    """What must stay in memory until then."""
-
-    def wait(self) -> None:
-        """Wait, in this thread, until every copy has arrived."""
-        for event in self.events.values():
-            event.synchronize()
-        self.held.clear()
-
-    def add(self, later: "Pending") -> None:
-        """Take over copies that were queued behind these."""
-        self.events |= later.events
-        self.held += later.held
-
-    def order(self, streams: Streams) -> None:
-        """Make each training stream wait, on the device, until its tensors were read."""
-        for device, event in self.events.items():
-            streams.current_stream(device).wait_event(event)
-
-
 class DeviceCopier:
     """Copies from devices on side streams, one a device."""
 
@@ -62,9 +36,9 @@ class DeviceCopier:
         self.streams: Streams = torch.cuda if streams is None else streams
         self._side: dict[Any, Any] = {}
 
-    def start(self, copies: Iterable[Copy], *, on_device: bool = False) -> Pending:
+    def start(self, copies: Iterable[Copy], *, on_device: bool = False) -> PendingCopies:
         """Start to copy; with ``on_device`` first to memory of the same device."""
-        pending = Pending()
+        pending = PendingCopies()
         by_device: dict[Any, list[Copy]] = {}
         for copy in copies:
             by_device.setdefault(copy.source.device, []).append(copy)
@@ -72,7 +46,9 @@ class DeviceCopier:
             pending.events[device] = self._start_on(device, its, pending, on_device)
         return pending
 
-    def _start_on(self, device: Any, copies: list[Copy], pending: Pending, on_device: bool) -> Any:
+    def _start_on(
+        self, device: Any, copies: list[Copy], pending: PendingCopies, on_device: bool
+    ) -> Any:
         """Queue one device's copies and return the event behind the last read of a tensor."""
         side = self._side.setdefault(device, None) or self.streams.Stream(device)
         self._side[device] = side

@@ -23,7 +23,7 @@ from npydata.reader.containers.safetensors import (
     header_bytes,
 )
 from npydata.reader.naming import free_name
-from npydata.reader.typed_json import Named, decode, encode, with_named
+from npydata.reader.typed_json import VERSIONS, Named, decode, encode, like, versions_of, with_named
 
 PAGE = 4096
 MAX_DEPTH = 100
@@ -65,7 +65,9 @@ def replace_tensors(
         return take(value, path)
     if isinstance(value, Mapping):
         require_storable(list(value), path)
-        return {key: replace_tensors(one, take, (*path, key)) for key, one in value.items()}
+        require_storable(versions_of(value), (*path, VERSIONS))
+        replaced = {key: replace_tensors(one, take, (*path, key)) for key, one in value.items()}
+        return like(value, replaced, versions_of(value))
     if type(value) in (list, tuple):
         return type(value)(replace_tensors(one, take, (*path, k)) for k, one in enumerate(value))
     require_storable(value, path)
@@ -210,6 +212,8 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
     """Return the dtype and the shape with which a tensor is stored."""
     if is_dtensor(tensor):
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CheckpointError(f"{name}: an uninitialized parameter; first run the module once")
     for kind in ("meta", "quantized", "nested"):
         if getattr(tensor, f"is_{kind}"):
             raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from npydata.checkpointer.commit import in_place, latest_in
 from npydata.checkpointer.file_layout import unflatten_state_dict
 from npydata.checkpointer.manifest import (
     MANIFEST,
+    MAX_MANIFEST_BYTES,
     MAX_STATE_BYTES,
     TRAINING,
     Manifest,
@@ -24,13 +25,14 @@ from npydata.checkpointer.manifest import (
     check_file,
     check_sizes,
     read_manifest,
-    read_small,
 )
+from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.open import open_checkpoint
-from npydata.reader.training_folder import PARTS, files_of, require_no_link
+from npydata.reader.held_folder import HeldFolder, read_held
+from npydata.reader.open import open_files, without_collecting
+from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode
 from npydata.system.progress import NoBar, progress_bar
 
@@ -50,17 +52,36 @@ def load_checkpoint(
     checksums. With ``mmap`` the tensors on the CPU are mapped copy-on-write: they are read when
     used, and may be written to. Tied tensors share memory again.
 
+    All of it is of one checkpoint. If another save replaces the folder meanwhile, that is the old
+    one, or the new one.
+
     Raises:
-        CheckpointError: The folder is no complete checkpoint, or something in it is damaged.
+        CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
+            removed while it was read.
     """
-    folder = in_place(Path(dir))
+    return read_held(lambda: hold(dir), lambda folder: load_from(folder, device, mmap, verify))
+
+
+def load_from(folder: HeldFolder, device: str | torch.device, mmap: bool, verify: bool) -> Loaded:
+    """Return the states of a checkpoint that is held open."""
     manifest = check(folder, content=verify)
     metadata = read_metadata(folder, manifest)
     model = load_state(folder, manifest, "model", metadata, device, mmap)
     optimizer = None
     if files_of("optimizer", manifest.files):
         optimizer = load_state(folder, manifest, "optimizer", metadata, device, mmap)
-    return model, optimizer, training_state_of(folder, metadata)
+    training = training_state_of(folder.path, metadata)
+    require_unchanged(folder, manifest)
+    continue_run(folder.path, manifest.run)
+    return model, optimizer, training
+
+
+def hold(dir: str | os.PathLike[str]) -> HeldFolder:
+    """Open a checkpoint's folder, or the old one if a crash came between two renames."""
+    for _ in range(3):  # it may be renamed between looking and opening, and again the next time
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return HeldFolder(in_place(Path(dir)))
+    raise CheckpointError(f"{Path(dir)}: there is no such folder")
 
 
 def training_state_of(folder: Path, metadata: dict[str, Any]) -> TrainingState:
@@ -88,7 +109,11 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
     Raises:
         CheckpointError: The first file that is missing, cut off or changed, and where.
     """
-    folder = in_place(Path(dir))
+    return read_held(lambda: hold(dir), lambda folder: verify_held(folder, progress))
+
+
+def verify_held(folder: HeldFolder, progress: bool) -> Manifest:
+    """Read a whole checkpoint that is held open; return its manifest."""
     manifest = check(folder, content=True, progress=progress)
     metadata = read_metadata(folder, manifest, verified=True)
     for part in PARTS:
@@ -96,7 +121,8 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
             with open_part(folder, manifest, part) as tensors:
                 infos = {name: tensors.info(name) for name in tensors}
                 nested_state(tensors.path, metadata[part], infos)
-    training_state_of(folder, metadata)
+    training_state_of(folder.path, metadata)
+    require_unchanged(folder, manifest)
     return manifest
 
 
@@ -108,12 +134,10 @@ def to_verify(dir: str | os.PathLike[str]) -> Path:
     return latest_checkpoint(folder) or folder
 
 
-def check(folder: Path, *, content: bool, progress: bool = False) -> Manifest:
+def check(folder: HeldFolder, *, content: bool, progress: bool = False) -> Manifest:
     """Check manifest and sizes, and the content if asked; return the manifest."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder")
     manifest = read_manifest(folder)
-    check_sizes(folder, manifest)
+    check_sizes(folder.path, manifest)
     if content:
         total = sum(entry.size for entry in manifest.files.values())
         with closing(progress_bar("verifying", total, "B", show=progress)) as bar:
@@ -121,17 +145,29 @@ def check(folder: Path, *, content: bool, progress: bool = False) -> Manifest:
     return manifest
 
 
-def read_metadata(folder: Path, manifest: Manifest, *, verified: bool = False) -> dict[str, Any]:
+def require_unchanged(folder: HeldFolder, manifest: Manifest) -> None:
+    """Refuse what was read from a folder in which another checkpoint was put file by file.
+
+    A save never does that: it replaces the folder, and removes what was held open.
+    """
+    with suppress(FileNotFoundError):
+        if folder.read(MANIFEST, MAX_MANIFEST_BYTES) != manifest.to_json():
+            raise CheckpointError(f"{folder.path}: was changed while it was read")
+
+
+def read_metadata(
+    folder: HeldFolder, manifest: Manifest, *, verified: bool = False
+) -> dict[str, Any]:
     """Return what is stored beside the tensors: their tree specs, and the training state.
 
     It is short, so its checksum is always compared; unless all were ``verified`` just now.
     """
-    path = folder / TRAINING
+    path = folder.path / TRAINING
     if not verified:
         check_file(folder, manifest, TRAINING, NoBar())
     wanted = {re.split(r"[./]", name)[0] for name in manifest.files} - {"rng"}
     try:
-        metadata = json.loads(read_small(path, MAX_STATE_BYTES))
+        metadata = json.loads(folder.read(TRAINING, MAX_STATE_BYTES))
         if not isinstance(metadata, dict) or not wanted <= metadata.keys():
             raise ValueError(f"it does not hold {', '.join(sorted(wanted))}")
     except (ValueError, RecursionError) as error:
@@ -140,7 +176,7 @@ def read_metadata(folder: Path, manifest: Manifest, *, verified: bool = False) -
 
 
 def load_state(
-    folder: Path,
+    folder: HeldFolder,
     manifest: Manifest,
     part: str,
     metadata: dict[str, Any],
@@ -148,7 +184,7 @@ def load_state(
     mmap: bool,
 ) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
-    with open_part(folder, manifest, part) as tensors:
+    with open_part(folder, manifest, part) as tensors, without_collecting():
         ties = tensors.ties()
         path = tensors.path
         state = {name: moved(tensors[name], device, mmap) for name in tensors if name not in ties}
@@ -159,16 +195,18 @@ def load_state(
 def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state as it was nested, from its leaves by their names."""
     try:
-        return dict(unflatten_state_dict(tree_spec, leaves.__getitem__))
+        state = unflatten_state_dict(tree_spec, leaves.__getitem__)
+        if not isinstance(state, dict):
+            raise TypeError(f"a {type(state).__name__}, expected a dict")
+        return state
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
 
 
-def open_part(folder: Path, manifest: Manifest, part: str) -> LazyCheckpoint:
+def open_part(folder: HeldFolder, manifest: Manifest, part: str) -> LazyCheckpoint:
     """Open the tensors of a model or an optimizer: one file, or what many ranks wrote."""
     names = files_of(part, manifest.files)
-    require_no_link(folder, names)
-    return open_checkpoint(folder / (part if "/" in names[0] else names[0]))
+    return open_files(folder, names, folder.path / (part if "/" in names[0] else names[0]))
 
 
 def moved(tensor: torch.Tensor, device: str | torch.device, mmap: bool) -> torch.Tensor:

@@ -4,20 +4,22 @@ A folder without a manifest is not a checkpoint of ours. The checksums find acci
 """
 
 import json
-import os
-import stat
 import zlib
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from npydata.errors import CheckpointError
+from npydata.reader.files import naming_errors
+from npydata.reader.held_folder import HeldFolder
 from npydata.reader.training_folder import RANK_FILE, RNG_FILE
 from npydata.system.progress import Bar, NoBar
 
 MANIFEST = "manifest.json"
 FORMAT = "npydata checkpoint"
-VERSION = 1
+VERSION = 2
+"""Of what is written; version 1 did not name the run."""
 PIECE_BYTES = 1 << 26
 """What is written at once, and what one checksum covers."""
 MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 28
@@ -52,10 +54,15 @@ class Manifest:
     step: int
     files: dict[str, FileEntry]
     piece_bytes: int = PIECE_BYTES
+    run: str = ""
+    """Which training run committed it; nothing in version 1."""
+    name: str = ""
+    """What its folder was called then: a copy has another name, and is not ours to remove."""
 
     def to_json(self) -> bytes:
         """Return the manifest as it is written: its last entry is the checksum of the others."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        fields = {key: value for key, value in asdict(self).items() if value != ""}
+        content = {"format": FORMAT, "version": VERSION if self.run else 1, **fields}
         crc32 = zlib.crc32(json.dumps(content).encode())
         return json.dumps({**content, "crc32": crc32}, indent=1).encode()
 
@@ -69,24 +76,28 @@ def is_ours(folder: Path) -> bool:
     return True
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path | HeldFolder) -> Manifest:
     """Return a folder's manifest.
 
     Raises:
         CheckpointError: There is none, or it is not one.
     """
-    path = folder / MANIFEST
+    held = folder if isinstance(folder, HeldFolder) else HeldFolder(folder)
+    path = held.path / MANIFEST
     try:
-        content = read_small(path)
+        with naming_errors(str(path)):
+            content = held.read(MANIFEST, MAX_MANIFEST_BYTES)
         data = json.loads(content)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: has no {MANIFEST}: not a complete checkpoint") from None
+        raise CheckpointError(
+            f"{held.path}: has no {MANIFEST}: not a complete checkpoint"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not JSON: {error}") from None
     try:
         manifest = as_manifest(data)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: is not a manifest of version {VERSION}: {error}") from None
+        raise CheckpointError(f"{path}: is not a manifest of ours: {error}") from None
     if manifest.to_json() != content:
         raise CheckpointError(f"{path}: is not what was written")
     return manifest
@@ -94,8 +105,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 def as_manifest(data: Any) -> Manifest:
     """Return a manifest from its JSON; anything unexpected raises."""
-    if data["format"] != FORMAT or data["version"] != VERSION:
-        raise ValueError(f"format {data['format']!r:.40}, version {data['version']!r:.40}")
+    version = data["version"]
+    if data["format"] != FORMAT or type(version) is not int or version not in (1, VERSION):
+        raise ValueError(f"format {data['format']!r:.40}, version {version!r:.40}")
     files = {}
     for name, entry in data["files"].items():
         if name not in FILES and not (RANK_FILE.fullmatch(name) or RNG_FILE.fullmatch(name)):
@@ -111,7 +123,16 @@ def as_manifest(data: Any) -> Manifest:
     for name, entry in files.items():
         if len(entry.crc32) != -(-entry.size // piece_bytes):
             raise ValueError(f"has {len(entry.crc32)} checksums of {name}")
-    return Manifest(integer(data["sequence"]), integer(data["step"]), files, piece_bytes)
+    run, name = ("", "") if version == 1 else (text(data["run"]), text(data["name"]))
+    sequence, step = integer(data["sequence"]), integer(data["step"])
+    return Manifest(sequence, step, files, piece_bytes, run, name)
+
+
+def text(value: Any) -> str:
+    """Return a text that says something."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r:.40} is not a name")
+    return value
 
 
 def integer(value: Any) -> int:
@@ -131,23 +152,23 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             raise CheckpointError(f"{path}: has {size:,} bytes, {entry.size:,} were written")
 
 
-def check_content(folder: Path, manifest: Manifest, bar: Bar | None = None) -> None:
+def check_content(folder: Path | HeldFolder, manifest: Manifest, bar: Bar | None = None) -> None:
     """Read every file and compare its checksums; name the first piece that differs."""
+    held = folder if isinstance(folder, HeldFolder) else HeldFolder(folder)
     for name in manifest.files:
-        check_file(folder, manifest, name, bar or NoBar())
+        check_file(held, manifest, name, bar or NoBar())
 
 
-def check_file(folder: Path, manifest: Manifest, name: str, bar: Bar) -> None:
+def check_file(folder: HeldFolder, manifest: Manifest, name: str, bar: Bar) -> None:
     """Read one file and compare its checksums."""
-    entry = manifest.files[name]
-    with open(folder / name, "rb") as file:
+    entry, path = manifest.files[name], folder.path / name
+    with naming_errors(str(path)), closing(folder.open(name)) as held:
+        file = open(held.readahead().number, "rb", closefd=False)  # noqa: SIM115
         for k, wanted in enumerate(entry.crc32):
             begin = k * manifest.piece_bytes
             end = min(begin + manifest.piece_bytes, entry.size)
             if checksum_of(file, end - begin, bar) != wanted:
-                raise CheckpointError(
-                    f"{folder / name}: bytes {begin:,} to {end:,} are not what was written"
-                )
+                raise CheckpointError(f"bytes {begin:,} to {end:,} are not what was written")
 
 
 def checksum_of(file: BinaryIO, nbytes: int, bar: Bar) -> int:
@@ -167,17 +188,7 @@ def checksums(content: bytes) -> tuple[int, ...]:
     )
 
 
-def read_small(path: Path, most: int = MAX_MANIFEST_BYTES) -> bytes:
+def read_small(path: Path) -> bytes:
     """Return the content of a small file of ours, without following a link."""
-    if path.is_symlink() or path.is_dir():
-        raise CheckpointError(f"{path}: is a link or a folder, expected a file")
-    with open(path, "rb", opener=open_no_link) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            raise CheckpointError(f"{path}: expected a file of at most {most:,} bytes")
-        return file.read()
-
-
-def open_no_link(path: str, flags: int) -> int:
-    """Open a file, but no link; a pipe does not make us wait."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+    with naming_errors(str(path)):
+        return HeldFolder(path.parent).read(path.name, MAX_MANIFEST_BYTES)

@@ -4,20 +4,22 @@ Built in ``notebooks/07_async_checkpointer``.
 """
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, Calls
 from npydata.checkpointer.file_layout import to_local
 from npydata.checkpointer.staging import StagingTask
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask
 from npydata.errors import CheckpointError
 
 
 class Overlap:
     """Copies that run while training only reads what they copy; a protected step waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._staging: StagingTask | None = None
         self._streams: Any = None
@@ -25,10 +27,10 @@ class Overlap:
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's steps wait for copies that are not done."""
         if optimizer not in self._optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self.wait())
+            optimizer.register_step_pre_hook(lambda *_: self._calls.at_once("step", self.wait))
             self._optimizers.add(optimizer)
 
-    def owned(self) -> set[Any]:
+    def optimizer_storages(self) -> set[Any]:
         """Return the storage pointers of the tensors that protected optimizers change.
 
         Only their copies can wait: buffers, such as a batch norm's statistics, change in the
@@ -54,10 +56,16 @@ class Overlap:
     def wait(self) -> None:
         """Wait for copies in memory; let a device wait for those that are queued there."""
         if (staging := self._staging) is not None:
-            staging.wait_copied()
+            staging.copied.wait()
+            with suppress(CheckpointError):  # the writer raises it
+                staging.validate()
             if staging.pending is not None:
                 staging.pending.order(self._streams)
             self._staging = None
+
+    def leave_to_parent(self, calls: Calls) -> None:
+        """In a forked process: no step waits for copies that its parent makes."""
+        self._calls, self._staging = calls, None
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

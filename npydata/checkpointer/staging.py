@@ -6,28 +6,28 @@ Built in ``notebooks/07_async_checkpointer``.
 """
 
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import groupby, islice
+from typing import Any
 
 import numpy as np
 import torch
 
+from npydata.checkpointer.background import Watermark, run_parallel
 from npydata.checkpointer.file_layout import FileLayout, TensorSlot
-from npydata.checkpointer.writer import THREAD_NAME, BackgroundTask, OutputFile, Watermark
-
-if TYPE_CHECKING:
-    from npydata.checkpointer.device_copy import Pending
+from npydata.errors import CheckpointError
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map all pages now."""
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 CHUNK_BYTES = 1 << 24
 GROUP_BYTES, GROUP_JOBS = 1 << 22, 64
+SMALL_BYTES, BATCH_COPIES = 4096, 2048
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class StagingBuffer:
@@ -84,7 +84,7 @@ def cuda_runtime() -> Any:  # needs a GPU
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Copy:
     """One tensor and the memory of its slot."""
 
@@ -93,6 +93,14 @@ class Copy:
     source: torch.Tensor
     end: int
     """Bytes of the file up to the slot's end."""
+    name: str = ""
+    version: int | None = None
+    """How many changes in place torch had counted when the save began."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether torch counted a change since; it counts none through ``.data`` or numpy."""
+        return self.version is not None and self.source._version != self.version
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps."""
@@ -105,6 +113,12 @@ class Copy:
         """Whether the elements lie in memory just as they will in the slot."""
         bits = self.source.is_conj() or self.source.is_neg()
         return self.source.is_contiguous() and not (bits or self.source.is_cuda)
+
+    @property
+    def batch_dtype(self) -> torch.dtype | None:
+        """The dtype of a small copy, which is made together with its neighbours of that dtype."""
+        small = self.slot.numel() <= SMALL_BYTES and type(self.source) in PLAIN_TYPES
+        return self.source.dtype if small and self.is_plain else None
 
     def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Yield short chunks of the copy, each with the bytes of the file up to its end."""
@@ -123,12 +137,33 @@ def run_all(copies: Iterable[Copy], watermark: Watermark) -> None:
 
     torch's threads would wait for each other after every tensor; these meet once, at the end.
     """
-    groups = list(grouped(job for copy in copies for job in copy.jobs()))
+    groups = list(jobs_of(copies))
     run_parallel(
         [group for _, group in groups],
         lambda count: watermark.advance(groups[count - 1][0]) if count else None,
         torch.get_num_threads(),
     )
+
+
+def jobs_of(copies: Iterable[Copy]) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Yield what makes the copies, each with the bytes of the file up to its end."""
+    for dtype, same in groupby(copies, lambda copy: copy.batch_dtype):
+        if dtype is None:
+            yield from grouped(job for copy in same for job in copy.jobs())
+        else:
+            while batch := list(islice(same, BATCH_COPIES)):
+                yield batch[-1].end, partial(copy_batch, batch)
+
+
+def copy_batch(batch: Sequence[Copy]) -> None:
+    """Make many small copies of one dtype at once, if their slots are side by side."""
+    first, nbytes = batch[0], sum(copy.slot.numel() for copy in batch)
+    if batch[-1].end - first.end + first.slot.numel() != nbytes:
+        call_all(copy.run for copy in batch)
+        return
+    with torch.no_grad():
+        target = first.slot.as_strided((nbytes,), (1,)).view(first.source.dtype)
+        torch.cat([copy.source.reshape(-1) for copy in batch], out=target)
 
 
 def grouped(
@@ -152,7 +187,7 @@ def call_all(group: Iterable[Callable[[], object]]) -> None:
         job()
 
 
-def copies_into(
+def plan_copies(
     memory: torch.Tensor, layout: FileLayout, tensors: Mapping[str, torch.Tensor]
 ) -> list[Copy]:
     """Return the copies that fill a file's data; the header is written at once."""
@@ -166,46 +201,19 @@ def copies_into(
 def copy_of(data: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, header: int) -> Copy:
     """Return the copy of one tensor into its slot."""
     end = slot.begin + slot.nbytes
-    return Copy(data[slot.begin : end], tensor, header + end)
-
-
-def run_parallel(
-    jobs: Sequence[Callable[[], object]], done: Callable[[int], None], threads: int
-) -> None:
-    """Run jobs on several threads; call ``done(n)`` as the first ``n`` of them have ended.
-
-    Raises:
-        BaseException: What a job raised. No other job is running by then, and none will.
-    """
-    numbers, over, lock = iter(range(len(jobs))), bytearray(len(jobs) + 1), threading.Lock()
-    stop = threading.Event()
-
-    def work() -> None:
-        for number in numbers:
-            if stop.is_set():
-                return
-            jobs[number]()
-            with lock:
-                over[number] = 1
-                done(over.index(0))
-
-    tasks = [BackgroundTask(work, f"{THREAD_NAME}-copy") for _ in range(min(threads, len(jobs)))]
-    try:
-        for task in tasks:
-            task.start()
-        for task in tasks:
-            task.result()
-    finally:
-        stop.set()
-        for task in tasks:
-            task.revoke()
-            task.join()
+    version = None if tensor.is_inference() else tensor._version
+    return Copy(data[slot.begin : end], tensor, header + end, slot.name, version)
 
 
 @dataclass(slots=True)
-class StagedFile(OutputFile):
-    """A file to be written, and what fills its memory."""
+class StagedFile:
+    """A file to be written, its memory, and what fills that."""
 
+    name: str
+    nbytes: int
+    memory: torch.Tensor
+    """Reaches to the end of the file's last page."""
+    watermark: Watermark = field(default_factory=Watermark)
     copies: list[Copy] = field(default_factory=list)
     """In the order of the file."""
 
@@ -216,8 +224,34 @@ def stage(
     """Return a file with its memory, and the copies that are still to be made."""
     pin = any(tensor.is_cuda for tensor in tensors.values())
     memory = buffer.reserve(layout.capacity, pin=pin)
-    copies = copies_into(memory, layout, tensors)
+    copies = plan_copies(memory, layout, tensors)
     return StagedFile(name, layout.nbytes, memory, copies=copies)
+
+
+@dataclass(slots=True)
+class PendingCopies:
+    """Copies that a device still works on."""
+
+    events: dict[Any, Any] = field(default_factory=dict)
+    """For each device, what is recorded behind its last copy."""
+    held: list[torch.Tensor] = field(default_factory=list)
+    """What must stay in memory until then."""
+
+    def wait(self) -> None:
+        """Wait, in this thread, until every copy has arrived."""
+        for event in self.events.values():
+            event.synchronize()
+        self.held.clear()
+
+    def add(self, later: "PendingCopies") -> None:
+        """Take over copies that were queued behind these."""
+        self.events |= later.events
+        self.held += later.held
+
+    def order(self, streams: Any) -> None:
+        """Make each training stream wait, on the device, until its tensors were read."""
+        for device, event in self.events.items():
+            streams.current_stream(device).wait_event(event)
 
 
 @dataclass(slots=True)
@@ -225,12 +259,16 @@ class StagingTask:
     """What fills the files of a save: copies in memory, and copies that a device works on."""
 
     files: Sequence[StagedFile]
-    pending: "Pending | None" = None
+    pending: PendingCopies | None = None
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is left to copy in memory, even if that failed."""
-    process: int = field(default_factory=os.getpid)
     claim: threading.Lock = field(default_factory=threading.Lock)
     """Taken by whoever comes first: the one that copies, or the one that cancels."""
+    watched: Sequence[Copy] = ()
+    """Copies whose tensors must not change before all are made."""
+    changed: str = ""
+    """The name of one that did."""
+    validating: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> None:
         """Make the copies, wait for a device's, and let the writer go on meanwhile."""
@@ -258,13 +296,19 @@ class StagingTask:
         """
         self.fail(error)
         if elsewhere and not self.claim.acquire(blocking=False):
-            self.wait_copied()
+            self.copied.wait()
         self.copied.set()
 
-    def wait_copied(self) -> None:
-        """Wait for the copies in memory; a forked process has nobody that makes them."""
-        if os.getpid() == self.process:
-            self.copied.wait()
+    def validate(self) -> None:
+        """Refuse a snapshot of tensors that changed before their copies were made.
+
+        After the first call they may change: it comes from the protected step that changes them,
+        or from the writer before it commits.
+        """
+        with self.validating:
+            self.changed = self.changed or name_of_changed(self.watched)
+            self.watched = ()
+        refuse_changed(self.changed)
 
     def copy(self) -> None:
         """Make the copies in memory."""
@@ -273,3 +317,18 @@ class StagingTask:
                 run_all(file.copies, file.watermark)
         finally:
             self.copied.set()
+
+
+def name_of_changed(copies: Iterable[Copy]) -> str:
+    """Return the name of a tensor that changed since the save began, or nothing."""
+    return next((copy.name for copy in copies if copy.is_changed), "")
+
+
+def refuse_changed(name: str) -> None:
+    """Refuse a snapshot in which a tensor may be half old and half new, if there is one."""
+    if name:
+        raise CheckpointError(
+            f"{name}: was changed before its copy was made. No other thread may change it while "
+            'save runs; with snapshot="overlap" only the step of a protected optimizer may, until '
+            "the save is done"
+        )

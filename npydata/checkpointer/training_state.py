@@ -27,7 +27,9 @@ class TrainingState:
     loader: dict[str, Any] | None = None
     """What the loader's ``state_dict()`` returned."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Anything else that JSON can hold: numbers, text, bytes, tuples, lists, dictionaries."""
+    """Anything else that JSON can hold: numbers, text, bytes, tuples, lists, dictionaries.
+
+    Each comes back as it was, numpy's scalars too; a member of an ``IntEnum`` as its number."""
 
 
 def capture_rng() -> dict[str, Any]:

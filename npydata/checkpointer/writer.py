@@ -7,75 +7,23 @@ get ordinary writes. Built in ``notebooks/07_async_checkpointer``.
 
 import errno
 import fcntl
-import logging
 import os
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
-import torch
-
+from npydata.checkpointer.background import THREAD_NAME, BackgroundTask
 from npydata.checkpointer.commit import write_small
 from npydata.checkpointer.file_layout import PAGE
 from npydata.checkpointer.manifest import PIECE_BYTES, FileEntry, checksums
-from npydata.errors import CheckpointError
+from npydata.checkpointer.staging import StagedFile
 from npydata.system.atomic_write import sync_folder
 
 DIRECT = getattr(os, "O_DIRECT", 0)
-EVERYTHING = sys.maxsize
-THREAD_NAME = "npydata-save"
-"""How the names of all threads begin that a save runs in."""
-
-log = logging.getLogger("npydata")
-
-
-class Watermark:
-    """How many bytes of a file are ready, which only grows; the writer waits for what it needs."""
-
-    def __init__(self) -> None:
-        self._upto = 0
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-
-    def advance(self, upto: int = EVERYTHING) -> None:
-        """Say that the first ``upto`` bytes of the file are there; by default, all of them."""
-        with self._changed:
-            self._upto = upto
-            self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Say that the rest will not come."""
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def wait_for(self, upto: int) -> None:
-        """Wait until the first ``upto`` bytes are there.
-
-        Raises:
-            CheckpointError: They will not come, because a copy failed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._upto >= upto or self._error is not None)
-            if self._error is not None:
-                raise CheckpointError("the snapshot was not completed") from self._error
-
-
-@dataclass(slots=True)
-class OutputFile:
-    """One file to be written, and the memory that holds it."""
-
-    name: str
-    nbytes: int
-    memory: torch.Tensor
-    """Reaches to the end of the file's last page."""
-    watermark: Watermark = field(default_factory=Watermark)
 
 
 class CommitStrategy(Protocol):
@@ -97,16 +45,20 @@ class Writer:
 
     folder: Path
     """What the checkpoint will be called."""
-    files: Sequence[OutputFile]
+    files: Sequence[StagedFile]
     small: Mapping[str, bytes]
     """The content of the other files by their names."""
     strategy: CommitStrategy
+    validate: Callable[[], object] = lambda: None
+    """Called before the commit: refuses what must not be committed."""
 
     def __call__(self) -> None:
         """Write and commit; an error names a path."""
         try:
             with self.strategy.temporary() as temporary:
-                self.strategy.commit(temporary, self.write_files(temporary))
+                entries = self.write_files(temporary)
+                self.validate()
+                self.strategy.commit(temporary, entries)
         except OSError as error:
             add_path(error, self.folder)
             raise
@@ -121,7 +73,7 @@ class Writer:
             sync_folder(temporary / inner)
         return entries
 
-    def write_staged(self, temporary: Path, file: OutputFile) -> FileEntry:
+    def write_staged(self, temporary: Path, file: StagedFile) -> FileEntry:
         """Write one file, close behind the copies that fill it."""
 
         def wait_for(upto: int) -> None:
@@ -228,79 +180,3 @@ def add_path(error: OSError, path: Path) -> None:
     """Make an error say which file it was about, if it does not."""
     if error.filename is None and error.errno is not None:
         error.filename = str(path)
-
-
-class BackgroundTask:
-    """Work in a thread of its own, and the error it met; an interruption may come at any moment.
-
-    The thread is not a daemon: the interpreter waits for it when it exits. An executor of
-    ``concurrent.futures`` takes no more work from the moment the main thread ends, and a save that
-    was in flight would be lost.
-    """
-
-    def __init__(self, work: Callable[[], object], name: str) -> None:
-        self.error: BaseException | None = None
-        self._work = [work]  # who pops it decides: the thread runs it, an interruption cancels it
-        self._ended = threading.Event()
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=name)
-
-    def start(self) -> None:
-        """Begin; after an error it has begun, or never will."""
-        try:
-            self._thread.start()
-        except BaseException:
-            self.revoke()
-            raise
-
-    def revoke(self) -> None:
-        """If it has not begun, it never will."""
-        with suppress(IndexError):
-            self._work.pop()
-            self._ended.set()
-
-    def _run(self) -> None:
-        with suppress(IndexError):
-            work = self._work.pop()
-            try:
-                work()
-            except BaseException as error:
-                self.error = error
-            finally:
-                del work
-                self._ended.set()
-
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self._ended.is_set() or os.getpid() != self._process
-
-    def join(self) -> None:
-        """Wait for the end. A forked process has no such thread, and waits for nothing."""
-        if not self.done():
-            self._ended.wait()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def result(self) -> None:
-        """Wait for the end; raise what went wrong, once."""
-        self.join()
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
-    def cancel(self) -> None:
-        """Do not begin, or wait for the end; what went wrong is known already."""
-        self.revoke()
-        self.join()
-        self.error = None
-
-
-def finish_all(in_flight: list[BackgroundTask]) -> None:
-    """Wait for what is in flight and log what went wrong: there is nobody left to raise to."""
-    for task in in_flight:
-        if not threading.current_thread().name.startswith(THREAD_NAME):  # a collector runs anywhere
-            task.join()
-        error, task.error = task.error, None
-        if error is not None:
-            log.error("npydata: a checkpoint could not be saved: %s", error, exc_info=error)
-    in_flight.clear()

@@ -161,10 +161,10 @@ def shifted_pair(tokens: TokenArray, out: IntArray | None = None) -> Pair:
     """
     if out is None:
         out = np.empty((2, len(tokens), tokens.shape[1] - 1), np.int64)
-    out[0] = tokens[:, :-1]
-    out[1] = tokens[:, 1:]
-    inputs, targets = torch.from_numpy(out).unbind()  # both keep ``out`` alive; its rows would not
-    return inputs, targets
+    inputs, targets = out[0], out[1]
+    inputs[:] = tokens[:, :-1]
+    targets[:] = tokens[:, 1:]
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 class MmapDataset(TokenDataset):

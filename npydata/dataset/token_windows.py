@@ -22,8 +22,8 @@ class TokenWindows:
         self.rows, self.row_lens = [file.rows for file in files], [file.row_len for file in files]
         self.per_row = [num_windows(row_len, seq_len, stride) for row_len in self.row_lens]
         counts = [n * rows for n, rows in zip(self.per_row, self.rows, strict=True)]
-        self.ends: list[int] = np.cumsum(counts).tolist()
-        self.count: int = self.ends[-1]
+        self.ends = np.cumsum(counts)
+        self.count = int(self.ends[-1])
         self.dtype = common_dtype(files)
 
     def offsets(self, k: int, windows: IntArray) -> IntArray:
@@ -45,8 +45,8 @@ class TokenWindows:
     def by_file(self, windows: IntArray) -> Iterator[tuple[int, IntArray]]:
         """Yield, for each file that holds some of the windows, its number and which ones."""
         which = np.searchsorted(self.ends, windows, side="right")
-        for k in np.unique(which).tolist():
-            yield k, np.flatnonzero(which == k)
+        for k in sorted(set(which.tolist())):
+            yield k, (which == k).nonzero()[0]
 
     def will_need(self, windows: IntArray) -> bool:
         """Advise the kernel of windows gathered soon; return whether they were in memory."""

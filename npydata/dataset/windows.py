@@ -72,4 +72,4 @@ def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntA
     bias is ``count / 2**64``, far below one in a million for any file that fits on a disk.
     """
     hashes = hash_of(indices, seed, epoch)
-    return (hashes % np.uint64(count)).view(np.int64)
+    return (hashes % np.array(count, np.uint64)).view(np.int64)

@@ -1,4 +1,4 @@
 """Save and load what is spread over many processes; see ``notebooks/09_scale_out``."""
 
-from npydata.distributed.coordinator import ShardingConfig as ShardingConfig
+from npydata.distributed.group import ShardingConfig as ShardingConfig
 from npydata.distributed.load import load_distributed as load_distributed

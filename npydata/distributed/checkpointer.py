@@ -10,13 +10,14 @@ from typing import Any
 
 from npydata.checkpointer import checkpointer
 from npydata.checkpointer.training_state import TrainingState
-from npydata.distributed.coordinator import ShardingConfig
+from npydata.distributed.group import ShardingConfig
 from npydata.distributed.save import begin_saving
 
 
 class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
     __doc__ = checkpointer.AsyncCheckpointer.__doc__
 
+    @checkpointer.in_turn
     def save_distributed(
         self,
         dir: str | os.PathLike[str],
@@ -51,7 +52,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
         folder = Path(os.path.abspath(dir))  # noqa: PTH100
         saving = begin_saving(folder, sharding, rank, world_size)
         with saving.coordinator.abort_on_error("plan"):
-            self.wait()
+            self._wait()
         clear = folder.parent not in self._roots
         states = model_state, optimizer_state, training_state
         files, writer, strategy = saving.plan(*states, self._buffers, self.keep_last, clear)

@@ -2,25 +2,26 @@
 
 A collective has no such end: where one rank raises or dies before it, the others wait for the
 group's own time-out, which is made for training. And a background thread that calls one would
-disturb the order of training's. Used in ``notebooks/09_scale_out``.
+disturb the order of training's.
+
+Every save has messages of its own: rank 0 draws a number, their prefix, and lets the others read
+it. Another rank can't know whether what it reads is of this save or of one that died long ago in
+the same store; so it draws a number, too, and believes only an answer to that one. Used in
+``notebooks/09_scale_out``.
 """
 
-import hashlib
 import json
+import secrets
 import threading
 import time
 import weakref
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
+from npydata.distributed.group import Group
 from npydata.errors import CheckpointError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.0005, 0.01, 1.25
@@ -28,92 +29,28 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.0005, 0.01, 1.25
 HEARTBEAT_S = 1.0
 """How often a rank at work sends a heartbeat."""
 LOOK_S = 0.1
-"""How often a rank that waits looks whether those it waits for are at another rendezvous."""
-MOST_LOOKED_AT = 8
+"""How often a rank that waits for rank 0's answer looks whether rank 0 came only now."""
 RANKS_PER_PAUSE = 64
 """With more ranks the pauses grow, so that the store is asked no more often."""
+COMMITTING = 1 << 32
+"""What rank 0 adds to the count of ranks that withdrew, when it begins to commit."""
 
-# Which save of a folder this is. All ranks count alike, as long as they call alike; a rank that
-# missed one call is back in step with the next folder. A new process group begins anew.
-saves_begun: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True, slots=True)
-class ShardingConfig:
-    """Who saves together, and how long they wait for each other.
-
-    When a rank dies or hangs, each of the others raises at most ``2 * timeout_s`` after the last of
-    them has written its part. A rank that is only slow, and still writes, is waited for.
-    """
-
-    process_group: Any = None
-    """A ``torch.distributed`` process group; ``None`` is the default one."""
-    timeout_s: float = 60
-    """Seconds without a heartbeat after which a rank no longer waits for another one."""
-
-    def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise CheckpointError(f"timeout_s={self.timeout_s!r}, expected seconds above 0")
+left_behind: "weakref.WeakKeyDictionary[Any, set[str]]" = weakref.WeakKeyDictionary()
+"""By group, what rank 0 has left for others to read when a save failed; once they come to the next
+one, nobody waits for it any more."""
 
 
 class RankError(CheckpointError):
     """What went wrong on a rank, or between ranks; the message names them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The ranks that save together, and the store through which they send messages."""
-
-    store: Any
-    rank: int
-    world_size: int
-    timeout_s: float
-    key: Any
-    """What is the same object as long as the group lives."""
-
-    @staticmethod
-    def of(
-        sharding: ShardingConfig, rank: int | None = None, world_size: int | None = None
-    ) -> "Group":
-        """Return the group of this process; one process without a group is a group of its own.
-
-        Raises:
-            CheckpointError: This process isn't in it, or is not the rank that was given.
-        """
-        group = sharding.process_group
-        if not (dist.is_available() and dist.is_initialized()):
-            store: Any = dist.HashStore()  # type: ignore[attr-defined]
-            alone = Group(store, 0, 1, sharding.timeout_s, Group)
-            return alone.checked(rank, world_size, "there is no process group")
-        mine = dist.get_rank(group)
-        if mine < 0:
-            raise CheckpointError("this process is not in the given process group")
-        key = dist.group.WORLD if group is None else group
-        name = getattr(key, "group_name", "")
-        common = dist.distributed_c10d._get_default_store()
-        store = dist.PrefixStore(f"npydata/{name}", common)  # type: ignore[attr-defined]
-        size = dist.get_world_size(group)
-        found = Group(store, mine, size, sharding.timeout_s, key)
-        return found.checked(rank, world_size, "as the process group says")
-
-    def checked(self, rank: int | None, world_size: int | None, why: str) -> "Group":
-        """Return this group, if it is what was asked for."""
-        for name, given, found in (
-            ("rank", rank, self.rank),
-            ("world_size", world_size, self.world_size),
-        ):
-            if given is not None and given != found:
-                raise CheckpointError(f"{name}={given}, expected {found}: {why}")
-        return self
-
-    def rendezvous(self, folder: Path, purpose: str) -> "Coordinator":
-        """Come to the next rendezvous about a folder, and let the other ranks know."""
-        digest = hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:16]
-        counter = saves_begun.setdefault(self.key, Counter())
-        counter[digest] += 1
-        coordinator = Coordinator(self, f"{digest}/{counter[digest]}", purpose, counter)
-        coordinator.arrive()
-        return coordinator
+def coordinate(group: Group, purpose: str) -> "Coordinator":
+    """Begin to exchange messages about what all ranks do together."""
+    coordinator = Coordinator(group, purpose=purpose)
+    if group.rank == 0:
+        coordinator.key = secrets.token_hex(8)
+        coordinator.invite([coordinator.key])
+    return coordinator
 
 
 @dataclass(slots=True)
@@ -125,26 +62,104 @@ class Coordinator:
     """
 
     group: Group
-    key: str
+    key: str = ""
+    """What the names of all messages begin with; empty until rank 0's is known."""
     purpose: str = ""
     """What the ranks do together: ``saves FOLDER``."""
-    calls: Counter[str] = field(default_factory=Counter)
-    """How often this rank came to a rendezvous, by the digest of its folder."""
-    mismatched: bool = False
-    """Whether another rank is at another rendezvous; this one's stays for the others to see."""
+    reply_to: dict[int, str] = field(default_factory=dict)
+    """On rank 0: where the ranks that sent a plan wait for the answer."""
+    planned: bool = False
+    """Whether this rank has had its say in the foreground, whatever came of it."""
+    written: set[str] = field(default_factory=set)
+    """The messages that this rank has left and not deleted."""
     next_heartbeat: float = 0
     next_look: float = 0
     heartbeats: dict[int, Any] = field(default_factory=dict)
     """The last heartbeat of ranks that were missed."""
 
-    def arrive(self) -> None:
-        """Let ranks that are at another rendezvous see that this one is here."""
-        name = f"rendezvous/{self.group.rank}"
-        self.call_store("set", name, json.dumps([self.key, self.purpose]).encode())
+    # In the foreground: each rank sends rank 0 a plan and gets an answer
 
-    def leave(self) -> None:
-        """Say that this rank waits here no longer."""
-        self.call_store("set", f"rendezvous/{self.group.rank}", b"[]")
+    def gather_plans(self, plan: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the plans of all ranks, rank 0's own the first of them.
+
+        Raises:
+            RankError: One aborted, doesn't come, or is here for something else.
+        """
+        came: Sequence[int] = range(1, self.group.world_size)
+        try:
+            self.wait("plan", {self.name("plan", rank): rank for rank in came})
+        except BaseException:
+            came = [rank for rank in came if self.is_there("plan", rank)]
+            raise
+        finally:
+            self.planned = True
+            self.invite([])
+            plans = [plan, *(self.take("plan", rank) for rank in came)]
+            self.reply_to = {
+                rank: one["reply_to"] for rank, one in zip(came, plans[1:], strict=True)
+            }
+        for name in left_behind.pop(self.group.key, ()):
+            self.call_store("delete_key", name)
+        for rank, one in enumerate(plans[1:], start=1):
+            if one["purpose"] != self.purpose:
+                raise RankError(f"rank {rank} {one['purpose']}, rank 0 {self.purpose}")
+            raise_sent(one)
+        return plans
+
+    def answer(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Answer the other ranks' plans."""
+        for rank, name in self.reply_to.items():
+            self.set(name, messages[rank])
+
+    def ask(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Send rank 0 a plan, once it is there, and return its answer."""
+        reply_to = f"answer/{secrets.token_hex(8)}"
+        message = {**plan, "purpose": self.purpose, "reply_to": reply_to}
+        self.planned = True
+        try:
+            self.wait("answer", {reply_to: 0}, lambda: self.follow_rank_0(message))
+        except BaseException:
+            self.delete("plan", self.group.rank)
+            raise
+        answer: dict[str, Any] = self.get(reply_to)
+        self.call_store("delete_key", reply_to)
+        raise_sent(answer)
+        return answer
+
+    def follow_rank_0(self, plan: dict[str, Any]) -> None:
+        """Bring rank 0 the plan, and bring it again if rank 0 turns out to be elsewhere.
+
+        What a dead process group left in the store looks like a rank 0, but doesn't answer.
+        """
+        if self.key and time.monotonic() < self.next_look:
+            return
+        self.next_look = time.monotonic() + LOOK_S * max(1, self.group.world_size / RANKS_PER_PAUSE)
+        invited = self.get("rank_0") if self.call_store("check", ["rank_0"]) else []
+        if invited and invited[0] != self.key:
+            if self.key:
+                self.delete("plan", self.group.rank)
+            self.key = invited[0]
+            self.send("plan", plan)
+
+    def invite(self, keys: list[str]) -> None:
+        """Let the others read where rank 0 waits for their plans, if it does."""
+        self.call_store("set", "rank_0", packed(keys))
+
+    def require_same(self, what: str, value: Any) -> None:
+        """Compare: all ranks have the same value, or all of them raise.
+
+        Raises:
+            RankError: They have not, or one of them aborted or sent nothing.
+        """
+        with self.abort_on_error("plan"):
+            if self.group.rank:
+                self.ask({"value": value})
+            else:
+                for rank, plan in enumerate(self.gather_plans({"value": value})):
+                    if plan["value"] != value:
+                        raise RankError(f"rank {rank} has {what} {plan['value']}, rank 0 {value}")
+                self.answer([{}] * self.group.world_size)
+        self.close(failed=False)
 
     @contextmanager
     def abort_on_error(self, topic: str) -> Iterator[None]:
@@ -155,43 +170,34 @@ class Coordinator:
         try:
             yield
         except BaseException as error:
-            text = str(error) or type(error).__name__
-            if not isinstance(error, RankError):  # else the rank is named already
-                text = f"rank {self.group.rank}: {text}"
             with suppress(CheckpointError):
-                self.abort(topic, text)
-                if topic == "plan" and not self.mismatched:
-                    self.leave()
+                if topic == "plan":
+                    self.abort_plan(error)
+                else:
+                    self.send(topic if self.group.rank else "outcome", self.error_message(error))
             raise
 
-    def abort(self, topic: str, text: str) -> None:
-        """Leave the message that this rank has stopped."""
-        if self.group.rank:
-            self.send(topic, {"error": text})
-        elif topic == "plan":
-            for rank in range(1, self.group.world_size):
-                self.send("answer", {"error": text}, to=rank)
-        else:
-            self.send("outcome", {"error": text})
+    def abort_plan(self, error: BaseException) -> None:
+        """Send an error in the place of a plan, or of the answers to plans.
 
-    def send(self, topic: str, message: dict[str, Any], to: int | None = None) -> None:
-        """Leave a message; ``to`` makes it one for a single rank."""
-        name = self.name(topic, self.group.rank if to is None else to)
-        self.call_store("set", name, zlib.compress(json.dumps(message).encode(), 1))
-
-    def recv(self, topic: str, of: int = 0) -> dict[str, Any]:
-        """Return what rank 0 sends, once it does; it may have to wait for others before.
-
-        Raises:
-            RankError: A rank aborted, or rank 0 sent no heartbeat for the time-out.
+        As with a plan, this waits for the others: who comes late would wait for this rank in vain.
         """
-        self.wait(topic, {self.name(topic, of): 0})
-        return self.read(topic, of)
+        message = self.error_message(error)
+        if not self.planned and isinstance(error, Exception):
+            with suppress(CheckpointError):
+                self.ask(message) if self.group.rank else self.gather_plans({})
+        try:
+            self.answer([message] * self.group.world_size)
+        finally:
+            self.close(failed=True)
 
-    def aborted(self, topic: str, of: int = 0) -> bool:
-        """Whether a rank has sent an error; waits for nothing."""
-        sent = bool(self.call_store("check", [self.name(topic, of)]))
-        return sent and "error" in self.message(topic, of)
+    def error_message(self, error: BaseException) -> dict[str, Any]:
+        """Return the message of a rank that aborts."""
+        text = str(error) or type(error).__name__
+        named = isinstance(error, RankError)  # the rank is in it already
+        return {"error": text if named else f"rank {self.group.rank}: {text}"}
+
+    # In the background: each rank sends what it has done, and rank 0 what came of it
 
     def gather(self, topic: str) -> list[dict[str, Any]]:
         """Return the messages of all ranks, in their order, and delete them from the store."""
@@ -200,130 +206,94 @@ class Coordinator:
     def gather_from(self, topic: str, ranks: range) -> list[dict[str, Any]]:
         """Return the messages of some ranks."""
         self.wait(topic, {self.name(topic, rank): rank for rank in ranks})
-        messages = [self.read(topic, rank) for rank in ranks]
-        for rank in ranks:
-            self.delete(topic, rank)
+        messages = [self.take(topic, rank) for rank in ranks]
+        for message in messages:
+            raise_sent(message)
         return messages
 
-    def agree(self, what: str, value: Any) -> None:
-        """Compare: all ranks have the same value, or all of them raise.
+    def recv(self, topic: str, of: int = 0) -> dict[str, Any]:
+        """Return what rank 0 sends, once it does; it may have to wait for others before.
 
         Raises:
-            RankError: They have not, or one of them aborted or sent nothing.
+            RankError: A rank aborted, or rank 0 sent no heartbeat for the time-out.
         """
-        self.send("plan", {"value": value})
-        if self.group.rank == 0:
-            with self.abort_on_error("plan"):
-                for rank, message in enumerate(self.gather("plan")):
-                    if message["value"] != value:
-                        raise RankError(
-                            f"rank {rank} has {what} {message['value']}, rank 0 {value}"
-                        )
-            for rank in range(self.group.world_size):
-                self.send("answer", {}, to=rank)
-        self.recv_answer()
-
-    def recv_answer(self) -> dict[str, Any]:
-        """Return rank 0's answer to this rank, with which the rendezvous is over."""
-        answer = self.recv("answer", self.group.rank)
-        self.delete("answer", self.group.rank)
-        self.leave()
-        return answer
-
-    def read(self, topic: str, of: int) -> dict[str, Any]:
-        """Return a message that is there."""
+        self.wait(topic, {self.name(topic, of): 0})
         message = self.message(topic, of)
-        if "error" in message:
-            if "key" in message:
-                self.catch_up(message["key"])
-            raise RankError(message["error"])
+        raise_sent(message)
         return message
 
-    def message(self, topic: str, of: int) -> dict[str, Any]:
-        """Return a message that is there, whatever it says."""
-        name = self.name(topic, of)
-        message: dict[str, Any] = json.loads(zlib.decompress(self.call_store("get", name)))
-        return message
+    def aborted(self, topic: str, of: int = 0) -> bool:
+        """Whether a rank has sent an error; waits for nothing."""
+        return self.is_there(topic, of) and "error" in self.message(topic, of)
 
-    def wait(self, topic: str, awaited: Mapping[str, int]) -> None:
+    def begin_commit(self) -> None:
+        """Decide that what all ranks have done is committed, unless one has withdrawn.
+
+        Raises:
+            RankError: It has, because it waited too long for this rank 0.
+        """
+        if self.count_withdrawn(COMMITTING) != COMMITTING:
+            for rank in range(self.group.world_size):
+                if self.aborted("done", rank):
+                    raise_sent(self.take("done", rank))
+            raise RankError("a rank waited too long for rank 0")
+
+    def withdraw(self) -> bool:
+        """Forbid rank 0 to commit; say whether that is possible still."""
+        return self.count_withdrawn(1) < COMMITTING
+
+    def count_withdrawn(self, more: int) -> int:
+        """Add to the count of ranks that withdrew, and return it; one comes first."""
+        self.written.add(name := self.name("withdrawn", 0))
+        count: int = self.call_store("add", name, more)
+        return count
+
+    def close(self, *, failed: bool) -> None:
+        """Leave nothing in the store; what others may still read goes with the next exchange."""
+        if failed and self.group.rank == 0:
+            left_behind.setdefault(self.group.key, set()).update(self.written)
+        with suppress(CheckpointError):
+            self.delete("heartbeat", self.group.rank)
+
+    # Waiting
+
+    def wait(
+        self, topic: str, awaited: Mapping[str, int], look: Callable[[], object] = lambda: None
+    ) -> None:
         """Wait until all of these messages are there; each is to come from a rank.
 
         Raises:
-            RankError: Those that sent none had no heartbeat for the time-out, or save another
-                folder.
+            RankError: One that sent none had no heartbeat for the time-out.
         """
         group, pause = self.group, FIRST_PAUSE_S
         longest = LONGEST_PAUSE_S * max(1, group.world_size / RANKS_PER_PAUSE)
         end = time.monotonic() + group.timeout_s
         while not self.call_store("check", list(awaited)):
+            look()
             self.heartbeat()
-            if topic in ("plan", "answer"):
-                self.look_for_another_rendezvous(awaited)
             if time.monotonic() > end:
                 missing = {
                     rank for name, rank in awaited.items() if not self.call_store("check", [name])
                 }
-                if missing and not self.alive(missing):  # else it came just now
+                if dead := missing - self.alive(missing):  # else it came just now
                     raise RankError(
-                        f"{ranks_text(missing)}: no message ({topic!r}) and no heartbeat "
+                        f"{ranks_text(dead)}: no message ({topic!r}) and no heartbeat "
                         f"for {group.timeout_s:g} s"
                     )
                 end = time.monotonic() + group.timeout_s
             time.sleep(pause)
             pause = min(PAUSE_GROWTH * pause, longest)
 
-    def look_for_another_rendezvous(self, awaited: Mapping[str, int]) -> None:
-        """Raise if a rank that is missed here waits elsewhere, where this one has not been.
-
-        Where this one has been, the other is only late: it comes here when it is done there.
-        """
-        if time.monotonic() < self.next_look:
-            return
-        self.next_look = time.monotonic() + LOOK_S * max(1, self.group.world_size / RANKS_PER_PAUSE)
-        found = ""
-        for name, rank in islice(awaited.items(), MOST_LOOKED_AT):
-            there = self.elsewhere(rank)
-            if there is None or self.call_store("check", [name]):
-                continue  # a rank sends its message before it goes on to another rendezvous
-            key, purpose = there
-            again = " again" * (purpose == self.purpose)
-            found = f"rank {rank} {purpose}{again}, rank {self.group.rank} {self.purpose}"
-            self.catch_up(key)
-            self.notify(rank, key, found)
-        if found:
-            raise RankError(found)
-
-    def elsewhere(self, rank: int) -> tuple[str, str] | None:
-        """Return at which rendezvous a rank is, and why, if this one has never been there."""
-        if not self.call_store("check", [name := f"rendezvous/{rank}"]):
-            return None
-        match json.loads(self.call_store("get", name)):
-            case [key, purpose] if self.calls[key.split("/")[0]] < int(key.split("/")[1]):
-                return key, purpose
-        return None
-
-    def catch_up(self, key: str) -> None:
-        """Count the call of a rank at another rendezvous, to be in step with it next time."""
-        digest, number = key.split("/")
-        self.calls[digest] = max(self.calls[digest], int(number))
-        self.mismatched = True
-
-    def notify(self, rank: int, key: str, text: str) -> None:
-        """Let a rank at another rendezvous know that this one isn't coming."""
-        there = Coordinator(self.group, key)
-        topic, to = ("plan", self.group.rank) if self.group.rank else ("answer", rank)
-        there.send(topic, {"error": text, "key": self.key}, to=to)
-
     def heartbeat(self) -> None:
         """Let others who wait for this rank know that it is at work; now and then is enough."""
-        if time.monotonic() >= self.next_heartbeat:
+        if self.key and time.monotonic() >= self.next_heartbeat:
             every = min(HEARTBEAT_S, self.group.timeout_s / 4)
             self.next_heartbeat = time.monotonic() + every * max(1, self.group.world_size / 1024)
             self.call_store("add", self.name("heartbeat", self.group.rank), 1)
 
     @contextmanager
     def heartbeats_beside(self) -> Iterator[None]:
-        """Send heartbeats beside a long computation; not beside what may hang, as a disk."""
+        """Send heartbeats beside work that may take long in one call, as a disk's ``fsync``."""
         over, pause = threading.Event(), min(HEARTBEAT_S, self.group.timeout_s / 4)
 
         def beat() -> None:
@@ -339,24 +309,55 @@ class Coordinator:
             over.set()
             beside.join()
 
-    def alive(self, ranks: Iterable[int]) -> bool:
-        """Whether one of these ranks has sent a heartbeat since this was asked last."""
+    def alive(self, ranks: Iterable[int]) -> set[int]:
+        """Return those of the ranks that have sent a heartbeat since this was asked last."""
         seen = {}
         for rank in ranks:
             name = self.name("heartbeat", rank)
             there = self.call_store("check", [name])
             seen[rank] = self.call_store("get", name) if there else None
-        new = any(beat not in (None, self.heartbeats.get(rank)) for rank, beat in seen.items())
+        new = {rank for rank, beat in seen.items() if beat not in (None, self.heartbeats.get(rank))}
         self.heartbeats |= seen
         return new
+
+    # The store
 
     def name(self, topic: str, of: int) -> str:
         """Return the key of a message in the store."""
         return f"{self.key}/{topic}/{of}"
 
+    def send(self, topic: str, message: dict[str, Any]) -> None:
+        """Leave a message of this rank."""
+        self.set(self.name(topic, self.group.rank), message)
+
+    def set(self, name: str, message: dict[str, Any]) -> None:
+        """Leave a message."""
+        self.written.add(name)
+        self.call_store("set", name, packed(message))
+
+    def is_there(self, topic: str, of: int) -> bool:
+        """Whether a rank has sent a message; waits for nothing."""
+        return bool(self.call_store("check", [self.name(topic, of)]))
+
+    def take(self, topic: str, of: int) -> dict[str, Any]:
+        """Return a message that is there, and delete it."""
+        message = self.message(topic, of)
+        self.delete(topic, of)
+        return message
+
+    def message(self, topic: str, of: int = 0) -> dict[str, Any]:
+        """Return a message that is there, whatever it says."""
+        message: dict[str, Any] = self.get(self.name(topic, of))
+        return message
+
+    def get(self, name: str) -> Any:
+        """Return what is there."""
+        return json.loads(zlib.decompress(self.call_store("get", name)))
+
     def delete(self, topic: str, of: int) -> None:
         """Take a message out of the store."""
-        self.call_store("delete_key", self.name(topic, of))
+        self.written.discard(name := self.name(topic, of))
+        self.call_store("delete_key", name)
 
     def call_store(self, method: str, *args: Any) -> Any:
         """Call the store, and say so where it doesn't answer."""
@@ -365,6 +366,17 @@ class Coordinator:
         except RuntimeError as error:  # the process that held it has ended
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"the process group's store does not answer: {text}") from None
+
+
+def packed(message: Any) -> bytes:
+    """Return a message as the store holds it."""
+    return zlib.compress(json.dumps(message).encode(), 1)
+
+
+def raise_sent(message: dict[str, Any]) -> None:
+    """Raise the error that a rank sent."""
+    if "error" in message:
+        raise RankError(message["error"])
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -15,20 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from npydata.checkpointer.commit import in_place
 from npydata.checkpointer.file_layout import is_dtensor
-from npydata.checkpointer.load import check, open_part, read_metadata, training_state_of
+from npydata.checkpointer.load import (
+    check,
+    hold,
+    open_part,
+    read_metadata,
+    require_unchanged,
+    training_state_of,
+)
 from npydata.checkpointer.manifest import (
     MAX_STATE_BYTES,
     Manifest,
     check_file,
-    read_small,
     rng_file,
 )
+from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
-from npydata.distributed.coordinator import Group, ShardingConfig
+from npydata.distributed.coordinator import coordinate
+from npydata.distributed.group import Group, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
+from npydata.reader.files import naming_errors
+from npydata.reader.held_folder import HeldFolder, saying_replaced
 from npydata.reader.typed_json import Named, decode, with_named
 from npydata.system.progress import NoBar
 
@@ -61,39 +70,38 @@ def load_distributed(
         CheckpointError: The folder is no complete checkpoint, it does not fit the model or the
             optimizer (then nothing was changed), or the ranks don't load the same one.
     """
-    folder = in_place(Path(dir))
     group = Group.of(sharding or ShardingConfig())
-    root = Path(os.path.abspath(folder)).parent  # noqa: PTH100
-    coordinator = group.rendezvous(root / "load", f"loads from {root}")
+    root = Path(os.path.abspath(dir)).parent  # noqa: PTH100
+    coordinator = coordinate(group, f"loads from {root}")
     with ExitStack() as opened:
-        with coordinator.abort_on_error("plan"), naming_folder(folder):
+        with coordinator.abort_on_error("plan"):
+            folder = hold(dir)
+        with coordinator.abort_on_error("plan"), reading(folder):
             manifest = check(folder, content=False)
             metadata = read_metadata(folder, manifest)
-            training = training_state_of(folder, metadata)
+            training = training_state_of(folder.path, metadata)
             tensors = opened.enter_context(open_part(folder, manifest, "model"))
             targets, extra = plan_model(model, decode(metadata["model"]), tensors)
             moments = None if optimizer is None else plan_optimizer(metadata, model, optimizer)
-        coordinator.agree(
-            "checkpoint", f"{folder.name} of step {manifest.step}, commit {manifest.sequence}"
+        coordinator.require_same(
+            "checkpoint", f"{folder.path.name} of step {manifest.step}, commit {manifest.sequence}"
         )
-        with naming_folder(folder):
+        with reading(folder):
             if optimizer is not None:
                 load_optimizer(folder, manifest, moments, optimizer)
             if extra:
                 model.load_state_dict(extra, strict=False)
             read_into(targets, tensors)
+            require_unchanged(folder, manifest)
+    continue_run(folder.path, manifest.run)
     return with_rng(training, folder, manifest, metadata.get("world_size", 1), group)
 
 
 @contextmanager
-def naming_folder(folder: Path) -> Iterator[None]:
-    """Put the folder before an error's message."""
-    try:
+def reading(folder: HeldFolder) -> Iterator[None]:
+    """Put the folder before an error's message, and say if it was taken away."""
+    with saying_replaced(folder), naming_errors(str(folder.path)):
         yield
-    except CheckpointError as error:
-        if str(error).startswith(str(folder)):
-            raise
-        raise CheckpointError(f"{folder}: {error}") from error.__cause__
 
 
 def plan_model(
@@ -193,7 +201,7 @@ def plan_optimizer(
 
 
 def load_optimizer(
-    folder: Path, manifest: Manifest, numbered: Any, optimizer: torch.optim.Optimizer
+    folder: HeldFolder, manifest: Manifest, numbered: Any, optimizer: torch.optim.Optimizer
 ) -> None:
     """Read an optimizer's state, each tensor spread as the parameter it belongs to, and set it."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -252,7 +260,7 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
 
 
 def with_rng(
-    training: TrainingState, folder: Path, manifest: Manifest, ranks: int, group: Group
+    training: TrainingState, folder: HeldFolder, manifest: Manifest, ranks: int, group: Group
 ) -> TrainingState:
     """Return the training state with this rank's random generators, if as many ranks saved."""
     name = rng_file(group.rank)
@@ -260,16 +268,20 @@ def with_rng(
     if ranks != group.world_size:
         if saved:
             warnings.warn(
-                f"{folder}: {ranks} ranks saved and {group.world_size} load: random generators "
-                "are not restored",
+                f"{folder.path}: {ranks} ranks saved and {group.world_size} load: random "
+                "generators are not restored",
                 RuntimeWarning,
                 stacklevel=3,
             )
         return replace(training, rng=None)
     if name not in manifest.files:
         return training
-    check_file(folder, manifest, name, NoBar())
+    with reading(folder):
+        check_file(folder, manifest, name, NoBar())
+        content = folder.read(name, MAX_STATE_BYTES)
     try:
-        return replace(training, rng=decode(json.loads(read_small(folder / name, MAX_STATE_BYTES))))
+        return replace(training, rng=decode(json.loads(content)))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / name}: is not a state of generators: {error}") from None
+        raise CheckpointError(
+            f"{folder.path / name}: is not a state of generators: {error}"
+        ) from None

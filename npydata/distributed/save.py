@@ -6,6 +6,7 @@ when every shard is on the disk, or sends why not. Built in ``notebooks/09_scale
 """
 
 import json
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +21,7 @@ from npydata.checkpointer.commit import (
     clear_stale,
     commit,
     make_root,
-    next_sequence,
+    new_manifest,
     require_replaceable,
     temporary_beside,
 )
@@ -30,11 +31,13 @@ from npydata.checkpointer.file_layout import (
     lay_out,
     refuse_tensor,
 )
-from npydata.checkpointer.manifest import TRAINING, FileEntry, Manifest, rng_file
+from npydata.checkpointer.manifest import TRAINING, FileEntry, rng_file
 from npydata.checkpointer.staging import StagedFile, StagingBuffer, stage
 from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
-from npydata.distributed.coordinator import Coordinator, Group, RankError, ShardingConfig
+from npydata.distributed.coordinator import Coordinator, RankError, coordinate
+from npydata.distributed.group import Group, ShardingConfig
+from npydata.distributed.replicas import Samples, draw_replicas, validate_equal
 from npydata.distributed.save_plan import LocalState, Shard, dedup_cached, merged_tree_specs
 from npydata.errors import CheckpointError
 from npydata.reader.containers.safetensors import COMPLEX_AS_REAL, NOTES, header_bytes
@@ -43,8 +46,8 @@ from npydata.reader.training_folder import PARTS
 
 
 @dataclass(frozen=True, slots=True)
-class CommitAll:
-    """What only rank 0 does in a save."""
+class GlobalCommit:
+    """The commit of all ranks' files, which rank 0 makes."""
 
     step: int
     keep_last: int | None
@@ -52,14 +55,17 @@ class CommitAll:
     def __call__(self, folder: Path, temporary: Path, coordinator: Coordinator) -> None:
         """Commit when every rank has written its shards."""
         entries = gather_entries(temporary, coordinator)
-        manifest = Manifest(next_sequence(folder.parent), self.step, entries)
+        coordinator.begin_commit()
+        manifest = new_manifest(folder, self.step, entries)
         commit(temporary, folder, manifest, self.keep_last)
 
 
 def gather_entries(temporary: Path, coordinator: Coordinator) -> dict[str, FileEntry]:
     """Return what all ranks wrote; each file must be here, too."""
     entries: dict[str, FileEntry] = {}
-    for rank, message in enumerate(coordinator.gather("done")):
+    messages = coordinator.gather("done")
+    validate_equal(message["replicas"] for message in messages)
+    for rank, message in enumerate(messages):
         for name, (size, crc32) in message["files"].items():
             entries[name] = FileEntry(size, tuple(crc32))
             path = temporary / name
@@ -71,7 +77,11 @@ def gather_entries(temporary: Path, coordinator: Coordinator) -> dict[str, FileE
     return entries
 
 
-@dataclass(frozen=True, slots=True)
+NOT_SAVED, IS_SAVED, NOT_KNOWN = "not saved", "is saved, but then", "not known to be saved"
+"""What an error says has become of a save."""
+
+
+@dataclass(slots=True)
 class RankCommit:
     """The commit of a save by many ranks: rank 0 commits what all of them wrote."""
 
@@ -81,75 +91,111 @@ class RankCommit:
     coordinator: Coordinator
     resources: ExitStack
     """On rank 0, holds the temporary folder and its lock."""
-    commit_all: CommitAll | None
+    global_commit: GlobalCommit | None
     """For rank 0."""
+    samples: Samples
+    """Of what other ranks have as well."""
+    identity: tuple[int, int] = (0, 0)
+    """Of the temporary folder, which the checkpoint will be."""
+    has_written: bool = False
+    """Whether rank 0 may know that this rank's files are on the disk, and commit them."""
+    over: bool = False
+    """Whether the background has no more to say to the other ranks."""
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
         """Give the folder to all ranks' writers, and see to it that all know how it ended."""
         try:
-            with self.cancelled_on_error():
-                try:
-                    yield self.written_to
-                except FileNotFoundError:  # rank 0 may have aborted, and taken the folder away
-                    if self.coordinator.aborted("outcome"):
-                        self.coordinator.recv("outcome")
-                    raise
-            self.resources.close()
-            self.finish()
+            with self.coordinator.heartbeats_beside():
+                self.identity = identity_of(self.written_to)
+                yield self.written_to
+                self.resources.close()
+                self.finish()
+            self.coordinator.close(failed=False)
         except BaseException as error:
-            self.clear_away()
-            if isinstance(error, CheckpointError):
-                raise CheckpointError(f"{self.folder}: not saved: {error}") from error.__cause__
+            verdict, error = self.fail(error)
+            if isinstance(error, CheckpointError) or verdict != NOT_SAVED:
+                raise CheckpointError(f"{self.folder}: {verdict}: {error}") from error
             raise
+        finally:
+            self.over = True
 
     def heartbeat(self) -> None:
-        """Let the others know that this rank is at work."""
-        self.coordinator.heartbeat()
+        """Heartbeats are sent beside the writer, which may be in one call for long."""
 
     def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
         """Send what this rank wrote; rank 0 gathers it and commits."""
         files = {name: [entry.size, entry.crc32] for name, entry in entries.items()}
-        self.coordinator.send("done", {"files": files})
-        if self.commit_all is not None:
-            self.commit_all(self.folder, temporary, self.coordinator)
-
-    @contextmanager
-    def cancelled_on_error(self) -> Iterator[None]:
-        """If something goes wrong here, let the others know, and let go of everything."""
-        try:
-            with self.coordinator.abort_on_error("done"):
-                yield
-        except BaseException:
-            self.resources.close()  # what is still in the temporary folder goes with it
-            raise
-
-    def clear_away(self) -> None:
-        """Remove the temporary folder if rank 0 aborted, which may have met this rank's writes.
-
-        A rank 0 that only sent nothing may still commit it.
-        """
-        with suppress(CheckpointError):
-            if self.commit_all is None and self.coordinator.aborted("outcome"):
-                shutil.rmtree(self.written_to, ignore_errors=True)
+        self.has_written = True
+        self.coordinator.send("done", {"files": files, "replicas": self.samples.checksums()})
+        if self.global_commit is not None:
+            self.global_commit(self.folder, temporary, self.coordinator)
 
     def finish(self) -> None:
         """Rank 0 sends that the checkpoint is there; the others wait for that.
 
         The store may live in rank 0's process, which therefore leaves last.
         """
-        coordinator = self.coordinator
-        if self.commit_all is None:
-            with coordinator.abort_on_error("done"):  # a rank 0 that wakes up must not commit then
-                coordinator.recv("outcome")
-            coordinator.delete("heartbeat", coordinator.group.rank)
-            coordinator.send("left", {})
-            return
-        coordinator.send("outcome", {})
+        coordinator, world_size = self.coordinator, self.coordinator.group.world_size
+        if self.global_commit is None:
+            coordinator.recv("outcome")
+        else:
+            coordinator.send("outcome", {})
         with suppress(CheckpointError):  # who dies now had nothing more to do
-            coordinator.gather_from("left", range(1, coordinator.group.world_size))
-            coordinator.delete("outcome", 0)
-            coordinator.delete("heartbeat", 0)
+            if self.global_commit is None:
+                coordinator.send("left", {})
+            else:
+                coordinator.gather_from("left", range(1, world_size))
+                coordinator.delete("outcome", 0)
+                coordinator.delete("withdrawn", 0)
+
+    @contextmanager
+    def cancelled_on_error(self) -> Iterator[None]:
+        """If something goes wrong here, let the others know, and let go of everything."""
+        try:
+            yield
+        except BaseException as error:
+            if not self.over:
+                self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> tuple[str, BaseException]:
+        """Let the others know what went wrong here; return what became of the save, and why."""
+        is_sure = self.global_commit is not None or not self.has_written
+        verdict = IS_SAVED if self.is_in_place() else NOT_SAVED if is_sure else NOT_KNOWN
+        with suppress(CheckpointError):  # a store that is gone: nobody can be told, or asked
+            verdict, error = self.agree_on_failure(verdict, error)
+        self.resources.close()  # what is still in the temporary folder goes with it
+        self.coordinator.close(failed=True)
+        return verdict, error
+
+    def agree_on_failure(self, verdict: str, error: BaseException) -> tuple[str, BaseException]:
+        """As :meth:`fail`, by the messages: what rank 0 has decided holds for all."""
+        coordinator = self.coordinator
+        message = coordinator.error_message(error)
+        if self.global_commit is not None:
+            coordinator.send("outcome", {**message, "verdict": verdict})
+            return verdict, error
+        if coordinator.aborted("outcome"):
+            outcome = coordinator.message("outcome")
+            if outcome["verdict"] == NOT_SAVED:  # rank 0's removal may have met this rank's writes
+                shutil.rmtree(self.written_to, ignore_errors=True)
+            return outcome["verdict"], RankError(outcome["error"])
+        coordinator.send("done", message)
+        is_sure = coordinator.withdraw()
+        return IS_SAVED if self.is_in_place() else NOT_SAVED if is_sure else NOT_KNOWN, error
+
+    def is_in_place(self) -> bool:
+        """Whether the folder that the ranks wrote into bears the name of the checkpoint."""
+        with suppress(OSError):
+            return identity_of(self.folder) == self.identity
+        return False
+
+
+def identity_of(folder: Path) -> tuple[int, int]:
+    """Return what stays the same when a folder is renamed."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 @dataclass(slots=True)
@@ -158,6 +204,7 @@ class RankSave:
 
     folder: Path
     coordinator: Coordinator
+    check_replicas: bool
     states: dict[str, LocalState] = field(default_factory=dict)
 
     def plan(
@@ -177,6 +224,7 @@ class RankSave:
         """
         training = TrainingState() if training is None else training
         coordinator, rank = self.coordinator, self.coordinator.group.rank
+        resources, global_commit = ExitStack(), None
         with coordinator.abort_on_error("plan"):
             require_replaceable(self.folder)
             for kind, state in zip(PARTS, (model, optimizer), strict=True):
@@ -185,21 +233,28 @@ class RankSave:
             metadata = {"training_state": training_json(without_rng(training)),
                         "world_size": coordinator.group.world_size}  # fmt: skip
             small = {rng_file(rank): content} if (content := rng_bytes(training)) else {}
-        coordinator.send("plan", self.local_plan(training.step))
-        resources, commit_all = ExitStack(), None
-        if rank == 0:
-            resources, small[TRAINING] = self.make_global_plan(metadata, clear)
-            commit_all = CommitAll(training.step, keep_last)
-        with on_error(resources), coordinator.abort_on_error("done"):
-            answer = coordinator.recv_answer()
-            temporary = self.folder.with_name(answer["temporary"])
+            plan = self.create_local_plan(training.step)
+            if rank == 0:
+                resources, small[TRAINING], answer = self.create_global_plan(plan, metadata, clear)
+                global_commit = GlobalCommit(training.step, keep_last)
+            else:
+                answer = coordinator.ask(plan)
+        temporary = self.folder.with_name(answer["temporary"])
+        samples = Samples(answer["seed"])
+        strategy = RankCommit(
+            self.folder, temporary, coordinator, resources, global_commit, samples
+        )
+        with strategy.cancelled_on_error():
+            for kind, numbers in answer["replicas"].items():
+                samples.take(kind, self.states[kind], numbers)
             files = [
-                file for kind in self.states for file in self.stage(kind, answer[kind], buffers)
+                file
+                for kind, chosen in answer["chosen"].items()
+                for file in self.stage(kind, chosen, buffers)
             ]
-        strategy = RankCommit(self.folder, temporary, coordinator, resources, commit_all)
         return files, Writer(self.folder, files, small, strategy), strategy
 
-    def local_plan(self, step: int) -> dict[str, Any]:
+    def create_local_plan(self, step: int) -> dict[str, Any]:
         """Return what rank 0 must know of this rank."""
         states = {
             kind: {
@@ -210,20 +265,25 @@ class RankSave:
         }
         return {"step": step, "states": states}
 
-    def make_global_plan(self, metadata: dict[str, Any], clear: bool) -> tuple[ExitStack, bytes]:
+    def create_global_plan(
+        self, plan: dict[str, Any], metadata: dict[str, Any], clear: bool
+    ) -> tuple[ExitStack, bytes, dict[str, Any]]:
         """Gather all plans, answer who writes what, and make the folder for it.
 
         Returns:
-            What holds the folder, and what stands beside the tensors, serialized.
+            What holds the folder; what stands beside the tensors, serialized; rank 0's own answer.
         """
-        with ExitStack() as resources, self.coordinator.abort_on_error("plan"):
-            plans = self.coordinator.gather("plan")
+        with ExitStack() as resources:
+            plans = self.coordinator.gather_plans(plan)
             validate_one_save(plans)
-            chosen = {}
+            chosen, replicas = {}, {}
             with self.coordinator.heartbeats_beside():  # a thousand ranks take 15 s
-                for kind in plans[0]["states"]:
-                    every = [plan["states"][kind] for plan in plans]
-                    chosen[kind] = dedup_cached(tuple(one["shards"] for one in every))
+                for kind in plan["states"]:
+                    every = [one["states"][kind] for one in plans]
+                    shards = tuple(one["shards"] for one in every)
+                    chosen[kind] = dedup_cached(shards)
+                    if self.check_replicas:
+                        replicas[kind] = draw_replicas(shards)
                     metadata[kind] = merged_tree_specs([one["tree_spec"] for one in every])
             content = serialized(metadata)
             make_root(self.folder.parent)
@@ -232,10 +292,18 @@ class RankSave:
             temporary = resources.enter_context(temporary_beside(self.folder))
             for inner in (*chosen, "rng"):
                 (temporary / inner).mkdir(mode=0o700)
-            for rank in range(self.coordinator.group.world_size):
-                mine = {kind: of_ranks[rank] for kind, of_ranks in chosen.items()}
-                self.coordinator.send("answer", {"temporary": temporary.name, **mine}, to=rank)
-            return resources.pop_all(), content
+            seed = secrets.randbits(32)
+            answers = [
+                {
+                    "temporary": temporary.name,
+                    "seed": seed,
+                    "chosen": {kind: of_ranks[rank] for kind, of_ranks in chosen.items()},
+                    "replicas": {kind: of_ranks[rank] for kind, of_ranks in replicas.items()},
+                }
+                for rank in range(len(plans))
+            ]
+            self.coordinator.answer(answers)
+            return resources.pop_all(), content, answers[0]
 
     def stage(
         self, kind: str, chosen: list[int], buffers: Mapping[str, StagingBuffer]
@@ -253,22 +321,13 @@ class RankSave:
             yield stage(f"{kind}/rank_{rank}{more}.safetensors", layout, tensors, buffer)
 
 
-@contextmanager
-def on_error(resources: ExitStack) -> Iterator[None]:
-    """Let go of resources if something goes wrong here."""
-    try:
-        yield
-    except BaseException:
-        resources.close()
-        raise
-
-
 def begin_saving(
     folder: Path, sharding: ShardingConfig | None, rank: int | None, world_size: int | None
 ) -> RankSave:
     """Return a save that begins to coordinate with the other ranks."""
-    group = Group.of(sharding or ShardingConfig(), rank, world_size)
-    return RankSave(folder, group.rendezvous(folder, f"saves {folder}"))
+    sharding = sharding or ShardingConfig()
+    group = Group.of(sharding, rank, world_size)
+    return RankSave(folder, coordinate(group, f"saves {folder}"), sharding.check_replicas)
 
 
 def without_rng(training: TrainingState) -> TrainingState:

@@ -22,7 +22,7 @@ from npydata.checkpointer.file_layout import (
     unflatten_state_dict,
 )
 from npydata.errors import CheckpointError
-from npydata.reader.typed_json import DTYPES, Named, decode, encode
+from npydata.reader.typed_json import DTYPES, Named, decode, encode, like, versions_of
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import WriteItem
@@ -37,10 +37,10 @@ class Shard:
     sizes: tuple[int, ...]
     global_shape: tuple[int, ...]
     dtype: str
-    kind: str
+    item_type: str
     """As torch's planner calls it: ``TENSOR`` for a replica, ``SHARD`` for a chunk."""
 
-    def item(self) -> "WriteItem":
+    def to_write_item(self) -> "WriteItem":
         """Return it in the words of torch's planner."""
         from torch.distributed.checkpoint.metadata import (
             ChunkStorageMetadata,
@@ -53,10 +53,10 @@ class Shard:
         properties = TensorProperties(dtype=DTYPES[self.dtype])
         data = TensorWriteData(chunk, properties, torch.Size(self.global_shape))
         index = MetadataIndex(self.name, torch.Size(self.offsets))
-        return WriteItem(index, WriteItemType[self.kind], tensor_data=data)
+        return WriteItem(index, WriteItemType[self.item_type], tensor_data=data)
 
     @staticmethod
-    def of(item: "WriteItem") -> "Shard":
+    def from_write_item(item: "WriteItem") -> "Shard":
         """Return what torch's planner found."""
         data = item.tensor_data
         if data is None:
@@ -68,12 +68,12 @@ class Shard:
     @staticmethod
     def from_json(data: list[Any]) -> "Shard":
         """Return a shard that another rank sent."""
-        name, offsets, sizes, global_shape, dtype, kind = data
-        return Shard(name, tuple(offsets), tuple(sizes), tuple(global_shape), dtype, kind)
+        name, offsets, sizes, global_shape, dtype, item_type = data
+        return Shard(name, tuple(offsets), tuple(sizes), tuple(global_shape), dtype, item_type)
 
     def to_json(self) -> list[Any]:
         """Return it as JSON can hold it."""
-        return [self.name, self.offsets, self.sizes, self.global_shape, self.dtype, self.kind]
+        return [self.name, self.offsets, self.sizes, self.global_shape, self.dtype, self.item_type]
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +109,7 @@ class LocalState:
         self.planner.set_up_planner({name: tensors[name] for name in examples.values()})
         found: dict[Any, list[Shard]] = {kind: [] for kind in examples}
         for item in self.planner.create_local_plan().items:
-            shard = Shard.of(item)
+            shard = Shard.from_write_item(item)
             if not shard.is_empty:
                 found[kinds[shard.name]].append(shard)
         return [replace(one, name=name) for name, kind in kinds.items() for one in found[kind]]
@@ -132,7 +132,7 @@ class LocalState:
     def local_tensor(self, k: int) -> torch.Tensor:
         """Return the elements of a shard, as they are in this rank's memory."""
         with torch.no_grad():
-            tensor = self.planner.resolve_data(self.shards[k].item())
+            tensor = self.planner.resolve_data(self.shards[k].to_write_item())
         return to_local(tensor)
 
 
@@ -162,7 +162,12 @@ def dedup_cached(plans: tuple[str, ...]) -> list[list[int]]:
 
     From save to save they send the same: rank 0 keeps its last answers, for which the others wait.
     """
-    return dedup_save_plans([[Shard.from_json(one) for one in json.loads(text)] for text in plans])
+    return dedup_save_plans([shards_from_text(text) for text in plans])
+
+
+def shards_from_text(text: str) -> list[Shard]:
+    """Return the shards of a rank from the JSON that it sent."""
+    return [Shard.from_json(one) for one in json.loads(text)]
 
 
 def dedup_save_plans(every: list[list[Shard]]) -> list[list[int]]:
@@ -177,7 +182,7 @@ def dedup_save_plans(every: list[list[Shard]]) -> list[list[int]]:
     validate_replicas(every)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     try:
-        plans = [SavePlan([shard.item() for shard in shards]) for shards in every]
+        plans = [SavePlan([shard.to_write_item() for shard in shards]) for shards in every]
         shared, _ = planner.create_global_plan(plans)
     except (ValueError, AssertionError) as error:
         raise CheckpointError(f"the ranks' shards don't make up whole tensors: {error}") from None
@@ -215,7 +220,7 @@ def merged(first: Any, other: Any) -> Any:
     both = {
         key: merged(value, other[key]) if key in other else value for key, value in first.items()
     }
-    return both | new
+    return like(first, both | new, merged(versions_of(first), versions_of(other)))
 
 
 def merged_tree_specs(tree_specs: list[Any]) -> Any:

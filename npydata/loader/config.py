@@ -26,7 +26,8 @@ class AsyncDataLoaderConfig:
     drop_last: bool = False
     """Leave out the last batch of an epoch if it is short."""
     num_workers: int = 2
-    """Threads that fetch batches; with 0, a single one still prefetches."""
+    """Threads that may fetch batches, as many as help: an epoch begins with one, and a caller who
+    waits for slow batches gets the next. With 0, a single one still prefetches."""
     prefetch_factor: int = 2
     """Batches ahead per worker; with 0, the caller fetches each batch itself."""
     seed: int | None = None
@@ -68,18 +69,22 @@ class AsyncDataLoaderConfig:
 
     @property
     def batches_per_handoff(self) -> int:
-        """Batches that a worker hands over at a time.
-
-        There is room for one handoff more than workers: while the caller uses one up, each worker
-        fetches another.
-        """
-        share = self.capacity // (max(1, self.num_workers) + 1)
-        return max(1, min(MAX_BATCHES_PER_HANDOFF, share))
+        """Batches that a worker hands over at a time when all of them work."""
+        return batches_per_handoff(self.capacity, max(1, self.num_workers))
 
     @property
     def busy_workers(self) -> int:
         """Workers that the window has room for at a time, at least one."""
         return max(1, min(self.num_workers, self.capacity // self.batches_per_handoff))
+
+
+def batches_per_handoff(capacity: int, workers: int) -> int:
+    """Return how many batches a worker may hand over at a time.
+
+    There is room for one handoff more than workers: while the caller uses one up, each worker
+    fetches another.
+    """
+    return max(1, min(MAX_BATCHES_PER_HANDOFF, capacity // (workers + 1)))
 
 
 def configured(

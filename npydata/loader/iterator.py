@@ -4,6 +4,7 @@ Built in ``notebooks/03_async_loader``.
 """
 
 import os
+import threading
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -40,6 +41,11 @@ class LoaderStats:
         return sum(self.prefetcher.worker_seconds) if self.prefetcher else 0.0
 
     @property
+    def workers(self) -> int:
+        """Threads that were started to fetch them, ``num_workers`` at most."""
+        return len(self.prefetcher.threads) if self.prefetcher else 0
+
+    @property
     def ready(self) -> int:
         """Batches that lie ready now."""
         return self.prefetcher.ready if self.prefetcher else 0
@@ -69,6 +75,7 @@ class PrefetchIterator:
     dropping the last reference) stops the workers, and ends the iterator as it ends a generator:
     there are no more batches. An iterator that its loader ended, because another one began or the
     loader was set elsewhere, raises a ``LoaderError`` if it is asked again: its epoch isn't over.
+    So does one that two threads ask at the same time.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class PrefetchIterator:
         self._sampler, self._cursor, self._transfer, self._stats = sampler, cursor, transfer, stats
         self._delivered, self._total = 0, len(sampler)
         self._invalidated_by = ""
+        self._turn = threading.Lock()
         self._began = time.perf_counter()
 
     def __iter__(self) -> "PrefetchIterator":
@@ -95,6 +103,17 @@ class PrefetchIterator:
         return self._total - self._delivered if self._finalizer.alive else 0
 
     def __next__(self) -> Any:
+        if not self._turn.acquire(blocking=False):
+            raise LoaderError(
+                "two threads ask one iterator at a time, which loses track of whose batch is "
+                "next; let one of them take the batches and hand them out"
+            )
+        try:
+            return self._next_or_end()
+        finally:
+            self._turn.release()
+
+    def _next_or_end(self) -> Any:
         if not len(self):
             self._require_valid()
             self._finish()
@@ -115,6 +134,7 @@ class PrefetchIterator:
         batch = self._prefetcher.next()
         now = time.perf_counter()
         if isinstance(batch, ExceptionWrapper):
+            self._fail()
             batch.reraise()
         self._count(batch, now - asked, now)
         return self._transfer.receive(batch) if self._transfer.moves else batch
@@ -146,6 +166,11 @@ class PrefetchIterator:
         stats.elapsed_s = now - self._began
         if self._delivered == self._total:
             self._finish()
+
+    def _fail(self) -> None:
+        """Note that the next batch could not be made."""
+        failed = self._delivered + 1
+        self._cursor.fail(self._sampler.samples_after(failed), was_last=failed == self._total)
 
     def _finish(self) -> None:
         """Stand at the start of the next epoch, once every batch of this one is delivered."""

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 from npydata.dataset.protocol import WindowDataset
 from npydata.errors import LoaderError
+from npydata.loader.adaptive import AdaptivePrefetcher
 from npydata.loader.buffer_pool import BufferPool
 from npydata.loader.config import AsyncDataLoaderConfig, configured
 from npydata.loader.device_transfer import StreamTransfer, Transfer, transfer_to
@@ -36,7 +37,7 @@ from npydata.loader.fetcher import (
     gives_windows,
 )
 from npydata.loader.iterator import LoaderStats, NamedBatches, PrefetchIterator
-from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher, ThreadPrefetcher
+from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher
 from npydata.loader.ranks import rank_and_world_size, shared_seed
 from npydata.loader.sampler import BatchSampler, EpochOrder
 from npydata.loader.state import STATE_VERSION, Cursor, validate_state
@@ -114,8 +115,10 @@ class AsyncDataLoader:
     def __iter__(self) -> "PrefetchIterator":
         """Begin the next epoch, or the one a loaded state points into.
 
-        An iterator that gave no batch has not begun its epoch: the next one begins the same. A
-        running iterator is ended, and raises a ``LoaderError`` if it is asked again.
+        An iterator that gave no batch has not begun its epoch: the next one begins the same. One
+        that ended with a worker's error is followed by the rest of its epoch, without the batch
+        that failed; a state taken in between still has that batch to come. A running iterator is
+        ended, and raises a ``LoaderError`` if it is asked again.
         """
         self._invalidate_iterator("a newer iter(loader)")
         self._cursor, self.stats = self._cursor.for_next_iterator(), LoaderStats()
@@ -168,6 +171,14 @@ class AsyncDataLoader:
         self.seed = state["seed"]
         self._cursor = Cursor(state["epoch"], state["samples"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along, by ``pickle`` or ``copy``: all but iterator and threads.
+
+        The copy goes on as one would that loaded this loader's state.
+        """
+        cursor = Cursor(self._cursor.epoch, self._cursor.samples)
+        return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
+
     def fingerprint(self) -> str:
         """Return what tells this dataset from another: its own ``fingerprint()``, or its length."""
         if self._fingerprint is None:
@@ -194,7 +205,7 @@ class AsyncDataLoader:
         if config.prefetch_factor == 0:
             return SynchronousFetcher(fetch)
         workers = max(1, min(config.busy_workers, count))
-        return ThreadPrefetcher(fetch, count, workers, config.capacity, config.batches_per_handoff)
+        return AdaptivePrefetcher(fetch, count, workers, config.capacity)
 
     def _epoch_fetcher(
         self, sampler: BatchSampler, transfer: Transfer, cancellation: Cancellation

@@ -75,7 +75,7 @@ class ThreadPrefetcher:
         self.buffer = ReorderBuffer(-(-count // size), max(1, capacity // size))
         self.worker_seconds, self._chunk = [0.0] * workers, deque[Any]()
         args = (self.buffer, fetch, count, size, self.worker_seconds)
-        self.threads = tuple(
+        self.threads: tuple[threading.Thread, ...] = tuple(
             threading.Thread(
                 target=worker_loop, args=(*args, k), daemon=True, name=f"npydata-worker-{k}"
             )
@@ -118,7 +118,7 @@ class ThreadPrefetcher:
 class SynchronousFetcher:
     """Batches fetched in the consumer's own thread, when it asks."""
 
-    ready = 0
+    ready, threads = 0, ()
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._number = fetch, 0

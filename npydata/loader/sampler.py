@@ -64,6 +64,16 @@ class BatchSampler:
         begin = self.samples_after(batch) + self.rank * size
         return range(begin, begin + size)
 
+    def positions_of(self, batches: range) -> IntArray:
+        """Return our positions for several batches, one after the other."""
+        full = np.arange(batches.start, min(batches.stop, self.full_batches))
+        begins = self.start + (full * self.world_size + self.rank) * self.batch_size
+        found = np.add.outer(begins, np.arange(self.batch_size)).ravel()
+        if batches.stop <= self.full_batches:
+            return found
+        tail = self.positions(self.full_batches)
+        return np.append(found, np.arange(tail.start, tail.stop))
+
     @property
     def dropped(self) -> int:
         """Samples that no rank is given."""
@@ -118,7 +128,6 @@ class EpochOrder:
     def _compute(self, number: int) -> IntArray:
         first = number * self.per_block
         batches = range(first, min(first + self.per_block, len(self.sampler)))
-        ranges = [self.sampler.positions(batch) for batch in batches]
-        positions = np.concatenate([np.arange(r.start, r.stop) for r in ranges])
+        positions = self.sampler.positions_of(batches)
         indices = np.asarray(self.permutation(positions) if self.is_shuffled else positions)
         return self.windows_of(indices) if self.windows_of else indices

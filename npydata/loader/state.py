@@ -17,14 +17,25 @@ class Cursor:
     """Samples of the epoch that all ranks together were given."""
     begun: bool = False
     """Whether an iterator gave a batch of this epoch; the next one then begins another."""
+    after_failure: "Cursor | None" = None
+    """Where the next iterator begins because a batch could not be made: behind that batch."""
 
     def for_next_iterator(self) -> "Cursor":
         """Return where the next iterator begins: here, unless the last one gave a batch."""
+        if self.after_failure is not None:
+            return self.after_failure
         return Cursor(self.epoch + 1) if self.begun else Cursor(self.epoch, self.samples)
 
     def advance(self, samples: int) -> None:
         """Stand behind a batch that was delivered."""
         self.samples, self.begun = samples, True
+
+    def fail(self, behind: int, *, was_last: bool) -> None:
+        """Stand before a batch that could not be made; the next iterator begins behind it.
+
+        It might fail again for ever. But a state has it to come: a run that resumes may be lucky.
+        """
+        self.after_failure = Cursor(self.epoch + 1) if was_last else Cursor(self.epoch, behind)
 
     def move_to_next_epoch(self) -> None:
         """Stand before the first batch of the next epoch."""

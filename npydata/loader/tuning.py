@@ -19,6 +19,7 @@ from typing import Any
 from npydata.loader.config import AsyncDataLoaderConfig
 from npydata.loader.loader import AsyncDataLoader
 from npydata.loader.pipeline import Timeline, predict
+from npydata.loader.prefetcher import Fetch, Prefetcher, ThreadPrefetcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,18 @@ def calibrate(dataset: Any, *, seconds: float = 1.0, repeats: int = 5, **options
     can't do at once (``serial_s``). A window of one batch makes worker and consumer wait for each
     other in turn, so every batch pays for two wakes (``wake_s``).
     """
-    return costs_of(times_in_turn(dataset, PROBES, seconds, repeats, options))
+    return costs_of(times_in_turn(dataset, PROBES, seconds, repeats, options, FixedWorkers))
+
+
+class FixedWorkers(AsyncDataLoader):
+    """A loader that begins with all its workers and keeps them, so that numbers can be compared."""
+
+    def _prefetcher(self, fetch: Fetch, count: int) -> Prefetcher:
+        config = self.config
+        if config.prefetch_factor == 0:
+            return super()._prefetcher(fetch, count)
+        workers = max(1, min(config.busy_workers, count))
+        return ThreadPrefetcher(fetch, count, workers, config.capacity, config.batches_per_handoff)
 
 
 PROBES = ((1, 16), (2, 16), (1, 1))
@@ -68,6 +80,7 @@ def times_in_turn(
     seconds: float,
     repeats: int,
     options: dict[str, Any],
+    loader_type: type[AsyncDataLoader] = AsyncDataLoader,
 ) -> dict[tuple[int, int], float]:
     """Return the seconds per batch of each ``(workers, prefetch)``: the median over the turns.
 
@@ -78,8 +91,8 @@ def times_in_turn(
     for turn in range(repeats + 1):
         for setting, times in taken.items():
             workers, prefetch = setting
-            loader = AsyncDataLoader(dataset, num_workers=workers, prefetch_factor=prefetch,
-                                     **{"seed": 0, **options})  # fmt: skip
+            loader = loader_type(dataset, num_workers=workers, prefetch_factor=prefetch,
+                                 **{"seed": 0, **options})  # fmt: skip
             times.append(seconds_per_batch(loader, each / repeats if turn else each))
     return {setting: median(times[1:]) for setting, times in taken.items()}
 

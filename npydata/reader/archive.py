@@ -43,7 +43,7 @@ class Archive:
     byteorder: str = "little"
     unknown: frozenset[str] = frozenset()
     """Names that only the program which wrote the file knows."""
-    most_names: int = 1 << 20
+    max_names: int = 1 << 20
     """How many entries a description of this size can honestly have."""
     is_checked: bool = False
     """Whether every tensor is known to fit its bytes already."""

@@ -20,7 +20,13 @@ from npydata.reader.containers.safetensors import (
     NOTES,
     header_bytes,
 )
-from npydata.reader.elements import CHUNK_BYTES, as_it_lies, chunks, copied, element_chunks
+from npydata.reader.elements import (
+    CHUNK_BYTES,
+    chunks,
+    contiguous_extent,
+    copy_slice,
+    element_chunks,
+)
 from npydata.reader.sharded import ChunkedTensor, blocks, in_rows
 from npydata.reader.stored import StoredTensor
 from npydata.reader.tensors import Entry, require_readable
@@ -211,7 +217,7 @@ def write_slot(out: BinaryIO, slot: Slot, bar: Bar) -> None:
         return
     kept = slot.dtype == COMPLEX_AS_REAL.get(stored.dtype, stored.dtype)
     changed = stored.conj or stored.neg or reader.swapped or not kept
-    if not changed and (lying := as_it_lies(reader, stored)) is not None:
+    if not changed and (lying := contiguous_extent(reader, stored)) is not None:
         copy_bytes(out, lying, bar)
         return
     for chunk in element_chunks(reader, stored):
@@ -228,7 +234,9 @@ def write_chunks(out: BinaryIO, slot: Slot, stored: ChunkedTensor, bar: Bar) -> 
             write_slot(out, replace(slot, entry=Entry(one.reader, one.stored)), bar)
         return
     for block in blocks(stored, CHUNK_BYTES):
-        write_elements(out, slot.entry.reader.read_slice(stored, block, copied), slot.dtype, bar)
+        write_elements(
+            out, slot.entry.reader.read_slice(stored, block, copy_slice), slot.dtype, bar
+        )
 
 
 def write_elements(out: BinaryIO, elements: torch.Tensor, dtype: torch.dtype, bar: Bar) -> None:

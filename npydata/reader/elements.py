@@ -16,7 +16,7 @@ import torch
 from npydata.reader.archive import Extent
 from npydata.reader.private_memory import Bytes
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import View, byte_span, contiguous_stride, sliced
+from npydata.reader.strides import View, byte_span, contiguous_stride, slice_view
 from npydata.reader.tensors import (
     ELEMENT,
     TensorReader,
@@ -33,7 +33,7 @@ READ_AHEAD_BYTES = 1 << 26
 Region = tuple[slice, ...]
 
 
-def as_it_lies(reader: TensorReader, stored: StoredTensor) -> Extent | None:
+def contiguous_extent(reader: TensorReader, stored: StoredTensor) -> Extent | None:
     """Return where the elements lie in order and without gaps, or ``None`` if they don't."""
     extent = reader.extent(require_readable(stored))
     itemsize, numel = stored.dtype.itemsize, math.prod(stored.shape)
@@ -51,14 +51,14 @@ def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes
     A tensor whose elements lie in another order than its own is gathered in memory first.
     """
     size = component_bytes(stored.dtype) if reader.swapped else 1
-    if (lying := as_it_lies(reader, stored)) is not None:
+    if (lying := contiguous_extent(reader, stored)) is not None:
         for chunk in chunks(lying):
             yield swap(chunk.file.copy(chunk.offset, chunk.nbytes), size)
         return
     extent = reader.extent(require_readable(stored))
     whole_view, itemsize = (stored.shape, stored.stride, stored.offset), stored.dtype.itemsize
     ordered = in_order(stored)
-    parts = cut(whole_view, itemsize, ordered)
+    parts = split_view(whole_view, itemsize, ordered)
     if ordered:
         for _, part in parts:
             yield swap(as_bytes(read_view(extent, part, itemsize)), size)
@@ -71,9 +71,9 @@ def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes
         yield swap(content[begin : begin + CHUNK_BYTES], size)
 
 
-def copied(reader: TensorReader, stored: StoredTensor, index: Any) -> torch.Tensor:
+def copy_slice(reader: TensorReader, stored: StoredTensor, index: Any) -> torch.Tensor:
     """Return ``tensor[index]`` in memory of its own, read and not mapped."""
-    shape, stride, offset = sliced((stored.shape, stored.stride, stored.offset), index)
+    shape, stride, offset = slice_view((stored.shape, stored.stride, stored.offset), index)
     part = replace(stored, shape=shape, stride=stride, offset=offset)
     content = [np.empty(0, np.uint8), *element_chunks(reader, part)]
     return view(np.concatenate(content), stored.dtype, (shape, contiguous_stride(shape), 0))
@@ -87,7 +87,7 @@ def chunks(extent: Extent) -> Iterator[Extent]:
         yield extent.part(begin, min(CHUNK_BYTES, extent.nbytes - begin))
 
 
-def cut(
+def split_view(
     view: View, itemsize: int, ordered: bool, region: Region = ()
 ) -> Iterator[tuple[Region, View]]:
     """Halve a view until its parts are short enough to be read.
@@ -107,7 +107,7 @@ def cut(
         at = region[dim].start + begin
         part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
         inside = (*region[:dim], slice(at, at + size), *region[dim + 1 :])
-        yield from cut(part, itemsize, ordered, inside)
+        yield from split_view(part, itemsize, ordered, inside)
 
 
 def read_view(extent: Extent, view: View, itemsize: int) -> npt.NDArray[np.void]:

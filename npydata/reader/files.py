@@ -41,9 +41,11 @@ def naming_errors(what: str) -> Iterator[None]:
 class Descriptor:
     """A file descriptor that is closed when nobody refers to it: never under a reader's feet."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not make us wait
-        self.number = os.open(path, flags)
+    def __init__(
+        self, path: str | os.PathLike[str], flags: int = 0, folder: "Descriptor | None" = None
+    ) -> None:
+        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not make us wait
+        self.number: int = os.open(path, flags, dir_fd=None if folder is None else folder.number)
 
     def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]
         if hasattr(self, "number"):
@@ -53,9 +55,9 @@ class Descriptor:
 class OpenFile:
     """A regular file, open for reading until :meth:`close`."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], descriptor: Descriptor | None = None) -> None:
         self.path = Path(path)
-        self._readahead: Descriptor | None = Descriptor(path)
+        self._readahead: Descriptor | None = descriptor or Descriptor(path)
         self._no_readahead: Descriptor | None = None
         status = os.fstat(self._readahead.number)
         if not stat.S_ISREG(status.st_mode):

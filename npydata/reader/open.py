@@ -6,7 +6,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 import gc
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive
 from npydata.reader.checkpoint import Contents, LazyCheckpoint
-from npydata.reader.containers import containers, open_container
+from npydata.reader.containers import containers, open_container, read_container
 from npydata.reader.containers.safetensors import without_duplicates
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.foreign import foreign_folder
+from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.naming import free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
@@ -28,7 +29,6 @@ from npydata.reader.training_folder import (
     files_of,
     manifest_of,
     read_object,
-    require_no_link,
 )
 from npydata.reader.typed_json import decode, with_named
 
@@ -81,18 +81,38 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
+def open_files(folder: HeldFolder, names: Sequence[str], path: Path) -> LazyCheckpoint:
+    """Open some files of a folder, which together have the tensors of ``path``."""
+    with naming_errors(str(path)), without_collecting():
+        return LazyCheckpoint(path, joined([open_shard(folder, name) for name in names]))
+
+
 def open_contents(path: Path) -> Contents:
     """Open the file or files at a path and return everything in them by name."""
     if path.is_dir():
-        if (manifest := manifest_of(path)) is not None:
-            return open_training(path, manifest)
-        if shards := shards_in(path):
-            return named_contents(format_of(shards), shards, dict(join_shards(shards)))
-        path = only_checkpoint_in(path)
+        return read_held(lambda: HeldFolder(path), open_folder)
     if path.name.endswith(INDEX_SUFFIX):
-        return open_index(path)
+        return read_held(lambda: HeldFolder(path.parent), lambda folder: open_index(folder, path))
     archive = open_container(path)
     return named_contents(archive.format, [archive], archive.root, archive)
+
+
+def open_folder(folder: HeldFolder) -> Contents:
+    """Open the checkpoint that a folder is, or the one that it holds."""
+    if (manifest := manifest_of(folder)) is not None:
+        return open_training(folder, manifest)
+    if shards := shards_in(folder):
+        return joined(shards)
+    path = only_checkpoint_in(folder.path)
+    if path.name.endswith(INDEX_SUFFIX):
+        return open_index(folder, path)
+    archive = open_container(path)
+    return named_contents(archive.format, [archive], archive.root, archive)
+
+
+def joined(archives: list[Archive]) -> Contents:
+    """Return the tensors of a set of files, of which some may have chunks."""
+    return named_contents(format_of(archives), archives, dict(join_shards(archives)))
 
 
 def format_of(archives: list[Archive]) -> str:
@@ -110,7 +130,7 @@ def named_contents(
     if root == {} or format in ("safetensors", "sharded"):
         leaves = dict(root)  # names as they are
     else:
-        leaves = name_entries(root, sum(archive.most_names for archive in archives))
+        leaves = name_entries(root, sum(archive.max_names for archive in archives))
     reader = None if whole is None else TensorReader(whole)
     entries = {name: as_entry(value, reader) for name, value in leaves.items()}
     if whole is not None:
@@ -157,13 +177,12 @@ def folder_patterns() -> list[tuple[str, ...]]:
     return [*FOLDER_FILES, *([unlisted] if unlisted else [])]
 
 
-def open_training(folder: Path, manifest: dict[str, Any]) -> Contents:
+def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
     """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
     archives: list[Archive] = []
     root: dict[str, Any] = {}
-    require_no_link(folder, manifest["files"])
     try:
-        training = read_object(folder / TRAINING)
+        training = read_object(folder, TRAINING)
         for part in PARTS:
             shards = [open_shard(folder, name) for name in files_of(part, manifest["files"])]
             if shards:
@@ -176,13 +195,16 @@ def open_training(folder: Path, manifest: dict[str, Any]) -> Contents:
         raise CheckpointError(f"its files do not fit each other: {error!r:.200}") from None
     if not archives:
         raise CheckpointError("its manifest names no file with tensors")
+    if manifest_of(folder) not in (None, manifest):  # one of ours is removed, and never changed
+        raise CheckpointError("was changed while it was opened")
     return named_contents("npydata", archives, root)
 
 
-def shards_in(folder: Path) -> list[Archive]:
+def shards_in(folder: HeldFolder) -> list[Archive]:
     """Open the files of a folder if they are shards that many processes wrote, else none."""
-    names = [path.name for path in sorted(folder.glob("*.safetensors")) if path.name[0] != "."]
-    if not names or any(folder.glob(f"*{INDEX_SUFFIX}")):
+    path = folder.path
+    names = [one.name for one in sorted(path.glob("*.safetensors")) if one.name[0] != "."]
+    if not names or any(path.glob(f"*{INDEX_SUFFIX}")):
         return []
     first = open_shard(folder, names[0])
     if not is_shard(first):
@@ -193,13 +215,15 @@ def shards_in(folder: Path) -> list[Archive]:
         if not is_shard(archive):
             name = archive.file.path.name
             raise CheckpointError(f"{name} does not say where its tensors belong, {names[0]} does")
+    if not folder.stays():  # then some of its files may have been gone before they were listed
+        raise CheckpointError("was replaced while its files were listed")
     return archives
 
 
-def open_index(path: Path) -> Contents:
+def open_index(folder: HeldFolder, path: Path) -> Contents:
     """Open every file that an index names; what they hold beside its tensors is passed over."""
     weight_map = read_index(path)
-    archives = [open_shard(path.parent, shard) for shard in sorted(set(weight_map.values()))]
+    archives = [open_shard(folder, shard) for shard in sorted(set(weight_map.values()))]
     found = {
         one.file.path.name: named_contents(one.format, [one], one.root, one).entries
         for one in archives
@@ -209,6 +233,8 @@ def open_index(path: Path) -> Contents:
         if name not in found[shard]:
             raise CheckpointError(f"{name!r:.200} is not in {shard}, where the index places it")
         root[name] = found[shard][name]
+    if not folder.stays():  # the index is of another folder then
+        raise CheckpointError("was replaced while its files were opened")
     return Contents(format_of(archives), archives, root, root, root)
 
 
@@ -237,14 +263,16 @@ def is_plain_name(name: str) -> bool:
     return plain and "\\" not in name and not name.endswith(".json")
 
 
-def open_shard(folder: Path, name: str) -> Archive:
+def open_shard(folder: HeldFolder, name: str) -> Archive:
     """Open a file of a set; a link is followed within the folder, or to Hugging Face's store."""
-    path, home = folder / name, folder.resolve()
+    path, home = folder.path / name, folder.path.resolve()
     try:
-        if path.is_symlink() and path.resolve().parent not in (home, blob_store(home)):
-            raise CheckpointError(f"{name} is a link that leads out of the folder")
         with naming_errors(str(path)):
-            return open_container(path)
+            if not path.is_symlink():
+                return read_container(folder.open(name))
+            if path.resolve().parent in (home, blob_store(home)):
+                return open_container(path)
+        raise CheckpointError(f"{name} is a link that leads out of the folder")
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise CheckpointError(f"names the file {name!r:.80}: {error!s:.200}") from None
 

@@ -22,10 +22,10 @@ from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import (
     MAX_COUNT,
     contiguous_stride,
+    expand_index,
     in_range,
-    positive,
     slice_steps,
-    spelled_out,
+    wrap_index,
 )
 from npydata.reader.tensors import Entry, TensorReader
 
@@ -83,7 +83,7 @@ class ShardedReader:
             if (both := overlap(chosen, chunk.bounds)) is not None:
                 there, here = both
                 out[there] = read(chunk.reader, chunk.stored, here)
-        one_by_one = spelled_out(index, len(stored.shape))
+        one_by_one = expand_index(index, len(stored.shape))
         return out[tuple(slice(None) if isinstance(one, slice) else 0 for one in one_by_one)]
 
 
@@ -93,9 +93,9 @@ Chosen = list[tuple[int, int, int]]
 
 def chosen_of(shape: tuple[int, ...], index: Any) -> Chosen:
     """Return which elements an index chooses; an integer chooses one of its dimension."""
-    every = zip(spelled_out(index, len(shape)), shape, strict=True)
+    every = zip(expand_index(index, len(shape)), shape, strict=True)
     return [
-        slice_steps(one, size) if isinstance(one, slice) else (positive(one, size), 1, 1)
+        slice_steps(one, size) if isinstance(one, slice) else (wrap_index(one, size), 1, 1)
         for one, size in every
     ]
 

@@ -68,7 +68,7 @@ def validate_view(
     return None
 
 
-def sliced(view: View, index: Any) -> View:
+def slice_view(view: View, index: Any) -> View:
     """Return the view that ``tensor[index]`` is: integers, slices and one ``...``.
 
     Raises:
@@ -79,18 +79,18 @@ def sliced(view: View, index: Any) -> View:
     shape, stride, offset = view
     kept_shape: list[int] = []
     kept_stride: list[int] = []
-    for one, size, step in zip(spelled_out(index, len(shape)), shape, stride, strict=True):
+    for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
         if isinstance(one, slice):
             begin, count, by = slice_steps(one, size)
             kept_shape.append(count)
             kept_stride.append(step * by)
         else:
-            begin = positive(one, size)
+            begin = wrap_index(one, size)
         offset += begin * step
     return tuple(kept_shape), tuple(kept_stride), offset
 
 
-def spelled_out(index: Any, ndim: int) -> list[Any]:
+def expand_index(index: Any, ndim: int) -> list[Any]:
     """Return one index for each dimension, with ``...`` and what was left out written as ``:``."""
     given = list(index) if isinstance(index, tuple) else [index]
     for one in given:
@@ -114,7 +114,7 @@ def slice_steps(one: slice, size: int) -> tuple[int, int, int]:
     return begin, len(range(begin, end, by)), by
 
 
-def positive(index: int, size: int) -> int:
+def wrap_index(index: int, size: int) -> int:
     """Return an integer index counted from the front."""
     if not -size <= index < size:
         raise IndexError(f"index {index} is out of range for a dimension of {size}")

@@ -24,7 +24,7 @@ from npydata.reader.strides import (
     byte_span,
     contiguous_stride,
     page_runs,
-    sliced,
+    slice_view,
     validate_view,
 )
 
@@ -113,7 +113,7 @@ class TensorReader:
     def read_slice(self, stored: StoredTensor, index: Any) -> torch.Tensor:
         """Return ``tensor[index]`` in memory of its own, from the pages it spans and no others."""
         extent = self.extent(require_readable(stored))
-        chosen = sliced((stored.shape, stored.stride, stored.offset), index)
+        chosen = slice_view((stored.shape, stored.stride, stored.offset), index)
         itemsize = stored.dtype.itemsize
         first, end = byte_span(*chosen, itemsize)
         part = extent.part(first, end - first) if end > first else extent.part(0, 0)

@@ -7,14 +7,13 @@ folder is one of ours.
 
 import json
 import re
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.files import OpenFile
+from npydata.reader.held_folder import HeldFolder
 
-FORMAT, VERSION = "npydata checkpoint", 1
+FORMAT, VERSIONS = "npydata checkpoint", (1, 2)
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
 PARTS = ("model", "optimizer")
 RANK_FILE = re.compile(r"(model|optimizer)/rank_\d{1,9}(-\d{1,9})?\.safetensors")
@@ -23,13 +22,13 @@ RNG_FILE = re.compile(r"rng/rank_\d{1,9}\.json")
 MAX_BYTES = 1 << 28
 
 
-def manifest_of(folder: Path) -> dict[str, Any] | None:
+def manifest_of(folder: HeldFolder) -> dict[str, Any] | None:
     """Return the manifest of a folder that has one of ours."""
     try:
-        manifest = read_object(folder / MANIFEST)
+        manifest = read_object(folder, MANIFEST)
     except (CheckpointError, OSError):
         return None
-    ours = (manifest.get("format"), manifest.get("version")) == (FORMAT, VERSION)
+    ours = manifest.get("format") == FORMAT and manifest.get("version") in VERSIONS
     return manifest if ours and isinstance(manifest.get("files"), dict) else None
 
 
@@ -40,26 +39,12 @@ def files_of(part: str, files: Collection[str]) -> list[str]:
     return sorted(one for one in files if RANK_FILE.fullmatch(one) and one.startswith(f"{part}/"))
 
 
-def require_no_link(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder inside a checkpoint that is a link: it would lead out of it."""
-    for inner in {name.split("/")[0] for name in names if "/" in name}:
-        if (folder / inner).is_symlink():
-            raise CheckpointError(f"{inner} is a link, expected a folder")
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds; a link is not followed."""
-    if path.is_symlink():
-        raise CheckpointError(f"{path.name} is a link, expected a file")
-    file = OpenFile(path)
-    if file.size > MAX_BYTES:
-        raise CheckpointError(f"{path.name} has {file.size:,} bytes, expected {MAX_BYTES:,}")
+def read_object(folder: HeldFolder, name: str) -> dict[str, Any]:
+    """Return the object that a JSON file holds."""
     try:
-        data = json.loads(file.read(0, file.size))
+        data = json.loads(folder.read(name, MAX_BYTES))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is not JSON: {error}") from None
-    finally:
-        file.close()
+        raise CheckpointError(f"{name} is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path.name} is a {type(data).__name__}, expected an object")
+        raise CheckpointError(f"{name} is a {type(data).__name__}, expected an object")
     return data

@@ -2,17 +2,29 @@
 
 JSON has no tuples, no bytes, no NaN, and only text for keys. What it lacks is an object with one
 key that begins with ``$``: ``{"$tuple": [1, 2]}``. Everything else is the JSON one would expect.
+Reading calls nothing but what is listed here; so a member of a user's ``IntEnum`` or ``StrEnum``
+comes back as the number or text that it equals, and a ``defaultdict`` as a ``dict``.
 """
 
 import base64
 import math
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+NUMPY = {
+    name: np.dtype(name).type
+    for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+                 "float16", "float32", "float64", "complex64", "complex128")
+}  # fmt: skip
+"""The kinds of numpy's scalars: all that Python's own numbers hold exactly."""
+VERSIONS = "_metadata"
+"""Where torch puts the versions of a model's modules, as an attribute of its state dict."""
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -28,10 +40,31 @@ def with_named(value: Any, called: Callable[[str], Any]) -> Any:
     if isinstance(value, Named):
         return called(value.name)
     if isinstance(value, dict):
-        return {key: with_named(one, called) for key, one in value.items()}
+        values = {key: with_named(one, called) for key, one in value.items()}
+        return like(value, values, versions_of(value))
     if type(value) in (list, tuple):
         return type(value)(with_named(one, called) for one in value)
     return value
+
+
+def versions_of(mapping: Any) -> Any:
+    """Return the versions of the modules whose state a mapping is, if it is one."""
+    return getattr(mapping, VERSIONS, None) if type(mapping) is OrderedDict else None
+
+
+def like(mapping: Any, values: dict[Any, Any], versions: Any) -> dict[Any, Any]:
+    """Return values in a dictionary of the same kind as a mapping, if that is one of ours."""
+    if type(mapping) is OrderedDict:
+        return state_dict(values, versions)
+    return Counter(values) if type(mapping) is Counter else values
+
+
+def state_dict(values: dict[Any, Any], versions: Any) -> OrderedDict[Any, Any]:
+    """Return values as torch's modules return their state, with the modules' versions."""
+    ordered = OrderedDict(values)
+    if versions is not None:
+        setattr(ordered, VERSIONS, versions)
+    return ordered
 
 
 def encode(value: Any) -> Any:
@@ -40,6 +73,8 @@ def encode(value: Any) -> Any:
     Raises:
         TypeError: There is no way to write a value of this type.
     """
+    if isinstance(value, np.generic) and value.dtype.name in NUMPY:
+        return {"$numpy": [value.dtype.name, encode(value.item())]}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -55,6 +90,17 @@ def encode(value: Any) -> Any:
 
 
 def encode_dict(value: dict[Any, Any]) -> Any:
+    """Return a dictionary, with its kind if it is not a plain one."""
+    data = encode_items(value)
+    if type(value) is Counter:
+        return {"$counter": data}
+    if type(value) is not OrderedDict:
+        return data
+    versions = versions_of(value)
+    return {"$ordered": data} if versions is None else {"$state_dict": [data, encode(versions)]}
+
+
+def encode_items(value: dict[Any, Any]) -> Any:
     """Return an object, or pairs where an object would change or mistake a key."""
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(one) for key, one in value.items()}
@@ -78,13 +124,30 @@ def decode(data: Any) -> Any:
         raise ValueError(f"{tag:.40} is not known")
     try:
         return READERS[tag](data[tag])
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError,
+            OverflowError) as error:  # fmt: skip
         raise ValueError(f"{tag} of {type(data[tag]).__name__}: {error}") from None
 
 
 def encode_all(values: Any) -> list[Any]:
     """Return the members of a collection as a list for JSON."""
     return [encode(one) for one in values]
+
+
+def decode_dict(data: Any) -> dict[Any, Any]:
+    """Return a dictionary, and refuse anything else."""
+    value = decode(data)
+    if not isinstance(value, dict):
+        raise TypeError("expected an object")
+    return value
+
+
+def decode_numpy(name: str, data: Any) -> Any:
+    """Return one of numpy's scalars."""
+    value = decode(data)
+    if not isinstance(value, bool | int | float | complex):
+        raise TypeError("expected a number")
+    return NUMPY[name](value)
 
 
 def decode_bytes(text: str) -> bytes:
@@ -125,6 +188,10 @@ TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 """For each type beside JSON's: how it is written, and how it is read."""
 READERS: dict[str, Callable[[Any], Any]] = {
     "$float": NOT_FINITE.__getitem__,
+    "$ordered": lambda data: OrderedDict(decode_dict(data)),
+    "$counter": lambda data: Counter(decode_dict(data)),
+    "$state_dict": lambda pair: state_dict(*map(decode_dict, pair)),
+    "$numpy": lambda pair: decode_numpy(*pair),
     "$dict": lambda pairs: {decode(key): decode(one) for key, one in pairs},
     **{tag: read for tag, (_, _, read) in TAGS.items()},
 }

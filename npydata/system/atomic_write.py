@@ -12,19 +12,19 @@ PARTIAL_SUFFIX = ".partial"
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
     """Yield a writable binary file that becomes ``path`` when the block ends without an error.
 
     Holds when the process is killed: ``path`` is the old file or the whole new one, never a part.
     Holds on power loss as well: the data is flushed to the disk before the rename, and the folder
     after it. An error in the block removes the temporary; a kill leaves ``.NAME.*.partial``
     (mode 0600), which the next write to the same path removes once its owner is gone. A link is
-    followed, and its target replaced.
+    followed, and its target replaced; unless ``follow`` is false: then the link itself is.
     """
-    path = Path(os.path.realpath(path))
-    if path.is_dir():
+    path = Path(os.path.realpath(path)) if follow else Path(path)
+    if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_symlink()):
         raise OSError(f"{path}: is a device or pipe, expected the name of a file to write")
     remove_stale_partials(path)
     file = open_locked_partial(path)

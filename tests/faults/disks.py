@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+from faults.tools import not_installed
+
 
 def run(*command):
     """Run a system's tool; its complaint is the error."""
@@ -53,13 +55,14 @@ def cannot_mount():
     """Return why nothing can be mounted here, or an empty text."""
     if os.geteuid():
         return "mounting needs root"
-    return failure_of(lambda folder: tmpfs(folder / "disk", "1m"))
+    return not_installed("mkfs.ext4") or failure_of(lambda folder: tmpfs(folder / "disk", "1m"))
 
 
 @cache
 def cannot_cut_power():
     """Return why no power cut can be simulated here, or an empty text."""
-    return cannot_mount() or failure_of(lambda folder: PowerSupply(folder).on())
+    missing = cannot_mount() or not_installed("mkfs.xfs")
+    return missing or failure_of(lambda folder: PowerSupply(folder).on())
 
 
 def failure_of(make):

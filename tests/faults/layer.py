@@ -7,27 +7,31 @@ is always the same call.
 import ctypes
 import fcntl
 import os
+import signal
 import threading
 from contextlib import contextmanager
 
 from npydata.checkpointer import commit
-from npydata.checkpointer.writer import THREAD_NAME
+from npydata.checkpointer.background import THREAD_NAME
 
 CALLS = ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fchmod", "chmod", "rename", "replace",
          "unlink", "rmdir", "close")  # fmt: skip
 
 
 class Layer:
-    """Calls ``at`` to do something else than the call that has the number ``when``, from 0 on."""
+    """Calls ``at`` to do something else than the call that has the number ``when``, from 0 on.
 
-    def __init__(self, when=None, at=None):
-        self.when, self.at, self.calls = when, at, []
+    Counted are the calls of the thread that writes; with ``everywhere`` those of all threads.
+    """
+
+    def __init__(self, when=None, at=None, everywhere=False):
+        self.when, self.at, self.everywhere, self.calls = when, at, everywhere, []
 
     def around(self, name, call):
         """Return a function that counts a call before it is made."""
 
         def counted(*args, **kwargs):
-            if threading.current_thread().name != THREAD_NAME:
+            if not self.everywhere and threading.current_thread().name != THREAD_NAME:
                 return call(*args, **kwargs)
             self.calls.append(name)
             if len(self.calls) - 1 == self.when:
@@ -62,6 +66,11 @@ def failing(number):
 def die():
     """End at once, as a killed process does: nothing is cleaned up, no buffer flushed."""
     os._exit(9)
+
+
+def be_killed():
+    """End by the signal that no process survives."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def without_exchange(monkeypatch):

@@ -2,13 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import threading
 from functools import cache
 
 from faults.children import Child
 from faults.saving import save_step
+from faults.tools import not_installed
 from npydata import AsyncCheckpointer
 from npydata.checkpointer.writer import Writer
 
@@ -21,8 +21,8 @@ CHANGING = {"write", "pwrite64", "ftruncate", "fsync", "fdatasync", "fchmod", "c
 @cache
 def cannot_trace():
     """Return why faults can't be injected here, or an empty text."""
-    if shutil.which("strace") is None:
-        return "strace is not installed"
+    if why := not_installed("strace"):
+        return why
     done = subprocess.run(
         ["strace", "-e", "inject=getppid:retval=7", "true"], capture_output=True, text=True
     )

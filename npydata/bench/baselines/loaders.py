@@ -14,6 +14,7 @@ from npydata.bench.baselines import OURS, baseline
 from npydata.bench.baselines.windows import batches_of, stacked_batch
 from npydata.bench.measure import Steps
 from npydata.bench.tokens import SEED, Pair, Task, loader_settings
+from npydata.loader.tuning import FixedWorkers
 
 Setting = tuple[int, int]
 """Workers and prefetch factor."""
@@ -40,12 +41,16 @@ def our_settings(*pairs: Setting) -> dict[str, dict[str, int]]:
           full=our_settings((1, 8), (1, 16), (1, 32), (2, 8), (2, 16)))  # fmt: skip
 @baseline("loader step", OURS, "ours", settings=our_settings(DEFAULT))
 @baseline("loader cold", OURS, "ours", settings=our_settings(DEFAULT, (4, 4)))
-@baseline("sweep", OURS, "ours")
+@baseline("sweep", OURS, "ours", settings={"": {"loader_type": FixedWorkers}})
 def through_loader(
-    task: Task, workers: int, prefetch: int, dataset: NpyTokensDataset | None = None
+    task: Task,
+    workers: int,
+    prefetch: int,
+    dataset: NpyTokensDataset | None = None,
+    loader_type: type[AsyncDataLoader] = AsyncDataLoader,
 ) -> Steps:
     """Take batches through our loader, epoch after epoch; from an open dataset if one is given."""
-    loader = AsyncDataLoader(dataset or task.random_dataset(), batch_size=task.batch_size,
+    loader = loader_type(dataset or task.random_dataset(), batch_size=task.batch_size,
                              num_workers=workers, prefetch_factor=prefetch, seed=SEED)  # fmt: skip
     while True:
         with iter(loader) as batches:
@@ -65,7 +70,7 @@ class WithoutHints(NpyTokensDataset):
 def without_hints(task: Task, workers: int, prefetch: int) -> Steps:
     """The same without hints, window by window: a fault in a map would also read ahead."""
     dataset = WithoutHints(task.path, task.seq_len, seed=SEED, dtype=task.dtype, access="pread")
-    return through_loader(task, workers, prefetch, dataset)
+    return through_loader(task, workers, prefetch, dataset, FixedWorkers)
 
 
 def endless(loader: Iterable[Any]) -> Steps:

@@ -53,7 +53,11 @@ def open_container(path: Path, format: str | None = None) -> Archive:
         CheckpointError: It is damaged, or of no kind that is known here: then the message says
             what it is, if that shows.
     """
-    file = OpenFile(path)
+    return read_container(OpenFile(path), format)
+
+
+def read_container(file: OpenFile, format: str | None = None) -> Archive:
+    """Read what an open file describes; it is closed after an error."""
     try:
         return (containers()[format] if format else container_of(file)).read(file)
     except BaseException:

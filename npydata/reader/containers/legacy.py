@@ -34,7 +34,7 @@ def read_legacy(file: OpenFile) -> Archive:
     extents = scan_storages(file, at, check_keys(keys, rebuilder.storages), rebuilder.storages)
     return Archive("legacy", file, extents, root, rebuilder.storages,
                    unknown=frozenset(rebuilder.unknown),
-                   most_names=names_for(pickle_end - begin))  # fmt: skip
+                   max_names=names_for(pickle_end - begin))  # fmt: skip
 
 
 def check_magic(data: Any) -> int:

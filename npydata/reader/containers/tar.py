@@ -36,7 +36,7 @@ def read_tar(file: OpenFile) -> Archive:
         root = cursor.pickle(rebuilder)
     roots = {storage.key: storage for storage in storages.values() if storage.key in extents}
     return Archive("tar", file, extents, root, roots, unknown=frozenset(rebuilder.unknown),
-                   most_names=names_for(members["pickle"].nbytes))  # fmt: skip
+                   max_names=names_for(members["pickle"].nbytes))  # fmt: skip
 
 
 def walk_members(file: OpenFile) -> Iterator[tuple[str, Extent]]:

@@ -1,0 +1,228 @@
+"""What promises to survive a power cut: how it is written, and what must hold afterwards."""
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from ranks import on_ranks
+from ranks.states import group, part_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+from faults.film import Camera
+from faults.saving import model_at, optimizer_at, save_step, saved, saves_again, step_of
+from npydata import (
+    AsyncCheckpointer,
+    TrainingState,
+    latest_checkpoint,
+    open_checkpoint,
+    open_tokens,
+    write_tokens,
+)
+from npydata.checkpointer import commit
+from npydata.dataset.prepare import prepare
+from npydata.distributed import ShardingConfig
+from npydata.system.atomic_write import replacing
+
+ELEMENTS = 1500
+"""Of the saved model: some 12 sectors on two pages."""
+
+
+class Filmed:
+    """A protocol whose saves are filmed in this process."""
+
+    def film(self, folder, film, unsynced=None):
+        """Save, and film it."""
+        with Camera(folder, film, unsynced).running() as camera:
+            self.act(folder, camera.confirm)
+
+
+@dataclass(frozen=True)
+class Checkpoints(Filmed):
+    """Saves into a root, one after the other."""
+
+    before: tuple[str, ...] = ()
+    """Folders that hold the checkpoints 1, 2, ... when the saves begin."""
+    names: tuple[str, ...] = ("a",)
+    """Folders of the saves, in their order."""
+    keep_last: int | None = None
+    exchange: bool = True
+    root: str = "run"
+
+    def prepare(self, folder):
+        for step, name in enumerate(self.before, 1):
+            saved(folder / self.root / name, step)
+
+    def act(self, folder, confirm):
+        """Save, and call ``confirm(step)`` when a step must be on the disk."""
+        with self._exchange(), AsyncCheckpointer(keep_last=self.keep_last) as keeper:
+            for step, name in enumerate(self.names, len(self.before) + 1):
+                save_step(keeper, folder / self.root / name, step, ELEMENTS)
+                keeper.wait()
+                confirm(step)
+
+    def check(self, folder, confirmed):
+        """Raise if something is lost of what was confirmed, or of what was there before."""
+        confirmed = max(confirmed, len(self.before))
+        newest = latest_checkpoint(folder / self.root)
+        if newest is None:
+            assert confirmed == 0, "no checkpoint is left"
+            return
+        step = step_of(newest)
+        assert step >= confirmed, f"{newest.name} is of step {step}, {confirmed} was confirmed"
+        for entry in (folder / self.root).iterdir():
+            if entry.is_dir() and not entry.name.startswith("."):
+                step_of(entry)
+
+    def go_on(self, folder):
+        """Check that the next save works, and clears away what the power cut left."""
+        saves_again(folder / self.root, "next", 100, self.keep_last or 100)
+
+    @contextmanager
+    def _exchange(self):
+        if self.exchange:
+            yield
+        else:
+            with patch.object(commit, "exchange", lambda one, other: False):
+                yield
+
+
+class Distributed(Checkpoints):
+    """The same by two ranks, each of which films what it does."""
+
+    def film(self, folder, film, unsynced=None):
+        on_ranks(2, film_rank, self, folder, film, unsynced)
+
+    def act(self, folder, confirm):
+        mesh = init_device_mesh("cpu", (2,))
+        with AsyncCheckpointer(keep_last=self.keep_last) as keeper:
+            for step, name in enumerate(self.names, len(self.before) + 1):
+                model, optimizer = model_at(step, ELEMENTS), optimizer_at(step)
+                model["weight"] = part_of(model["weight"], mesh, [Shard(0)])
+                training = TrainingState(step=step, rng={"rank": group()[0]})
+                sharding = ShardingConfig(timeout_s=60)
+                folders = folder / self.root / name, model, optimizer, training
+                keeper.save_distributed(*folders, sharding=sharding)
+                keeper.wait()
+                confirm(step)
+
+
+def film_rank(protocol, folder, film, unsynced):
+    Filmed.film(protocol, folder, film, unsynced)
+
+
+@dataclass(frozen=True)
+class OneFile(Filmed):
+    """A file is written, then replaced; a reader finds the old or the new one."""
+
+    write: object
+    read: object
+    name: str
+
+    def prepare(self, folder):
+        self.write(folder / self.name, 1)
+
+    def act(self, folder, confirm):
+        self.write(folder / self.name, 2)
+        confirm(2)
+        self.write(folder / f"other-{self.name}", 3)
+        confirm(3)
+
+    def check(self, folder, confirmed):
+        assert self.read(folder / self.name) in ([2] if confirmed >= 2 else [1, 2])
+        other = folder / f"other-{self.name}"
+        assert self.read(other) == 3 if other.exists() else confirmed < 3
+
+    def go_on(self, folder):
+        self.write(folder / self.name, 4)
+        assert self.read(folder / self.name) == 4
+        assert not list(folder.glob(f".{self.name}.*")), "temporaries are left"
+
+
+def write_text(path, step):
+    with replacing(path) as file:
+        for _ in range(3):
+            file.write(str(step).encode() * 600)
+            file.flush()
+
+
+def read_text(path):
+    text = path.read_text()
+    assert len(text) == 1800
+    assert len(set(text)) == 1
+    return int(text[0])
+
+
+def write_converted(path, step):
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save({"weight": torch.full((1200,), float(step))}, Path(folder) / "source.pt")
+        with open_checkpoint(Path(folder) / "source.pt") as checkpoint:
+            checkpoint.to_safetensors(path)
+
+
+def read_converted(path):
+    with open_checkpoint(path) as checkpoint:
+        (step,) = set(checkpoint["weight"].tolist())
+    assert path.stat().st_size > 4800
+    return int(step)
+
+
+def write_ids(path, step):
+    write_tokens(path, (np.full(700, step, np.uint16) for _ in range(3)))
+
+
+def read_ids(path):
+    tokens = open_tokens(path)
+    assert tokens.num_tokens == 2100
+    (step,) = set(tokens.read(0, 2100).tolist())
+    return step
+
+
+def write_prepared(tokenizer, step):
+    """Prepare a token file, and a tokenizer that takes its name last."""
+    text = Path(__file__).with_name(f"{('film', 'layer', 'saving', 'disks')[step - 1]}.py")
+    prepare([text], tokenizer.with_name(token_file_of(tokenizer)), vocab_size=300)
+
+
+def read_prepared(tokenizer):
+    """Return a tokenizer's step; the token file beside it is of that step or a later one."""
+    step = prepared().index(tokenizer.read_bytes())
+    tokens = tokenizer.with_name(token_file_of(tokenizer)).read_bytes()
+    assert step <= prepared().index(tokens) - 4
+    return step + 1
+
+
+def token_file_of(tokenizer):
+    return tokenizer.name.replace(".tokenizer.json", ".npy")
+
+
+@cache
+def prepared():
+    """Return the tokenizer files of all steps, then their token files."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{step}.tokenizer.json" for step in range(1, 5)]
+        for step, path in enumerate(paths, 1):
+            write_prepared(path, step)
+        paths += [path.with_name(token_file_of(path)) for path in paths]
+        return [path.read_bytes() for path in paths]
+
+
+PROTOCOLS = {
+    "the first save into a root that is not there": Checkpoints(root="deep/run"),
+    "a folder is replaced": Checkpoints(("a", "b"), ("a",)),
+    "a folder is replaced without EXCHANGE": Checkpoints(("a", "b"), ("a",), exchange=False),
+    "new folders, old ones go": Checkpoints(("a", "b"), ("c", "d"), keep_last=1),
+    "latest moves to and fro": Checkpoints(("a",), ("b", "a", "b"), keep_last=2),
+    "two ranks, the first save": Distributed(),
+    "two ranks, an old folder goes": Distributed(("a",), ("b",), keep_last=1),
+    "two ranks, a folder is replaced": Distributed(("a", "b"), ("b",)),
+    "a small file": OneFile(write_text, read_text, "notes.txt"),
+    "convert": OneFile(write_converted, read_converted, "model.safetensors"),
+    "a token file": OneFile(write_ids, read_ids, "tokens.npy"),
+    "prepare": OneFile(write_prepared, read_prepared, "text.tokenizer.json"),
+}
