@@ -12,7 +12,7 @@ from tutorial.grading import Exercise, grade
 def _found_in(package: str, folder: list[str]) -> dict[str, Exercise]:
     found: dict[str, Exercise] = {}
     for module in sorted(info.name for info in iter_modules(folder)):
-        for exercise in import_module(f"{package}.{module}").EXERCISES:
+        for exercise in getattr(import_module(f"{package}.{module}"), "EXERCISES", ()):
             if exercise.name in found:
                 raise ValueError(f"{module}.py: an exercise named {exercise.name!r} exists already")
             found[exercise.name] = exercise

@@ -198,7 +198,7 @@ def _same_arrays(expected: Any, got: Any, compare_dtype: bool) -> bool:
 def _report(
     exercise: Exercise, args: Args, expected: Outcome, got: Outcome, reason: str | None
 ) -> str:
-    call = exercise.show(args) if exercise.show else ", ".join(_text(arg) for arg in args)
+    call = exercise.show(args) if exercise.show else ", ".join(text_of(arg) for arg in args)
     dtype = exercise.compare_dtype
     return "\n".join(
         [
@@ -213,17 +213,17 @@ def _report(
 
 def _outcome_text(outcome: Outcome, dtype: bool) -> str:
     if outcome.error is None:
-        return _text(outcome.value, dtype)
+        return text_of(outcome.value, dtype)
     if isinstance(outcome.error, TimedOut):
         return f"nothing, after {TIME_LIMIT:.0f} seconds"
     lines = str(outcome.error).splitlines() or [""]
     return f"{type(outcome.error).__name__}: {lines[0]}".rstrip(": ")
 
 
-def _text(value: Any, dtype: bool = False) -> str:
+def text_of(value: Any, dtype: bool = False) -> str:
     """A short text that is the same on every machine."""
     if isinstance(value, tuple):
-        return f"({', '.join(_text(item, dtype) for item in value)}{',' * (len(value) == 1)})"
+        return f"({', '.join(text_of(item, dtype) for item in value)}{',' * (len(value) == 1)})"
     if isinstance(value, np.generic):
         return f"{value.item()!r}" + (f" ({value.dtype})" if dtype else "")
     if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
@@ -236,4 +236,4 @@ def _text(value: Any, dtype: bool = False) -> str:
 
 def _size(args: Args) -> int:
     """Elements in all arguments, then how long they are to read."""
-    return sum(1000 * getattr(arg, "size", 0) + len(_text(arg)) for arg in args)
+    return sum(1000 * getattr(arg, "size", 0) + len(text_of(arg)) for arg in args)

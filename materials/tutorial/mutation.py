@@ -1,7 +1,11 @@
 """One-line changes that break a promise: the learner predicts the symptom, CI confirms it."""
 
 import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tutorial.symbols import ROOT, Symbol, find, first_line, module_source, parse_symbol
 
@@ -41,3 +45,32 @@ def _only_line(symbol: Symbol, line: str, lines: list[str]) -> int:
     if len(found) != 1:
         raise ValueError(f"{symbol.dotted}: {line!r} occurs {len(found)} times, expected once")
     return found[0]
+
+
+# Cards that run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A one-line change of the library, what one would notice of it, and the promise it breaks."""
+
+    name: str
+    symbol: str
+    line: str
+    mutant: str
+    promise: Callable[[Any], None]
+    symptoms: tuple[str, ...]
+    right: int
+    """The number of the symptom, from 1."""
+
+
+def infect(card: Card) -> None:
+    """Give the library's function the mutant's code, wherever it is used; in a child, for good."""
+    symbol = parse_symbol(card.symbol)
+    module = import_module(symbol.module)
+    mutant = {"__name__": symbol.module, "__file__": "<mutant>"}
+    exec(mutated(card.symbol, card.line, card.mutant), mutant)
+    healthy, ill = getattr(module, symbol.name), mutant[symbol.name]
+    if symbol.member:
+        healthy, ill = vars(healthy)[symbol.member], vars(ill)[symbol.member]
+    healthy.__code__ = ill.__code__

@@ -56,7 +56,10 @@ def fill(notebook: nbformat.NotebookNode, root: Path = ROOT) -> int:
     changed = 0
     for cell in notebook.cells:
         if symbols := symbols_of(cell, root):
-            source = filled(cell.source, symbols, seen, root)
+            if cell.cell_type == "markdown":
+                source = solution(cell.source, symbols[0])
+            else:
+                source = filled(cell.source, symbols, seen, root)
             changed += source != cell.source
             cell.source = source
     return changed
@@ -70,6 +73,13 @@ def filled(source: str, symbols: list[Symbol], seen: set[str], root: Path = ROOT
     tree = ast.parse(source)
     code = render(symbols, seen=seen, docs=_has_docstrings(tree), root=root)
     return with_tail(code, _after_definitions(source, tree))
+
+
+def solution(source: str, symbol: Symbol) -> str:
+    """A folded solution whose code is the module's."""
+    from tutorial.solving import FENCE, fenced, plain
+
+    return source.replace(FENCE + fenced(source), FENCE + plain(symbol))
 
 
 def with_tail(code: str, tail: str) -> str:

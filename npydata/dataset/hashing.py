@@ -36,3 +36,8 @@ def stream_key(*parts: int) -> HashArray:
     for part in parts:
         key = mix64((key ^ np.uint64(part & MASK64)) + GOLDEN)
     return key.reshape(())
+
+
+def hash_of(indices: npt.NDArray[np.int64], *key: int) -> HashArray:
+    """Return 64 bits for each index that look random: a pure function of the key and the index."""
+    return mix64(indices.view(np.uint64) * GOLDEN ^ stream_key(*key))

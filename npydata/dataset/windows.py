@@ -9,7 +9,7 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from npydata.dataset.hashing import GOLDEN, mix64, stream_key
+from npydata.dataset.hashing import hash_of
 
 IntArray = npt.NDArray[np.int64]
 
@@ -71,6 +71,5 @@ def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntA
     Both are int64 arrays of the same shape. Windows are drawn with replacement. The remainder's
     bias is ``count / 2**64``, far below one in a million for any file that fits on a disk.
     """
-    hashes = mix64(indices.view(np.uint64) * GOLDEN ^ stream_key(seed, epoch))
-    hashes %= np.array(count, np.uint64)
-    return hashes.view(np.int64)
+    hashes = hash_of(indices, seed, epoch)
+    return (hashes % np.array(count, np.uint64)).view(np.int64)

@@ -1,9 +1,34 @@
-"""Exercises of notebook 01: count windows, find their pages, gather a batch."""
+"""What lesson 01 lets the learner build, and the wrong answers that people give."""
+
+import os
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tutorial.grading import Exercise
+from npydata import TokenFileError
+from npydata.dataset.access import MappedAccess, require_unchanged
+from npydata.dataset.datasets import NpyTokensDataset, TokenDataset, fresh_seed, shifted_pair
+from npydata.dataset.hashing import hash_of
+from npydata.dataset.layout import TokenLayout
+from npydata.dataset.token_windows import require_vocabulary
+from npydata.dataset.windows import num_windows, pages_touched, random_windows
+from tutorial.building import Build
+from tutorial.frames.dataset import MyAccess, MyDataset
+from tutorial.grading import text_of
+from tutorial.promised.dataset import CARDS, PROMISES, file_of  # noqa: F401
+
+PART = "dataset"
+
+
+def with_method(owner, name, method):
+    """A class of its own for an answer that is a method."""
+    return type(owner.__name__, (owner,), {name: method})
+
+
+# Windows and pages
 
 
 def count_cases(rng):
@@ -12,93 +37,459 @@ def count_cases(rng):
 
 
 def page_cases(rng):
-    edges = [(0, 8, 2, 0), (0, 9, 2, 0), (7, 1, 2, 0), (8, 8, 2, 0), (3, 4, 4, 8)]
+    edges = [(16, 1, 1, 0), (0, 8, 2, 0), (0, 9, 2, 0), (7, 1, 2, 0), (8, 8, 2, 0), (3, 4, 4, 8)]
     drawn = rng.integers((0, 1, 1, 0), (10_000, 3_000, 9, 300), (40, 4)).tolist()
     return [(*args, 16) for args in edges] + [(*args, 4096) for args in drawn]
 
 
-def fetch_cases(rng):
-    small = [(np.arange(10, 18, dtype=np.uint16), np.array([0, 4]), 3)]
-    drawn = [(rng.integers(0, 60_000, 200, dtype=np.uint16), rng.integers(0, 180, 6), 19)]
-    wide = [(rng.integers(2**31, 2**32, 50, dtype=np.uint32), rng.integers(0, 40, 3), 9)]
-    return small + drawn + wide
+COUNT = Build(
+    name="num_windows",
+    reference=num_windows,
+    cases=count_cases,
+    wrong={
+        "You count a window as seq_len tokens; what does the last position predict?": (
+            lambda n, t, s: max(0, (n - t) // s + 1)
+        ),
+        "You count the strides between the windows, so one window is missing.": (
+            lambda n, t, s: max(0, (n - t - 1) // s)
+        ),
+        "A file too short for one window gets a negative number of them.": (
+            lambda n, t, s: (n - t - 1) // s + 1
+        ),
+        "You count windows that would hang over the end of the file.": lambda n, t, s: n // s,
+        "You lay the windows side by side, whatever the stride is.": lambda n, t, s: n // (t + 1),
+    },
+)
+
+PAGES = Build(
+    name="pages_touched",
+    reference=pages_touched,
+    cases=page_cases,
+    wrong={
+        "You take the first byte after the window for its last one.": (
+            lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c) * i) // p)
+        ),
+        "You count tokens as if each were one byte.": (
+            lambda s, c, i, o, p: ((o + s) // p, (o + s + c - 1) // p)
+        ),
+        "You let the tokens begin at the first byte of the file, where the header is.": (
+            lambda s, c, i, o, p: (s * i // p, ((s + c) * i - 1) // p)
+        ),
+        "The offset is in bytes already; you multiply it by the size of a token.": (
+            lambda s, c, i, o, p: ((o + s) * i // p, ((o + s + c) * i - 1) // p)
+        ),
+        "You return a page beyond the last one, as a range would.": (
+            lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c) * i - 1) // p + 1)
+        ),
+    },
+)
 
 
-def pair(tokens, starts, seq_len, shift=1, dtype=np.int64):
-    rows = sliding_window_view(tokens, seq_len + shift)[starts]
-    return rows[:, :seq_len].astype(dtype), rows[:, shift:].astype(dtype)
+# One gather
 
 
-EXERCISES = [
-    Exercise(
-        "num_windows",
-        lambda n, t, s: max(0, (n - t - 1) // s + 1),
-        count_cases,
-        {
-            "You count a window as seq_len tokens; what does the last position predict?": (
-                lambda n, t, s: max(0, (n - t) // s + 1)
-            ),
-            "You count the strides between the windows, so one window is missing.": (
-                lambda n, t, s: max(0, (n - t - 1) // s)
-            ),
-            "A file too short for one window gets a negative number of them.": (
-                lambda n, t, s: (n - t - 1) // s + 1
-            ),
-            "You count windows that would hang over the end of the file.": (lambda n, t, s: n // s),
-            "You lay the windows side by side, whatever the stride is.": (
-                lambda n, t, s: n // (t + 1)
-            ),
-            "You count how often a stride fits before the last start; the window at 0 counts too, "
-            "and a short file has none.": (lambda n, t, s: (n - t) // s),
-        },
+def gather_cases(rng):
+    small = [(np.arange(10, 18, dtype=np.uint16), np.array([0, 4]), 4)]
+    drawn = [(rng.integers(0, 60_000, 200, dtype=np.uint16), rng.integers(0, 180, 6), 20)]
+    return small + drawn
+
+
+def gather_unguarded(tokens, starts, width):
+    return sliding_window_view(tokens, width)[starts]
+
+
+GATHER_UNGUARDED = Build(
+    name="gather_unguarded",
+    reference=gather_unguarded,
+    cases=gather_cases,
+    compare_dtype=True,
+    kept=False,
+    wrong={
+        "A row has one token too many.": lambda t, s, w: sliding_window_view(t, w + 1)[s],
+        "You cut the windows out one after the other, side by side; starts say where.": (
+            lambda t, s, w: t[: len(s) * w].reshape(len(s), w)
+        ),
+        "You cast already; the gather should move as few bytes as it can.": (
+            lambda t, s, w: sliding_window_view(t, w)[s].astype(np.int64)
+        ),
+        "You return the first tokens only, one for each start.": lambda t, s, w: t[s],
+    },
+)
+
+
+def pair_seen(answer, tokens, with_out):
+    """The pair, and where it lies."""
+    out = np.full((2, len(tokens), tokens.shape[1] - 1), -1) if with_out else None
+    x, y = answer(tokens, out)
+    tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    ready = tensors and x.is_contiguous() and y.is_contiguous()
+    return {
+        "x": np.asarray(x),
+        "y": np.asarray(y),
+        "kind": f"{x.dtype}, {type(x).__name__}",
+        "contiguous": ready,
+        "written into out": with_out and np.array_equal(out, [np.asarray(x), np.asarray(y)]),
+        "share memory": np.shares_memory(np.asarray(x), np.asarray(y)),
+    }
+
+
+def pair_cases(rng):
+    small = np.arange(10, 18, dtype=np.uint16).reshape(2, 4)
+    wide = rng.integers(2**31, 2**32, (3, 9), dtype=np.uint32)
+    return [(small, False), (small, True), (wide, False), (wide, True)]
+
+
+def pair_as(tokens, out=None, *, x=np.s_[:, :-1], y=np.s_[:, 1:], dtype=np.int64, into=True):
+    """A pair made in a way that may be wrong."""
+    if out is None or not into:
+        out = np.empty((2, *tokens[x].shape), dtype)
+    out[0], out[1] = tokens[x], tokens[y]
+    return torch.from_numpy(out[0]), torch.from_numpy(out[1])
+
+
+SHIFTED_PAIR = Build(
+    name="shifted_pair",
+    reference=shifted_pair,
+    cases=pair_cases,
+    observe=pair_seen,
+    compare_dtype=True,
+    show=lambda case: f"shifted_pair({text_of(case[0])}, {'out' if case[1] else 'None'})",
+    wrong={
+        "y is x itself: nothing is left to predict.": partial(pair_as, y=np.s_[:, :-1]),
+        "You return y before x.": partial(pair_as, x=np.s_[:, 1:], y=np.s_[:, :-1]),
+        "A float loses ids above 2^24; a tensor of ids is int64.": partial(
+            pair_as, dtype=np.float32, into=False
+        ),
+        "The caller brought memory, and you didn't write into it.": partial(pair_as, into=False),
+        "These are slices of one array; y.view(-1) will fail on them.": lambda tokens, out=None: (
+            torch.from_numpy(tokens.astype(np.int64))[:, :-1],
+            torch.from_numpy(tokens.astype(np.int64))[:, 1:],
+        ),
+    },
+)
+
+
+# A file that shrinks
+
+
+def refusal_seen(answer, opened, now):
+    """What a guard says about a file of another size."""
+    layout = TokenLayout(Path("tokens.npy"), "npy", np.dtype("<u2"), (4,), 128, opened)
+    try:
+        answer(layout, now)
+    except TokenFileError as error:
+        text = str(error)
+        said = {"file": "tokens.npy" in text, "found": str(now) in text}
+        return {"raised": "TokenFileError", **said, "expected": str(opened) in text}
+    return {"raised": "nothing"}
+
+
+def refuse(layout, size, when=lambda size, expected: size != expected, text="{0}: {1}, not {2}"):
+    if when(size, layout.file_size):
+        raise TokenFileError(text.format(layout.path, size, layout.file_size))
+
+
+REQUIRE_UNCHANGED = Build(
+    name="require_unchanged",
+    reference=require_unchanged,
+    cases=[(4096, 4096), (4096, 128), (128, 4096), (136, 135), (136, 137)],
+    observe=refusal_seen,
+    show=lambda case: f"require_unchanged(layout, {case[1]})  # with layout.file_size {case[0]}",
+    wrong={
+        "A file that grew was written again too; its tokens are others.": partial(
+            refuse, when=lambda size, expected: size < expected
+        ),
+        "You return whether it changed; who would look?": lambda layout, size: (
+            size == layout.file_size
+        ),
+        "You refuse the file that is as it was.": partial(
+            refuse, when=lambda size, expected: size == expected
+        ),
+        "The message should name the file, the size found and the size expected.": partial(
+            refuse, text="the file changed"
+        ),
+    },
+)
+
+
+def access_seen(answer, size, starts, width, then):
+    """What a gather returns, of a file that may change meanwhile."""
+    with file_of(np.arange(size)) as path:
+        dataset = NpyTokensDataset(path, 1)
+        access = with_method(MyAccess, "gather", answer)(dataset.files[0].layout)
+        access.gather(np.array([0]), width - 1)
+        if then:
+            os.truncate(path, then)
+        try:
+            windows = access.gather(np.array(starts), width)
+        except TokenFileError:
+            return "TokenFileError"
+        own = not np.shares_memory(windows, access.tokens)
+        return {"windows": windows, "a copy": own, "views kept": sorted(access.views)}
+
+
+def gather_as(self, starts, width, guard=True, cast=None, view=True):
+    if guard:
+        require_unchanged(self.layout, self.map.size())
+    windows = sliding_window_view(self.tokens, width)
+    if view:
+        self.views[width] = windows
+    return windows[starts] if cast is None else windows[starts].astype(cast)
+
+
+def loses_the_width(self, starts, width):
+    require_unchanged(self.layout, self.map.size())
+    if not self.views:
+        self.views[width] = sliding_window_view(self.tokens, width)
+    return next(iter(self.views.values()))[starts]
+
+
+def forgets_the_guard(self, starts, width):
+    return gather_as(self, starts, width, guard=False)
+
+
+def casts_early(self, starts, width):
+    return gather_as(self, starts, width, cast=np.int64)
+
+
+def makes_a_view_each_time(self, starts, width):
+    return gather_as(self, starts, width, view=False)
+
+
+GATHER = Build(
+    name="gather",
+    reference=MappedAccess.gather,
+    owner="MyAccess",
+    cases=[
+        (20, (0, 8, 3), 4, None),
+        (20, (16,), 4, None),
+        (50_000, (40_000, 10), 9, 4096),
+        (50_000, (40_000, 10), 9, 200_000),
+    ],
+    observe=access_seen,
+    compare_dtype=True,
+    show=lambda case: (
+        f"access.gather({list(case[1])}, {case[2]})  # {case[0]} tokens"
+        + (f", and the file is cut or grown to {case[3]} bytes before" if case[3] else "")
     ),
-    Exercise(
-        "pages_touched",
-        lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c) * i - 1) // p),
-        page_cases,
-        {
-            "You take the first byte after the window for its last one.": (
-                lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c) * i) // p)
+    wrong={
+        "The file shrank, and you touch a page that is no longer there.": forgets_the_guard,
+        "You cast already; the gather should move as few bytes as it can.": casts_early,
+        "You make the view anew for every batch; `self.views` is there to keep it.": (
+            makes_a_view_each_time
+        ),
+        "You keep one view, whatever the width is.": loses_the_width,
+    },
+)
+
+
+# The random draw
+
+
+def draw_seen(answer, count, seed, epoch, indices=4000):
+    """What a draw must be, whatever the hash."""
+    asked = np.arange(indices)
+    drawn = np.asarray(answer(asked, count, seed, epoch))
+    shuffled = np.random.default_rng(1).permutation(indices)
+
+    def another(seed, epoch):
+        return bool(np.array_equal(answer(asked, count, seed, epoch), drawn))
+
+    return {
+        "dtype and shape": f"{drawn.dtype} {drawn.shape}",
+        "smallest and largest": [int(drawn.min()), int(drawn.max())] if count < 100 else None,
+        "inside": bool((drawn >= 0).all() and (drawn < count).all()),
+        "same in another order": np.array_equal(
+            answer(shuffled, count, seed, epoch), drawn[shuffled]
+        ),
+        "same when asked again": another(seed, epoch),
+        "same when asked alone": int(answer(np.array([77]), count, seed, epoch)[0]) == drawn[77],
+        "in order": bool((np.diff(drawn) >= 0).mean() > 0.9),
+        "same for another seed": another(seed + 1, epoch),
+        "same for another epoch": another(seed, epoch + 1),
+        "same for seed and epoch exchanged": another(seed + 1, max(epoch - 1, 0)),
+        "different windows": len(np.unique(drawn)) > min(count, indices) // 2,
+    }
+
+
+def global_draw(indices, count, seed, epoch):
+    return np.random.randint(0, count, len(indices))
+
+
+def seeded_generator(indices, count, seed, epoch):
+    return np.random.default_rng([seed % 2**32, epoch]).integers(0, count, len(indices))
+
+
+def draw_as(indices, count, key, less=0):
+    return (hash_of(indices, *key) % np.uint64(count - less)).astype(np.int64)
+
+
+RANDOM_WINDOWS = Build(
+    name="random_windows",
+    reference=random_windows,
+    cases=[(7, 0, 1), (10, 5, 3), (1000, 7, 0), (10**6, 7, 3), (2**40, 2**62, 1)],
+    observe=draw_seen,
+    show=lambda case: "random_windows(indices, {}, seed={}, epoch={})".format(*case),
+    wrong={
+        "This depends on who asked before: a resumed run can't draw it again.": global_draw,
+        "The window of an index depends on its place in the batch.": seeded_generator,
+        "Every epoch draws the same windows.": lambda i, n, s, e: draw_as(i, n, (s,)),
+        "Every seed draws the same windows.": lambda i, n, s, e: draw_as(i, n, (e,)),
+        "The last window is never drawn.": lambda i, n, s, e: draw_as(i, n, (s, e), less=1),
+        "Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.": lambda i, n, s, e: (
+            draw_as(i, n, (s + e,))
+        ),
+        "The windows come in order: nothing is random.": lambda i, n, s, e: (i + s + e) % n,
+        "These are hashes; they don't stop at `count`.": lambda i, n, s, e: (
+            hash_of(i, s, e).view(np.int64)
+        ),
+    },
+)
+
+
+def choice_seen(answer, own_seed, seed, epoch):
+    """How a dataset chooses seed and epoch."""
+    with file_of(range(50_000)) as path:
+        dataset = with_method(MyDataset, "windows_of", answer)(path, 16, seed=own_seed)
+        dataset.set_epoch(3)
+        asked = np.array([5, 9, 5, 1000])
+        first, again = (dataset.windows_of(asked, seed, epoch) for _ in range(2))
+        alike = {
+            f"as seed {s}, epoch {e}": np.array_equal(dataset.windows_of(asked, s, e), first)
+            for s in (0, 7)
+            for e in (0, 3)
+        }
+        fits = bool(max(first) < dataset.windows.count) and len(first) == len(asked)
+        return {
+            "inside": fits,
+            "again the same": np.array_equal(first, again),
+            "one index, one window": bool(first[0] == first[2]),
+            "uses the whole file": bool(
+                dataset.windows_of(np.arange(500), 1, 1).max() > dataset.windows.count * 0.9
             ),
-            "You count tokens as if each were one byte.": (
-                lambda s, c, i, o, p: ((o + s) // p, (o + s + c - 1) // p)
-            ),
-            "You let the tokens begin at the first byte of the file, where the header is.": (
-                lambda s, c, i, o, p: (s * i // p, ((s + c) * i - 1) // p)
-            ),
-            "The offset is in bytes already; you multiply it by the size of a token.": (
-                lambda s, c, i, o, p: ((o + s) * i // p, ((o + s + c) * i - 1) // p)
-            ),
-            "You return how many pages there are, not the number of the last one.": (
-                lambda s, c, i, o, p: (
-                    (o + s * i) // p,
-                    (o + (s + c) * i - 1) // p - (o + s * i) // p + 1,
-                )
-            ),
-            "You return a page beyond the last one, as a range would.": (
-                lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c) * i - 1) // p + 1)
-            ),
-        },
+            **(alike if own_seed is not None or seed is not None else {}),
+        }
+
+
+def choose_as(self, indices, seed, epoch, fresh=True):
+    if seed is None and fresh:
+        indices, seed = np.arange(len(indices)), fresh_seed()
+    return random_windows(indices, self.windows.count, seed or 0, epoch)
+
+
+def treats_zero_as_none(self, indices, seed, epoch):
+    return choose_as(self, indices, seed or self.seed, epoch or self.epoch)
+
+
+def ignores_what_is_given(self, indices, seed, epoch):
+    return choose_as(self, indices, self.seed, self.epoch)
+
+
+def forgets_its_own(self, indices, seed, epoch):
+    return choose_as(self, indices, seed, 0 if epoch is None else epoch)
+
+
+def seedless_is_seed_zero(self, indices, seed, epoch):
+    seed = self.seed if seed is None else seed
+    return choose_as(self, indices, seed, self.epoch if epoch is None else epoch, fresh=False)
+
+
+def keeps_the_indices(self, indices, seed, epoch):
+    seed = self.seed if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
+    return choose_as(self, indices, seed, self.epoch if epoch is None else epoch)
+
+
+WINDOWS_OF = Build(
+    name="windows_of",
+    reference=NpyTokensDataset.windows_of,
+    owner="MyDataset",
+    cases=[(7, None, None), (None, 7, 0), (7, 0, None), (7, None, 0), (5, 7, 3), (None, None, 0)],
+    observe=choice_seen,
+    show=lambda case: (
+        f"MyDataset(path, 16, seed={case[0]}).windows_of([5, 9, 5, 1000], {case[1]}, {case[2]})"
     ),
-    Exercise(
-        "fetch",
-        pair,
-        fetch_cases,
-        {
-            "The values are right, but the arrays still have the file's dtype.": (
-                lambda tokens, starts, t: pair(tokens, starts, t, dtype=tokens.dtype)
-            ),
-            "y is x itself: nothing is left to predict.": (
-                lambda tokens, starts, t: (pair(tokens, starts, t)[0],) * 2
-            ),
-            "y begins two tokens on; the model would have to skip one.": (
-                lambda tokens, starts, t: pair(np.append(tokens, tokens[-1:]), starts, t, shift=2)
-            ),
-            "The windows are one token too short for both x and y.": (
-                lambda tokens, starts, t: pair(tokens, starts, t - 1)
-            ),
-            "You return y before x.": lambda tokens, starts, t: pair(tokens, starts, t)[::-1],
-        },
-        compare_dtype=True,
+    wrong={
+        "A seed or an epoch of 0 counts as well; you take it for none.": treats_zero_as_none,
+        "The loader gives seed and epoch, and you use the dataset's own.": ignores_what_is_given,
+        "Nothing given means the dataset's own seed and epoch.": forgets_its_own,
+        "Without any seed, two calls must draw different windows.": seedless_is_seed_zero,
+        "Without any seed, the same index twice must give two windows.": keeps_the_indices,
+    },
+)
+
+
+def batch_seen(answer, ids, dtype, vocab_size, with_out):
+    """A batch, or the id that is refused."""
+    with file_of(ids, dtype) as path:
+        dataset = with_method(MyDataset, "fetch_windows", answer)(
+            path, 3, seed=0, vocab_size=vocab_size
+        )
+        out = np.full((2, 2, 3), -1) if with_out else None
+        try:
+            x, y = dataset.fetch_windows(np.array([0, 2]), out=out)
+        except TokenFileError:
+            return "TokenFileError"
+        written = with_out and np.array_equal(out, [x.numpy(), y.numpy()])
+        return {"x": x.numpy(), "y": y.numpy(), "written into out": written}
+
+
+def batch_as(self, windows, out=None, check=True):
+    tokens = self.windows.gather(windows)
+    if check and self.vocab_size is not None:
+        require_vocabulary(tokens, self.vocab_size, self.files)
+    return shifted_pair(tokens, out)
+
+
+def checks_nothing(self, windows, *, out=None):
+    return batch_as(self, windows, out, check=False)
+
+
+def checks_too_little(self, windows, *, out=None):
+    return batch_as(self, windows, out)
+
+
+def drops_out(self, windows, *, out=None):
+    tokens = self.windows.gather(windows)
+    if self.vocab_size is not None or tokens.dtype == np.uint64:
+        require_vocabulary(tokens, self.vocab_size, self.files)
+    return shifted_pair(tokens)
+
+
+FETCH_WINDOWS = Build(
+    name="fetch_windows",
+    reference=TokenDataset.fetch_windows,
+    owner="MyDataset",
+    cases=[
+        (range(10, 18), np.uint16, None, False),
+        (range(10, 18), np.uint16, None, True),
+        (range(10, 18), np.uint16, 18, False),
+        (range(10, 18), np.uint16, 13, False),
+        (range(10, 18), np.uint64, None, False),
+        ([5, 2**63 + 1, 6, 7, 8, 9], np.uint64, None, False),
+    ],
+    observe=batch_seen,
+    show=lambda case: (
+        f"fetch_windows([0, 2]{', out=out' * case[3]})  # windows of 4 of the ids "
+        f"{list(case[0])}, {np.dtype(case[1])}, vocab_size={case[2]}"
     ),
+    wrong={
+        "No id is checked, whatever the vocabulary.": checks_nothing,
+        "An id above 2^63 becomes negative in an int64; check uint64 in any case.": (
+            checks_too_little
+        ),
+        "The caller brought memory, and you didn't pass it on.": drops_out,
+    },
+)
+
+BUILDS = [
+    COUNT,
+    PAGES,
+    GATHER_UNGUARDED,
+    SHIFTED_PAIR,
+    REQUIRE_UNCHANGED,
+    GATHER,
+    RANDOM_WINDOWS,
+    FETCH_WINDOWS,
+    WINDOWS_OF,
 ]

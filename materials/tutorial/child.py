@@ -1,0 +1,125 @@
+"""Run the learner's code in a child process: it may hang, crash or print, and the page goes on."""
+
+import io
+import mmap
+import os
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+CPU_S = 3
+"""Seconds of computing a child may take: an endless loop ends here."""
+WALL_S = 10.0
+"""Seconds until a child that waits is given up: thousands of times what a right answer takes."""
+MEMORY_BYTES = 4 << 30
+"""What a child may take beyond what its parent has: a list without end raises MemoryError."""
+MOST_PRINTED = 5
+"""Lines of what the learner's code prints."""
+KILLED = "the system killed the process"
+STATM = Path("/proc/self/statm")
+
+At = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a child: the value of its work, or why there is none."""
+
+    value: Any = None
+    printed: str = ""
+    reached: int = 0
+    """The last step that the work said it had come to."""
+    why: str | None = None
+    """How it ended when it gave no value, in words."""
+
+
+def in_child(work: Callable[[At], Any]) -> Ended:
+    """Return what `work(at)` gives in a child process; `at(k)` notes that step k has begun.
+
+    The value must be picklable. An exception that leaves `work` is told in `why`.
+    """
+    reached = mmap.mmap(-1, 8)
+    receive, send = Pipe(duplex=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a kernel has threads; we only compute
+        pid = os.fork()
+    if not pid:
+        _work(work, lambda step: reached.write(step.to_bytes(8)) and reached.seek(0), send)
+    send.close()
+    try:
+        in_time = receive.poll(WALL_S)
+        value, printed, why = receive.recv() if in_time else (None, "", "it waited without end")
+    except EOFError:  # it died, and its end of the pipe was closed with it
+        value, printed, why = None, "", _in_words(os.waitpid(pid, 0)[1])
+        pid = 0
+    finally:
+        receive.close()
+        if pid:
+            _end(pid)
+    return Ended(value, printed, int.from_bytes(reached[:]), why)
+
+
+def what_happens(work: Callable[[], Any]) -> str:
+    """Say in one line how `work` ends in a child process: its value, its error, or its death."""
+    ended = in_child(lambda at: str(work()))
+    return ended.why or ended.value
+
+
+def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
+    """The child's life; it ends here, so that nothing of the parent runs twice."""
+    os.setsid()
+    _set_limits()
+    printed = io.StringIO()
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1), os.dup2(silent, 2)
+    value, why = None, None
+    with redirect_stdout(printed), redirect_stderr(printed):
+        try:
+            value = work(at)
+        except BaseException as error:
+            why = in_one_line(error)
+    lines = printed.getvalue().splitlines()[:MOST_PRINTED]
+    send.send((value, "\n".join(lines), why))
+    os._exit(0)
+
+
+def _set_limits() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
+    if STATM.exists():
+        room = int(STATM.read_text().split()[0]) * mmap.PAGESIZE + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # the parent's pool of threads is not here
+
+
+def _end(pid: int) -> None:
+    """Kill what is left of a child that gave its answer or had its time, and its own children."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _in_words(status: int) -> str:
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        return "it computed without end"
+    if number:
+        return f"{KILLED}: {signal.Signals(number).name}"
+    return "it ended the process"
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error as a traceback's last line names it."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")

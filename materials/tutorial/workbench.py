@@ -1,0 +1,104 @@
+"""What a lesson calls: build, check, prove, predict, break. How to write one: README.md here.
+
+    num_windows = checked("num_windows", num_windows)   # after each stub
+    @method_of(MyAccess)                                # above a stub that is a method
+    promises("dataset")                                 # the part's promises, on the learner's code
+    predict("copy", "yes", "no", mine=...); reveal("copy", "no"); predictions()
+    card("one window lost", mine=...)                   # a mutant; the learner says what it does
+
+All are plain calls: they work without widgets, under nbval, and when nothing was written yet.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tutorial import keeping
+from tutorial.building import judge
+from tutorial.child import in_child, what_happens
+from tutorial.lessons import PARTS, Part, build_named
+from tutorial.mutation import diff, infect
+from tutorial.predictions import predict, predictions, reveal
+
+__all__ = [
+    "card",
+    "checked",
+    "method_of",
+    "predict",
+    "predictions",
+    "promises",
+    "reveal",
+    "what_happens",
+]
+
+YOURS = "Yours runs from here on."
+OURS = "The library's runs from here on."
+
+
+def checked(name: str, answer: Any) -> Any:
+    """Judge an answer; return it when it is right, else the library's, so that the page goes on."""
+    part, build = build_named(name)
+    verdict = judge(build, answer)
+    if verdict.printed:
+        print(f"your code printed, at first:\n{verdict.printed}\n")
+    print(verdict.text, end="\n" if verdict.right is False else " ")
+    print(YOURS if verdict.right else OURS)
+    if verdict.right:
+        keeping.keep(part, build, answer)
+    chosen = answer if verdict.right else build.reference
+    if owner := getattr(answer, "owner", None):
+        setattr(owner, name, chosen)
+    return chosen
+
+
+def method_of(owner: type) -> Callable[[Any], Any]:
+    """Mark a function as a method of `owner`: what `checked` returns is put there."""
+
+    def mark(method: Any) -> Any:
+        method.owner = owner
+        return method
+
+    return mark
+
+
+def promises(part: str) -> None:
+    """Test each promise of a part on the learner's package, and print what holds and what broke."""
+    chosen = PARTS[part]
+    broken = {}
+    for promise in chosen.promises:
+        why = broken[sentence(promise)] = kept_by(chosen, promise)
+        print(f"{'✗' if why else '✓'} {sentence(promise)}" + (f"\n    {why}" if why else ""))
+    holding = sum(why is None for why in broken.values())
+    print(f"{holding} of {len(broken)} promises hold. {keeping.owned_by(chosen)}")
+
+
+def kept_by(part: Part, promise: Callable[[Any], None]) -> str | None:
+    """What breaks a promise on the learner's package; None where it holds."""
+    return in_child(lambda at: promise(keeping.load(part))).why
+
+
+def sentence(promise: Callable[[Any], None]) -> str:
+    return (promise.__doc__ or "").split("\n", 1)[0].rstrip(".")
+
+
+def card(name: str, mine: Any = ...) -> None:
+    """Show a change of one line; once a symptom was picked, run it against the promise."""
+    part, found = next(
+        (part, one) for part in PARTS.values() for one in part.cards if one.name == name
+    )
+    print(found.symbol)
+    print("\n".join(diff(found.symbol, found.line, found.mutant)))
+    for number, symptom in enumerate(found.symptoms, start=1):
+        print(f"  {number}. {symptom}")
+    if mine is ...:
+        print("What would you notice? Write the number in place of the dots, then run the cell.")
+        return
+    print(f"You say {mine}:", "right." if mine == found.right else f"it is {found.right}.")
+    why = in_child(lambda at: run_card(part, found)).why
+    print(f"Run with that line: '{sentence(found.promise)}' {'broke' if why else 'held'}")
+    print(f"    {why}" if why else "    nothing noticed")
+
+
+def run_card(part: Part, found: Any) -> None:
+    """In a child: infect the library, then test the promise on it."""
+    infect(found)
+    found.promise(keeping.load(part, {}))
