@@ -4,11 +4,13 @@ from tutorial.figures import PALETTE, use_style, label, strip, lanes, scoreboard
 use_style()
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch
+
+from tutorial.sliders import with_sliders
 
 # Hues that most colour-blind readers tell apart; within a family of roles that meet in one
 # figure the lightness differs too, so a grey print keeps the distinction.
@@ -31,13 +33,15 @@ PALETTE = {
     # the state of a page, and of anything that is drawn as a row of cells
     "absent": "#f3f4f6",
     "resident": "#86c2b9",
-    "read ahead": "#d9ece9",
+    "read ahead": "#7fb0a8",
     "window": "#fbdca0",
     "touched": "#0f766e",
     "failed": "#991b1b",
     "muted": "#d1d5db",
 }
 INK = "#1f2937"
+PAGES_AHEAD = 10
+"""What the picture of pages begins with; 32 are usual, and would fill it."""
 WIDTH = 8.0
 LETTER = 0.0115  # of an axis' length: what a letter of a label takes
 NAMED = 0.14  # the share of the longest bar from which a part has room for its name
@@ -119,6 +123,30 @@ def strip(ax: Axes, rows: Mapping[str, Sequence[str]], *, unit: str = "page (4 K
     ax.tick_params(length=0)
     ax.spines[["left", "bottom"]].set_visible(False)
     key(ax, list(dict.fromkeys(state for states in rows.values() for state in states)))
+
+
+def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
+    """Turn the length of a window and the readahead: which of 64 pages three windows read."""
+    starts = (3_000, 40_300, 98_000)
+
+    def draw(seq_len: float, readahead_pages: float) -> None:
+        needed, read = ["absent"] * 64, ["absent"] * 64
+        for start in starts:
+            first, last = pages_touched(start, int(seq_len) + 1, 2, 128)
+            for page in range(first, min(last + int(readahead_pages), 63) + 1):
+                read[page] = "read ahead" if read[page] == "absent" else read[page]
+            for page in range(first, min(last, 63) + 1):
+                needed[page] = read[page] = "touched"
+        _, ax = plt.subplots(figsize=(WIDTH, 2.3))
+        strip(ax, {"needed": needed, "read": read})
+        ax.set_title("Three windows, and the pages that the disk delivers", pad=28)
+        plt.show()
+        counts = [sum(state != "absent" for state in row) for row in (needed, read)]
+        print(f"{int(seq_len)} tokens a window: {counts[0]} pages needed, {counts[1]} read")
+
+    with_sliders(
+        draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1)
+    )
 
 
 def _cell(x: float, y: float, color: str) -> FancyBboxPatch:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -110,6 +111,33 @@ def measure(
             with watch("disk", "load"):
                 load(folder / f"step_{step:02d}.pt", WANTED)
     return Run(watch.score(), watch.trace(), tuple(losses))
+
+
+def compare(repeats: int = 3, steps: int = 20, **replaced: Any) -> tuple[Scoreboard, Scoreboard]:
+    """The naive script and one with parts replaced, measured in turn; of each the median run.
+
+    Prints the spread of what the training loop waited for.
+    """
+    runs: tuple[list[Scoreboard], list[Scoreboard]] = ([], [])
+    for _ in range(repeats):
+        for kept, parts in zip(runs, ({}, replaced), strict=True):
+            kept.append(measure(steps=steps, save_every=steps // 2, **parts).score)
+    for name, scores in zip(("naive", "replaced"), runs, strict=True):
+        waits = sorted(1000 * (score.total - score.compute) / steps for score in scores)
+        print(f"{name:<9}{waits[0]:>7.1f} to {waits[-1]:.1f} ms of waiting in a step")
+    medians = [sorted(kept, key=lambda score: score.data)[repeats // 2] for kept in runs]
+    return medians[0], medians[1]
+
+
+_SCRATCH = TemporaryDirectory(prefix="npydata-tokens-")
+_NUMBERS = count(1)
+
+
+def tokens_copy(tokens: int = 1 << 22) -> Path:
+    """A fresh 1-D file of the lesson's tokens, repeated up to 8 MB: to evict, or to spoil."""
+    path = Path(_SCRATCH.name) / f"tokens-{next(_NUMBERS)}.npy"
+    np.save(path, np.resize(np.load(tokens_path(), mmap_mode="r").ravel()[:tokens], tokens))
+    return path
 
 
 @contextmanager

@@ -273,8 +273,8 @@ class NpyTokensDataset(TokenDataset):
 
     def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
         """Return the windows drawn for some indices; fresh ones when there is no seed at all."""
-        seed = self.seed if seed is None else operator.index(seed)
-        epoch = self._epoch.value if epoch is None else operator.index(epoch)
+        seed = self.seed if seed is None else seed
+        epoch = self._epoch.value if epoch is None else epoch
         if seed is None:
             indices, seed = np.arange(len(indices)), fresh_seed()
         return random_windows(indices, self.windows.count, seed, epoch)

@@ -1,5 +1,6 @@
 """Our own integer mixing: 64-bit keys from seeds, and scrambled integers, the same for ever."""
 
+import operator
 from functools import lru_cache
 
 import numpy as np
@@ -29,12 +30,12 @@ def mix64(values: HashArray) -> HashArray:
     return values
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)  # 1.0 equals 1, and must be refused all the same
 def stream_key(*parts: int) -> HashArray:
     """Fold integers such as (seed, epoch) into one 64-bit key, ``()``; the order counts."""
     key = np.zeros(1, np.uint64)
     for part in parts:
-        key = mix64((key ^ np.uint64(part & MASK64)) + GOLDEN)
+        key = mix64((key ^ np.uint64(operator.index(part) & MASK64)) + GOLDEN)
     return key.reshape(())
 
 

@@ -14,7 +14,7 @@ from npydata.dataset.datasets import NpyTokensDataset, TokenDataset, fresh_seed,
 from npydata.dataset.hashing import hash_of
 from npydata.dataset.layout import TokenLayout
 from npydata.dataset.token_windows import require_vocabulary
-from npydata.dataset.windows import num_windows, pages_touched, random_windows
+from npydata.dataset.windows import num_windows, pages_touched, random_windows, window_offsets
 from tutorial.building import Build
 from tutorial.frames.dataset import MyAccess, MyDataset
 from tutorial.grading import text_of
@@ -58,6 +58,32 @@ COUNT = Build(
         ),
         "You count windows that would hang over the end of the file.": lambda n, t, s: n // s,
         "You lay the windows side by side, whatever the stride is.": lambda n, t, s: n // (t + 1),
+    },
+)
+
+def offset_cases(rng):
+    edges = [(np.arange(2), 2, 9, 4), (np.arange(4), 2, 9, 4), (np.arange(3), 3, 10, 3)]
+    drawn = rng.integers(1, 20, (20, 3)).tolist()
+    return edges + [
+        (rng.integers(0, 50, 5), per_row, per_row * stride + left, stride)
+        for per_row, stride, left in drawn
+    ]
+
+
+OFFSETS = Build(
+    name="window_offsets",
+    reference=window_offsets,
+    cases=offset_cases,
+    compare_dtype=True,
+    wrong={
+        "Your windows cross from one row into the next.": lambda w, n, r, s: w * s,
+        "You count rows, and forget where in its row the window lies.": (
+            lambda w, n, r, s: w // n * r
+        ),
+        "You count every row's windows from its beginning, and forget the rows before.": (
+            lambda w, n, r, s: w % n * s
+        ),
+        "An offset is a whole number of tokens.": lambda w, n, r, s: w / n // 1 * r + w % n * s,
     },
 )
 
@@ -484,6 +510,7 @@ FETCH_WINDOWS = Build(
 
 BUILDS = [
     COUNT,
+    OFFSETS,
     PAGES,
     GATHER_UNGUARDED,
     SHIFTED_PAIR,

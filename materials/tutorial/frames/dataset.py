@@ -2,7 +2,6 @@
 
 # ruff: noqa: F401
 import mmap
-import operator
 
 import numpy as np
 import torch

@@ -33,6 +33,16 @@ def every_window_counts(mine):
                 expect(mine.num_windows(tokens, seq_len, stride), len(fitting), call)
 
 
+def windows_stay_in_their_row(mine):
+    """No window crosses from one row into the next"""
+    with file_of(np.arange(200).reshape(8, 25)) as path:
+        x, y = mine.MyDataset(path, 6, seed=0).fetch(range(500))
+        crossing = int((x[:, 0] // 25 != y[:, -1] // 25).sum())
+        expect(crossing, 0, "windows that cross, of 500")
+    starts = mine.window_offsets(np.arange(4), 2, 9, 4)
+    expect(starts.tolist(), [0, 4, 9, 13], "two rows of 9 tokens, stride 4")
+
+
 def pages_hold_the_window(mine):
     """The pages of a window are those of its first and its last byte"""
     for start, count, itemsize, offset in [(0, 1, 2, 0), (2047, 1, 2, 0), (2048, 2048, 2, 0),
@@ -138,6 +148,7 @@ def pickles_are_small(mine):
 
 PROMISES = [
     every_window_counts,
+    windows_stay_in_their_row,
     pages_hold_the_window,
     y_is_x_shifted,
     tensors_are_ready,
