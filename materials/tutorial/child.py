@@ -23,7 +23,7 @@ MEMORY_BYTES = 4 << 30
 """What a child may take beyond what its parent has: a list without end raises MemoryError."""
 MOST_PRINTED = 5
 """Lines of what the learner's code prints."""
-KILLED = "the system killed the process"
+KILLED = "the process dies"
 STATM = Path("/proc/self/statm")
 
 At = Callable[[int], None]

@@ -127,6 +127,7 @@ def strip(ax: Axes, rows: Mapping[str, Sequence[str]], *, unit: str = "page (4 K
 
 def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
     """Turn the length of a window and the readahead: which of 64 pages three windows read."""
+    use_style()
     starts = (3_000, 40_300, 98_000)
 
     def draw(seq_len: float, readahead_pages: float) -> None:
@@ -210,6 +211,7 @@ def scoreboard(
 
     The parts are `data wait`, `compute`, `save stall`, `load`.
     """
+    use_style()
     rows = ([("before", before)] if before else []) + [("now", parts)]
     height = 1.7 + 0.75 * (len(rows) - 1)
     _, ax = plt.subplots(figsize=(WIDTH, height))
