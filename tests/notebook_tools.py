@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from tutorial import solving
 from tutorial.symbols import (
     ROOT,
     Symbol,
@@ -44,6 +45,11 @@ class Lesson:
         return int(self.name.split("_")[0])
 
     @property
+    def rebuilt(self) -> bool:
+        """Whether the learner builds: its stubs are judged by the workbench."""
+        return any("checked(" in cell.source for _, cell in self.with_tag("exercise:"))
+
+    @property
     def code(self) -> list[nbformat.NotebookNode]:
         return [cell for cell in self.cells if cell.cell_type == "code"]
 
@@ -54,7 +60,7 @@ class Lesson:
                 yield rest, cell
 
     def module_cells(self) -> list[nbformat.NotebookNode]:
-        return [cell for cell in self.cells if tagged(cell, "module:")]
+        return [cell for cell in self.code if tagged(cell, "module:")]
 
 
 def read_lesson(path: Path) -> Lesson:
@@ -248,27 +254,7 @@ def bad_plumbing(lesson: Lesson) -> list[str]:
 
 def solutions(lesson: Lesson) -> dict[str, str]:
     """The code of each folded solution."""
-    return {name: fenced(cell.source) for name, cell in lesson.with_tag("solution:")}
-
-
-def fenced(markdown: str) -> str:
-    """The text of the one ```python fence of a Markdown cell."""
-    parts = markdown.split("```python\n")
-    if len(parts) != 2:
-        raise ValueError(f"expected one ```python fence, found {len(parts) - 1}")
-    return parts[1].split("```")[0].rstrip()
-
-
-def solved(lesson: Lesson) -> nbformat.NotebookNode:
-    """The notebook with every stub replaced by its solution, and no outputs."""
-    answers = solutions(lesson)
-    notebook = nbformat.v4.new_notebook(cells=[cell.copy() for cell in lesson.cells])
-    for cell in notebook.cells:
-        for name in tagged(cell, "exercise:"):
-            cell.source = answers[name]
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return notebook
+    return solving.solutions(lesson.cells)
 
 
 def printed(cell: nbformat.NotebookNode) -> str:
@@ -285,7 +271,7 @@ def beyond_the_course(lessons: list[Lesson]) -> list[str]:
             if cell.cell_type == "code":
                 seen |= mentioned(cell.source)
             for name in tagged(cell, "solution:"):
-                unknown = sorted(needed(fenced(cell.source)) - seen)
+                unknown = sorted(needed(solving.fenced(cell.source)) - seen)
                 problems += [
                     f"{lesson.name}: solution {name} uses {each}, not met yet" for each in unknown
                 ]

@@ -29,7 +29,7 @@ NO_RETURN = "Your code returns nothing: what should a call give back?"
 IN_PLACE = "Your code changes its argument {}: the caller's own data."
 
 
-class ChangedInPlace(Exception):
+class ChangedInPlaceError(Exception):
     """An answer wrote into one of its arguments."""
 
 
@@ -39,7 +39,7 @@ def returned(answer: Callable[..., Any], *case: Any) -> Any:
     value = answer(*given)
     for name, before, after in zip(parameters(answer), case, given, strict=False):
         if isinstance(before, np.ndarray | list | dict | set) and not same(before, after):
-            raise ChangedInPlace(name)
+            raise ChangedInPlaceError(name)
     return list(value) if isinstance(value, Iterator) else value
 
 
@@ -148,7 +148,7 @@ def _grade(build: Build, inputs: list[Case], answer: Any, at: At) -> tuple[bool,
     if not failing:
         return True, f"{build.name}: right on all {len(inputs)} cases."
     first = failing[0]
-    reasons = [] if isinstance(got[first].error, ChangedInPlace) else _difference(
+    reasons = [] if isinstance(got[first].error, ChangedInPlaceError) else _difference(
         expected[first], got[first], build.compare_dtype)  # fmt: skip
     advice = _belief(build, inputs, got) or _what_kind(got[first], expected[first]) or GENERIC
     parted = _parted(expected[first], got[first], build.compare_dtype)
@@ -173,7 +173,7 @@ def _belief(build: Build, inputs: list[Case], got: list[Seen]) -> str | None:
 
 
 def _what_kind(got: Seen, expected: Seen) -> str | None:
-    if isinstance(got.error, ChangedInPlace):
+    if isinstance(got.error, ChangedInPlaceError):
         return IN_PLACE.format(got.error)
     if got.error is None and got.value is None and expected.value is not None:
         return NO_RETURN
@@ -261,8 +261,6 @@ def is_hole(node: ast.FunctionDef) -> bool:
     """Whether a function's body is a docstring and dots."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return all(
-        isinstance(one, ast.Expr)
-        and isinstance(one.value, ast.Constant)
-        and one.value.value is ...
+        isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and one.value.value is ...
         for one in body
     )

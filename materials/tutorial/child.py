@@ -1,5 +1,6 @@
 """Run the learner's code in a child process: it may hang, crash or print, and the page goes on."""
 
+import faulthandler
 import io
 import mmap
 import os
@@ -76,6 +77,7 @@ def what_happens(work: Callable[[], Any]) -> str:
 def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
     """The child's life; it ends here, so that nothing of the parent runs twice."""
     os.setsid()
+    faulthandler.disable()  # a crash is told in words
     _set_limits()
     printed = io.StringIO()
     silent = os.open(os.devnull, os.O_WRONLY)

@@ -62,12 +62,11 @@ def method_of(owner: type) -> Callable[[Any], Any]:
 def promises(part: str) -> None:
     """Test each promise of a part on the learner's package, and print what holds and what broke."""
     chosen = PARTS[part]
-    broken = {}
-    for promise in chosen.promises:
-        why = broken[sentence(promise)] = kept_by(chosen, promise)
-        print(f"{'✗' if why else '✓'} {sentence(promise)}" + (f"\n    {why}" if why else ""))
+    broken = {sentence(promise): kept_by(chosen, promise) for promise in chosen.promises}
+    lines = [f"✗ {text}\n    {why}" if why else f"✓ {text}" for text, why in broken.items()]
     holding = sum(why is None for why in broken.values())
-    print(f"{holding} of {len(broken)} promises hold. {keeping.owned_by(chosen)}")
+    print(*lines, f"{holding} of {len(broken)} promises hold.", sep="\n", end=" ")
+    print(keeping.owned_by(chosen))
 
 
 def kept_by(part: Part, promise: Callable[[Any], None]) -> str | None:

@@ -61,6 +61,7 @@ COUNT = Build(
     },
 )
 
+
 def offset_cases(rng):
     edges = [(np.arange(2), 2, 9, 4), (np.arange(4), 2, 9, 4), (np.arange(3), 3, 10, 3)]
     drawn = rng.integers(1, 20, (20, 3)).tolist()
@@ -362,12 +363,12 @@ RANDOM_WINDOWS = Build(
         "Every epoch draws the same windows.": lambda i, n, s, e: draw_as(i, n, (s,)),
         "Every seed draws the same windows.": lambda i, n, s, e: draw_as(i, n, (e,)),
         "The last window is never drawn.": lambda i, n, s, e: draw_as(i, n, (s, e), less=1),
-        "Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.": lambda i, n, s, e: (
-            draw_as(i, n, (s + e,))
+        "Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.": lambda i, n, s, e: draw_as(
+            i, n, (s + e,)
         ),
         "The windows come in order: nothing is random.": lambda i, n, s, e: (i + s + e) % n,
-        "These are hashes; they don't stop at `count`.": lambda i, n, s, e: (
-            hash_of(i, s, e).view(np.int64)
+        "These are hashes; they don't stop at `count`.": lambda i, n, s, e: hash_of(i, s, e).view(
+            np.int64
         ),
     },
 )
