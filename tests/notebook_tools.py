@@ -5,6 +5,7 @@ Every check is a function that returns a list of problems, in words; no problems
 
 import ast
 import builtins
+import re
 import symtable
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -270,6 +271,8 @@ def beyond_the_course(lessons: list[Lesson]) -> list[str]:
         for cell in lesson.cells:
             if cell.cell_type == "code":
                 seen |= mentioned(cell.source)
+            elif lesson.rebuilt and not tagged(cell, "solution:"):
+                seen |= named_in_prose(cell.source)
             for name in tagged(cell, "solution:"):
                 unknown = sorted(needed(solving.fenced(cell.source)) - seen)
                 problems += [
@@ -288,6 +291,12 @@ def mentioned(source: str) -> set[str]:
             if isinstance(value := getattr(node, field, None), str):
                 found.add(value)
     return found
+
+
+def named_in_prose(markdown: str) -> set[str]:
+    """Identifiers that a text sets as code: the hint and the task may bring a name."""
+    code = re.findall(r"`([^`\n]+)`", markdown)
+    return {name for one in code for name in re.findall(r"[A-Za-z_]\w*", one)}
 
 
 def needed(source: str) -> set[str]:
