@@ -131,6 +131,57 @@ def test_a_stub_is_not_written_yet():
     assert judge(DOUBLE, double).right is None
 
 
+class Untouched:
+    """Counts."""
+
+    def __init__(self):
+        self.total = 0
+
+    def add(self, number):
+        """Add a number."""
+        ...
+
+    def read(self):
+        """Return the sum."""
+        ...
+
+
+class HalfWritten(Untouched):
+    def add(self, number):
+        self.total += number
+
+    def read(self):
+        """Return the sum."""
+        ...
+
+
+class Written(HalfWritten):
+    def add(self, number):
+        self.total += number
+
+    def read(self):
+        return self.total
+
+
+@pytest.mark.parametrize(
+    "answer, right, told",
+    [(Untouched, None, "not written yet"), (HalfWritten, False, "still open: read"),
+     (Written, True, "right on all 1 cases")],
+)  # fmt: skip
+def test_a_class_is_judged_by_what_its_objects_do(answer, right, told):
+    def total(kind, numbers):
+        adder = kind()
+        for number in numbers:
+            adder.add(number)
+        return adder.read()
+
+    adder = Build(name="Adder", reference=Written, cases=[([1, 2],)], observe=total,
+                  written=("add", "read"))  # fmt: skip
+    verdict = judge(adder, answer)
+    assert verdict.right is right
+    assert told in verdict.text
+
+
 @pytest.mark.parametrize(
     "answer, told",
     [
