@@ -179,8 +179,8 @@ CARDS = [
     Card(
         name="an easy target",
         symbol="npydata.dataset.datasets.shifted_pair",
-        line="out[1] = tokens[:, 1:]",
-        mutant="out[1] = tokens[:, :-1]",
+        line="targets[:] = tokens[:, 1:]",
+        mutant="targets[:] = tokens[:, :-1]",
         promise=y_is_x_shifted,
         symptoms=(
             "The loss falls to zero within minutes: the model copies its input.",
