@@ -1,16 +1,17 @@
 """Rules of form that a notebook breaks until its lesson is rewritten: one list, meant to empty.
 
-An entry is "NN: some words of the problem", under the name of the rule's function.
+An entry is "NN: some words of the problem", under the name of the rule's function; under `numbers`
+it is a lesson.
 """
 
 EXEMPT: dict[str, set[str]] = {
     "long_cells": {
-        "01: ",
         "03: ",
         "06: ",
         "07: ",
         "09: ",
     },  # import cells: one name from each new module
+    "numbers": {"00", "03", "04", "06", "07", "09", "10"},  # not rebuilt yet
 }
 
 

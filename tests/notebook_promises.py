@@ -41,7 +41,8 @@ class FromNotebooks:
         self._lessons = {
             parse_symbol(dotted, lesson.root).name: lesson
             for lesson in lessons
-            for dotted, _ in lesson.with_tag("module:")
+            for cell in lesson.module_cells()
+            for dotted in tagged(cell, "module:")
         }
         self._built: dict[str, ModuleType] = {}
 
@@ -65,7 +66,7 @@ def build(lesson: Lesson) -> ModuleType:
     module = ModuleType(f"taught_in_{lesson.name}")
     sys.modules[module.__name__] = module
     for number, cell in enumerate(lesson.cells):
-        if "plumbing" in tags(cell) or tagged(cell, "module:"):
+        if "plumbing" in tags(cell) or cell in lesson.module_cells():
             body = ast.parse(cell.source).body
             kept = [node for node in body if not isinstance(node, ast.Expr)]
             filename = f"<{lesson.name}, cell {number}>"

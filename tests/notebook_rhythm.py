@@ -19,7 +19,7 @@ EXERCISE = re.compile(r"^### Exercise \d+ · .+ · [●○]{3} · (\d+) min$")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PLOT = re.compile(r"\bplt\.show\(|\bscoreboard\(")
 VARIES = re.compile(
-    r"plt\.|scoreboard|perf_counter|time|second|\bms\b|speed|path|trace|"
+    r"plt\.|figures\.|scoreboard|perf_counter|time|second|\bms\b|speed|path|trace|"
     r"settings|stall|usual_save|waited|bytes_read|page_faults|resident|evict|readahead|"
     r"memory|measure|bench",
     re.IGNORECASE,

@@ -5,12 +5,14 @@ Every check is a function that returns a list of problems, in words; no problems
 
 import ast
 import builtins
+import re
 import symtable
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from tutorial import solving
 from tutorial.symbols import (
     ROOT,
     Symbol,
@@ -44,6 +46,11 @@ class Lesson:
         return int(self.name.split("_")[0])
 
     @property
+    def rebuilt(self) -> bool:
+        """Whether the learner builds: its stubs are judged by the workbench."""
+        return any("checked(" in cell.source for _, cell in self.with_tag("exercise:"))
+
+    @property
     def code(self) -> list[nbformat.NotebookNode]:
         return [cell for cell in self.cells if cell.cell_type == "code"]
 
@@ -54,7 +61,7 @@ class Lesson:
                 yield rest, cell
 
     def module_cells(self) -> list[nbformat.NotebookNode]:
-        return [cell for cell in self.cells if tagged(cell, "module:")]
+        return [cell for cell in self.code if tagged(cell, "module:")]
 
 
 def read_lesson(path: Path) -> Lesson:
@@ -248,27 +255,7 @@ def bad_plumbing(lesson: Lesson) -> list[str]:
 
 def solutions(lesson: Lesson) -> dict[str, str]:
     """The code of each folded solution."""
-    return {name: fenced(cell.source) for name, cell in lesson.with_tag("solution:")}
-
-
-def fenced(markdown: str) -> str:
-    """The text of the one ```python fence of a Markdown cell."""
-    parts = markdown.split("```python\n")
-    if len(parts) != 2:
-        raise ValueError(f"expected one ```python fence, found {len(parts) - 1}")
-    return parts[1].split("```")[0].rstrip()
-
-
-def solved(lesson: Lesson) -> nbformat.NotebookNode:
-    """The notebook with every stub replaced by its solution, and no outputs."""
-    answers = solutions(lesson)
-    notebook = nbformat.v4.new_notebook(cells=[cell.copy() for cell in lesson.cells])
-    for cell in notebook.cells:
-        for name in tagged(cell, "exercise:"):
-            cell.source = answers[name]
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return notebook
+    return solving.solutions(lesson.cells)
 
 
 def printed(cell: nbformat.NotebookNode) -> str:
@@ -284,8 +271,10 @@ def beyond_the_course(lessons: list[Lesson]) -> list[str]:
         for cell in lesson.cells:
             if cell.cell_type == "code":
                 seen |= mentioned(cell.source)
+            elif lesson.rebuilt and not tagged(cell, "solution:"):
+                seen |= named_in_prose(cell.source)
             for name in tagged(cell, "solution:"):
-                unknown = sorted(needed(fenced(cell.source)) - seen)
+                unknown = sorted(needed(solving.fenced(cell.source)) - seen)
                 problems += [
                     f"{lesson.name}: solution {name} uses {each}, not met yet" for each in unknown
                 ]
@@ -302,6 +291,12 @@ def mentioned(source: str) -> set[str]:
             if isinstance(value := getattr(node, field, None), str):
                 found.add(value)
     return found
+
+
+def named_in_prose(markdown: str) -> set[str]:
+    """Identifiers that a text sets as code: the hint and the task may bring a name."""
+    code = re.findall(r"`([^`\n]+)`", markdown)
+    return {name for one in code for name in re.findall(r"[A-Za-z_]\w*", one)}
 
 
 def needed(source: str) -> set[str]:

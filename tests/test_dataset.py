@@ -36,63 +36,29 @@ def ids(tmp_path):
     return tmp_path / "ids.npy"
 
 
-@pytest.mark.promise
-@pytest.mark.notebook_01
-class TestPromises:
-    """What notebook 01 teaches, run against the module and against the notebook's own cells."""
+def test_ten_tokens_give_two_samples_of_three_in_order(raw):
+    ds = MmapDataset(raw(10), 3)
+    assert len(ds) == 2
+    assert [part.tolist() for part in ds[0]] == [[0, 1, 2], [1, 2, 3]]
+    assert ds[1][0].tolist() == [4, 5, 6]
+    for part in ds.fetch([0, 1, 0]):
+        assert part.dtype == torch.int64
+        assert part.is_contiguous()
 
-    def test_ten_tokens_give_two_samples_of_three(self, taught, raw):
-        ds = taught.MmapDataset(raw(10), 3)
-        assert len(ds) == 2
-        assert [part.tolist() for part in ds[0]] == [[0, 1, 2], [1, 2, 3]]
-        assert ds[1][0].tolist() == [4, 5, 6]
 
-    def test_y_is_x_shifted_by_one(self, taught, ids):
-        for ds in (taught.MmapDataset(ids, 16), taught.NpyTokensDataset(ids, 16, seed=0)):
-            x, y = ds.fetch(range(64))
-            assert x.shape == y.shape == (64, 16)
-            assert torch.equal(x + 1, y)
+def test_every_index_past_the_end_is_refused(raw):
+    for ds in (MmapDataset(raw(8), 3), NpyTokensDataset(raw(8), 3)):
+        for index in (len(ds), -len(ds) - 1, 10**12):
+            with pytest.raises(IndexError):
+                ds[index]
 
-    def test_x_and_y_are_contiguous_int64(self, taught, ids):
-        for part in taught.MmapDataset(ids, 16).fetch([0, 5, 9]):
-            assert part.dtype == torch.int64
-            assert part.is_contiguous()
-            assert part.view(-1).shape == (48,)
 
-    def test_ids_above_2_to_the_24_survive_exactly(self, taught, raw):
-        for first in (2**24 - 5, 2**32 - 10):
-            x, y = taught.MmapDataset(raw(10, first=first), 9, dtype="uint32")[0]
-            assert x.tolist() == list(range(first, first + 9))
-            assert y.tolist() == list(range(first + 1, first + 10))
-
-    def test_the_last_start_is_drawn_and_a_file_of_one_window_works(self, taught, raw):
-        ds = taught.NpyTokensDataset(raw(8), 3, seed=0)
-        assert set(ds.fetch(range(200))[0][:, 0].tolist()) == {0, 1, 2, 3, 4}
-        assert taught.NpyTokensDataset(raw(4), 3, seed=0)[0][0].tolist() == [0, 1, 2]
-
-    def test_a_seeded_sample_depends_on_seed_epoch_and_index_alone(self, taught, ids):
-        ds, again = (taught.NpyTokensDataset(ids, 16, seed=7) for _ in range(2))
-        batch = ds.fetch([3, 1, 4])
-        assert torch.equal(again.fetch([1, 4, 3])[0][[2, 0, 1]], batch[0])
-        assert torch.equal(again[4][0], batch[0][2])
-
-    def test_an_epoch_changes_the_windows(self, taught, ids):
-        ds = taught.NpyTokensDataset(ids, 16, seed=7)
-        first = ds.fetch(range(100))[0]
-        ds.set_epoch(1)
-        assert not torch.equal(ds.fetch(range(100))[0], first)
-        assert torch.equal(ds.fetch(range(100), epoch=0)[0], first)
-
-    def test_without_a_seed_every_call_draws_anew(self, taught, ids):
-        ds = taught.NpyTokensDataset(ids, 16)
-        assert not torch.equal(ds.fetch(range(100))[0], ds.fetch(range(100))[0])
-        assert len(ds.fetch([5] * 100)[0][:, 0].unique()) > 50
-
-    def test_every_index_past_the_end_is_refused(self, taught, raw):
-        for ds in (taught.MmapDataset(raw(8), 3), taught.NpyTokensDataset(raw(8), 3)):
-            for index in (len(ds), -len(ds) - 1, 10**12):
-                with pytest.raises(IndexError):
-                    ds[index]
+@pytest.mark.parametrize("given", [{"seed": 1.0}, {"epoch": 1.0}, {"seed": "1"}])
+def test_a_seed_or_an_epoch_that_is_no_integer_is_refused(ids, given):
+    ds = NpyTokensDataset(ids, 16, seed=0)
+    ds.fetch([0], seed=1, epoch=1)  # the same key, in integers, was made before
+    with pytest.raises(TypeError):
+        ds.fetch([0], **given)
 
 
 def test_index_2_of_8_tokens_is_refused(raw):

@@ -29,7 +29,7 @@ NO_RETURN = "Your code returns nothing: what should a call give back?"
 IN_PLACE = "Your code changes its argument {}: the caller's own data."
 
 
-class ChangedInPlace(Exception):
+class ChangedInPlaceError(Exception):
     """An answer wrote into one of its arguments."""
 
 
@@ -39,7 +39,7 @@ def returned(answer: Callable[..., Any], *case: Any) -> Any:
     value = answer(*given)
     for name, before, after in zip(parameters(answer), case, given, strict=False):
         if isinstance(before, np.ndarray | list | dict | set) and not same(before, after):
-            raise ChangedInPlace(name)
+            raise ChangedInPlaceError(name)
     return list(value) if isinstance(value, Iterator) else value
 
 
@@ -95,7 +95,11 @@ class Seen:
     error: BaseException | None = None
 
     def text(self, dtype: bool) -> str:
-        return text_of(self.value, dtype) if self.error is None else in_one_line(self.error)
+        if self.error is not None:
+            return in_one_line(self.error)
+        if isinstance(self.value, dict):
+            return ", ".join(f"{key}: {text_of(one, dtype)}" for key, one in self.value.items())
+        return text_of(self.value, dtype)
 
 
 def judge(build: Build, answer: Any) -> Verdict:
@@ -148,12 +152,14 @@ def _grade(build: Build, inputs: list[Case], answer: Any, at: At) -> tuple[bool,
     if not failing:
         return True, f"{build.name}: right on all {len(inputs)} cases."
     first = failing[0]
-    reasons = [] if isinstance(got[first].error, ChangedInPlace) else _difference(
-        expected[first], got[first], build.compare_dtype)  # fmt: skip
-    advice = _belief(build, inputs, got) or _what_kind(got[first], expected[first]) or GENERIC
+    other = _other_kind(expected[first], got[first])
+    belief = _belief(build, inputs, got) or _what_kind(got[first], expected[first])
+    where = _difference(expected[first], got[first], build.compare_dtype)
+    named = isinstance(expected[first].value, dict)  # the entries shown say what is wrong
+    reasons = [belief] if belief else [other] if other else where if named else [*where, GENERIC]
     parted = _parted(expected[first], got[first], build.compare_dtype)
     texts = (seen.text(build.compare_dtype) for seen in parted)
-    return False, _report(build, inputs[first], *texts, [*reasons, advice])
+    return False, _report(build, inputs[first], *texts, reasons)
 
 
 def agree(expected: Seen, got: Seen, compare_dtype: bool) -> bool:
@@ -173,7 +179,7 @@ def _belief(build: Build, inputs: list[Case], got: list[Seen]) -> str | None:
 
 
 def _what_kind(got: Seen, expected: Seen) -> str | None:
-    if isinstance(got.error, ChangedInPlace):
+    if isinstance(got.error, ChangedInPlaceError):
         return IN_PLACE.format(got.error)
     if got.error is None and got.value is None and expected.value is not None:
         return NO_RETURN
@@ -190,19 +196,33 @@ def _parted(expected: Seen, got: Seen, dtype: bool) -> tuple[Seen, Seen]:
     return tuple(map(Seen, both))
 
 
+def _other_kind(expected: Seen, got: Seen) -> str | None:
+    """Another kind of value altogether: a list where one number was asked for."""
+    if expected.error or got.error:
+        return None
+    kinds = [_kind(seen.value) for seen in (got, expected)]
+    return None if kinds[0] == kinds[1] else f"{kinds[0]} came back, expected {kinds[1]}"
+
+
+def _kind(value: Any) -> str:
+    if np.isscalar(value) and not isinstance(value, str | bytes):
+        return "one number"
+    if hasattr(value, "shape") and value.shape == ():
+        return "one number"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
 def _difference(expected: Seen, got: Seen, dtype: bool) -> list[str]:
-    """Where two values part, when looking at them whole would not show it."""
+    """Where two arrays part, or two pairs of them: looking at them whole may not show it."""
     a, b = expected.value, got.value
-    if expected.error or got.error or a is None or b is None:
-        return []
     if isinstance(a, tuple) and isinstance(b, tuple | list) and len(a) == len(b):
         for number, (one, other) in enumerate(zip(a, b, strict=True)):
             if not same(one, other, dtype):
                 found = _difference(Seen(one), Seen(other), dtype)
                 return [f"part {number}: {text}" for text in found]
     if not (hasattr(a, "shape") and hasattr(b, "shape")):
-        return [] if type(a) is type(b) or np.isscalar(a) == np.isscalar(b) else [
-            f"a {type(b).__name__}, expected a {type(a).__name__}"]  # fmt: skip
+        return []
     left, right = np.asarray(a), np.asarray(b)
     if left.shape != right.shape:
         return [f"shape {right.shape}, expected {left.shape}"]
@@ -261,8 +281,6 @@ def is_hole(node: ast.FunctionDef) -> bool:
     """Whether a function's body is a docstring and dots."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return all(
-        isinstance(one, ast.Expr)
-        and isinstance(one.value, ast.Constant)
-        and one.value.value is ...
+        isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and one.value.value is ...
         for one in body
     )

@@ -1,5 +1,6 @@
 """Run the learner's code in a child process: it may hang, crash or print, and the page goes on."""
 
+import faulthandler
 import io
 import mmap
 import os
@@ -23,7 +24,10 @@ MEMORY_BYTES = 4 << 30
 """What a child may take beyond what its parent has: a list without end raises MemoryError."""
 MOST_PRINTED = 5
 """Lines of what the learner's code prints."""
-KILLED = "the system killed the process"
+KILLED = "the process dies"
+SLOW = "it computed for seconds, and had not come to an end"
+BUSY_S = 0.5
+"""Of the time it had, a child that only waits computes less."""
 STATM = Path("/proc/self/statm")
 
 At = Callable[[int], None]
@@ -56,14 +60,15 @@ def in_child(work: Callable[[At], Any]) -> Ended:
     send.close()
     try:
         in_time = receive.poll(WALL_S)
-        value, printed, why = receive.recv() if in_time else (None, "", "it waited without end")
+        value, printed, why = receive.recv() if in_time else (None, "", None)
     except EOFError:  # it died, and its end of the pipe was closed with it
         value, printed, why = None, "", _in_words(os.waitpid(pid, 0)[1])
         pid = 0
     finally:
         receive.close()
-        if pid:
-            _end(pid)
+        computed_s = _end(pid) if pid else 0.0
+    if pid and not in_time:
+        why = SLOW if computed_s > BUSY_S else "it waited without end"
     return Ended(value, printed, int.from_bytes(reached[:]), why)
 
 
@@ -76,6 +81,7 @@ def what_happens(work: Callable[[], Any]) -> str:
 def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
     """The child's life; it ends here, so that nothing of the parent runs twice."""
     os.setsid()
+    faulthandler.disable()  # a crash is told in words
     _set_limits()
     printed = io.StringIO()
     silent = os.open(os.devnull, os.O_WRONLY)
@@ -101,19 +107,20 @@ def _set_limits() -> None:
         sys.modules["torch"].set_num_threads(1)  # the parent's pool of threads is not here
 
 
-def _end(pid: int) -> None:
-    """Kill what is left of a child that gave its answer or had its time, and its own children."""
+def _end(pid: int) -> float:
+    """Kill what is left of a child, and of its children; the seconds it had computed."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    usage = os.wait4(pid, 0)[2]
+    return usage.ru_utime + usage.ru_stime
 
 
 def _in_words(status: int) -> str:
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number in (signal.SIGXCPU, signal.SIGKILL):
-        return "it computed without end"
+        return SLOW
     if number:
         return f"{KILLED}: {signal.Signals(number).name}"
     return "it ended the process"

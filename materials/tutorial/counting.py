@@ -133,7 +133,8 @@ def longest_idle(cells: list[Cell]) -> int:
     """The longest run of cells in which the learner has nothing to write, guess or turn."""
     longest = run = 0
     for cell in cells:
-        active = cell.cell_type == "code" and TO_DO.search(cell.source)
+        code = cell.cell_type == "code"
+        active = code and ("play" in tags(cell) or TO_DO.search(cell.source))
         run = 0 if active else run + 1
         longest = max(longest, run)
     return longest

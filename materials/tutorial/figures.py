@@ -127,6 +127,7 @@ def strip(ax: Axes, rows: Mapping[str, Sequence[str]], *, unit: str = "page (4 K
 
 def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
     """Turn the length of a window and the readahead: which of 64 pages three windows read."""
+    use_style()
     starts = (3_000, 40_300, 98_000)
 
     def draw(seq_len: float, readahead_pages: float) -> None:
@@ -144,9 +145,7 @@ def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
         counts = [sum(state != "absent" for state in row) for row in (needed, read)]
         print(f"{int(seq_len)} tokens a window: {counts[0]} pages needed, {counts[1]} read")
 
-    with_sliders(
-        draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1)
-    )
+    with_sliders(draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1))
 
 
 def _cell(x: float, y: float, color: str) -> FancyBboxPatch:
@@ -210,6 +209,7 @@ def scoreboard(
 
     The parts are `data wait`, `compute`, `save stall`, `load`.
     """
+    use_style()
     rows = ([("before", before)] if before else []) + [("now", parts)]
     height = 1.7 + 0.75 * (len(rows) - 1)
     _, ax = plt.subplots(figsize=(WIDTH, height))

@@ -7,6 +7,7 @@ folder, so that it neither finds nor leaves anything.
 """
 
 import builtins
+import dis
 import inspect
 import os
 import re
@@ -42,7 +43,7 @@ def keep(part: Part, build: Build, answer: Any) -> None:
     """Put an accepted answer into the package."""
     source = source_of(answer)
     if build.kept and source:
-        owned = f"\n\n{build.owner}.{build.name} = {build.name}" if build.owner else ""
+        owned = f"\n\n\n{build.owner}.{build.name} = {build.name}" if build.owner else ""
         write(part, pieces(part) | {build.name: brought_along(part, answer) + source + owned})
 
 
@@ -104,9 +105,9 @@ def owned_by(part: Part) -> str:
     if not missing:
         return f"{part.name}: all {len(names)} pieces are yours"
     if len(missing) == len(names):
-        return f"{part.name}: none of the {len(names)} pieces is yours yet; the library's run"
+        return f"{part.name}: none of the {len(names)} pieces is yours yet, the library's stand in"
     yours = f"{part.name}: {len(names) - len(missing)} of {len(names)} pieces are yours"
-    return f"{yours}; the library's run for {', '.join(missing)}"
+    return f"{yours}; the library's stand in for {', '.join(missing)}"
 
 
 def load(part: Part, own: dict[str, str] | None = None) -> ModuleType:
@@ -143,19 +144,20 @@ def brought_along(part: Part, answer: Any) -> str:
             lines.append(source_of(value) or f"{name} = ...  # from another cell")
         elif hasattr(value, "__qualname__"):
             lines.append(f"from {value.__module__} import {value.__qualname__} as {name}")
-        else:
+        elif isinstance(value, int | float | str | bytes | tuple):
             lines.append(f"{name} = {value!r}")
     return "".join(f"{line}\n\n\n" for line in lines)
 
 
 def names_in(answer: Any) -> set[str]:
-    """The names that a function's code looks up."""
+    """The names that a function, or a class with its methods, looks up outside itself."""
     if inspect.isclass(answer):
         return set().union(*(names_in(one) for one in vars(answer).values() if callable(one)))
     code = getattr(answer, "__code__", None)
-    return _names(code) if code else set()
+    return _globals_of(code) if code else set()
 
 
-def _names(code: CodeType) -> set[str]:
+def _globals_of(code: CodeType) -> set[str]:
     nested = (one for one in code.co_consts if isinstance(one, CodeType))
-    return set(code.co_names).union(*map(_names, nested))
+    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return found.union(*map(_globals_of, nested))

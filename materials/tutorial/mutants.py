@@ -15,10 +15,12 @@ SWAPS: dict[type, tuple[type, ...]] = {
 
 
 def mutants(source: str) -> Iterator[tuple[str, str]]:
-    """(the changed statement, the whole source) of each mutant of a function or class."""
+    """(the changed statement, the whole source) of each mutant of a body; headers are given."""
     tree = ast.parse(source)
+    headers = [node for node in ast.walk(tree) if isinstance(node, ast.arguments)]
+    given = {id(node) for header in headers for node in ast.walk(header)}
     for number, node in enumerate(ast.walk(tree)):
-        for change in _changes(node):
+        for change in () if id(node) in given else _changes(node):
             mutant = copy.deepcopy(tree)
             target = list(ast.walk(mutant))[number]
             change(target)

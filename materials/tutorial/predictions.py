@@ -2,8 +2,7 @@
 
     predict("copy", "yes", "no", mine=...)      # one of some choices
     predict("bytes", unit="bytes", mine=...)    # a number; within a factor of 2 is right
-    reveal("copy", "no")                        # in the cell that shows it
-    predictions()                               # at the end of the lesson
+    reveal("copy", "no")                        # in the cell that shows it; counts so far
 
 In JupyterLab a widget takes the answer; elsewhere it stands in the call.
 """
@@ -60,21 +59,21 @@ def _widget(asked: Prediction, unit: str) -> None:
 
 
 def reveal(name: str, truth: Any) -> None:
-    """Say what it is, beside what was predicted."""
+    """Say what it is, beside what was predicted, and how many were right so far."""
     asked = MADE.setdefault(name, Prediction(()))
     if asked.mine is ...:
-        print(f"it is {truth}; you made no prediction")
+        print(f"it is: {truth}\n(you made no prediction)")
         return
-    asked.right = asked.mine == truth if asked.choices else _near(asked.mine, truth)
-    print(f"it is {truth}; you said {asked.mine}{': right' if asked.right else ''}")
+    asked.right = _begins(asked.mine, truth) if asked.choices else _near(asked.mine, truth)
+    made = [one.right for one in MADE.values() if one.right is not None]
+    verdict = "right" if asked.right else "not so"
+    print(f"it is: {truth}\nyou said {asked.mine}: {verdict} ({sum(made)} of {len(made)} right)")
+
+
+def _begins(mine: str, truth: Any) -> bool:
+    """A truth may say more than the choice: 'the process dies: SIGBUS'."""
+    return str(truth).startswith(mine)
 
 
 def _near(mine: float, truth: float) -> bool:
     return mine == truth or (mine > 0 and truth / NEAR <= mine <= truth * NEAR)
-
-
-def predictions() -> None:
-    """How many of the lesson's predictions were made, and how many were right."""
-    made = [one for one in MADE.values() if one.right is not None]
-    right = sum(bool(one.right) for one in made)
-    print(f"predictions: {len(made)} of {len(MADE)} made, {right} right")

@@ -3,7 +3,7 @@
     num_windows = checked("num_windows", num_windows)   # after each stub
     @method_of(MyAccess)                                # above a stub that is a method
     promises("dataset")                                 # the part's promises, on the learner's code
-    predict("copy", "yes", "no", mine=...); reveal("copy", "no"); predictions()
+    predict("copy", "yes", "no", mine=...); reveal("copy", "no")
     card("one window lost", mine=...)                   # a mutant; the learner says what it does
 
 All are plain calls: they work without widgets, under nbval, and when nothing was written yet.
@@ -17,14 +17,13 @@ from tutorial.building import judge
 from tutorial.child import in_child, what_happens
 from tutorial.lessons import PARTS, Part, build_named
 from tutorial.mutation import diff, infect
-from tutorial.predictions import predict, predictions, reveal
+from tutorial.predictions import predict, reveal
 
 __all__ = [
     "card",
     "checked",
     "method_of",
     "predict",
-    "predictions",
     "promises",
     "reveal",
     "what_happens",
@@ -63,12 +62,11 @@ def method_of(owner: type) -> Callable[[Any], Any]:
 def promises(part: str) -> None:
     """Test each promise of a part on the learner's package, and print what holds and what broke."""
     chosen = PARTS[part]
-    broken = {}
-    for promise in chosen.promises:
-        why = broken[sentence(promise)] = kept_by(chosen, promise)
-        print(f"{'✗' if why else '✓'} {sentence(promise)}" + (f"\n    {why}" if why else ""))
+    broken = {sentence(promise): kept_by(chosen, promise) for promise in chosen.promises}
+    lines = [f"✗ {text}\n    {why}" if why else f"✓ {text}" for text, why in broken.items()]
     holding = sum(why is None for why in broken.values())
-    print(f"{holding} of {len(broken)} promises hold. {keeping.owned_by(chosen)}")
+    print(*lines, f"{holding} of {len(broken)} promises hold.", sep="\n", end=" ")
+    print(keeping.owned_by(chosen))
 
 
 def kept_by(part: Part, promise: Callable[[Any], None]) -> str | None:
@@ -90,12 +88,12 @@ def card(name: str, mine: Any = ...) -> None:
     for number, symptom in enumerate(found.symptoms, start=1):
         print(f"  {number}. {symptom}")
     if mine is ...:
-        print("What would you notice? Write the number in place of the dots, then run the cell.")
+        print("Write the number in place of the dots, then run the cell.\n")
         return
     print(f"You say {mine}:", "right." if mine == found.right else f"it is {found.right}.")
     why = in_child(lambda at: run_card(part, found)).why
     print(f"Run with that line: '{sentence(found.promise)}' {'broke' if why else 'held'}")
-    print(f"    {why}" if why else "    nothing noticed")
+    print(f"    {why or 'nothing was noticed'}\n")
 
 
 def run_card(part: Part, found: Any) -> None:

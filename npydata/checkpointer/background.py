@@ -1,6 +1,6 @@
 """The threads of a save: who may call it, work in the background, and how far along it is.
 
-Built in ``notebooks/05_async_checkpointer``.
+Built in ``notebooks/07_async_checkpointer``.
 """
 
 import logging

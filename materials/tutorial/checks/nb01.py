@@ -15,7 +15,7 @@ from npydata.dataset.hashing import hash_of
 from npydata.dataset.layout import TokenLayout
 from npydata.dataset.token_windows import require_vocabulary
 from npydata.dataset.windows import num_windows, pages_touched, random_windows, window_offsets
-from tutorial.building import Build
+from tutorial.building import Build, returned
 from tutorial.frames.dataset import MyAccess, MyDataset
 from tutorial.grading import text_of
 from tutorial.promised.dataset import CARDS, PROMISES, file_of  # noqa: F401
@@ -26,6 +26,12 @@ PART = "dataset"
 def with_method(owner, name, method):
     """A class of its own for an answer that is a method."""
     return type(owner.__name__, (owner,), {name: method})
+
+
+def array_returned(answer, *case):
+    """What a call returns; a list is not enough where arrays go in and come out."""
+    value = returned(answer, *case)
+    return {"kind": type(value).__name__, "value": np.asarray(value)}
 
 
 # Windows and pages
@@ -58,8 +64,11 @@ COUNT = Build(
         ),
         "You count windows that would hang over the end of the file.": lambda n, t, s: n // s,
         "You lay the windows side by side, whatever the stride is.": lambda n, t, s: n // (t + 1),
+        "You count how often a stride fits before the last start; the window at 0 counts too, "
+        "and a short file has none.": lambda n, t, s: (n - t) // s,
     },
 )
+
 
 def offset_cases(rng):
     edges = [(np.arange(2), 2, 9, 4), (np.arange(4), 2, 9, 4), (np.arange(3), 3, 10, 3)]
@@ -74,6 +83,7 @@ OFFSETS = Build(
     name="window_offsets",
     reference=window_offsets,
     cases=offset_cases,
+    observe=array_returned,
     compare_dtype=True,
     wrong={
         "Your windows cross from one row into the next.": lambda w, n, r, s: w * s,
@@ -205,14 +215,24 @@ def refusal_seen(answer, opened, now):
         answer(layout, now)
     except TokenFileError as error:
         text = str(error)
-        said = {"file": "tokens.npy" in text, "found": str(now) in text}
-        return {"raised": "TokenFileError", **said, "expected": str(opened) in text}
+        facts = {"file": "tokens.npy", "size found": str(now), "size expected": str(opened)}
+        said = {f"names the {what}": fact in text for what, fact in facts.items()}
+        return {"raised": "TokenFileError", **said}
     return {"raised": "nothing"}
 
 
 def refuse(layout, size, when=lambda size, expected: size != expected, text="{0}: {1}, not {2}"):
     if when(size, layout.file_size):
         raise TokenFileError(text.format(layout.path, size, layout.file_size))
+
+
+def raises_a_value_error(layout, size):
+    if size != layout.file_size:
+        raise ValueError(f"{layout.path}: {size} bytes, expected {layout.file_size}")
+
+
+def asserts(layout, size):
+    assert size == layout.file_size
 
 
 REQUIRE_UNCHANGED = Build(
@@ -228,6 +248,8 @@ REQUIRE_UNCHANGED = Build(
         "You return whether it changed; who would look?": lambda layout, size: (
             size == layout.file_size
         ),
+        "Who catches it waits for a TokenFileError.": raises_a_value_error,
+        "An assert is gone under `python -O`; raise the error yourself.": asserts,
         "You refuse the file that is as it was.": partial(
             refuse, when=lambda size, expected: size == expected
         ),
@@ -312,7 +334,7 @@ GATHER = Build(
 # The random draw
 
 
-def draw_seen(answer, count, seed, epoch, indices=4000):
+def draw_seen(answer, count, seed, epoch, indices=1000):
     """What a draw must be, whatever the hash."""
     asked = np.arange(indices)
     drawn = np.asarray(answer(asked, count, seed, epoch))
@@ -330,7 +352,7 @@ def draw_seen(answer, count, seed, epoch, indices=4000):
         ),
         "same when asked again": another(seed, epoch),
         "same when asked alone": int(answer(np.array([77]), count, seed, epoch)[0]) == drawn[77],
-        "in order": bool((np.diff(drawn) >= 0).mean() > 0.9),
+        "in order": bool((np.diff(drawn.astype(np.int64)) >= 0).mean() > 0.9),
         "same for another seed": another(seed + 1, epoch),
         "same for another epoch": another(seed, epoch + 1),
         "same for seed and epoch exchanged": another(seed + 1, max(epoch - 1, 0)),
@@ -362,12 +384,12 @@ RANDOM_WINDOWS = Build(
         "Every epoch draws the same windows.": lambda i, n, s, e: draw_as(i, n, (s,)),
         "Every seed draws the same windows.": lambda i, n, s, e: draw_as(i, n, (e,)),
         "The last window is never drawn.": lambda i, n, s, e: draw_as(i, n, (s, e), less=1),
-        "Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.": lambda i, n, s, e: (
-            draw_as(i, n, (s + e,))
+        "Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.": lambda i, n, s, e: draw_as(
+            i, n, (s + e,)
         ),
         "The windows come in order: nothing is random.": lambda i, n, s, e: (i + s + e) % n,
-        "These are hashes; they don't stop at `count`.": lambda i, n, s, e: (
-            hash_of(i, s, e).view(np.int64)
+        "These are hashes; they don't stop at `count`.": lambda i, n, s, e: hash_of(i, s, e).view(
+            np.int64
         ),
     },
 )
@@ -411,6 +433,10 @@ def ignores_what_is_given(self, indices, seed, epoch):
     return choose_as(self, indices, self.seed, self.epoch)
 
 
+def invents_a_seed(self, indices, seed, epoch):
+    return choose_as(self, indices, seed or 0, epoch or 0)
+
+
 def forgets_its_own(self, indices, seed, epoch):
     return choose_as(self, indices, seed, 0 if epoch is None else epoch)
 
@@ -438,6 +464,7 @@ WINDOWS_OF = Build(
     wrong={
         "A seed or an epoch of 0 counts as well; you take it for none.": treats_zero_as_none,
         "The loader gives seed and epoch, and you use the dataset's own.": ignores_what_is_given,
+        "`or 0` invents a seed and an epoch that nobody gave.": invents_a_seed,
         "Nothing given means the dataset's own seed and epoch.": forgets_its_own,
         "Without any seed, two calls must draw different windows.": seedless_is_seed_zero,
         "Without any seed, the same index twice must give two windows.": keeps_the_indices,
@@ -455,9 +482,9 @@ def batch_seen(answer, ids, dtype, vocab_size, with_out):
         try:
             x, y = dataset.fetch_windows(np.array([0, 2]), out=out)
         except TokenFileError:
-            return "TokenFileError"
+            return {"refused": True}
         written = with_out and np.array_equal(out, [x.numpy(), y.numpy()])
-        return {"x": x.numpy(), "y": y.numpy(), "written into out": written}
+        return {"refused": False, "x": x.numpy(), "y": y.numpy(), "written into out": written}
 
 
 def batch_as(self, windows, out=None, check=True):

@@ -40,7 +40,7 @@ def windows_stay_in_their_row(mine):
         crossing = int((x[:, 0] // 25 != y[:, -1] // 25).sum())
         expect(crossing, 0, "windows that cross, of 500")
     starts = mine.window_offsets(np.arange(4), 2, 9, 4)
-    expect(starts.tolist(), [0, 4, 9, 13], "two rows of 9 tokens, stride 4")
+    expect(list(starts), [0, 4, 9, 13], "two rows of 9 tokens, stride 4")
 
 
 def pages_hold_the_window(mine):
@@ -179,8 +179,8 @@ CARDS = [
     Card(
         name="an easy target",
         symbol="npydata.dataset.datasets.shifted_pair",
-        line="out[1] = tokens[:, 1:]",
-        mutant="out[1] = tokens[:, :-1]",
+        line="targets[:] = tokens[:, 1:]",
+        mutant="targets[:] = tokens[:, :-1]",
         promise=y_is_x_shifted,
         symptoms=(
             "The loss falls to zero within minutes: the model copies its input.",
