@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from npydata import Permutation
 from npydata.loader.sampler import BLOCK_SAMPLES, BatchSampler, EpochOrder
 
 
@@ -31,99 +32,105 @@ def test_the_positions_of_several_batches_are_those_of_each():
             assert found == [k for batch in batches for k in each[batch]]
 
 
-@pytest.mark.promise
-@pytest.mark.notebook_03
-class TestPromises:
-    """What notebook 03 teaches, run against the module and against the notebook's own cells."""
+def ranks_of(samples, batch_size, world_size, drop_last=False, start=0):
+    return [
+        BatchSampler(
+            samples,
+            batch_size,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            start=start,
+        )
+        for rank in range(world_size)
+    ]
 
-    def ranks(self, taught, samples, batch_size, world_size, drop_last=False, start=0):
-        return [
-            taught.BatchSampler(
-                samples,
-                batch_size,
-                rank=rank,
-                world_size=world_size,
-                drop_last=drop_last,
-                start=start,
-            )
-            for rank in range(world_size)
-        ]
 
-    def test_every_rank_gets_equally_many_batches_of_equal_size(self, taught):
-        for case in small_cases():
-            shapes = {tuple(map(len, positions(rank))) for rank in self.ranks(taught, *case)}
-            assert len(shapes) == 1, case
+def test_every_rank_gets_equally_many_batches_of_equal_size():
+    for case in small_cases():
+        shapes = {tuple(map(len, positions(rank))) for rank in ranks_of(*case)}
+        assert len(shapes) == 1, case
 
-    def test_the_ranks_share_the_rest_of_the_epoch_and_nobody_gets_a_sample_twice(self, taught):
-        for samples, batch_size, world_size, drop_last, start in small_cases():
-            ranks = self.ranks(taught, samples, batch_size, world_size, drop_last, start)
-            given = sorted(k for rank in ranks for batch in positions(rank) for k in batch)
-            assert given == list(range(start, samples - ranks[0].dropped))
 
-    def test_less_than_one_sample_per_rank_is_dropped(self, taught):
-        for samples, batch_size, world_size, drop_last, start in small_cases():
-            sampler = self.ranks(taught, samples, batch_size, world_size, drop_last, start)[0]
-            rest = (samples - start) % (batch_size * world_size)
-            assert sampler.dropped == (rest if drop_last else rest % world_size)
+def test_the_ranks_share_the_rest_of_the_epoch_and_nobody_gets_a_sample_twice():
+    for samples, batch_size, world_size, drop_last, start in small_cases():
+        ranks = ranks_of(samples, batch_size, world_size, drop_last, start)
+        given = sorted(k for rank in ranks for batch in positions(rank) for k in batch)
+        assert given == list(range(start, samples - ranks[0].dropped))
 
-    def test_a_global_batch_is_the_next_samples_and_rank_r_takes_the_rth_slice(self, taught):
-        first, second = self.ranks(taught, 100, 4, 2)
-        assert positions(first)[:2] == [[0, 1, 2, 3], [8, 9, 10, 11]]
-        assert positions(second)[:2] == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
-    def test_the_tail_is_split_evenly(self, taught):
-        assert [positions(rank)[-1] for rank in self.ranks(taught, 17, 4, 3)] == [[12], [13], [14]]
+def test_less_than_one_sample_per_rank_is_dropped():
+    for samples, batch_size, world_size, drop_last, start in small_cases():
+        sampler = ranks_of(samples, batch_size, world_size, drop_last, start)[0]
+        rest = (samples - start) % (batch_size * world_size)
+        assert sampler.dropped == (rest if drop_last else rest % world_size)
 
-    def test_a_sampler_from_where_another_stood_goes_on_with_its_batches(self, taught):
-        for samples, batch_size, world_size, drop_last, start in small_cases():
-            ranks = self.ranks(taught, samples, batch_size, world_size, drop_last, start)
-            for rank, k in itertools.product(ranks[-1:], range(len(ranks[0]))):
-                after = self.ranks(
-                    taught, samples, batch_size, world_size, drop_last, rank.samples_after(k)
-                )
-                assert positions(after[-1]) == positions(rank)[k:]
 
-    def test_every_batch_but_the_last_is_full(self, taught):
-        for case in small_cases():
-            sizes = [len(batch) for batch in positions(self.ranks(taught, *case)[0])]
-            assert set(sizes[:-1]) <= {case[1]}
-            assert all(0 < size <= case[1] for size in sizes)
+def test_a_global_batch_is_the_next_samples_and_rank_r_takes_the_rth_slice():
+    first, second = ranks_of(100, 4, 2)
+    assert positions(first)[:2] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert positions(second)[:2] == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
-    def test_drop_last_leaves_out_a_short_batch_only(self, taught):
-        assert [len(taught.BatchSampler(n, 4, drop_last=True)) for n in (3, 4, 7, 8)] == [
-            0,
-            1,
-            1,
-            2,
-        ]
-        assert [len(taught.BatchSampler(n, 4)) for n in (0, 3, 4, 7, 8)] == [0, 1, 1, 2, 2]
 
-    def test_positions_are_exact_at_an_8_tib_file_and_4096_ranks(self, taught):
-        samples, world_size = 2**42 - 1, 4096
-        last = taught.BatchSampler(samples, 32, rank=4095, world_size=world_size)
-        assert last.positions(len(last) - 1)[-1] == samples - last.dropped - 1
-        assert last.dropped == samples % world_size
+def test_the_tail_is_split_evenly():
+    assert [positions(rank)[-1] for rank in ranks_of(17, 4, 3)] == [[12], [13], [14]]
 
-    def test_the_shuffle_is_a_permutation(self, taught):
-        lengths = [*range(1, 300), 1023, 1024, 1025, 4095, 4096, 4097, 65535, 65536, 65537]
-        for n in lengths:
-            assert np.array_equal(np.sort(taught.Permutation(n, n)(np.arange(n))), np.arange(n))
 
-    def test_a_large_shuffle_stays_in_range_and_never_repeats(self, taught):
-        for n in (2**31 + 1, 10**12, 4**20 + 1, 2**62):
-            samples = taught.Permutation(n, 11)(np.arange(n - 10_000, n))
-            assert samples.min() >= 0
-            assert samples.max() < n
-            assert len(np.unique(samples)) == 10_000
+def test_a_sampler_from_where_another_stood_goes_on_with_its_batches():
+    for samples, batch_size, world_size, drop_last, start in small_cases():
+        ranks = ranks_of(samples, batch_size, world_size, drop_last, start)
+        for rank, k in itertools.product(ranks[-1:], range(len(ranks[0]))):
+            after = ranks_of(samples, batch_size, world_size, drop_last, rank.samples_after(k))
+            assert positions(after[-1]) == positions(rank)[k:]
 
-    def test_another_seed_shuffles_otherwise_and_the_same_one_alike(self, taught):
-        orders = [tuple(taught.Permutation(100, seed)(np.arange(100))) for seed in range(50)]
-        assert len(set(orders)) == 50
-        assert tuple(taught.Permutation(100, 7)(np.arange(100))) == orders[7]
 
-    def test_single_positions_and_blocks_agree(self, taught):
-        shuffle = taught.Permutation(50, 5)
-        assert [shuffle(i) for i in range(50)] == shuffle(np.arange(50)).tolist()
+def test_every_batch_but_the_last_is_full():
+    for case in small_cases():
+        sizes = [len(batch) for batch in positions(ranks_of(*case)[0])]
+        assert set(sizes[:-1]) <= {case[1]}
+        assert all(0 < size <= case[1] for size in sizes)
+
+
+def test_drop_last_leaves_out_a_short_batch_only():
+    assert [len(BatchSampler(n, 4, drop_last=True)) for n in (3, 4, 7, 8)] == [
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert [len(BatchSampler(n, 4)) for n in (0, 3, 4, 7, 8)] == [0, 1, 1, 2, 2]
+
+
+def test_positions_are_exact_at_an_8_tib_file_and_4096_ranks():
+    samples, world_size = 2**42 - 1, 4096
+    last = BatchSampler(samples, 32, rank=4095, world_size=world_size)
+    assert last.positions(len(last) - 1)[-1] == samples - last.dropped - 1
+    assert last.dropped == samples % world_size
+
+
+def test_the_shuffle_is_a_permutation():
+    lengths = [*range(1, 300), 1023, 1024, 1025, 4095, 4096, 4097, 65535, 65536, 65537]
+    for n in lengths:
+        assert np.array_equal(np.sort(Permutation(n, n)(np.arange(n))), np.arange(n))
+
+
+def test_a_large_shuffle_stays_in_range_and_never_repeats():
+    for n in (2**31 + 1, 10**12, 4**20 + 1, 2**62):
+        samples = Permutation(n, 11)(np.arange(n - 10_000, n))
+        assert samples.min() >= 0
+        assert samples.max() < n
+        assert len(np.unique(samples)) == 10_000
+
+
+def test_another_seed_shuffles_otherwise_and_the_same_one_alike():
+    orders = [tuple(Permutation(100, seed)(np.arange(100))) for seed in range(50)]
+    assert len(set(orders)) == 50
+    assert tuple(Permutation(100, 7)(np.arange(100))) == orders[7]
+
+
+def test_single_positions_and_blocks_agree():
+    shuffle = Permutation(50, 5)
+    assert [shuffle(i) for i in range(50)] == shuffle(np.arange(50)).tolist()
 
 
 def test_the_order_of_an_epoch_is_the_shuffle_cut_into_batches():

@@ -5,8 +5,10 @@ use_style()
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch
 
@@ -148,7 +150,68 @@ def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
     with_sliders(draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1))
 
 
-def _cell(x: float, y: float, color: str) -> FancyBboxPatch:
+def shuffle_rounds(make: Callable[[int], Any]) -> None:
+    """Turn the number of samples and of rounds: where the cells of a shuffle's grid go."""
+    use_style()
+
+    def draw(n: float, rounds: float) -> None:
+        shuffle = make(int(n))
+        shuffle.keys = shuffle.keys[: int(rounds)]
+        shape = int(shuffle.rows), int(shuffle.columns)
+        cells = np.arange(shape[0] * shape[1], dtype=np.uint64)
+        places = np.asarray(shuffle.scramble(cells)).astype(int).reshape(shape)
+        _, ax = plt.subplots(figsize=(WIDTH, 3.2))
+        for (row, column), cell in np.ndenumerate(places):
+            fill = PALETTE["failed"] if cell >= n else plt.cm.Blues(0.1 + 0.5 * cell / n)
+            _numbered(ax, column, row, cell, fill, "white" if cell >= n else INK)
+        _bare(ax, shape, f"{int(n)} samples after {int(rounds)} rounds; red: no sample")
+        plt.show()
+        outside = int((places.ravel()[: int(n)] >= n).sum())
+        print(
+            f"{len(cells)} cells; {outside} of {int(n)} positions lead to a cell without a sample"
+        )
+
+    with_sliders(draw, n=(22, 2, 48, 1), rounds=(1, 0, 3, 1))
+
+
+def dealt_out(make: Callable[..., Any]) -> None:
+    """Turn batch size, ranks and the samples given before: which rank gets which position."""
+    use_style()
+    fills = ("#0f766e", "#fbdca0", "#1b4f72", "#cfe3f5")
+
+    def draw(batch_size: float, ranks: float, start: float) -> None:
+        options = {"world_size": int(ranks), "start": int(start)}
+        text, fill = ["-"] * 46, [PALETTE["muted"]] * int(start) + [PALETTE["failed"]] * 46
+        for rank in range(int(ranks)):
+            sampler = make(46, int(batch_size), rank=rank, **options)
+            for number in range(len(sampler)):
+                for position in sampler.positions(number):
+                    text[position], fill[position] = str(rank), fills[rank]
+        _, ax = plt.subplots(figsize=(WIDTH, 1.9))
+        for position in range(46):
+            row, column = divmod(position, 23)
+            ink = ink_on(fill[position])
+            _numbered(ax, column, row, text[position], fill[position], ink)
+        _bare(ax, (2, 23), "46 positions, each with its rank; grey: given before, red: dropped")
+        plt.show()
+        print(f"{len(sampler)} batches for each rank, {sampler.dropped} samples dropped")
+
+    with_sliders(draw, batch_size=(4, 1, 12, 1), ranks=(3, 1, 4, 1), start=(0, 0, 46, 1))
+
+
+def _numbered(ax: Axes, x: float, y: float, text: object, fill: Any, ink: str) -> None:
+    ax.add_patch(_cell(x, y, fill))
+    ax.text(x + 0.5, y, str(text), ha="center", va="center", color=ink, fontsize=11)
+
+
+def _bare(ax: Axes, shape: tuple[int, int], title: str) -> None:
+    ax.set_xlim(-0.1, shape[1] + 0.1)
+    ax.set_ylim(shape[0] - 0.5, -0.5)
+    ax.set_title(title)
+    ax.axis("off")
+
+
+def _cell(x: float, y: float, color: Any) -> FancyBboxPatch:
     corner = (x + 0.06, y - 0.34)
     rounded = "round,pad=0,rounding_size=0.12"
     return FancyBboxPatch(

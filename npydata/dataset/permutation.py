@@ -1,4 +1,4 @@
-"""A shuffle that is computed, not stored. Built in ``notebooks/03_async_loader``."""
+"""A shuffle that is computed, not stored. Built in ``notebooks/02_order_without_a_list``."""
 
 import math
 
@@ -36,9 +36,8 @@ class Permutation:
         if not 1 <= n <= LARGEST_PERMUTATION:
             raise ValueError(f"n={n}, expected 1 to 2**62")
         self.n, self.seed = n, seed
-        self._columns = np.uint64(math.isqrt(n - 1) + 1)
-        self._rows = np.uint64(-(-n // int(self._columns)))
-        self._keys = [stream_key(seed, n, k) for k in range(FEISTEL_ROUNDS // 2)]
+        self.rows, self.columns = (np.uint64(side) for side in self.grid())
+        self.keys = [stream_key(seed, n, k) for k in range(FEISTEL_ROUNDS // 2)]
 
     def __len__(self) -> int:
         return self.n
@@ -52,20 +51,30 @@ class Permutation:
         asked = np.asarray(positions)
         if asked.size and (asked.min() < 0 or asked.max() >= self.n):
             raise IndexError(f"positions {asked.min()} to {asked.max()} of a shuffle of {self.n}")
-        samples = self._scramble(asked.ravel().astype(np.uint64))
+        samples = self.samples_at(asked.ravel().astype(np.uint64)).astype(np.int64)
+        return int(samples[0]) if asked.ndim == 0 else samples.reshape(asked.shape)
+
+    def grid(self) -> tuple[int, int]:
+        """Return the rows and columns of a nearly square grid that has hardly more than n cells."""
+        columns = math.isqrt(self.n - 1) + 1
+        return -(-self.n // columns), columns
+
+    def scramble(self, cells: HashArray) -> HashArray:
+        """Move cells of the grid, those beyond n too: no two to the same place."""
+        row, column = np.divmod(cells, self.columns)
+        for key in self.keys:
+            column = shift(column, mix64(row * GOLDEN ^ key), self.columns)
+            row = shift(row, mix64(column * GOLDEN ^ ~key), self.rows)
+        return row * self.columns + column
+
+    def samples_at(self, positions: HashArray) -> HashArray:
+        """Return the sample at each position: a cell beyond n is walked on from."""
+        samples = self.scramble(positions)
         outside = np.flatnonzero(samples >= self.n)
         while outside.size:
-            samples[outside] = self._scramble(samples[outside])
+            samples[outside] = self.scramble(samples[outside])
             outside = outside[samples[outside] >= self.n]
-        shaped = samples.astype(np.int64).reshape(asked.shape)
-        return int(shaped) if asked.ndim == 0 else shaped
-
-    def _scramble(self, cells: HashArray) -> HashArray:
-        row, column = np.divmod(cells, self._columns)
-        for key in self._keys:
-            column = shift(column, mix64(row * GOLDEN ^ key), self._columns)
-            row = shift(row, mix64(column * GOLDEN ^ ~key), self._rows)
-        return row * self._columns + column
+        return samples
 
 
 def shift(values: HashArray, hashes: HashArray, bound: np.uint64) -> HashArray:

@@ -3,7 +3,7 @@
 Pure arithmetic: no thread, no tensor, no clock. An epoch is one order of all samples; a *global*
 batch is the next ``batch_size * world_size`` of them, and each rank takes its slice. Where an epoch
 stands is one number, the samples that all ranks together have been given, so it can be taken up
-again by any number of ranks. Built in ``notebooks/03_async_loader``.
+again by any number of ranks. Built in ``notebooks/02_order_without_a_list``.
 """
 
 import threading
@@ -46,11 +46,15 @@ class BatchSampler:
     ) -> None:
         self.num_samples, self.batch_size, self.start = num_samples, batch_size, start
         self.rank, self.world_size = rank, world_size
-        self.full_batches, rest = divmod(num_samples - start, batch_size * world_size)
-        self.tail_size = 0 if drop_last else rest // world_size
+        self.full_batches, self.tail_size = self.cut(num_samples - start, drop_last)
 
     def __len__(self) -> int:
         return self.full_batches + (self.tail_size > 0)
+
+    def cut(self, left: int, drop_last: bool) -> tuple[int, int]:
+        """Return how many full batches each rank gets of what is left, and its short one's size."""
+        full_batches, rest = divmod(left, self.batch_size * self.world_size)
+        return full_batches, 0 if drop_last else rest // self.world_size
 
     def samples_after(self, batches: int) -> int:
         """Samples that all ranks together have been given once each got that many batches."""
@@ -80,6 +84,11 @@ class BatchSampler:
         return self.num_samples - self.samples_after(len(self))
 
 
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of an epoch's shuffle: another one for each seed and each epoch."""
+    return int(stream_key(seed, epoch))
+
+
 class EpochOrder:
     """The samples of each batch of an epoch: in order, or shuffled without a list.
 
@@ -100,7 +109,7 @@ class EpochOrder:
         windows_of: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         self.sampler, self.windows_of = sampler, windows_of
-        self.permutation = Permutation(max(1, sampler.num_samples), int(stream_key(seed, epoch)))
+        self.permutation = Permutation(max(1, sampler.num_samples), epoch_seed(seed, epoch))
         self.is_shuffled = shuffle
         self.per_block = max(1, BLOCK_SAMPLES // sampler.batch_size)
         self._blocks: dict[int, IntArray] = {}
