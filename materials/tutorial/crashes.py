@@ -16,6 +16,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from npydata import CheckpointError
+from npydata.checkpointer.manifest import MODEL, TRAINING, check_content, read_manifest
 from tutorial.figures import WIDTH, ink_on, use_style
 from tutorial.killed_writer import MOST, after_each_call, in_fork
 from tutorial.saving import COLORS
@@ -28,6 +30,35 @@ PAGE = {"torch.save, over the last one": "torch.save", "dcp.save, over the last 
         "Lightning ModelCheckpoint, save_last": "Lightning, save_last",
         "torch.save, fsync and rename": "torch.save, fsync, rename",
         "ours, a folder per step": "npydata"}  # fmt: skip
+
+
+def loaded(mine: Any, root: Path) -> int:
+    """The step that loads, whole and verified; 0 if none does."""
+    folder = mine.latest_in(root)
+    if folder is None:
+        return 0
+    try:
+        manifest = read_manifest(folder)
+        mine.check_sizes(folder, manifest)
+        check_content(folder, manifest)
+    except CheckpointError:
+        return 0
+    return int((folder / TRAINING).read_bytes())
+
+
+def ends(mine: Any, power: bool = False) -> dict[str, int]:
+    """What loads when the second of two saves ends after each of its calls."""
+
+    def save(root: Path, step: int) -> None:
+        mine.save(root / f"step_{step}", step, files_of(step), keep_last=1)
+
+    return after_every_call(lambda root: save(root, 1), lambda root: save(root, 2),
+                            lambda root: loaded(mine, root), power=power)  # fmt: skip
+
+
+def files_of(step: int) -> dict[str, bytes]:
+    """The files of a checkpoint that says which step it is of."""
+    return {MODEL: b"weights of step %d" % step * 40, TRAINING: b"%d" % step}
 
 
 def after_every_call(before: Act, save: Act, loaded: Act, *, power: bool = False) -> dict[str, Any]:

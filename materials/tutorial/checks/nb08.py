@@ -36,11 +36,11 @@ from npydata.checkpointer.manifest import (
 )
 from npydata.system.atomic_write import sync_folder
 from tutorial.building import Build
+from tutorial.crashes import files_of
 from tutorial.killed_writer import shown
 from tutorial.promised.checkpointer import (
     CARDS,  # noqa: F401
     PROMISES,  # noqa: F401
-    files_of,
     names_in,
     run_of,
 )

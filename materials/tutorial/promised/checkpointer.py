@@ -7,15 +7,10 @@ from types import SimpleNamespace
 
 from npydata import CheckpointError
 from npydata.checkpointer.commit import LATEST
-from npydata.checkpointer.manifest import MODEL, TRAINING, FileEntry, check_content, read_manifest
-from tutorial.crashes import after_every_call
+from npydata.checkpointer.manifest import MODEL, FileEntry, read_manifest
+from tutorial.crashes import ends, files_of, loaded
 from tutorial.mutation import Card
 from tutorial.promised import expect
-
-
-def files_of(step):
-    """The files of a checkpoint that says which step it is of."""
-    return {MODEL: b"weights of step %d" % step * 40, TRAINING: b"%d" % step}
 
 
 @contextmanager
@@ -31,30 +26,6 @@ def run_of(mine, *steps, keep_last=None):
 
 def names_in(root):
     return sorted(path.name for path in root.glob("step_*"))
-
-
-def loaded(mine, root):
-    """The step that loads, whole and verified; 0 if none does."""
-    folder = mine.latest_in(root)
-    if folder is None:
-        return 0
-    try:
-        manifest = read_manifest(folder)
-        mine.check_sizes(folder, manifest)
-        check_content(folder, manifest)
-    except CheckpointError:
-        return 0
-    return int((folder / TRAINING).read_bytes())
-
-
-def ends(mine, power=False):
-    """What loads when the second of two saves ends after each of its calls."""
-
-    def save(root, step):
-        mine.save(root / f"step_{step}", step, files_of(step), keep_last=1)
-
-    return after_every_call(lambda root: save(root, 1), lambda root: save(root, 2),
-                            lambda root: loaded(mine, root), power=power)  # fmt: skip
 
 
 def a_kill_leaves_a_checkpoint(mine):
