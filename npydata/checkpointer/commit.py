@@ -2,7 +2,7 @@
 
 All files of a save are written into a temporary folder beside their destination. Only when the disk
 has them all is that folder renamed. Then ``latest`` names it, and older ones go. Built in
-``notebooks/07_async_checkpointer``.
+``notebooks/08_survive_the_crash``.
 
 What holds when the process is killed at any moment, and when the power fails: the newest checkpoint
 that was committed loads, whole and verified, and nothing unfinished bears the name of a checkpoint.
