@@ -29,7 +29,16 @@ Cell = nbformat.NotebookNode
 WORDS_PER_MINUTE = 180
 READ_S, WRITE_S, RUN_S = 4, 90, 3
 """Seconds to read a line of code, to write one, and to run a cell."""
-TOOLS = {"workbench", "figures", "pickles", "scoreboard", "sliders", "counters"}
+TOOLS = {
+    "workbench",
+    "figures",
+    "pickles",
+    "scoreboard",
+    "sliders",
+    "counters",
+    "crashes",
+    "toy_disk",
+}
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,12 +44,12 @@ def _main(folder: Path) -> None:
 
     notes = folder / "last call"
     torch.set_num_threads(1)
-    _in_child(lambda: save(folder / "first", 1))  # no thread may run here when we fork
+    in_fork(lambda: save(folder / "first", 1))  # no thread may run here when we fork
     ends: dict[str, int] = {}
     for number in range(1, MOST):
         run = folder / f"run {number}"
         shutil.copytree(folder / "first", run)
-        status = _in_child(partial(save_and_die, run, number))
+        status = in_fork(partial(save_and_die, run, number))
         newest = npydata.latest_checkpoint(run)
         assert newest is not None, f"nothing loads after call {number}"
         npydata.verify_checkpoint(newest)
@@ -61,8 +62,11 @@ def _main(folder: Path) -> None:
     print(json.dumps(ends))
 
 
-def _in_child(job: Callable[[], object]) -> int:
-    child = os.fork()
+def in_fork(job: Callable[[], object]) -> int:
+    """Run a job in a forked process; return how that ended, unless the job raised."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a kernel has threads; we only write
+        child = os.fork()
     if child == 0:
         try:
             job()
@@ -97,7 +101,7 @@ def after_each_call(then: Callable[[str], object]) -> None:
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **options: Any) -> Any:
             result = call(*args, **options)
-            then(f"{name} {_shown(args[0])}")
+            then(f"{name} {shown(args[0])}")
             return result
 
         return wrapper
@@ -107,7 +111,7 @@ def after_each_call(then: Callable[[str], object]) -> None:
     commit.exchange = counted("exchange", commit.exchange)
 
 
-def _shown(target: Any) -> str:
+def shown(target: Any) -> str:
     """The name of a file, without what is random in it."""
     if isinstance(target, int):
         link = f"/proc/self/fd/{target}"

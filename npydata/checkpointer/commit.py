@@ -2,7 +2,7 @@
 
 All files of a save are written into a temporary folder beside their destination. Only when the disk
 has them all is that folder renamed. Then ``latest`` names it, and older ones go. Built in
-``notebooks/07_async_checkpointer``.
+``notebooks/08_survive_the_crash``.
 
 What holds when the process is killed at any moment, and when the power fails: the newest checkpoint
 that was committed loads, whole and verified, and nothing unfinished bears the name of a checkpoint.
@@ -174,17 +174,27 @@ def foreign_files(folder: Path) -> list[str]:
 
 def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | None) -> None:
     """Make a complete temporary folder the checkpoint ``folder``, and the latest of its root."""
-    mask = current_umask()
-    for path in temporary.rglob("*"):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
-    write_small(temporary / MANIFEST, manifest.to_json(), 0o666 & ~mask)
-    temporary.chmod(0o777 & ~mask)
+    mode = open_to_others(temporary)
+    write_small(temporary / MANIFEST, manifest.to_json(), mode)
     sync_folder(temporary)
     put_in_place(temporary, folder)
-    with replacing(folder.parent / LATEST, follow=False) as file:
-        file.write(os.fsencode(folder.name))
+    name_latest(folder)
     if keep_last is not None:
         remove_old(folder.parent, keep_last, folder)
+
+
+def open_to_others(temporary: Path) -> int:
+    """Give a private folder and its files the usual modes; return that of a file."""
+    mask = current_umask()
+    for path in (temporary, *temporary.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+    return 0o666 & ~mask
+
+
+def name_latest(folder: Path) -> None:
+    """Let ``latest`` name a checkpoint of its root."""
+    with replacing(folder.parent / LATEST, follow=False) as file:
+        file.write(os.fsencode(folder.name))
 
 
 def put_in_place(temporary: Path, folder: Path) -> None:
@@ -318,13 +328,19 @@ def is_complete(folder: Path) -> bool:
 
 def latest_in(root: Path) -> Path | None:
     """Return the folder that ``latest`` names, if it is complete; else the newest that is."""
+    folder = named_latest(root)
+    if folder in committed(root) and is_complete(folder):
+        return folder
+    return next(filter(is_complete, committed(root)), None)
+
+
+def named_latest(root: Path) -> Path | None:
+    """Return the folder that ``latest`` names, whatever is there; nothing if it can't be a name."""
     with suppress(OSError, ValueError, CheckpointError):
         name = os.fsdecode(read_small(root / LATEST)).removesuffix("\n")
         if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
-            folder = in_place(root / name)
-            if folder in committed(root) and is_complete(folder):
-                return folder
-    return next(filter(is_complete, committed(root)), None)
+            return in_place(root / name)
+    return None
 
 
 def in_place(folder: Path) -> Path:

@@ -181,11 +181,10 @@ def checksum_of(file: BinaryIO, nbytes: int, bar: Bar) -> int:
     return crc32
 
 
-def checksums(content: bytes) -> tuple[int, ...]:
+def checksums(content: bytes, piece_bytes: int = PIECE_BYTES) -> tuple[int, ...]:
     """Return the checksums of a short file's pieces."""
-    return tuple(
-        zlib.crc32(content[k : k + PIECE_BYTES]) for k in range(0, len(content), PIECE_BYTES)
-    )
+    begins = range(0, len(content), piece_bytes)
+    return tuple(zlib.crc32(content[begin : begin + piece_bytes]) for begin in begins)
 
 
 def read_small(path: Path) -> bytes:

@@ -2,9 +2,6 @@
 
 import numpy as np
 
-WRITE, SYNC = "write the new file", "sync the new file"
-RENAME, FOLDER, REMOVE = "rename it", "sync the folder", "remove the old checkpoint"
-
 
 def writes_the_weights(weights, memory, write):
     return [write(weights[k]) for k in range(len(weights))]
@@ -77,10 +74,6 @@ def sorted_and_turned_round(tensors):
     return in_the_given_order(upwards[::-1])
 
 
-def plays(*actions):
-    return lambda play: play(*actions)
-
-
 WRONG = {
     "repaired": [
         ("under whatever name", writes_the_weights),
@@ -97,13 +90,5 @@ WRONG = {
         ("count elements", in_elements),
         ("lost the order", by_name_within_a_size),
         ("in reverse", sorted_and_turned_round),
-    ],
-    "in_safe_order": [
-        ("a file of nothing", plays(WRITE, RENAME, SYNC, FOLDER, REMOVE)),
-        ("holds only names", plays(WRITE, RENAME, FOLDER, SYNC, REMOVE)),
-        ("before the name that matters", plays(WRITE, SYNC, FOLDER, RENAME, REMOVE)),
-        ("remove the old one first", plays(REMOVE, WRITE, SYNC, RENAME, FOLDER)),
-        ("may not have the new name", plays(WRITE, SYNC, RENAME, REMOVE, FOLDER)),
-        ("play all five", plays(WRITE, SYNC, RENAME, FOLDER)),
     ],
 }

@@ -1,9 +1,8 @@
-"""Exercises of notebook 07: repair a torn save, lay out a file, order the actions of a commit."""
+"""Exercises of notebook 07: repair a torn save, lay out a file."""
 
 import numpy as np
 
 from tutorial.grading import Exercise
-from tutorial.toy_disk import ACTIONS, play, play_first
 
 # repaired
 
@@ -102,15 +101,6 @@ def layout_cases(rng):
     return [(tensors,) for tensors in fixed + drawn]
 
 
-# in_safe_order
-
-WRITE, SYNC, RENAME, SYNC_FOLDER, REMOVE = ACTIONS
-
-
-def in_order(*actions):
-    return lambda play: play(*actions)
-
-
 EXERCISES = [
     Exercise(
         "repaired",
@@ -156,29 +146,5 @@ EXERCISES = [
                 lambda tensors: place(sorted(tensors, key=lambda one: one[1])[::-1])
             ),
         },
-    ),
-    Exercise(
-        "in_safe_order",
-        in_order(*ACTIONS),
-        [(play,), (play_first,)],
-        {
-            "You rename before the bytes are on the disk: a good name for a file of nothing.": (
-                in_order(WRITE, RENAME, SYNC, SYNC_FOLDER, REMOVE)
-            ),
-            "You sync the folder for its bytes, but it holds only names.": (
-                in_order(WRITE, RENAME, SYNC_FOLDER, SYNC, REMOVE)
-            ),
-            "You sync the folder before the name that matters is in it.": (
-                in_order(WRITE, SYNC, SYNC_FOLDER, RENAME, REMOVE)
-            ),
-            "You remove the old one first, and for a while there is none.": (
-                in_order(REMOVE, WRITE, SYNC, RENAME, SYNC_FOLDER)
-            ),
-            "You remove the old one while the disk may not have the new name yet.": (
-                in_order(WRITE, SYNC, RENAME, REMOVE, SYNC_FOLDER)
-            ),
-            "You leave out an action: play all five.": in_order(*ACTIONS[:4]),
-        },
-        show=lambda args: args[0].__name__,
     ),
 ]
