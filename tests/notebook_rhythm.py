@@ -20,8 +20,8 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PLOT = re.compile(r"\bplt\.show\(|\bscoreboard\(")
 VARIES = re.compile(
     r"plt\.|figures\.|scoreboard|perf_counter|time|second|\bms\b|speed|path|trace|"
-    r"draw|slices\(|settings|stall|usual_save|waited|bytes_read|page_faults|resident|evict|readahead|"
-    r"memory|measure|bench",
+    r"draw|crashes|play|slices\(|settings|stall|usual_save|waited|bytes_read|page_faults|"
+    r"resident|evict|readahead|memory|measure|bench",
     re.IGNORECASE,
 )
 OPENING = ("you need", "core:")
