@@ -105,8 +105,8 @@ def killed_again_and_again(out, steps, kinds, chance):
     return met
 
 
-def test_killed_twice_it_ends_with_the_same_losses_and_weights(tmp_path, whole_run):
-    kinds = [kill_at_a_moment, kill_in_a_save]
+def test_killed_4_times_it_ends_with_the_same_losses_and_weights(tmp_path, whole_run):
+    kinds = [kill_at_a_moment, kill_in_a_save] * 2
     met = killed_again_and_again(tmp_path, 64, kinds, random.Random(0))
     assert met["within a save"], met
     assert met["repeated steps"], met

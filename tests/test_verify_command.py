@@ -207,7 +207,7 @@ def test_a_link_out_of_the_folder_is_not_followed(saved, name):
 
 FOREIGN = {
     "other format": '{"format": "other", "version": 1, "files": {}}',
-    "other version": '{"format": "npydata checkpoint", "version": 2, "files": {}}',
+    "other version": '{"format": "npydata checkpoint", "version": 99, "files": {}}',
     "no files": '{"format": "npydata checkpoint", "version": 1}',
     "a list": "[]", "not JSON": "{", "deep": "[" * 100_000, "empty": "",
 }  # fmt: skip

@@ -168,7 +168,10 @@ def require_replaceable(folder: Path) -> None:
 def foreign_files(folder: Path) -> list[str]:
     """Return what somebody else put into a checkpoint's folder: it goes with no checkpoint."""
     ours = {MANIFEST, *read_manifest(folder).files}
-    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    try:
+        paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    except FileNotFoundError:  # another job removes what was replaced, as this one would
+        return []
     return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
 
 

@@ -143,7 +143,7 @@ class Coordinator:
 
     def invite(self, keys: list[str]) -> None:
         """Let the others read where rank 0 waits for their plans, if it does."""
-        self.call_store("set", "rank_0", packed(keys))
+        self.call_store("set", "rank_0", encoded(keys))
 
     def require_same(self, what: str, value: Any) -> None:
         """Compare: all ranks have the same value, or all of them raise.
@@ -333,7 +333,7 @@ class Coordinator:
     def set(self, name: str, message: dict[str, Any]) -> None:
         """Leave a message."""
         self.written.add(name)
-        self.call_store("set", name, packed(message))
+        self.call_store("set", name, encoded(message))
 
     def is_there(self, topic: str, of: int) -> bool:
         """Whether a rank has sent a message; waits for nothing."""
@@ -368,7 +368,7 @@ class Coordinator:
             raise CheckpointError(f"the process group's store does not answer: {text}") from None
 
 
-def packed(message: Any) -> bytes:
+def encoded(message: Any) -> bytes:
     """Return a message as the store holds it."""
     return zlib.compress(json.dumps(message).encode(), 1)
 

@@ -98,7 +98,11 @@ class AdaptivePrefetcher(ThreadPrefetcher):
         self.most_workers, self.pace = most_workers, Pace(capacity)
         self.worker_seconds, self._chunk, self._size = [], deque[Any](), 0
         self.threads, self._fetch = (), fetch
-        self._add_worker()
+        try:
+            self._add_worker()
+        except BaseException:  # no thread to be had, or Ctrl-C: one that runs must end
+            self.buffer.close()
+            raise
 
     def next(self) -> Any:
         """Return the next batch, or the :class:`ExceptionWrapper` in its place."""
@@ -133,9 +137,14 @@ class AdaptivePrefetcher(ThreadPrefetcher):
         thread = threading.Thread(
             target=work, args=args, daemon=True, name=f"npydata-worker-{worker}"
         )
+        self.threads = (*self.threads, thread)  # first: an interruption must not lose it
+        try:
+            thread.start()
+        except BaseException:
+            if thread.ident is None:  # nobody can wait for it; it ends with the buffer
+                self.threads = self.threads[:-1]
+            raise
         self.pace.add_worker()
-        thread.start()
-        self.threads = (*self.threads, thread)
 
 
 def no_batch(number: int) -> Any:

@@ -90,7 +90,7 @@ class Opaque:
     """What a call would have returned that is not made here; equal to nothing but itself."""
 
     function: Any
-    """A :class:`Global`, or the :class:`Opaque` that the called thing itself would be."""
+    """A :class:`Global`; of a thing that would itself have to be made, the one that makes it."""
     args: Any = ()
     state: Any = None
     """What the file would set on the object after making it."""
@@ -99,13 +99,14 @@ class Opaque:
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
     """What the file would store in it by key."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.function, Opaque):  # of a long chain, nobody looks for the first again
+            self.function = self.function.function
+
     def __repr__(self) -> str:
         return f"<{self.cause}: not called>"
 
     @property
     def cause(self) -> str:
         """The name of what would have to run."""
-        function = self.function
-        while isinstance(function, Opaque):
-            function = function.function
-        return str(function)
+        return str(self.function)

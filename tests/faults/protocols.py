@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from faults.film import Camera
-from faults.saving import model_at, optimizer_at, save_step, saved, saves_again, step_of
+from faults.saving import model_at, optimizer_at, resume, save_step, saved, saves_again, step_of
 from npydata import (
     AsyncCheckpointer,
     TrainingState,
@@ -60,6 +60,7 @@ class Checkpoints(Filmed):
 
     def act(self, folder, confirm):
         """Save, and call ``confirm(step)`` when a step must be on the disk."""
+        resume(folder / self.root)
         with self._exchange(), AsyncCheckpointer(keep_last=self.keep_last) as keeper:
             for step, name in enumerate(self.names, len(self.before) + 1):
                 save_step(keeper, folder / self.root / name, step, ELEMENTS)

@@ -6,6 +6,7 @@ import torch
 
 from npydata import AsyncCheckpointer, TrainingState, latest_checkpoint, load_checkpoint
 from npydata import verify_checkpoint as verify
+from npydata.checkpointer import runs
 from npydata.checkpointer.commit import committed
 
 PATIENCE = 20.0
@@ -89,8 +90,16 @@ def holds(root, confirmed, names=()):
     return step
 
 
+def resume(root):
+    """Begin as another process does that goes on with a run: it loads the newest checkpoint."""
+    runs._begun.clear()
+    if newest := latest_checkpoint(root):
+        load_checkpoint(newest)
+
+
 def saves_again(root, name, step, keep_last=2):
     """Check that a new checkpointer saves, and clears away what the fault left."""
+    resume(root)
     saved(Path(root) / name, step, keep_last=keep_last)
     assert latest_checkpoint(root) == Path(root) / name
     assert holds(root, step) == step
