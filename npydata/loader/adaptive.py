@@ -137,6 +137,7 @@ class AdaptivePrefetcher(ThreadPrefetcher):
         thread = threading.Thread(
             target=work, args=args, daemon=True, name=f"npydata-worker-{worker}"
         )
+        self.pace.add_worker()
         self.threads = (*self.threads, thread)  # first: an interruption must not lose it
         try:
             thread.start()
@@ -144,7 +145,6 @@ class AdaptivePrefetcher(ThreadPrefetcher):
             if thread.ident is None:  # nobody can wait for it; it ends with the buffer
                 self.threads = self.threads[:-1]
             raise
-        self.pace.add_worker()
 
 
 def no_batch(number: int) -> Any:

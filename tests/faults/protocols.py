@@ -82,6 +82,7 @@ class Checkpoints(Filmed):
 
     def go_on(self, folder):
         """Check that the next save works, and clears away what the power cut left."""
+        resume(folder / self.root)
         saves_again(folder / self.root, "next", 100, self.keep_last or 100)
 
     @contextmanager
