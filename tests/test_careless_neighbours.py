@@ -148,6 +148,24 @@ def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypa
     assert step_of(tmp_path / "c") == 1
 
 
+def test_another_job_that_clears_up_leaves_what_is_being_replaced(tmp_path, monkeypatch):
+    save(tmp_path / "c", 1)
+    real = commit.exchange
+
+    def disturbed(temporary, folder):
+        swapped = real(temporary, folder)
+        commit.clear_stale(tmp_path)
+        assert temporary.exists()
+        return swapped
+
+    if not real(tmp_path / "c", tmp_path / "c"):
+        pytest.skip("this file system can't exchange two names")
+    monkeypatch.setattr(commit, "exchange", disturbed)
+    save(tmp_path / "c", 2)
+    assert step_of(tmp_path / "c") == 2
+    assert names_in(tmp_path) == ["c", "latest"]
+
+
 LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/full"]
 
 

@@ -168,10 +168,7 @@ def require_replaceable(folder: Path) -> None:
 def foreign_files(folder: Path) -> list[str]:
     """Return what somebody else put into a checkpoint's folder: it goes with no checkpoint."""
     ours = {MANIFEST, *read_manifest(folder).files}
-    try:
-        paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    except FileNotFoundError:  # another job removes what was replaced, as this one would
-        return []
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
 
 
@@ -208,11 +205,7 @@ def put_in_place(temporary: Path, folder: Path) -> None:
         with suppress(FileNotFoundError):
             folder.rmdir()  # an empty one
         temporary.rename(folder)
-    elif exchange(temporary, folder):
-        if foreign_files(temporary):  # they came a moment ago
-            exchange(temporary, folder)
-            require_replaceable(folder)
-    else:
+    elif not exchange_locked(temporary, folder):
         if is_ours(aside):
             remove_checkpoint(aside)
         folder.rename(aside)
@@ -229,6 +222,25 @@ def put_in_place(temporary: Path, folder: Path) -> None:
 def set_aside(folder: Path) -> Path:
     """Return what a checkpoint is called while another takes its name: as nobody names a copy."""
     return folder.with_name(f".{sha256(os.fsencode(folder.name)).hexdigest()[:16]}{SET_ASIDE}")
+
+
+def exchange_locked(temporary: Path, folder: Path) -> bool:
+    """Swap a new checkpoint and an old one, if names can be swapped here.
+
+    The old one is locked: it gets a name of the kind that another job clears away.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # where nothing can be locked, nobody clears away what isn't
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not exchange(temporary, folder):
+            return False
+        if foreign_files(temporary):  # they came a moment ago
+            exchange(temporary, folder)
+            require_replaceable(folder)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -79,9 +79,17 @@ def latest_is_advice(mine):
     with run_of(mine, 1, 2) as root:
         for text in ("step_9", "", "../step_1", "step_2\n"):
             (root / LATEST).write_text(text)
-            expect(loaded(mine, root), 2, f"latest says {text!r}")
+            expect(newest_in(mine, root), 2, f"latest says {text!r}")
         (root / "step_2" / MODEL).write_bytes(b"half")
-        expect(loaded(mine, root), 1, "half of step 2")
+        expect(newest_in(mine, root), 1, "half of step 2")
+
+
+def newest_in(mine, root):
+    """The step that loads, or the error instead of one."""
+    try:
+        return loaded(mine, root)
+    except (CheckpointError, OSError) as error:
+        return type(error).__name__
 
 
 def the_last_commit_is_the_newest(mine):
