@@ -22,8 +22,8 @@ from loader_tools import (
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, write_tokens
 
 pytestmark = pytest.mark.timeout(90)
-AT_ONCE = 1.0
-"""Seconds that leaving may take."""
+AT_ONCE = 4.0
+"""Seconds that leaving may take on a busy machine."""
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from loader_tools import run_child
 from npydata import write_tokens
 
 pytestmark = pytest.mark.timeout(120)
-AT_ONCE = 1.0
-"""Seconds that leaving may take."""
+AT_ONCE = 4.0
+"""Seconds that leaving may take on a busy machine."""
 
 CTRL_C = """
 import os, random, signal, sys, threading, time

@@ -13,11 +13,14 @@ import socket
 import struct
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import coverage
 import torch
 import torch._dynamo
 import torch.distributed as dist
@@ -28,7 +31,10 @@ import torch.distributed.fsdp
 
 import npydata.distributed.checkpointer  # noqa: F401
 
+PYPROJECT = str(Path(__file__).resolve().parents[2] / "pyproject.toml")
 LENGTH = struct.Struct("<Q")
+COVERAGE_DATA = "NPYDATA_COVERAGE_DATA"
+"""Names the file beside which ranks put what they ran, if the tests are measured."""
 LONGEST_S = 300
 """Seconds after which a rank that still runs is ended, whatever it is stuck in."""
 
@@ -120,13 +126,29 @@ def fork(order: Order, pipe: int, server: socket.socket) -> int:
         output = os.open(order.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(output, number)
-        code = work(order, pipe)
+        with measured():
+            code = work(order, pipe)
     except BaseException:
         traceback.print_exc()
     finally:
         with suppress(Exception):
             sys.stdout.flush()
         os._exit(code)
+
+
+@contextmanager
+def measured() -> Iterator[None]:
+    """Count the lines that run here, if those of the tests are counted."""
+    if not (data_file := os.environ.get(COVERAGE_DATA)):
+        yield
+        return
+    counter = coverage.Coverage(data_file, data_suffix=True, config_file=PYPROJECT, messages=False)
+    counter.start()
+    try:
+        yield
+    finally:
+        counter.stop()
+        counter.save()
 
 
 def work(order: Order, pipe: int) -> int:

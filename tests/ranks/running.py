@@ -16,9 +16,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import coverage
 import torch.distributed as dist
 
-from ranks.nursery import LENGTH, Order
+from ranks.nursery import COVERAGE_DATA, LENGTH, Order
 
 PATIENCE = 120.0
 """Seconds after which ranks that have not ended have hung."""
@@ -43,10 +44,12 @@ class Nursery:
         ours, theirs = socket.socketpair()
         root = os.environ.get("NPYDATA_UNDER_TEST", str(HERE.parent))
         paths = os.pathsep.join([root, str(HERE), str(HERE.parent / "materials")])
+        counter = coverage.Coverage.current()
+        counting = {COVERAGE_DATA: str(Path(counter.config.data_file).resolve())} if counter else {}
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from ranks.nursery import main; main()"],
             stdin=theirs,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **counting, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
         self.socket, self.turn = ours, threading.Lock()
