@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+from importlib import import_module
 
 import pytest
 from bench_tools import make_task, parse, row
@@ -12,6 +13,7 @@ from npydata.bench import (
     caches,
     checkpoint,
     dataset,
+    load,
     loader,
     reader,
     states,
@@ -30,6 +32,8 @@ SMALL = {
                         "waits", "pure Python", "tiny model"]),
     "reader": ([], ["legacy, warm: ours is", "mmap=True", "safe_open", "ours takes",
                     "converting takes", "of a copy with fsync"]),
+    "load": ([], ["zip cold, new memory: ours reaches", "folder cold", "loading takes",
+                  "legacy warm, into a model: the best of ours is"]),
     "checkpoint": (["--size-mb", "1"], ["of a memory copy", "with overlap", "direct write limit",
                                         "save_file + fsync", "checkpoint's best", "first save",
                                         "memory beside the state", "training loop"]),
@@ -51,6 +55,8 @@ def run_once(request, tmp_path_factory):
         patch.setattr(loader, "PYTHON_STEP_S", 1e-4)
         patch.setattr(reader, "QUICK", reader.Plan(size_mb=4, tensor_mb=1, tiny=20, convert_mb=4,
                                                    repeats=1, memory_repeats=1))  # fmt: skip
+        patch.setattr(load, "QUICK", load.Plan(size_mb=1, repeats=1))
+        patch.setattr(load, "extra_memory", lambda *_: (5.0, 0.1))
         patch.setattr(reader, "WARM_SECONDS", 0.0)
         patch.setattr(reader, "extra_memory", lambda *_: (5.0, 0.1))  # a process each
         patch.setattr(checkpoint, "QUICK", checkpoint.Plan(size_mb=1, loop_mb=1, step_s=0.001,
@@ -69,7 +75,7 @@ def run_once(request, tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_bench_measures_every_group_and_judges_every_target_in_its_json(run_once):
     name, code, _, result = run_once
-    bench = {"dataset": dataset, "loader": loader, "reader": reader, "checkpoint": checkpoint}[name]
+    bench = import_module(f"npydata.bench.{name}")
     assert code == 0
     assert (result["benchmark"], result["version"]) == (name, 1)
     groups = {one["group"] for one in result["rows"]}

@@ -62,6 +62,10 @@ CHECKPOINT: Arguments = {
     "--ranks": {"type": at_least(2), "nargs": "+", "metavar": "N",
                 "help": "numbers of processes with --distributed (default 2 4)"},
 }  # fmt: skip
+LOAD: Arguments = {
+    "--size-mb": {"type": COUNT, "metavar": "MIB",
+                  "help": "MiB of the checkpoint (default 1024, quick 128)"},
+}  # fmt: skip
 SURVIVAL: Arguments = {
     "--saver": {"metavar": "NAME", "help": "attack only savers with this in their name"},
     "--fault": {"metavar": "FAULT", "help": "attack only so (kill, power cut, disk full, "
@@ -88,6 +92,7 @@ BENCHES: dict[str, tuple[str, Arguments]] = {
     "loader": ("what the loader delivers, and what training pays for it", TOKENS),
     "checkpoint": ("what a save costs training, and when the disk has it", CHECKPOINT),
     "reader": ("one tensor from a checkpoint, and converting one", READER),
+    "load": ("a whole checkpoint, from the disk and from the page cache", LOAD),
     "survival": ("which savers survive kills and power cuts, which loaders resume", SURVIVAL),
 }
 """What each bench measures, and its own arguments beside the common ones."""

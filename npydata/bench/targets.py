@@ -6,6 +6,7 @@ from statistics import median
 from npydata.bench.baselines import OURS
 from npydata.bench.baselines.limits import COPY, DIRECT_WRITE
 from npydata.bench.baselines.loaders import BATCH_ITEMS, DEFAULT_MARK, NAIVE, UNHINTED
+from npydata.bench.baselines.loads import DIRECT_READ, OURS_MAPPED
 from npydata.bench.baselines.random_reads import RANDOM_READS
 from npydata.bench.baselines.readers import CONVERT, COPY_FILE, SAFE_OPEN, TORCH_LOAD, TORCH_MMAP
 from npydata.bench.baselines.savers import (
@@ -39,8 +40,8 @@ BEST_PEERS = {
 }
 """Whom one tensor of each format is read against, and how many times as fast."""
 
-READ_MIB, CONVERT_MIB = 16, 64
-"""Memory beside a tensor that reading it may take, and that converting a file may take."""
+READ_MIB, CONVERT_MIB, LOAD_MIB = 16, 64, 64
+"""Memory beside tensors that reading one may take, converting a file, and loading all."""
 
 PEERS = DCP, DCP_ASYNC, DCP_CACHED, HUGGING_FACE
 """Torch's writers of a state, by one process and by many."""
@@ -148,6 +149,30 @@ def reader_verdicts(rows: Sequence[Row], tensor_mib: float) -> list[Verdict]:
             verdicts += compare(f"{row.setting}: converting reaches {{}} of a copy with fsync",
                                 row, find(rows, "convert", COPY_FILE, row.setting), 0.7,
                                 SHARE)  # fmt: skip
+    return verdicts
+
+
+def load_verdicts(rows: Sequence[Row], size_mib: int) -> list[Verdict]:
+    """Judge whole loads against the disk and against a copy, and their memory."""
+    verdicts = []
+    for row in rows:
+        if row.group == "memory":
+            verdicts.append(Verdict(claim=f"{row.setting}: loading takes {{}} of memory",
+                                    value=row.median, target=size_mib + LOAD_MIB,
+                                    style="{:.0f} MiB", at_most=True))  # fmt: skip
+            continue
+        if row.name != OURS:
+            continue
+        cold, what = row.group.endswith("cold"), f"{row.group}, {row.setting}"
+        limit = (find(rows, row.group, DIRECT_READ) if cold
+                 else find(rows, row.group, COPY, row.setting))  # fmt: skip
+        verdicts += compare(f"{what}: ours reaches {{}} of a {DIRECT_READ if cold else COPY}",
+                            row, limit, 0.8 if row.group == "legacy cold" else 0.9,
+                            SHARE)  # fmt: skip
+        peers = sorted({one.name for one in rows if one.role in ("peer", "naive")})
+        verdicts += compare(f"{what}: the best of ours is {{}} the best peer",
+                            find(rows, row.group, (OURS, OURS_MAPPED), row.setting),
+                            find(rows, row.group, peers, row.setting), 1, CLOSE_TIMES)  # fmt: skip
     return verdicts
 
 

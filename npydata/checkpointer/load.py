@@ -6,15 +6,16 @@ Built in ``notebooks/07_async_checkpointer``.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from npydata.checkpointer.commit import in_place, latest_in
-from npydata.checkpointer.file_layout import unflatten_state_dict
+from npydata.checkpointer.file_layout import flatten_state_dict, unflatten_state_dict
 from npydata.checkpointer.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -36,6 +37,7 @@ from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode
 from npydata.system.progress import NoBar, progress_bar
 
+ReadTensors = Callable[[LazyCheckpoint, list[str]], dict[str, torch.Tensor]]
 Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
 
 
@@ -45,12 +47,19 @@ def load_checkpoint(
     device: str | torch.device = "cpu",
     mmap: bool = True,
     verify: bool = False,
+    into: Sequence[Any] = (),
 ) -> Loaded:
     """Return model state, optimizer state and training state of a checkpoint folder.
 
     Sizes and headers are always checked; ``verify=True`` also reads everything and compares the
     checksums. With ``mmap`` the tensors on the CPU are mapped copy-on-write: they are read when
-    used, and may be written to. Tied tensors share memory again.
+    used, and may be written to. That is better where some are used, or all of them later; what is
+    wanted at once is read faster without, see :meth:`LazyCheckpoint.load`. Tied tensors share
+    memory again.
+
+    ``into`` takes the model, or the model and the optimizer: their own tensors are filled, and are
+    those of the states. An optimizer that has made no state yet has none to fill; give its state
+    to ``load_state_dict`` instead. Its settings, like the learning rate, are not set.
 
     All of it is of one checkpoint. If another save replaces the folder meanwhile, that is the old
     one, or the new one.
@@ -59,21 +68,23 @@ def load_checkpoint(
         CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
             removed while it was read.
     """
-    return read_held(lambda: hold(dir), lambda folder: load_from(folder, device, mmap, verify))
+    read = partial(read_tensors, device=device, mmap=mmap)
+    return read_held(lambda: hold(dir), lambda folder: load_from(folder, read, verify, into))
 
 
-def load_from(folder: HeldFolder, device: str | torch.device, mmap: bool, verify: bool) -> Loaded:
+def load_from(folder: HeldFolder, read: ReadTensors, verify: bool, into: Sequence[Any]) -> Loaded:
     """Return the states of a checkpoint that is held open."""
     manifest = check(folder, content=verify)
     metadata = read_metadata(folder, manifest)
-    model = load_state(folder, manifest, "model", metadata, device, mmap)
-    optimizer = None
-    if files_of("optimizer", manifest.files):
-        optimizer = load_state(folder, manifest, "optimizer", metadata, device, mmap)
+    states = {
+        part: load_state(folder, manifest, part, metadata, read, ours)
+        for part, ours in zip(PARTS, (*into, None, None), strict=False)
+        if files_of(part, manifest.files)
+    }
     training = training_state_of(folder.path, metadata)
     require_unchanged(folder, manifest)
     continue_run(folder.path, manifest.run)
-    return model, optimizer, training
+    return states["model"], states.get("optimizer"), training
 
 
 def hold(dir: str | os.PathLike[str]) -> HeldFolder:
@@ -180,16 +191,32 @@ def load_state(
     manifest: Manifest,
     part: str,
     metadata: dict[str, Any],
-    device: str | torch.device,
-    mmap: bool,
+    read: ReadTensors,
+    into: Any,
 ) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
     with open_part(folder, manifest, part) as tensors, without_collecting():
         ties = tensors.ties()
         path = tensors.path
-        state = {name: moved(tensors[name], device, mmap) for name in tensors if name not in ties}
-    state |= {alias: state[name] for alias, name in ties.items()}
+        names = [name for name in tensors if name not in ties]
+        state = read(tensors, names) if into is None else filled(tensors, into)
+    state |= {alias: state[name] for alias, name in ties.items() if alias not in state}
     return nested_state(path, metadata[part], state)
+
+
+def read_tensors(
+    tensors: LazyCheckpoint, names: list[str], *, device: str | torch.device, mmap: bool
+) -> dict[str, torch.Tensor]:
+    """Return tensors on their device; on the CPU mapped, or in memory of their own."""
+    if mmap and torch.device(device).type == "cpu":
+        return {name: tensors[name] for name in names}
+    return tensors.load(names, device=device)
+
+
+def filled(tensors: LazyCheckpoint, into: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model or an optimizer, filled."""
+    ours, _ = flatten_state_dict(into.state_dict() if hasattr(into, "state_dict") else into)
+    return tensors.load(into=ours)
 
 
 def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,9 +234,3 @@ def open_part(folder: HeldFolder, manifest: Manifest, part: str) -> LazyCheckpoi
     """Open the tensors of a model or an optimizer: one file, or what many ranks wrote."""
     names = files_of(part, manifest.files)
     return open_files(folder, names, folder.path / (part if "/" in names[0] else names[0]))
-
-
-def moved(tensor: torch.Tensor, device: str | torch.device, mmap: bool) -> torch.Tensor:
-    """Return a tensor on its device; on the CPU mapped, or in memory of its own."""
-    there = tensor.to(device)
-    return there.clone() if there is tensor and not mmap else there

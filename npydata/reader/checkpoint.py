@@ -5,7 +5,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from npydata.errors import UnsafeCheckpointError
 from npydata.reader.archive import Archive
 from npydata.reader.convert import Converted, convert
 from npydata.reader.files import naming_errors
+from npydata.reader.load import load, load_onto, require_targets, tensors_by_name
 from npydata.reader.naming import nested
 from npydata.reader.stored import Global, Opaque, StoredTensor
 from npydata.reader.tensors import Entry, apply_tensor_flags
@@ -109,6 +110,48 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def __repr__(self) -> str:
         return f"<LazyCheckpoint {self.path}: {self.format}, {len(self)} tensors>"
+
+    def load(
+        self,
+        names: Iterable[str] | Mapping[str, Any] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        into: Any = None,
+        progress: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """Read many tensors, or all, at the speed of the disk; return them by name.
+
+        They are read in the order of the files, with several large requests in flight, and past the
+        page cache where they are not in it. Use it for what you need whole, and at once;
+        ``ckpt[name]`` maps a tensor instead, which costs nothing until it is touched, and then a
+        fault for each page.
+
+        Args:
+            names: Which ones; ``None`` is all. A mapping gives an index for each name, as
+                :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``; ``...`` is the whole tensor.
+            device: Where they go.
+            into: What to fill in place of new memory: a module, an optimizer that has made its
+                state, or tensors by name, nested ones by names with dots. It must have exactly the
+                ``names``, or with ``names`` given at least those. Another dtype is converted.
+            progress: Show a bar, if it takes longer than a second.
+
+        Raises:
+            CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, or one of
+                another shape. Nothing was written then.
+            KeyError: There is no tensor of a name.
+        """
+        wanted = (
+            names
+            if isinstance(names, Mapping)
+            else dict.fromkeys(self if names is None else names, ...)
+        )
+        entries = {name: self._entry(name) for name in wanted}
+        with naming_errors(str(self.path)):
+            if into is not None:
+                targets = tensors_by_name(into)
+                require_targets(entries, wanted, targets, exactly=names is None)
+                return load(entries, wanted, targets, progress=progress)
+            return load_onto(device, entries, wanted, progress=progress)
 
     def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it."""

@@ -10,7 +10,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
 from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached
 
+DIRECT = getattr(os, "O_DIRECT", 0)
 ADVISED_BYTES = 1 << 20
 """Of a longer request the kernel may read the beginning only: as much as the disk reads ahead."""
 SMALL_BYTES = 1 << 16
@@ -59,6 +60,7 @@ class OpenFile:
         self.path = Path(path)
         self._readahead: Descriptor | None = descriptor or Descriptor(path)
         self._no_readahead: Descriptor | None = None
+        self._direct: Descriptor | None = None
         status = os.fstat(self._readahead.number)
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError("is a folder, device or pipe, expected a file")
@@ -68,7 +70,7 @@ class OpenFile:
 
     def close(self) -> None:
         """Let go of the file; reads in other threads still end well, later ones raise."""
-        self._readahead = self._no_readahead = None
+        self._readahead = self._no_readahead = self._direct = None
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly those bytes; no others are read from the disk."""
@@ -182,6 +184,14 @@ class OpenFile:
             os.posix_fadvise(second.number, 0, 0, os.POSIX_FADV_RANDOM)
             self._no_readahead = second
         return self._no_readahead or descriptor
+
+    def direct(self) -> Descriptor | None:
+        """Return a descriptor that reads past the page cache, or none: not every disk has them."""
+        descriptor = self.readahead()
+        if self._direct is None and DIRECT:
+            with suppress(OSError):
+                self._direct = Descriptor(f"/proc/self/fd/{descriptor.number}", DIRECT)
+        return self._direct
 
     def require_inside(self, offset: int, nbytes: int) -> None:
         """Refuse a range that is not in the file."""

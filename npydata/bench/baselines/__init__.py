@@ -9,6 +9,8 @@ table                          method
 ``dataset warm``, ``... cold``  ``(task, **options)`` yields ``(x, y)`` without end
 ``loader warm``, ``... cold``,  the same; options are ``workers`` and ``prefetch``
 ``loader step``, ``sweep``
+``load zip``, ...               ``(path, model, into=)`` loads all of a checkpoint
+``load limit cold``, ...        ``(path)`` returns the work to be timed
 ``reader zip``, ...             ``(path, name)`` returns a tensor
 ``reader zip slice``, ...       ``(path, name)`` returns its first ``SLICE_ROWS`` rows
 ``reader zip open``, ...        ``(path)`` opens and closes a checkpoint
@@ -86,6 +88,12 @@ TABLES = (
     "dataset cold",
     "dataset hints",
     "dataset warm",
+    "load folder",
+    "load legacy",
+    "load limit cold",
+    "load limit warm",
+    "load safetensors",
+    "load zip",
     "loader cold",
     "loader step",
     "loader warm",

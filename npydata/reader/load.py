@@ -1,0 +1,262 @@
+"""Many tensors at once, in memory of their own or in tensors that are there.
+
+Of each tensor this decides where its bytes belong; they are then read together, in the order of the
+files. What doesn't lie in the file as in memory is read by itself, afterwards. Built in
+``notebooks/06_lazy_checkpoint``.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from npydata.errors import CheckpointError
+from npydata.reader.archive import Extent
+from npydata.reader.parallel_read import Read, new_memory, read_all
+from npydata.reader.private_memory import Bytes
+from npydata.reader.sharded import Chunk, ChunkedTensor
+from npydata.reader.stored import StoredTensor
+from npydata.reader.strides import contiguous_stride, slice_view
+from npydata.reader.tensors import (
+    Entry,
+    TensorReader,
+    apply_tensor_flags,
+    require_readable,
+    view,
+)
+from npydata.system.progress import progress_bar
+
+ON_THE_WAY_BYTES = 1 << 28
+"""So much is in memory here at a time, of what goes to another device."""
+Finish = Callable[[], torch.Tensor]
+"""Called when all is read: returns the tensor."""
+
+
+def load(
+    entries: Mapping[str, Entry],
+    wanted: Mapping[str, Any],
+    into: Mapping[str, torch.Tensor] | None,
+    *,
+    progress: bool,
+) -> dict[str, torch.Tensor]:
+    """Return tensors by name, in new memory or ``into`` tensors that are there.
+
+    ``wanted`` has an index for each name, as ``get_slice`` takes it; ``...`` is the whole tensor.
+    Tensors that share a storage share memory.
+    """
+    plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
+    finish = {
+        name: plan.new(entries[name], index)
+        if into is None
+        else plan.fill(entries[name], index, into[name])
+        for name, index in wanted.items()
+    }
+    total = sum(read.target.nbytes for read in plan.reads)
+    with closing(progress_bar("loading", total, "B", show=progress)) as bar:
+        read_all(plan.reads, bar)
+    return {name: finish[name]() for name in wanted}
+
+
+def load_onto(
+    device: str | torch.device,
+    entries: Mapping[str, Entry],
+    wanted: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> dict[str, torch.Tensor]:
+    """Return tensors on a device; on their way there only some of them are in memory here."""
+    if torch.device(device).type == "cpu":
+        return load(entries, wanted, None, progress=progress)
+    there: dict[str, torch.Tensor] = {}
+    some: dict[str, Any] = {}
+    left = len(wanted)
+    for name, index in wanted.items():
+        some[name] = index
+        left -= 1
+        if sum(nbytes_of(entries[one].value) for one in some) >= ON_THE_WAY_BYTES or not left:
+            here = load(entries, some, None, progress=progress)
+            there |= {one: moved(tensor, device) for one, tensor in here.items()}
+            some.clear()
+    return there
+
+
+def moved(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
+    """Return a tensor on a device, a parameter as one."""
+    there = tensor.detach().to(device)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(there, tensor.requires_grad)
+    return there.requires_grad_(tensor.requires_grad)
+
+
+def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of modules, optimizers and nested mappings by names with dots."""
+    found: dict[str, torch.Tensor] = {}
+
+    def look(value: Any, path: tuple[Any, ...]) -> None:
+        value = value.state_dict() if hasattr(value, "state_dict") else value
+        if isinstance(value, torch.Tensor):
+            found[".".join(map(str, path))] = value
+        elif isinstance(value, Mapping):
+            for key, one in value.items():
+                look(one, (*path, key))
+        elif isinstance(value, list | tuple):
+            for k, one in enumerate(value):
+                look(one, (*path, k))
+
+    look(into, ())
+    return found
+
+
+def require_targets(
+    entries: Mapping[str, Entry],
+    wanted: Mapping[str, Any],
+    targets: Mapping[str, torch.Tensor],
+    *,
+    exactly: bool,
+) -> None:
+    """Refuse tensors to fill that are not those to read, or not of their shapes."""
+    if missing := [name for name in wanted if name not in targets]:
+        raise CheckpointError(f"into has no {some_of(missing)}, which the checkpoint has")
+    if exactly and (others := [name for name in targets if name not in wanted]):
+        raise CheckpointError(f"has no {some_of(others)}, which into has")
+    for name, index in wanted.items():
+        expected, found = shape_of(entries[name].value, index), tuple(targets[name].shape)
+        if found != expected:
+            raise CheckpointError(f"{name}: into has shape {found}, the checkpoint {expected}")
+
+
+def some_of(names: list[str]) -> str:
+    """Return names as they stand in a message, the first few of them."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+class Plan:
+    """What is to be read, and where it goes."""
+
+    def __init__(self, whole: list[Entry]) -> None:
+        self.reads: list[Read] = []
+        self._storages: dict[Any, Bytes] = {}
+        self._used = Counter[Any]()
+        """Of each storage, how many bytes are in tensors that are wanted whole."""
+        for entry in whole:
+            if isinstance(entry.reader, TensorReader):
+                self._used[storage_of(entry)] += nbytes_of(entry.value)
+
+    def new(self, entry: Entry, index: Any) -> Finish:
+        """Plan to read a tensor, or a part of it, into new memory."""
+        stored: StoredTensor = entry.value
+        if isinstance(entry.reader, TensorReader):
+            extent = entry.reader.extent(require_readable(stored))
+            if 2 * self._used[storage_of(entry)] >= extent.nbytes and not entry.reader.swapped:
+                memory = self.storage(extent)
+                seen = stored.shape, stored.stride, stored.offset
+                return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
+        target = torch.empty(shape_of(stored, index), dtype=stored.dtype)
+        if not self.fills(entry, index, target):
+            return partial(read_alone, entry, index)
+        return lambda: apply_tensor_flags(target, flags_of(stored, index))
+
+    def fill(self, entry: Entry, index: Any, target: torch.Tensor) -> Finish:
+        """Plan to read a tensor, or a part of it, into one that is there."""
+        ours = target.detach()
+        if not self.fills(entry, index, ours):
+            return lambda: copied(read_alone(entry, index), target)
+        return lambda: counted(target)
+
+    def storage(self, extent: Extent) -> Bytes:
+        """Plan to read a storage, once for all tensors in it; return its memory."""
+        key = extent.file, extent.offset, extent.nbytes
+        if key not in self._storages:
+            self._storages[key], pages = new_memory(extent.offset, extent.nbytes)
+            self.reads.append(Read(extent.file, extent.offset, self._storages[key], pages))
+        return self._storages[key]
+
+    def fills(self, entry: Entry, index: Any, target: torch.Tensor) -> bool:
+        """Plan to read bytes into a tensor as they lie in the files; say whether they do."""
+        stored: StoredTensor = entry.value
+        if isinstance(stored, ChunkedTensor) and index is ... and target.shape == stored.shape:
+            found = [reads_into(Entry(chunk.reader, chunk.stored), ..., target[place(chunk)])
+                     for chunk in stored.chunks]  # fmt: skip
+        else:
+            found = [reads_into(entry, index, target)]
+        if None in found:
+            return False
+        self.reads += [read for read in found if read is not None and read.target.nbytes]
+        return True
+
+
+def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:
+    """Return the read that fills a tensor, if its bytes lie in the file as in memory."""
+    stored: StoredTensor = entry.value
+    if not isinstance(entry.reader, TensorReader) or entry.reader.swapped:
+        return None
+    extent = entry.reader.extent(require_readable(stored))
+    seen = stored.shape, stored.stride, stored.offset
+    shape, stride, offset = seen if index is ... else slice_view(seen, index)
+    in_order = all(
+        step == expected
+        for size, step, expected in zip(shape, stride, contiguous_stride(shape), strict=True)
+        if size > 1
+    )
+    here = target.device.type == "cpu" and target.is_contiguous() and target.shape == shape
+    if not (in_order and here) or target.dtype != stored.dtype or stored.conj or stored.neg:
+        return None
+    memory = target.reshape(-1).view(torch.uint8).numpy()
+    part = extent.part(offset * stored.dtype.itemsize, memory.nbytes)
+    return Read(part.file, part.offset, memory)
+
+
+def read_alone(entry: Entry, index: Any) -> torch.Tensor:
+    """Return a tensor, or a part of it, by itself."""
+    stored: StoredTensor = entry.value
+    whole = index is ...
+    tensor = entry.reader.read(stored) if whole else entry.reader.read_slice(stored, index)
+    return apply_tensor_flags(tensor, flags_of(stored, index))
+
+
+def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:
+    """Return the flags of a tensor; a part of a parameter is none."""
+    if index is ...:
+        return stored
+    return replace(stored, is_parameter=False, requires_grad=False)
+
+
+def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor into one that is there; return that."""
+    with torch.no_grad():
+        return target.copy_(source)
+
+
+def counted(target: torch.Tensor) -> torch.Tensor:
+    """Let torch count the change of a tensor that was read into; return it."""
+    target.detach().reshape(-1)[:0].zero_()
+    return target
+
+
+def shape_of(stored: StoredTensor, index: Any) -> tuple[int, ...]:
+    """Return the shape of a part of a tensor."""
+    if index is ...:
+        return stored.shape
+    return slice_view((stored.shape, stored.stride, stored.offset), index)[0]
+
+
+def place(chunk: Chunk) -> tuple[slice, ...]:
+    """Return where a chunk belongs in its tensor."""
+    return tuple(slice(begin, begin + size) for begin, size in zip(*chunk.bounds, strict=True))
+
+
+def storage_of(entry: Entry) -> Any:
+    """Return the same key for tensors in the same storage of a file."""
+    storage = require_readable(entry.value)
+    return entry.reader, storage.key, storage.start
+
+
+def nbytes_of(stored: StoredTensor) -> int:
+    """Return how many bytes the elements of a tensor have."""
+    return math.prod(stored.shape) * stored.dtype.itemsize

@@ -1,0 +1,184 @@
+"""Many byte ranges of files at the speed of the disk: in order, several large requests in flight.
+
+A file that is in the page cache is copied from it. Any other is read past the cache, where the file
+system allows that: the memory that other files have there stays theirs.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+
+from npydata.errors import CheckpointError
+from npydata.reader.files import OpenFile
+from npydata.reader.private_memory import PAGE, Bytes
+from npydata.system.page_cache import is_cached
+from npydata.system.progress import Bar
+
+REQUEST_BYTES = 8 << 20
+IN_FLIGHT = 4
+"""Requests at a time: the disk works on the next while a processor handles the last."""
+GAP_BYTES = 1 << 16
+"""So many bytes between two ranges are read along, rather than ending a request there."""
+ALIGNMENT = 8
+"""Of the largest number; complex ones have two."""
+NO_DIRECT = {errno.EINVAL, errno.ENOTSUP}
+
+
+@dataclass(slots=True)
+class Read:
+    """A range of a file, and the memory that it goes to."""
+
+    file: OpenFile
+    offset: int
+    target: Bytes
+    pages: Bytes | None = None
+    """The whole pages of memory around the target, if those are the file's pages around the range
+    and may be written to: then a direct read needs no copy."""
+
+    @property
+    def end(self) -> int:
+        """The byte of the file behind it."""
+        return self.offset + self.target.nbytes
+
+    def part(self, begin: int, end: int) -> "Read":
+        """Return the read of a part that begins with a page, or with the range itself."""
+        pages = self.pages
+        if pages is not None:
+            first = page_begin(self.offset)
+            pages = pages[page_begin(begin) - first : page_end(end) - first]
+        target = self.target[begin - self.offset : end - self.offset]
+        return Read(self.file, begin, target, pages)
+
+
+def read_all(reads: Iterable[Read], bar: Bar) -> None:
+    """Carry out reads; the first that fails ends it.
+
+    Raises:
+        CheckpointError: A file has become shorter.
+        OSError: A file can't be read.
+    """
+    buffers: SimpleQueue[Bytes] = SimpleQueue()
+    for _ in range(IN_FLIGHT):
+        buffers.put(page_aligned(REQUEST_BYTES + 2 * PAGE))
+    failed = threading.Event()
+
+    def carry_out(request: list[Read]) -> int:
+        buffer = buffers.get()
+        try:
+            if not failed.is_set():
+                read_request(request, buffer)
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            buffers.put(buffer)
+        return sum(read.target.nbytes for read in request)
+
+    with ThreadPoolExecutor(IN_FLIGHT, "npydata-load") as pool:
+        try:
+            for nbytes in pool.map(carry_out, requests(reads)):
+                bar.update(nbytes)
+        except BaseException:  # Ctrl-C as well
+            failed.set()
+            raise
+
+
+def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
+    """Yield reads in file order, large ones cut and neighbours together."""
+    order: dict[OpenFile, int] = {}
+    for read in (reads := list(reads)):
+        order.setdefault(read.file, len(order))
+    together: list[Read] = []
+    for read in sorted(reads, key=lambda one: (order[one.file], one.offset)):
+        for part in cut(read):
+            if together and not belongs(part, together):
+                yield together
+                together = []
+            together.append(part)
+    if together:
+        yield together
+
+
+def cut(read: Read) -> Iterator[Read]:
+    """Yield the parts of a read, of one request each, cut between pages."""
+    begin = read.offset
+    while begin < read.end:
+        end = min(read.end, page_begin(begin + REQUEST_BYTES))
+        yield read.part(begin, end)
+        begin = end
+
+
+def belongs(read: Read, request: list[Read]) -> bool:
+    """Whether a read is made with those before it: they are near, and small."""
+    first, last = request[0], request[-1]
+    near = read.file is first.file and read.offset - last.end <= GAP_BYTES
+    return near and max(read.end, last.end) - first.offset <= REQUEST_BYTES
+
+
+def read_request(request: list[Read], buffer: Bytes) -> None:
+    """Read ranges that lie together, with one request to the disk."""
+    file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
+    direct = not is_cached(file.readahead().number, (begin + end) // 2)
+    first, only = page_begin(begin), request[0] if len(request) == 1 else None
+    if only is not None and direct and only.pages is not None:
+        if read_direct(file, only.pages, first, end):
+            return
+        direct = False
+    if only is not None and not direct:
+        file.read_into(only.target.data, begin)
+        return
+    whole = buffer[: page_end(end) - first]
+    if not (direct and read_direct(file, whole, first, end)):
+        file.read_into(whole[begin - first : end - first].data, begin)
+    for read in request:
+        read.target[:] = whole[read.offset - first : read.end - first]
+
+
+def read_direct(file: OpenFile, pages: Bytes, offset: int, end: int) -> bool:
+    """Read whole pages past the cache, at least up to ``end``; say whether that can be done."""
+    descriptor = file.direct()
+    while descriptor is not None and offset < end:
+        try:
+            count = os.preadv(descriptor.number, [pages.data], offset)
+        except OSError as error:
+            if error.errno not in NO_DIRECT:
+                raise
+            return False
+        if offset + count < end and (count % PAGE or not count):  # the file ends here
+            raise CheckpointError(f"ends at byte {offset + count:,} now, had {file.size:,}")
+        pages, offset = pages[count:], offset + count
+    return descriptor is not None
+
+
+def new_memory(offset: int, nbytes: int) -> tuple[Bytes, Bytes | None]:
+    """Return memory for a range of a file, and the pages around it if they lie as in the file.
+
+    Numbers must be aligned in memory: what is not in the file gets a place where it is.
+    """
+    if nbytes < REQUEST_BYTES // IN_FLIGHT or offset % ALIGNMENT:
+        return np.empty(nbytes, np.uint8), None
+    first = page_begin(offset)
+    pages = page_aligned(page_end(offset + nbytes) - first)
+    return pages[offset - first : offset - first + nbytes], pages
+
+
+def page_aligned(nbytes: int) -> Bytes:
+    """Return memory that begins with a page."""
+    memory = np.empty(nbytes + PAGE, np.uint8)
+    return memory[-memory.ctypes.data % PAGE :][:nbytes]
+
+
+def page_begin(offset: int) -> int:
+    """Return where the page of a byte begins."""
+    return offset - offset % PAGE
+
+
+def page_end(offset: int) -> int:
+    """Return where the page of the byte before ends."""
+    return page_begin(offset + PAGE - 1)

@@ -1,0 +1,298 @@
+"""Whole checkpoints: what ``load`` reads is what reading one by one gives, wherever it goes."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import small_legacy, small_tar, small_zip
+from checkpoint_tools import bits
+from safetensors.torch import save_file
+
+from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_checkpoint
+from npydata.reader import load as loading
+from npydata.reader import parallel_read
+from npydata.reader.files import OpenFile
+
+STATE = {
+    "large": torch.arange(1 << 18, dtype=torch.int32).reshape(1 << 8, -1),
+    "half": torch.randn(700, 301).to(torch.bfloat16),
+    "odd": torch.arange(100_003, dtype=torch.uint8),
+    "scalar": torch.tensor(2.5),
+    "none": torch.empty(0, 3),
+    "complex": torch.randn(33, dtype=torch.complex64),
+    **{f"small.{k}": torch.full((k,), float(k)) for k in range(1, 40)},
+}
+
+
+def written_as(kind, folder):
+    path = folder / "checkpoint"
+    if kind == "safetensors":
+        save_file(STATE, path)
+    elif kind == "sharded":
+        path = folder / "model.safetensors.index.json"
+        halves = [dict(list(STATE.items())[k::2]) for k in range(2)]
+        for k, half in enumerate(halves):
+            save_file(half, folder / f"{k}.safetensors")
+        names = ", ".join(
+            f'"{n}": "{k}.safetensors"' for k, half in enumerate(halves) for n in half
+        )
+        path.write_text('{"weight_map": {' + names + "}}")
+    elif kind == "folder":
+        with AsyncCheckpointer() as saver:
+            saver.save(path, STATE)
+    else:
+        torch.save(STATE, path, _use_new_zipfile_serialization=kind == "zip")
+    return path
+
+
+KINDS = ["zip", "legacy", "safetensors", "sharded", "folder"]
+WAYS = {
+    "past the page cache": lambda patch: patch.setattr(
+        parallel_read, "is_cached", lambda *_: False
+    ),
+    "from the page cache": lambda patch: patch.setattr(parallel_read, "is_cached", lambda *_: True),
+    "no direct reads here": lambda patch: (
+        patch.setattr(parallel_read, "is_cached", lambda *_: False),
+        patch.setattr(OpenFile, "direct", lambda self: None),
+    ),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    monkeypatch.setattr(parallel_read, "REQUEST_BYTES", 1 << 16)
+    WAYS[request.param](monkeypatch)
+
+
+def expected(checkpoint):
+    return {name: checkpoint[name] for name in checkpoint}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_load_is_what_reading_one_by_one_gives(tmp_path, kind, way):
+    with open_checkpoint(written_as(kind, tmp_path)) as checkpoint:
+        loaded, one_by_one = checkpoint.load(), expected(checkpoint)
+    assert list(loaded) == list(one_by_one)
+    assert all(bits(loaded[name]) == bits(one_by_one[name]) for name in loaded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_load_into_tensors_fills_these_very_ones(tmp_path, kind, way):
+    with open_checkpoint(written_as(kind, tmp_path)) as checkpoint:
+        ours = {name: torch.zeros_like(checkpoint[name]) for name in checkpoint}
+        versions = {name: tensor._version for name, tensor in ours.items()}
+        loaded = checkpoint.load(into=ours)
+        assert all(bits(ours[name]) == bits(checkpoint[name]) for name in ours)
+    assert all(loaded[name] is ours[name] for name in ours)
+    assert all(ours[name]._version > versions[name] for name in ours)
+
+
+INDEXES = [
+    np.s_[0:128],
+    np.s_[5:7, :10],
+    np.s_[::3, 1],
+    np.s_[3],
+    np.s_[-1, 4:9],
+    ...,
+    (),
+    np.s_[9:9],
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_of_slices_reads_what_get_slice_does(tmp_path, kind, way):
+    with open_checkpoint(written_as(kind, tmp_path)) as checkpoint:
+        name = next(name for name in checkpoint if name.endswith("large"))
+        for index in INDEXES:
+            wanted = checkpoint.get_slice(name)[index]
+            assert bits(checkpoint.load({name: index})[name]) == bits(wanted)
+            target = torch.zeros_like(wanted)
+            checkpoint.load({name: index}, into={name: target, "another": torch.zeros(1)})
+            assert bits(target) == bits(wanted)
+
+
+def test_tensors_that_share_a_storage_share_memory_and_views_keep_their_strides(tmp_path, way):
+    whole = torch.arange(60_000.0).reshape(200, 300)
+    torch.save({"whole": whole, "turned": whole.T, "row": whole[7]}, tmp_path / "c.pt")
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        loaded = checkpoint.load()
+        assert loaded["turned"].stride() == (1, 300)
+        loaded["row"].fill_(-1)
+        assert (loaded["whole"][7] == -1).all()
+        assert (loaded["turned"][:, 7] == -1).all()
+        target = torch.zeros(300, 200)
+        checkpoint.load(["turned"], into={"turned": target})
+        assert torch.equal(target, whole.T)
+
+
+def test_of_a_large_storage_only_what_is_wanted_is_read(tmp_path, monkeypatch):
+    whole = torch.zeros(1 << 20)
+    torch.save({"whole": whole, "row": whole[4:10]}, tmp_path / "c.pt")
+    read = []
+    real = loading.read_all
+    monkeypatch.setattr(
+        loading, "read_all", lambda reads, bar: (read.extend(reads), real(reads, bar))
+    )
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        assert checkpoint.load(["row"])["row"].untyped_storage().nbytes() == 24
+    assert [one.target.nbytes for one in read] == [24]
+
+
+@pytest.mark.parametrize("make", [small_zip, small_legacy, small_tar])
+def test_files_written_byte_by_byte_load_as_they_read(tmp_path, make):
+    with open_checkpoint(make(tmp_path / "f")) as checkpoint:
+        loaded = checkpoint.load()
+        assert all(bits(loaded[name]) == bits(checkpoint[name]) for name in checkpoint)
+
+
+def test_flags_are_kept_and_another_dtype_is_converted(tmp_path):
+    z = torch.randn(50, dtype=torch.complex64)
+    state = {"p": torch.nn.Parameter(torch.randn(9)), "g": torch.randn(3, requires_grad=True),
+             "conj": z.conj()}  # fmt: skip
+    torch.save(state, tmp_path / "c.pt")
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        loaded = checkpoint.load()
+        assert isinstance(loaded["p"], torch.nn.Parameter)
+        assert loaded["g"].requires_grad
+        assert loaded["conj"].is_conj()
+        assert torch.equal(loaded["conj"], z.conj())
+        target = {"p": torch.zeros(9, dtype=torch.float64), "conj": torch.zeros_like(z)}
+        checkpoint.load(["p", "conj"], into=target)
+        assert torch.equal(target["p"].float(), state["p"])
+        assert torch.equal(target["conj"], z.conj())
+
+
+def test_a_module_and_an_optimizer_are_filled(tmp_path):
+    def trained(steps):
+        model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            model(torch.randn(4, 30)).square().sum().backward()
+            optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (other, second) = trained(3), trained(1)
+    torch.save({"m": model.state_dict(), "o": optimizer.state_dict()["state"]}, tmp_path / "c.pt")
+    torch.save(model.state_dict(), tmp_path / "m.pt")
+    with open_checkpoint(tmp_path / "m.pt") as checkpoint:
+        checkpoint.load(into=other)
+    assert str(other.state_dict()) == str(model.state_dict())
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        checkpoint.load(into={"m": other, "o": second.state_dict()["state"]})
+    assert str(second.state_dict()) == str(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("into", "words"),
+    [
+        ({"a": torch.zeros(3)}, "into has no 'b'"),
+        ({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)}, "has no 'c', which into"),
+        (
+            {"a": torch.zeros(3), "b": torch.zeros(3)},
+            r"b: into has shape \(3,\), the checkpoint \(2,\)",
+        ),
+    ],
+)
+def test_tensors_to_fill_that_do_not_fit_are_refused_before_any_is_written(tmp_path, into, words):
+    torch.save({"a": torch.ones(3), "b": torch.ones(2)}, tmp_path / "c.pt")
+    checkpoint = open_checkpoint(tmp_path / "c.pt")
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.load(into=into)
+    assert not any(tensor.any() for tensor in into.values())
+
+
+def test_a_name_that_is_not_there_and_a_kind_that_cannot_be_read_are_refused(tmp_path):
+    torch.save({"a": torch.ones(3), "s": torch.eye(3).to_sparse()}, tmp_path / "c.pt")
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        with pytest.raises(KeyError, match="no tensor 'b'"):
+            checkpoint.load(["b"])
+        with pytest.raises(CheckpointError, match="sparse"):
+            checkpoint.load()
+        assert checkpoint.load([]) == {}
+
+
+def test_a_file_that_was_cut_off_meanwhile_is_an_error_that_names_it(tmp_path, way):
+    path = written_as("safetensors", tmp_path)
+    with open_checkpoint(path) as checkpoint:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(CheckpointError, match=f"{path}.*ends at byte"):
+            checkpoint.load()
+
+
+def test_an_error_of_one_read_ends_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_read, "REQUEST_BYTES", 1 << 14)
+    begun = []
+
+    def failing(request, buffer):
+        begun.append(request)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(parallel_read, "read_request", failing)
+    checkpoint = open_checkpoint(written_as("zip", tmp_path))
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint.load()
+    assert len(begun) <= 3 * parallel_read.IN_FLIGHT
+
+
+def test_requests_are_large_in_file_order_and_take_small_neighbours_together(tmp_path):
+    (tmp_path / "f").write_bytes(bytes(100))
+    file = OpenFile(tmp_path / "f")
+    size = parallel_read.REQUEST_BYTES
+
+    def read(offset, nbytes):
+        return parallel_read.Read(file, offset, np.empty(nbytes, np.uint8))
+
+    reads = [read(3 * size, 5), read(10, 20), read(100, 2 * size), read(3 * size - 70_000, 5)]
+    found = [
+        (group[0].offset, group[-1].end, len(group)) for group in parallel_read.requests(reads)
+    ]
+    page = parallel_read.PAGE
+    assert found == [
+        (10, size // page * page, 2),
+        (size, 2 * size, 1),
+        (2 * size, 2 * size + 100, 1),
+        (3 * size - 70_000, 3 * size - 69_995, 1),
+        (3 * size, 3 * size + 5, 1),
+    ]
+
+
+def test_a_load_onto_another_device_goes_there_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "ON_THE_WAY_BYTES", 1 << 20)
+    with open_checkpoint(written_as("zip", tmp_path)) as checkpoint:
+        loaded = checkpoint.load(device="meta")
+        assert {n: (t.device.type, t.shape, t.dtype) for n, t in loaded.items()} == {
+            n: ("meta", t.shape, t.dtype) for n, t in STATE.items()
+        }
+
+
+def test_a_training_checkpoint_is_loaded_without_maps_and_into_what_is_there(tmp_path):
+    model = torch.nn.Linear(50, 60)
+    model.register_parameter("tied", model.weight)
+    with AsyncCheckpointer() as saver:
+        saver.save(tmp_path / "c", model.state_dict())
+    loaded, _, _ = load_checkpoint(tmp_path / "c", mmap=False)
+    assert torch.equal(loaded["weight"], model.weight)
+    assert loaded["tied"] is loaded["weight"]
+
+
+def test_a_training_checkpoint_fills_a_model_and_an_optimizer(tmp_path):
+    def trained(steps):
+        model = torch.nn.Linear(50, 60)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            model(torch.randn(4, 50)).square().sum().backward()
+            optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (other, second) = trained(3), trained(1)
+    with AsyncCheckpointer() as saver:
+        saver.save(tmp_path / "c", model.state_dict(), optimizer.state_dict())
+    weight = other.weight.data_ptr()
+    state, optimizer_state, _ = load_checkpoint(tmp_path / "c", into=(other, second))
+    assert str(other.state_dict()) == str(model.state_dict()) == str(state)
+    assert str(second.state_dict()) == str(optimizer.state_dict()) == str(optimizer_state)
+    assert state["weight"].data_ptr() == other.weight.data_ptr() == weight
+    fresh = torch.optim.AdamW(other.parameters())
+    with pytest.raises(CheckpointError, match=r"into has no .state\.0\.step"):
+        load_checkpoint(tmp_path / "c", into=(other, fresh))
