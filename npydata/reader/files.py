@@ -17,6 +17,7 @@ import numpy as np
 
 from npydata.errors import CheckpointError
 from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
+from npydata.system.file_system import maps_are_slow
 from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached
 
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -65,6 +66,7 @@ class OpenFile:
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError("is a folder, device or pipe, expected a file")
         self.size = status.st_size
+        self.no_maps = maps_are_slow(self._readahead.number)
         self._lock = threading.Lock()
         self._map: weakref.ref[WholeFileMap] | None = None
 
@@ -103,10 +105,11 @@ class OpenFile:
         """Return those bytes as memory that may be written to: a few are read, many mapped.
 
         What is mapped is read when touched; the disk starts to read it now. It outlives the file's
-        closing. Nobody else has the same memory, and the file never changes.
+        closing. Nobody else has the same memory, and the file never changes. Over a network all is
+        read.
         """
         self.require_inside(offset, nbytes)
-        if nbytes < SMALL_BYTES:
+        if nbytes < SMALL_BYTES or self.no_maps:
             return self.copy(offset, nbytes)
         self.advise_willneed(offset, nbytes)
         try:
@@ -130,8 +133,8 @@ class OpenFile:
         It is private, and outlives the file's closing.
         """
         self.require_inside(offset, nbytes)
-        if nbytes == 0:
-            return np.empty(0, np.uint8)
+        if nbytes == 0 or self.no_maps:
+            return self.copy(offset, nbytes)
         try:
             fd = self.readahead().number
             return np.asarray(

@@ -1,0 +1,35 @@
+"""On which file system a file lies, where that decides how it is read.
+
+A map brings a page at a time; over a network each of them is a round trip. There, and where the
+environment variable ``NPYDATA_NO_MMAP`` is set, files are read in large pieces instead.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+
+NO_MMAP = "NPYDATA_NO_MMAP"
+NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs",
+           "nfs", "nfs4", "orangefs", "smb3", "smbfs"}  # fmt: skip
+"""As the kernel names them; of ``fuse.sshfs`` the first part counts."""
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def maps_are_slow(descriptor: int) -> bool:
+    """Whether an open file should be read and not mapped."""
+    if os.environ.get(NO_MMAP, "0") not in ("", "0"):
+        return True
+    return type_of(os.fstat(descriptor).st_dev).split(".")[0] in NETWORK
+
+
+@cache
+def type_of(device: int) -> str:
+    """Return the kernel's name of the file system on a device; empty where that is unknown."""
+    if not MOUNTS.exists():
+        return ""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in MOUNTS.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == wanted:
+            return after.split()[0]
+    return ""
