@@ -23,6 +23,7 @@ SIZES = [0, 1, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE,
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
     monkeypatch.setattr(writer, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(writer, "WRITE_BYTES", PIECE)
 
 
 def page_memory(nbytes, seed=1):
@@ -195,6 +196,7 @@ def test_the_data_is_on_the_disk_before_the_call_returns(tmp_path, monkeypatch):
 
 def test_no_checksum_is_computed_before_everything_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(writer, "WRITE_BYTES", 4096)
     begun, early = threading.Event(), []
     real = zlib.crc32
 
@@ -210,7 +212,7 @@ def test_no_checksum_is_computed_before_everything_is_filled(tmp_path, monkeypat
             filled.wait()
 
     filled = threading.Event()
-    monkeypatch.setattr(writer.zlib, "crc32", crc32)
+    monkeypatch.setattr(zlib, "crc32", crc32)
     memory = memoryview(mmap.mmap(-1, 3 * 4096))
     sums = writer.write_durably(tmp_path / "file", memory, 3 * 4096, wait_for)
     assert early == [False]

@@ -6,6 +6,7 @@ import re
 import shutil
 import zlib
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,7 +159,8 @@ def short_pieces(monkeypatch):
     monkeypatch.setattr("npydata.checkpointer.writer.PIECE_BYTES", 8192)
     monkeypatch.setattr("npydata.checkpointer.manifest.PIECE_BYTES", 8192)
     monkeypatch.setattr(Manifest.__init__, "__defaults__", (8192, "", ""))
-    monkeypatch.setattr(manifests, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr("npydata.checkpointer.writer.WRITE_BYTES", 16384)
+    monkeypatch.setattr(manifests, "REQUEST_BYTES", 4096)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,42 @@ def test_the_piece_that_changed_is_named(tmp_path, short_pieces, at, span):
     content[at] ^= 1
     path.write_bytes(content)
     assert f"{path}: bytes {span} are not what was written" in complaint_of(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "at, named",
+    [(4100, "the header, 'a', 'b'"), (16_384 + 5000, "'c'"), (100, "its header")],
+)
+def test_the_tensors_of_the_piece_that_changed_are_named(tmp_path, short_pieces, at, named):
+    state = {"a": torch.ones(500), "b": torch.ones(800), "c": torch.ones(9000)}
+    save_checkpoint(tmp_path / "c", state)
+    path = tmp_path / "c" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[at if at > 100 else 3] ^= 128
+    path.write_bytes(content)
+    complaint = complaint_of(tmp_path / "c")
+    assert complaint.endswith(f"are not what was written: {named}")
+
+
+@pytest.mark.parametrize(
+    "flips", [150, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(3600)])]
+)
+def test_a_bit_that_flips_anywhere_is_found_and_the_part_is_named(tmp_path, short_pieces, flips):
+    model = {f"w{k}": torch.randn(k, 70) for k in range(1, 25)}
+    save_checkpoint(tmp_path / "c", model, {"state": {0: {"m": torch.randn(5000)}}})
+    files = sorted(path for path in (tmp_path / "c").iterdir())
+    ends = np.cumsum([path.stat().st_size for path in files])
+    draw = np.random.default_rng(8)
+    for place in draw.integers(0, ends[-1], flips):
+        which = int(np.searchsorted(ends, place, side="right"))
+        path, at = files[which], int(place - ends[which]) + files[which].stat().st_size
+        bit = 1 << int(draw.integers(8))
+        with path.open("r+b") as file:
+            (old,) = os.pread(file.fileno(), 1, at)
+            os.pwrite(file.fileno(), bytes([old ^ bit]), at)
+            assert path.name in complaint_of(tmp_path / "c")
+            os.pwrite(file.fileno(), bytes([old]), at)
+    verify_checkpoint(tmp_path / "c")
 
 
 def test_a_checkpoint_of_several_pieces_verifies(tmp_path, short_pieces):
@@ -324,14 +362,19 @@ def test_a_root_passes_over_a_damaged_manifest(saved):
 
 
 def test_verifying_reads_a_little_at_a_time(saved, monkeypatch):
-    monkeypatch.setattr(manifests, "CHUNK_BYTES", 100)
-    counted = []
+    monkeypatch.setattr(manifests, "REQUEST_BYTES", 100)
+    real, read, counted = manifests.read_range, [], []
+
+    def noted(file, begin, end, buffer):
+        read.append(end - begin)
+        return real(file, begin, end, buffer)
 
     class Bar:
         def update(self, n):
             counted.append(n)
 
+    monkeypatch.setattr(manifests, "read_range", noted)
     manifest = read_manifest(saved)
     manifests.check_content(saved, manifest, Bar())
-    assert max(counted) == 100
+    assert max(read) == 100
     assert sum(counted) == sum(entry.size for entry in manifest.files.values())

@@ -7,12 +7,16 @@ import json
 import zlib
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.files import naming_errors
+from npydata.reader.containers import read_container
+from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.held_folder import HeldFolder
+from npydata.reader.parallel_read import REQUEST_BYTES, in_parallel, read_range
+from npydata.reader.private_memory import Bytes
 from npydata.reader.training_folder import RANK_FILE, RNG_FILE
 from npydata.system.progress import Bar, NoBar
 
@@ -20,12 +24,10 @@ MANIFEST = "manifest.json"
 FORMAT = "npydata checkpoint"
 VERSION = 2
 """Of what is written; version 1 did not name the run."""
-PIECE_BYTES = 1 << 26
-"""What is written at once, and what one checksum covers."""
+PIECE_BYTES = 1 << 22
+"""What one checksum covers; 64 MiB in versions before, which is written down."""
 MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 28
 """What is read of a manifest, and of the training state."""
-CHUNK_BYTES = 1 << 20
-"""What is read at once to compute a checksum."""
 MODEL, OPTIMIZER, TRAINING = "model.safetensors", "optimizer.safetensors", "training_state.json"
 FILES = (MODEL, OPTIMIZER, TRAINING)
 
@@ -160,29 +162,44 @@ def check_content(folder: Path | HeldFolder, manifest: Manifest, bar: Bar | None
 
 
 def check_file(folder: HeldFolder, manifest: Manifest, name: str, bar: Bar) -> None:
-    """Read one file and compare its checksums."""
+    """Read one file and compare its checksums, several pieces at a time."""
     entry, path = manifest.files[name], folder.path / name
-    with naming_errors(str(path)), closing(folder.open(name)) as held:
-        file = open(held.readahead().number, "rb", closefd=False)  # noqa: SIM115
-        for k, wanted in enumerate(entry.crc32):
-            begin = k * manifest.piece_bytes
-            end = min(begin + manifest.piece_bytes, entry.size)
-            if checksum_of(file, end - begin, bar) != wanted:
-                raise CheckpointError(f"bytes {begin:,} to {end:,} are not what was written")
+    with naming_errors(str(path)), closing(folder.open(name)) as file:
+        begins = range(0, entry.size, manifest.piece_bytes)
+        pieces = [(at, min(at + manifest.piece_bytes, entry.size)) for at in begins]
+        found = in_parallel(partial(checksum_of, file), pieces)
+        with closing(found):
+            for (begin, end), wanted, crc32 in zip(pieces, entry.crc32, found, strict=True):
+                if crc32 != wanted:
+                    raise CheckpointError(f"bytes {begin:,} to {end:,} are not what was written: "
+                                          f"{what_lies_in(file, begin, end)}")  # fmt: skip
+                bar.update(end - begin)
 
 
-def checksum_of(file: BinaryIO, nbytes: int, bar: Bar) -> int:
-    """Return the checksum of a file's next bytes."""
+def checksum_of(file: OpenFile, piece: tuple[int, int], buffer: Bytes) -> int:
+    """Return the checksum of a piece of a file."""
+    begin, end = piece
     crc32 = 0
-    for begin in range(0, nbytes, CHUNK_BYTES):
-        chunk = file.read(min(CHUNK_BYTES, nbytes - begin))
-        crc32 = zlib.crc32(chunk, crc32)
-        bar.update(len(chunk))
+    for at in range(begin, end, REQUEST_BYTES):
+        content = read_range(file, at, min(at + REQUEST_BYTES, end), buffer)
+        crc32 = zlib.crc32(content.data, crc32)
     return crc32
 
 
-def checksums(content: bytes, piece_bytes: int = PIECE_BYTES) -> tuple[int, ...]:
-    """Return the checksums of a short file's pieces."""
+def what_lies_in(file: OpenFile, begin: int, end: int) -> str:
+    """Return what a range of a file holds, in words: its header, or some of its tensors."""
+    try:
+        extents = read_container(file).extents
+    except CheckpointError:
+        return "its header" if begin == 0 else "tensors"
+    names = [key for key, one in extents.items()
+             if one.offset < end and begin < one.offset + one.nbytes]  # fmt: skip
+    header = ["the header"] if all(begin < one.offset for one in extents.values()) else []
+    return ", ".join([*header, *map(repr, names[:3])]) + (", ..." if len(names) > 3 else "")
+
+
+def checksums(content: bytes | memoryview, piece_bytes: int = PIECE_BYTES) -> tuple[int, ...]:
+    """Return the checksums of a file's pieces."""
     begins = range(0, len(content), piece_bytes)
     return tuple(zlib.crc32(content[begin : begin + piece_bytes]) for begin in begins)
 

@@ -8,7 +8,6 @@ get ordinary writes. Built in ``notebooks/07_async_checkpointer``.
 import errno
 import fcntl
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from npydata.checkpointer.staging import StagedFile
 from npydata.system.atomic_write import sync_folder
 
 DIRECT = getattr(os, "O_DIRECT", 0)
+WRITE_BYTES = 1 << 26
+"""What is written at once: whole pieces of checksums."""
 
 
 class CommitStrategy(Protocol):
@@ -123,13 +124,14 @@ def write_chunks(
 
     def add_up() -> None:
         wait_for(nbytes)
-        sums.extend(map(zlib.crc32, iter(ready.get, None)))
+        for chunk in iter(ready.get, None):
+            sums.extend(checksums(chunk, PIECE_BYTES))
 
     beside = BackgroundTask(add_up, f"{THREAD_NAME}-crc")
     beside.start()
     try:
-        for begin in range(0, nbytes, PIECE_BYTES):
-            end = min(begin + PIECE_BYTES, nbytes)
+        for begin in range(0, nbytes, WRITE_BYTES):
+            end = min(begin + WRITE_BYTES, nbytes)
             wait_for(end)
             ready.put(memory[begin:end])
             write_all(descriptor, memory[begin : -(-end // PAGE) * PAGE], begin)

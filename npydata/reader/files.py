@@ -66,7 +66,7 @@ class OpenFile:
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError("is a folder, device or pipe, expected a file")
         self.size = status.st_size
-        self.no_maps = maps_are_slow(self._readahead.number)
+        self._no_maps: bool | None = None
         self._lock = threading.Lock()
         self._map: weakref.ref[WholeFileMap] | None = None
 
@@ -109,7 +109,7 @@ class OpenFile:
         read.
         """
         self.require_inside(offset, nbytes)
-        if nbytes < SMALL_BYTES or self.no_maps:
+        if nbytes < SMALL_BYTES or self.no_maps():
             return self.copy(offset, nbytes)
         self.advise_willneed(offset, nbytes)
         try:
@@ -133,7 +133,7 @@ class OpenFile:
         It is private, and outlives the file's closing.
         """
         self.require_inside(offset, nbytes)
-        if nbytes == 0 or self.no_maps:
+        if nbytes == 0 or self.no_maps():
             return self.copy(offset, nbytes)
         try:
             fd = self.readahead().number
@@ -195,6 +195,12 @@ class OpenFile:
             with suppress(OSError):
                 self._direct = Descriptor(f"/proc/self/fd/{descriptor.number}", DIRECT)
         return self._direct
+
+    def no_maps(self) -> bool:
+        """Whether the file is read and not mapped."""
+        if self._no_maps is None:
+            self._no_maps = maps_are_slow(self.readahead().number)
+        return self._no_maps
 
     def require_inside(self, offset: int, nbytes: int) -> None:
         """Refuse a range that is not in the file."""

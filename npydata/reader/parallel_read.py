@@ -7,10 +7,11 @@ system allows that: the memory that other files have there stays theirs.
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from npydata.reader.private_memory import PAGE, Bytes
 from npydata.system.page_cache import is_cached
 from npydata.system.progress import Bar
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 REQUEST_BYTES = 8 << 20
 IN_FLIGHT = 4
 """Requests at a time: the disk works on the next while a processor handles the last."""
@@ -63,30 +66,39 @@ def read_all(reads: Iterable[Read], bar: Bar) -> None:
         CheckpointError: A file has become shorter.
         OSError: A file can't be read.
     """
+    for nbytes in in_parallel(read_request, requests(reads)):
+        bar.update(nbytes)
+
+
+def in_parallel(
+    work: Callable[[Job, Bytes], Result], jobs: Iterable[Job]
+) -> Generator[Result, None, None]:
+    """Yield what ``work(job, buffer)`` returns, in order; several run at a time.
+
+    Each has a buffer to itself that begins with a page and holds a request. The first error ends
+    all of it.
+    """
     buffers: SimpleQueue[Bytes] = SimpleQueue()
     for _ in range(IN_FLIGHT):
         buffers.put(page_aligned(REQUEST_BYTES + 2 * PAGE))
     failed = threading.Event()
 
-    def carry_out(request: list[Read]) -> int:
+    def carry_out(job: Job) -> Result | None:
         buffer = buffers.get()
         try:
-            if not failed.is_set():
-                read_request(request, buffer)
+            return None if failed.is_set() else work(job, buffer)
         except BaseException:
             failed.set()
             raise
         finally:
             buffers.put(buffer)
-        return sum(read.target.nbytes for read in request)
 
-    with ThreadPoolExecutor(IN_FLIGHT, "npydata-load") as pool:
+    with ThreadPoolExecutor(IN_FLIGHT, "npydata-read") as pool:
         try:
-            for nbytes in pool.map(carry_out, requests(reads)):
-                bar.update(nbytes)
-        except BaseException:  # Ctrl-C as well
+            for result in pool.map(carry_out, jobs):
+                yield cast(Result, result)  # None only behind an error, which was raised
+        finally:  # Ctrl-C, or nobody wants the rest
             failed.set()
-            raise
 
 
 def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
@@ -121,31 +133,40 @@ def belongs(read: Read, request: list[Read]) -> bool:
     return near and max(read.end, last.end) - first.offset <= REQUEST_BYTES
 
 
-def read_request(request: list[Read], buffer: Bytes) -> None:
-    """Read ranges that lie together, with one request to the disk."""
+def read_request(request: list[Read], buffer: Bytes) -> int:
+    """Read ranges that lie together, with one request to the disk; return how many bytes."""
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
-    direct = not is_cached(file.readahead().number, (begin + end) // 2)
-    first, only = page_begin(begin), request[0] if len(request) == 1 else None
-    if only is not None and direct and only.pages is not None:
-        if read_direct(file, only.pages, first, end):
-            return
-        direct = False
-    if only is not None and not direct:
+    only = request[0] if len(request) == 1 else None
+    if only is not None and is_in_memory(file, begin, end):
         file.read_into(only.target.data, begin)
-        return
-    whole = buffer[: page_end(end) - first]
-    if not (direct and read_direct(file, whole, first, end)):
-        file.read_into(whole[begin - first : end - first].data, begin)
-    for read in request:
-        read.target[:] = whole[read.offset - first : read.end - first]
+    elif only is None or only.pages is None or not read_direct(file, only.pages, begin, end):
+        content = read_range(file, begin, end, buffer)
+        for read in request:
+            read.target[:] = content[read.offset - begin : read.end - begin]
+    return sum(read.target.nbytes for read in request)
 
 
-def read_direct(file: OpenFile, pages: Bytes, offset: int, end: int) -> bool:
-    """Read whole pages past the cache, at least up to ``end``; say whether that can be done."""
-    descriptor = file.direct()
+def read_range(file: OpenFile, begin: int, end: int, buffer: Bytes) -> Bytes:
+    """Return bytes of a file in a buffer: from the page cache, or past it."""
+    first = page_begin(begin)
+    content = buffer[begin - first : end - first]
+    if is_in_memory(file, begin, end) or not read_direct(file, buffer, begin, end):
+        file.read_into(content.data, begin)
+    return content
+
+
+def is_in_memory(file: OpenFile, begin: int, end: int) -> bool:
+    """Whether a range seems to be in the page cache: its middle is."""
+    return is_cached(file.readahead().number, (begin + end) // 2)
+
+
+def read_direct(file: OpenFile, pages: Bytes, begin: int, end: int) -> bool:
+    """Read the pages that a range lies in past the cache; say whether that can be done."""
+    descriptor, offset = file.direct(), page_begin(begin)
     while descriptor is not None and offset < end:
         try:
-            count = os.preadv(descriptor.number, [pages.data], offset)
+            wanted = pages[: page_end(end) - offset]
+            count = os.preadv(descriptor.number, [wanted.data], offset)
         except OSError as error:
             if error.errno not in NO_DIRECT:
                 raise
