@@ -39,6 +39,7 @@ TOOLS = {
     "crashes",
     "toy_disk",
     "tracing",
+    "workers",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")

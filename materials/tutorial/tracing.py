@@ -2,8 +2,8 @@
 
 with long_turns(): ...                          # a thread gives its turn away only if it must
 until_waiting(ready.not_full, threads=2)        # until two threads wait there, and stay
-worked(MyPrefetcher)                            # workers, window and consumer over time
-stepped(MyBuffer)                               # a reorder buffer, event by event
+draw_run(MyPrefetcher)                          # workers, window and consumer over time
+draw_steps(MyBuffer)                            # a reorder buffer, event by event
 """
 
 import sys
@@ -160,7 +160,7 @@ class Trace:
         rows = [(worker.split("-", 1)[-1].replace("-", " "), begin, end, "cpu", number)
                 for worker, number, begin, end in sorted(self.made)]  # fmt: skip
         rows += [
-            (" " * place or "ready", *times, "resident", k) for place, *times, k in self._ready()
+            (" " * place or "ready", *times, "touched", k) for place, *times, k in self._ready()
         ]
         for number, asked, delivered, computed in self.taken:
             rows.append(("consumer", asked, delivered, "data wait", None))
@@ -192,7 +192,7 @@ class Trace:
         """Arrival above delivery; a number is a batch, wherever it is."""
         rows, numbers = self.rows()
         lanes(ax, rows, labels=numbers)
-        names = {"cpu": "is made", "resident": "lies ready", "gpu": "is computed on",
+        names = {"cpu": "is made", "touched": "lies ready", "gpu": "is computed on",
                  "data wait": "the consumer waits"}  # fmt: skip
         used = dict.fromkeys(row[3] for row in rows)
         handles = [
@@ -207,7 +207,7 @@ MADE_IN = (0.02, 0.03, 0.02, 0.01, 0.01, 0.06, 0.02, 0.02, 0.02, 0.005, 0.01, 0.
 STEP_S = 0.02
 
 
-def worked(make_prefetcher: Callable[..., Any]) -> None:
+def draw_run(make_prefetcher: Callable[..., Any]) -> None:
     """Turn workers and capacity: a real run of twelve batches, as swim lanes."""
 
     def draw(workers: float, capacity: float) -> None:
@@ -236,7 +236,7 @@ STEPPED = (3, 1, 4, 2, 2, 1, 3, 1, 2, 1)
 """How long each of ten batches takes, in rounds; the consumer needs two for each."""
 
 
-def stepped(make_buffer: Callable[[int, int], Any]) -> None:
+def draw_steps(make_buffer: Callable[[int, int], Any]) -> None:
     """Turn the step and the capacity: what a buffer does for two workers and a consumer."""
 
     def draw(step: float, capacity: float) -> None:
@@ -260,7 +260,7 @@ def stepped(make_buffer: Callable[[int, int], Any]) -> None:
         room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
         print(f"claimed {buffer.claimed}, taken {buffer.taken}, released {buffer.released}: {room}")
 
-    with_sliders(draw, step=(7, 1, 40, 1), capacity=(4, 1, 8, 1))
+    with_sliders(draw, step=(10, 1, 40, 1), capacity=(3, 1, 8, 1))
 
 
 STATES = {"taken": "#d1d5db", "lies ready": "#0f766e", "is made": "#7fb2e5", "to come": "#ffffff"}
@@ -309,7 +309,7 @@ def draw_deadlock(ax: Axes, held: int, queued: Sequence[int]) -> None:
     _box(ax, 0.1, 2.5, "cpu", f"worker\nin put({held})")
     _box(ax, 7.6, 2.3, "gpu", "consumer\nin join()")
     for i, number in enumerate(reversed(queued)):
-        _box(ax, 3.7 + 0.65 * i, 0.58, "resident", str(number), height=0.9)
+        _box(ax, 3.7 + 0.65 * i, 0.58, "touched", str(number), height=0.9)
     ax.text(5.0, 2.9, "queue: full", ha="center", fontweight="bold")
     _arrow(ax, (2.65, 2.0), (3.65, 2.0), "waits\nfor room", (3.13, 2.45), PALETTE["warm"])
     _arrow(ax, (8.6, 1.3), (1.3, 1.3), "waits for the worker to end", (5.0, 0.28), PALETTE["warm"],
