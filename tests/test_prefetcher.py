@@ -82,12 +82,12 @@ class TestPromises:
         buffer = ReorderBuffer(4, 4)
         for number in [buffer.claim() for _ in range(4)][::-1]:
             buffer.put(number, double(number))
-        assert [buffer.take() for _ in range(4)] == [0, 2, 4, 6]
+        assert [buffer.take_next() for _ in range(4)] == [0, 2, 4, 6]
 
     def test_the_consumer_waits_for_the_next_result_not_for_any(self):
         buffer, taken = ReorderBuffer(2, 2), []
         buffer.claim(), buffer.claim()
-        consumer = started(lambda: taken.extend([buffer.take(), buffer.take()]))
+        consumer = started(lambda: taken.extend([buffer.take_next(), buffer.take_next()]))
         until_waiting(buffer.ready, 1)
         buffer.put(1, "second")
         assert taken == []
@@ -101,7 +101,7 @@ class TestPromises:
             buffer.put(number, None)
         workers = [started(lambda: claims.append(buffer.claim()))]
         until_waiting(buffer.room, 1)
-        buffer.take()  # taken is not yet given back: whoever asks now waits as well
+        buffer.take_next()  # taken is not yet given back: whoever asks now waits as well
         workers.append(started(lambda: claims.append(buffer.claim())))
         until_waiting(buffer.room, 2)
         assert claims == []
@@ -121,7 +121,7 @@ class TestPromises:
 
         threads = [started(worker) for _ in range(8)]
         for expected in range(count):
-            assert buffer.take() == expected
+            assert buffer.take_next() == expected
             alive.remove(expected)
             buffer.release()
         buffer.close()
@@ -134,7 +134,7 @@ class TestPromises:
 
         def consume():
             with pytest.raises(RuntimeError, match="closed"):
-                empty.take()
+                empty.take_next()
             ends.append("consumer")
 
         workers = [started(lambda: ends.append(full.claim())) for _ in range(3)]
@@ -209,13 +209,13 @@ class TestPromises:
     def test_a_worker_fetches_chunks_until_there_are_none(self):
         buffer = ReorderBuffer(3, 3)
         worker_loop(buffer, chunk_maker(fetch_chunk, double, 7, 3))
-        assert [list(buffer.take()) for _ in range(3)] == [[0, 2, 4], [6, 8, 10], [12]]
+        assert [list(buffer.take_next()) for _ in range(3)] == [[0, 2, 4], [6, 8, 10], [12]]
 
     def test_a_worker_goes_on_behind_an_error(self):
         buffer = ReorderBuffer(3, 3)
         worker_loop(buffer, chunk_maker(fetch_chunk, fail_at(0, ValueError()), 3, 1))
-        assert isinstance(buffer.take()[0], ExceptionWrapper)
-        assert [list(buffer.take()) for _ in range(2)] == [[1], [2]]
+        assert isinstance(buffer.take_next()[0], ExceptionWrapper)
+        assert [list(buffer.take_next()) for _ in range(2)] == [[1], [2]]
 
     @pytest.mark.parametrize(
         "workers, capacity, chunk_size", [(1, 1, 1), (2, 4, 1), (4, 24, 8), (8, 9, 3)]
@@ -331,7 +331,7 @@ def test_interruptions_do_not_leave_the_lock_taken():
 
     buffer.ready = Interrupted(buffer.lock)
     with contextlib.suppress(KeyboardInterrupt):
-        buffer.take()
+        buffer.take_next()
     assert ended([started(buffer.close)])
 
 

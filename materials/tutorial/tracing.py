@@ -290,7 +290,7 @@ def events(buffer: Any) -> Iterator[str]:
             buffer.put(number, number)
             yield f"a worker puts {number}"
         if not computing and buffer.taken in buffer.results:
-            number = buffer.take()
+            number = buffer.take_next()
             yield f"the consumer takes {number}"
             buffer.release()
             computing = 2

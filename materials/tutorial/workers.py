@@ -98,13 +98,13 @@ class UnorderedBuffer:
     def put(self, number, result):
         self.ready.put(result)
 
-    def take(self):
+    def take_next(self):
         return self.ready.get()
 
 
 def drain_and_join(buffer, worker):
     while not buffer.ready.empty():
-        buffer.take()  # make room, so that the worker can go on
+        buffer.take_next()  # make room, so that the worker can go on
     worker.join()  # and wait until it has ended
 
 
@@ -115,7 +115,7 @@ def fill(buffer: UnorderedBuffer, worker_loop: WorkerLoop) -> int:
         started(f"worker {k}", worker_loop, buffer, lambda number: made.append(number))
         for k in range(2)
     ]
-    buffer.take()
+    buffer.take_next()
     until_waiting(buffer.ready.not_full, threads=2)
     exist = len(made)
     _free(buffer, workers)
@@ -145,7 +145,7 @@ def finish_in(finished: Sequence[int], buffer: Any, worker_loop: WorkerLoop) -> 
 
     def consume() -> None:
         for _ in finished:
-            got.append(buffer.take())
+            got.append(buffer.take_next())
 
     buffer.put = noted
     consumer = started("consumer", consume)
@@ -182,7 +182,7 @@ def one_bad_batch(
 
     def consume() -> None:
         for _ in range(10):
-            got.append(buffer.take())
+            got.append(buffer.take_next())
             buffer.release()
 
     ENDED_BY.clear()
@@ -194,7 +194,7 @@ def one_bad_batch(
         error = ENDED_BY["worker"]
         print(f"the worker was ended by {type(error).__name__}: {error}")
     if consumer.is_alive():
-        print("the consumer still stands in take:", "take" in standing("consumer"))
+        print("the consumer still stands in take_next:", "take_next" in standing("consumer"))
     buffer.close()
     consumer.join(PATIENCE)
 
@@ -212,7 +212,7 @@ def left_early(
     """A consumer takes one batch and leaves: where both stand; what is held, and what is queued."""
     buffer, made = UnorderedBuffer(10_000, capacity=4), []
     worker = started("worker", worker_loop, buffer, lambda k: made.append(k) or k)
-    buffer.take()
+    buffer.take_next()
     until_waiting(buffer.ready.not_full, threads=1)
     consumer = started("consumer", leave, buffer, worker)
     consumer.join(STUCK_S)

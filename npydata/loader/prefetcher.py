@@ -116,7 +116,7 @@ class ThreadPrefetcher:
     def next(self) -> Any:
         """Return the next batch, or the :class:`ExceptionWrapper` in its place."""
         if not self._chunk:
-            self._chunk = self.buffer.take()
+            self._chunk = self.buffer.take_next()
         batch = self._chunk.popleft()
         if not self._chunk:
             self.buffer.release()

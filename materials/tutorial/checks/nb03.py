@@ -77,7 +77,7 @@ class Results(dict):
 
 
 class Stage:
-    """A buffer on which a script of events is played: claim, put 2, take, release, close, wake."""
+    """A buffer on which a script is played: claim, put 2, take_next, release, close, wake."""
 
     def __init__(self, methods, count, capacity, script):
         stage = self
@@ -126,7 +126,7 @@ class Stage:
         self.running.append(key)
         try:
             result = getattr(self.buffer, event)(*args)
-            outcome = f"gives {result!r}" if event in ("claim", "take") else "returns"
+            outcome = f"gives {result!r}" if event in ("claim", "take_next") else "returns"
         except ForEverError:
             outcome = "is never called"
         except Exception as error:
@@ -249,13 +249,13 @@ WORKER_LOOP = Build(
 CLAIMS = [
     (3, 5, "claim", "claim", "claim", "claim"),
     (9, 1, "claim", "claim"),
-    (9, 2, "claim", "claim", "put 0", "put 1", "claim", "take", "release"),
-    (9, 2, "claim", "claim", "put 0", "take", "claim", "release"),
+    (9, 2, "claim", "claim", "put 0", "put 1", "claim", "take_next", "release"),
+    (9, 2, "claim", "claim", "put 0", "take_next", "claim", "release"),
     (9, 1, "claim", "claim", "wake", "wake"),
     (9, 1, "claim", "claim", "close"),
     (9, 4, "claim", "close", "claim"),
     (9, 1, "claim", "claim", "claim", "release", "wake", "release"),
-    (2, 1, "claim", "claim", "claim", "release", "put 0", "take", "release", "wake"),
+    (2, 1, "claim", "claim", "claim", "release", "put 0", "take_next", "release", "wake"),
 ]
 
 
@@ -346,9 +346,9 @@ CLAIM = Build(
 
 PUTS = [
     (4, 4, "claim", "claim", "put 0", "put 1"),
-    (4, 4, "claim", "claim", "put 1", "take", "put 0"),
-    (4, 4, "claim", "take", "put 0"),
-    (4, 4, "claim", "claim", "claim", "put 0", "take", "take", "put 2", "put 1"),
+    (4, 4, "claim", "claim", "put 1", "take_next", "put 0"),
+    (4, 4, "claim", "take_next", "put 0"),
+    (4, 4, "claim", "claim", "claim", "put 0", "take_next", "take_next", "put 2", "put 1"),
     (4, 4, "claim", "close", "put 0"),
     (4, 4, "claim", "claim", "put 1", "close", "put 0"),
 ]
@@ -402,17 +402,17 @@ PUT = Build(
 )
 
 
-# take
+# take_next
 
 TAKES = [
-    (4, 4, "claim", "put 0", "take"),
-    (4, 4, "claim", "claim", "put 1", "put 0", "take", "take"),
-    (4, 4, "claim", "claim", "take", "put 1", "wake", "put 0", "take"),
-    (4, 4, "take", "wake", "wake"),
-    (4, 4, "take", "close"),
-    (4, 4, "claim", "put 0", "close", "take"),
-    (4, 4, "claim", "put 0", "take", "take", "claim", "put 1"),
-    (2, 1, "claim", "put 0", "take", "claim", "release", "put 1", "take"),
+    (4, 4, "claim", "put 0", "take_next"),
+    (4, 4, "claim", "claim", "put 1", "put 0", "take_next", "take_next"),
+    (4, 4, "claim", "claim", "take_next", "put 1", "wake", "put 0", "take_next"),
+    (4, 4, "take_next", "wake", "wake"),
+    (4, 4, "take_next", "close"),
+    (4, 4, "claim", "put 0", "close", "take_next"),
+    (4, 4, "claim", "put 0", "take_next", "take_next", "claim", "put 1"),
+    (2, 1, "claim", "put 0", "take_next", "claim", "release", "put 1", "take_next"),
 ]
 
 
@@ -473,11 +473,11 @@ def stays_at_the_first(self):
 
 
 TAKE = Build(
-    name="take",
-    reference=ReorderBuffer.take,
+    name="take_next",
+    reference=ReorderBuffer.take_next,
     owner="MyBuffer",
     cases=TAKES,
-    observe=played("take"),
+    observe=played("take_next"),
     show=as_script,
     wrong={
         "You take what came first: that is the order of the workers.": takes_any,
@@ -617,9 +617,9 @@ CLOSES = [
     (9, 4, "claim", "put 0", "close"),
     (9, 1, "claim", "claim", "close"),
     (9, 1, "claim", "claim", "claim", "claim", "close"),
-    (9, 1, "take", "close"),
-    (9, 1, "claim", "claim", "take", "close"),
-    (9, 4, "claim", "claim", "put 0", "put 1", "close", "claim", "take"),
+    (9, 1, "take_next", "close"),
+    (9, 1, "claim", "claim", "take_next", "close"),
+    (9, 4, "claim", "claim", "put 0", "put 1", "close", "claim", "take_next"),
     (9, 4, "close", "close", "claim"),
 ]
 

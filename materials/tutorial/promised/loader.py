@@ -184,7 +184,7 @@ def closing_wakes_all(mine):
     def take():
         go.set()
         try:
-            buffer.take()
+            buffer.take_next()
         except RuntimeError:
             heard.append(True)
 
