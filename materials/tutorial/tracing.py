@@ -260,7 +260,7 @@ def draw_steps(make_buffer: Callable[[int, int], Any]) -> None:
         room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
         print(f"claimed {buffer.claimed}, taken {buffer.taken}, released {buffer.released}: {room}")
 
-    with_sliders(draw, step=(10, 1, 40, 1), capacity=(3, 1, 8, 1))
+    with_sliders(draw, step=(4, 1, 40, 1), capacity=(3, 1, 8, 1))
 
 
 STATES = {"taken": "#d1d5db", "lies ready": "#0f766e", "is made": "#7fb2e5", "to come": "#ffffff"}

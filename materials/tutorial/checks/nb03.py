@@ -20,11 +20,19 @@ from tutorial.promised.loader import CARDS, PROMISES  # noqa: F401
 
 PART = "loader"
 COUNTERS = ("claimed", "taken", "released", "closed")
-MOST_WAITS = 50
+MOST_WAITS, MOST_LOOKS = 50, 50
 
 
 class ForEverError(BaseException):
     """Nobody is left who could end this wait; no `except Exception` should catch it."""
+
+
+class LooksForEverError(ForEverError):
+    """It looks without end, and holds the lock meanwhile."""
+
+
+class NotHeldError(RuntimeError):
+    """What Python says where a condition is used without its lock."""
 
 
 class Room(threading.Condition):
@@ -36,7 +44,7 @@ class Room(threading.Condition):
 
     def wait(self, timeout=None):
         if not self._is_owned():
-            raise RuntimeError("cannot wait on un-acquired lock")
+            raise NotHeldError
         self.stage.waited(self.name)
         self.waiting += 1
         try:
@@ -49,7 +57,7 @@ class Room(threading.Condition):
 
     def notify(self, n=1):
         if not self._is_owned():
-            raise RuntimeError("cannot notify on un-acquired lock")
+            raise NotHeldError
         self.calls = min(self.calls + n, self.waiting)
 
     def notify_all(self):
@@ -62,6 +70,10 @@ class Results(dict):
     def __init__(self, stage):
         super().__init__()
         self.stage = stage
+
+    def __contains__(self, number):
+        self.stage.looked()
+        return super().__contains__(number)
 
     def __setitem__(self, number, result):
         self.stage.changed("results")
@@ -82,13 +94,17 @@ class Stage:
     def __init__(self, methods, count, capacity, script):
         stage = self
         self.unlocked, self.told, self.running, self.waits = [], {}, [], 0
-        self.playing, self.newest = False, ""
+        self.playing, self.newest, self.looks, self.kept = False, "", 0, []
 
         class Buffer(MyBuffer):
             def __setattr__(self, name, value):
                 if name in COUNTERS:
                     stage.changed(name)
                 super().__setattr__(name, value)
+
+            def has_room(self):
+                stage.looked()
+                return super().has_room()
 
         for name, method in methods.items():
             setattr(Buffer, name, method)
@@ -100,6 +116,12 @@ class Stage:
     def changed(self, what):
         if self.playing and not self.buffer.lock._is_owned() and what not in self.unlocked:
             self.unlocked.append(what)
+
+    def looked(self):
+        """Whoever looks again and again, and never waits, would keep the others out for ever."""
+        self.looks += 1
+        if self.looks > MOST_LOOKS:
+            raise LooksForEverError
 
     def waited(self, room):
         self.waits += 1
@@ -113,7 +135,7 @@ class Stage:
         """Let the next thing happen; of a wake, nothing happens but that all look again."""
         if not self.script:
             raise ForEverError
-        self.newest = self.script.pop(0)
+        self.newest, self.looks = self.script.pop(0), 0
         event, *number = self.newest.split()
         if event == "wake":
             for room in (self.buffer.room, self.buffer.ready):
@@ -127,11 +149,17 @@ class Stage:
         try:
             result = getattr(self.buffer, event)(*args)
             outcome = f"gives {result!r}" if event in ("claim", "take_next") else "returns"
+        except LooksForEverError:
+            outcome = "looks again and again, without end"
         except ForEverError:
             outcome = "is never called"
+        except NotHeldError:
+            outcome = "raises RuntimeError: the lock is not held"
         except Exception as error:
             outcome = f"raises {type(error).__name__}"
         self.running.pop()
+        if not self.running and self.buffer.lock._is_owned():
+            self.kept.append(key)
         if self.told[key] and outcome != "is never called":
             self.told[key].append(f"after {self.newest}")
         self.told[key].append(outcome)
@@ -143,6 +171,7 @@ class Stage:
             **{event: ", ".join(happened) for event, happened in self.told.items()},
             "lies ready at the end": sorted(self.buffer.results),
             "changed without the lock": self.unlocked,
+            "holds the lock for ever after": self.kept[:1],
         }
 
 
@@ -293,6 +322,16 @@ def claims_unlocked(self):
     return self.claimed - 1
 
 
+def looks_without_end(self):
+    with self.lock:
+        while not (self.closed or self.claimed == self.count or self.has_room()):
+            pass
+        if self.closed or self.claimed == self.count:
+            return None
+        self.claimed += 1
+        return self.claimed - 1
+
+
 def waits_in_the_wrong_room(self):
     with self.lock:
         while not (self.closed or self.claimed == self.count or self.has_room()):
@@ -338,6 +377,9 @@ CLAIM = Build(
             waits_in_the_wrong_room
         ),
         "No room is not the end: wait for it.": gives_none_when_full,
+        "Nobody can make room while you hold the lock; to wait in `self.room` lets go of it.": (
+            looks_without_end
+        ),
     },
 )
 
@@ -604,6 +646,9 @@ FETCH_CHUNK = Build(
         ),
         "The batches before the error were good, and you throw them away.": loses_the_good_ones,
         "You make a new error; kind and traceback of the old one are lost.": makes_a_new_error,
+        "The consumer takes batches from the left end; a list is slow there: return a `deque`.": (
+            lambda fetch, numbers: list(chunk_as(fetch, numbers))
+        ),
         "The consumer can't tell a bare error from a batch: wrap it.": (
             lambda fetch, numbers: chunk_as(fetch, numbers, wrap=lambda error: error)
         ),
@@ -709,7 +754,14 @@ def stands_at(answer, samples, batch_size, ranks, start, batches):
             break
         state = loader.state_dict()
         places.append((state["epoch"], state["samples"]))
-    return {"epoch and samples after each batch": places, "batches to come": len(iterator)}
+    to_come = len(iterator)
+    iter(loader)
+    state = loader.state_dict()
+    return {
+        "epoch and samples after each batch": places,
+        "batches to come": to_come,
+        "epoch and samples of a new loop": (state["epoch"], state["samples"]),
+    }
 
 
 def with_advance(answer):
@@ -727,6 +779,13 @@ def advance_as(self, by=1, samples=None, finish=True):
 def moves_before_it_counts(self):
     self._cursor.advance(self._sampler.samples_after(self._delivered))
     self._delivered += 1
+    if self._delivered == self._total:
+        self._finish()
+
+
+def sets_the_number(self):
+    self._delivered += 1
+    self._cursor.samples = self._sampler.samples_after(self._delivered)
     if self._delivered == self._total:
         self._finish()
 
@@ -763,6 +822,7 @@ ADVANCE = Build(
         "The cursor stands still: every resume begins where this one did.": (
             lambda self: advance_as(self, samples=lambda it, after: it._sampler.start)
         ),
+        "You set the number; `advance` also notes that the epoch has begun.": sets_the_number,
     },
 )
 
