@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -242,7 +243,7 @@ def draw_steps(make_buffer: Callable[[int, int], Any]) -> None:
     def draw(step: float, capacity: float) -> None:
         use_style()
         buffer = make_buffer(len(STEPPED), int(capacity))
-        texts = [text for text, _ in zip(events(buffer), range(int(step)), strict=False)]
+        texts = list(islice(events(buffer), int(step)))
         states = [_state(buffer, number) for number in range(buffer.count)]
         _, ax = plt.subplots(figsize=(WIDTH, 1.7))
         for number, state in enumerate(states):

@@ -36,7 +36,7 @@ from tutorial.tracing import (
 )
 
 WorkerLoop = Callable[[Any, Callable[[int], Any]], None]
-STUCK_S = 1.0
+STUCK_S = 2.0
 """Who has not moved on for so long is shown where it stands."""
 
 
@@ -187,7 +187,7 @@ def one_bad_batch(
 
     ENDED_BY.clear()
     worker, consumer = started("worker", worker_loop, buffer, make), started("consumer", consume)
-    worker.join(STUCK_S)
+    worker.join(PATIENCE)
     consumer.join(STUCK_S)
     print("the consumer got:", *map(_named, got))
     if "worker" in ENDED_BY:
