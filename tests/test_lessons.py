@@ -31,6 +31,11 @@ def test_a_lesson_is_rebuilt_or_exempt():
     assert [lesson.name for lesson in LESSONS if lesson.rebuilt] == [one.name for one in REBUILT]
 
 
+def test_no_two_builds_share_a_name():
+    names = [build.name for build in BUILDS]
+    assert sorted(set(names)) == sorted(names)
+
+
 # Numbers
 
 

@@ -15,6 +15,9 @@ from npydata.loader.prefetcher import (
     ExceptionWrapper,
     SynchronousFetcher,
     ThreadPrefetcher,
+    chunk_maker,
+    fetch_chunk,
+    worker_loop,
 )
 from npydata.loader.reorder_buffer import ReorderBuffer
 
@@ -69,22 +72,22 @@ def _every_wait_is_ended_by_whoever_ends_it(monkeypatch):
 @pytest.mark.promise
 @pytest.mark.notebook_03
 class TestPromises:
-    """What notebook 03 teaches, run against the module and against the notebook's own cells."""
+    """What the learner builds in notebook 03."""
 
-    def test_numbers_are_claimed_in_order_and_then_none(self, taught):
-        buffer = taught.ReorderBuffer(3, 9)
+    def test_numbers_are_claimed_in_order_and_then_none(self):
+        buffer = ReorderBuffer(3, 9)
         assert [buffer.claim() for _ in range(5)] == [0, 1, 2, None, None]
 
-    def test_results_are_taken_in_order_whatever_the_order_they_were_put(self, taught):
-        buffer = taught.ReorderBuffer(4, 4)
+    def test_results_are_taken_in_order_whatever_the_order_they_were_put(self):
+        buffer = ReorderBuffer(4, 4)
         for number in [buffer.claim() for _ in range(4)][::-1]:
             buffer.put(number, double(number))
-        assert [buffer.take() for _ in range(4)] == [0, 2, 4, 6]
+        assert [buffer.take_next() for _ in range(4)] == [0, 2, 4, 6]
 
-    def test_the_consumer_waits_for_the_next_result_not_for_any(self, taught):
-        buffer, taken = taught.ReorderBuffer(2, 2), []
+    def test_the_consumer_waits_for_the_next_result_not_for_any(self):
+        buffer, taken = ReorderBuffer(2, 2), []
         buffer.claim(), buffer.claim()
-        consumer = started(lambda: taken.extend([buffer.take(), buffer.take()]))
+        consumer = started(lambda: taken.extend([buffer.take_next(), buffer.take_next()]))
         until_waiting(buffer.ready, 1)
         buffer.put(1, "second")
         assert taken == []
@@ -92,13 +95,13 @@ class TestPromises:
         assert ended([consumer])
         assert taken == ["first", "second"]
 
-    def test_a_worker_waits_until_a_place_is_given_back(self, taught):
-        buffer, claims = taught.ReorderBuffer(9, 2), []
+    def test_a_worker_waits_until_a_place_is_given_back(self):
+        buffer, claims = ReorderBuffer(9, 2), []
         for number in (buffer.claim(), buffer.claim()):
             buffer.put(number, None)
         workers = [started(lambda: claims.append(buffer.claim()))]
         until_waiting(buffer.room, 1)
-        buffer.take()  # taken is not yet given back: whoever asks now waits as well
+        buffer.take_next()  # taken is not yet given back: whoever asks now waits as well
         workers.append(started(lambda: claims.append(buffer.claim())))
         until_waiting(buffer.room, 2)
         assert claims == []
@@ -106,9 +109,9 @@ class TestPromises:
         assert ended(workers)
         assert claims == [2, 3]
 
-    def test_many_threads_deliver_every_number_once_and_in_order_within_the_bound(self, taught):
+    def test_many_threads_deliver_every_number_once_and_in_order_within_the_bound(self):
         capacity, count = 5, 2_000
-        buffer, alive, most = taught.ReorderBuffer(count, capacity), set(), []
+        buffer, alive, most = ReorderBuffer(count, capacity), set(), []
 
         def worker():
             while (number := buffer.claim()) is not None:
@@ -118,20 +121,20 @@ class TestPromises:
 
         threads = [started(worker) for _ in range(8)]
         for expected in range(count):
-            assert buffer.take() == expected
+            assert buffer.take_next() == expected
             alive.remove(expected)
             buffer.release()
         buffer.close()
         assert ended(threads)
         assert max(most) <= capacity
 
-    def test_close_wakes_every_worker_and_the_consumer(self, taught):
-        full, empty, ends = taught.ReorderBuffer(9, 1), taught.ReorderBuffer(9, 1), []
+    def test_close_wakes_every_worker_and_the_consumer(self):
+        full, empty, ends = ReorderBuffer(9, 1), ReorderBuffer(9, 1), []
         full.claim()
 
         def consume():
             with pytest.raises(RuntimeError, match="closed"):
-                empty.take()
+                empty.take_next()
             ends.append("consumer")
 
         workers = [started(lambda: ends.append(full.claim())) for _ in range(3)]
@@ -142,8 +145,8 @@ class TestPromises:
         assert ended([*workers, consumer])
         assert sorted(ends, key=str) == [None, None, None, "consumer"]
 
-    def test_a_closed_buffer_lets_go_of_what_it_holds_and_of_what_still_comes(self, taught):
-        buffer = taught.ReorderBuffer(2, 2)
+    def test_a_closed_buffer_lets_go_of_what_it_holds_and_of_what_still_comes(self):
+        buffer = ReorderBuffer(2, 2)
         held, late = (threading.Event() for _ in range(2))
         buffer.claim(), buffer.claim()
         buffer.put(0, held)
@@ -155,8 +158,8 @@ class TestPromises:
         assert [ref() for ref in refs] == [None, None]
         assert buffer.claim() is None
 
-    def test_close_may_come_from_a_thread_that_is_inside(self, taught):
-        buffer = taught.ReorderBuffer(2, 2)
+    def test_close_may_come_from_a_thread_that_is_inside(self):
+        buffer = ReorderBuffer(2, 2)
 
         def close_inside():
             with buffer.room, buffer.ready:
@@ -165,24 +168,24 @@ class TestPromises:
         assert ended([started(close_inside)])
         assert buffer.claim() is None
 
-    def test_an_error_takes_the_place_of_its_batch_and_ends_the_chunk(self, taught):
+    def test_an_error_takes_the_place_of_its_batch_and_ends_the_chunk(self):
         error = ValueError("bad sample")
-        chunk = list(taught.fetch_chunk(fail_at(2, error), range(5)))
+        chunk = list(fetch_chunk(fail_at(2, error), range(5)))
         assert chunk[:2] == [0, 1]
         assert [item.error for item in chunk[2:]] == [error]
 
-    def test_whatever_a_worker_raises_reaches_the_consumer(self, taught):
+    def test_whatever_a_worker_raises_reaches_the_consumer(self):
         for error in (KeyboardInterrupt(), SystemExit(3), GeneratorExit(), MemoryError()):
-            (wrapper,) = taught.fetch_chunk(fail_at(0, error), range(1))
+            (wrapper,) = fetch_chunk(fail_at(0, error), range(1))
             assert wrapper.error is error
 
-    def test_an_error_is_raised_with_the_workers_traceback(self, taught):
-        (wrapper,) = taught.fetch_chunk(fail_at(0, ValueError("bad sample")), range(1))
+    def test_an_error_is_raised_with_the_workers_traceback(self):
+        (wrapper,) = fetch_chunk(fail_at(0, ValueError("bad sample")), range(1))
         with pytest.raises(ValueError, match="bad sample") as caught:
             wrapper.reraise()
         assert "in make" in "".join(traceback.format_tb(caught.value.__traceback__))
 
-    def test_an_error_that_nobody_takes_is_freed_at_once(self, taught):
+    def test_an_error_that_nobody_takes_is_freed_at_once(self):
         class Noticed(Exception):  # noqa: N818
             pass
 
@@ -191,43 +194,43 @@ class TestPromises:
 
         gc.disable()
         try:
-            chunk = taught.fetch_chunk(make, range(1))
+            chunk = fetch_chunk(make, range(1))
             ref = weakref.ref(chunk[0].error)
             del chunk
             assert ref() is None
         finally:
             gc.enable()
 
-    def test_a_stop_iteration_does_not_look_like_the_end_of_the_epoch(self, taught):
-        (wrapper,) = taught.fetch_chunk(fail_at(0, StopIteration()), range(1))
+    def test_a_stop_iteration_does_not_look_like_the_end_of_the_epoch(self):
+        (wrapper,) = fetch_chunk(fail_at(0, StopIteration()), range(1))
         with pytest.raises(RuntimeError, match="StopIteration"):
             wrapper.reraise()
 
-    def test_a_worker_fetches_chunks_until_there_are_none(self, taught):
-        buffer = taught.ReorderBuffer(3, 3)
-        taught.worker_loop(buffer, double, 7, 3, [0.0], 0)
-        assert [list(buffer.take()) for _ in range(3)] == [[0, 2, 4], [6, 8, 10], [12]]
+    def test_a_worker_fetches_chunks_until_there_are_none(self):
+        buffer = ReorderBuffer(3, 3)
+        worker_loop(buffer, chunk_maker(fetch_chunk, double, 7, 3))
+        assert [list(buffer.take_next()) for _ in range(3)] == [[0, 2, 4], [6, 8, 10], [12]]
 
-    def test_a_worker_goes_on_behind_an_error(self, taught):
-        buffer = taught.ReorderBuffer(3, 3)
-        taught.worker_loop(buffer, fail_at(0, ValueError()), 3, 1, [0.0], 0)
-        assert isinstance(buffer.take()[0], taught.ExceptionWrapper)
-        assert [list(buffer.take()) for _ in range(2)] == [[1], [2]]
+    def test_a_worker_goes_on_behind_an_error(self):
+        buffer = ReorderBuffer(3, 3)
+        worker_loop(buffer, chunk_maker(fetch_chunk, fail_at(0, ValueError()), 3, 1))
+        assert isinstance(buffer.take_next()[0], ExceptionWrapper)
+        assert [list(buffer.take_next()) for _ in range(2)] == [[1], [2]]
 
     @pytest.mark.parametrize(
         "workers, capacity, chunk_size", [(1, 1, 1), (2, 4, 1), (4, 24, 8), (8, 9, 3)]
     )
     def test_batches_come_in_order_through_any_number_of_workers(
-        self, taught, workers, capacity, chunk_size
+        self, workers, capacity, chunk_size
     ):
-        prefetcher = taught.ThreadPrefetcher(double, 100, workers, capacity, chunk_size)
+        prefetcher = ThreadPrefetcher(double, 100, workers, capacity, chunk_size)
         assert [prefetcher.next() for _ in range(100)] == list(range(0, 200, 2))
         prefetcher.close()
 
     @pytest.mark.parametrize(
         "workers, capacity, chunk_size", [(1, 1, 1), (3, 6, 1), (3, 24, 8), (2, 7, 2)]
     )
-    def test_no_more_batches_exist_than_the_capacity(self, taught, workers, capacity, chunk_size):
+    def test_no_more_batches_exist_than_the_capacity(self, workers, capacity, chunk_size):
         made = threading.Semaphore(0)
         begun = []
 
@@ -236,7 +239,7 @@ class TestPromises:
             made.release()
             return number
 
-        prefetcher = taught.ThreadPrefetcher(make, 200, workers, capacity, chunk_size)
+        prefetcher = ThreadPrefetcher(make, 200, workers, capacity, chunk_size)
         for taken in range(100):
             full = taken // chunk_size * chunk_size + capacity // chunk_size * chunk_size
             while len(begun) < full:
@@ -246,7 +249,7 @@ class TestPromises:
         prefetcher.close()
         assert len(begun) <= 100 + capacity
 
-    def test_close_ends_every_thread_and_forgets_what_was_made(self, taught):
+    def test_close_ends_every_thread_and_forgets_what_was_made(self):
         refs = []
 
         def make(number):
@@ -254,21 +257,21 @@ class TestPromises:
             refs.append(weakref.ref(batch))
             return batch
 
-        prefetcher = taught.ThreadPrefetcher(make, 1000, 4, 24, 8)
+        prefetcher = ThreadPrefetcher(make, 1000, 4, 24, 8)
         prefetcher.next()
         prefetcher.close()
         assert not workers_alive()
         gc.collect()
         assert not any(ref() for ref in refs)
 
-    def test_close_does_not_wait_long_for_a_batch_in_the_making(self, taught):
+    def test_close_does_not_wait_long_for_a_batch_in_the_making(self):
         go, reached = threading.Event(), threading.Event()
 
         def make(number):
             reached.set()
             go.wait(PATIENCE)
 
-        prefetcher = taught.ThreadPrefetcher(make, 10, 2, 2, 1)
+        prefetcher = ThreadPrefetcher(make, 10, 2, 2, 1)
         assert reached.wait(PATIENCE)
         begun = time.perf_counter()
         prefetcher.close()
@@ -276,7 +279,7 @@ class TestPromises:
         assert workers_alive()
         go.set()
 
-    def test_close_in_a_worker_does_not_wait_for_itself(self, taught):
+    def test_close_in_a_worker_does_not_wait_for_itself(self):
         holder, filled, closed = [], threading.Event(), []
 
         def make(number):
@@ -284,14 +287,14 @@ class TestPromises:
             holder[0].close()
             closed.append(number)
 
-        prefetcher = taught.ThreadPrefetcher(make, 10, 1, 1, 1)
+        prefetcher = ThreadPrefetcher(make, 10, 1, 1, 1)
         holder.append(prefetcher)
         filled.set()
         assert ended(prefetcher.threads)
         assert closed == [0]
 
-    def test_the_workers_do_not_keep_their_owner_alive(self, taught):
-        prefetcher = taught.ThreadPrefetcher(double, 10, 2, 2, 1)
+    def test_the_workers_do_not_keep_their_owner_alive(self):
+        prefetcher = ThreadPrefetcher(double, 10, 2, 2, 1)
         buffer, ref = prefetcher.buffer, weakref.ref(prefetcher)
         del prefetcher
         gc.collect()
@@ -328,7 +331,7 @@ def test_interruptions_do_not_leave_the_lock_taken():
 
     buffer.ready = Interrupted(buffer.lock)
     with contextlib.suppress(KeyboardInterrupt):
-        buffer.take()
+        buffer.take_next()
     assert ended([started(buffer.close)])
 
 

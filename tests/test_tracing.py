@@ -46,7 +46,7 @@ def test_a_trace_shows_each_batch_where_it_was_and_ready_ones_in_free_places():
     trace.made += [("npydata-worker-1", 2, 0.1, 0.2), ("npydata-worker-1", 3, 0.6, 0.7)]
     trace.taken = [(k, 0.3 + 0.2 * k, 0.3 + 0.2 * k, 0.4 + 0.2 * k) for k in range(4)]
     rows, numbers = trace.rows()
-    shown = [(lane, numbers[i]) for i, (lane, _, _, role) in enumerate(rows) if role == "resident"]
+    shown = [(lane, numbers[i]) for i, (lane, _, _, role) in enumerate(rows) if role == "touched"]
     assert shown == [("ready", "1"), ("ready", "3"), (" ", "2")]
     assert [row[0] for row in rows if row[3] == "cpu"] == ["worker 0"] + 3 * ["worker 1"]
     assert [numbers[i] for i, row in enumerate(rows) if row[3] == "gpu"] == ["0", "1", "2", "3"]

@@ -2,7 +2,8 @@
 
 with long_turns(): ...                          # a thread gives its turn away only if it must
 until_waiting(ready.not_full, threads=2)        # until two threads wait there, and stay
-trace = Trace()                                 # workers, window and consumer over time
+draw_run(MyPrefetcher)                          # workers, window and consumer over time
+draw_steps(MyBuffer)                            # a reorder buffer, event by event
 """
 
 import sys
@@ -11,15 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
-from tutorial.figures import PALETTE, ink_on, lanes
+from tutorial.figures import PALETTE, WIDTH, _cell, ink_on, lanes, use_style
+from tutorial.sliders import with_sliders
 
 PATIENCE = 10.0
 LONG_TURN = 30.0
+ENDED_BY: dict[str, BaseException] = {}
+"""The error that ended a thread of `started`, by its name."""
 SHORTEST_SEEN = 0.3  # ms; a bar below this is thinner than its outline
 
 
@@ -32,6 +38,32 @@ def long_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def counted_beside(job: Callable[[], object]) -> int:
+    """How far the main thread counts, 1, 2, 3, ..., while another thread does a job."""
+    done: list[object] = []
+    count = 0
+    thread = threading.Thread(target=lambda: done.append(job()))
+    with long_turns():
+        thread.start()
+        while not done:
+            count += 1
+            time.sleep(0)  # offer the interpreter's lock to the other thread
+    return count
+
+
+def draw_turns(waits: Callable[[], object], runs: Callable[[], object]) -> None:
+    """Two threads at a job that keeps the interpreter, and two at one that gives it away."""
+    rows = []
+    for job, role in ((waits, "naive"), (runs, "ours")):
+        with long_turns():
+            for k, (start, end) in enumerate(intervals(job, threads=2)):
+                rows.append((f"{job.__name__} {k + 1}", start, end, role))
+    _, ax = plt.subplots(figsize=(WIDTH, 2.7))
+    lanes(ax, rows)
+    ax.set_title("When each of two threads was at work")
+    plt.show()
 
 
 def intervals(job: Callable[[], object], threads: int = 2) -> list[tuple[float, float]]:
@@ -61,6 +93,20 @@ def standing(name: str) -> list[str]:
         names.append(frame.f_code.co_name)
         frame = frame.f_back
     return names[::-1]
+
+
+def started(name: str, job: Callable[..., object], *args: Any) -> threading.Thread:
+    """A thread under way; an error that ends it is noted in `ENDED_BY`, and told to nobody."""
+
+    def run() -> None:
+        try:
+            job(*args)
+        except BaseException as error:
+            ENDED_BY[name] = error
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def until_waiting(condition: threading.Condition, threads: int) -> None:
@@ -115,7 +161,7 @@ class Trace:
         rows = [(worker.split("-", 1)[-1].replace("-", " "), begin, end, "cpu", number)
                 for worker, number, begin, end in sorted(self.made)]  # fmt: skip
         rows += [
-            (" " * place or "ready", *times, "resident", k) for place, *times, k in self._ready()
+            (" " * place or "ready", *times, "touched", k) for place, *times, k in self._ready()
         ]
         for number, asked, delivered, computed in self.taken:
             rows.append(("consumer", asked, delivered, "data wait", None))
@@ -139,11 +185,15 @@ class Trace:
             found.append((place, arrival, delivered[number], number))
         return sorted(found)
 
+    def lasted(self) -> float:
+        """Seconds from the first begin to the end of the last step."""
+        return max(row[3] for row in self.taken) - min(row[2] for row in self.made)
+
     def draw(self, ax: Axes) -> None:
         """Arrival above delivery; a number is a batch, wherever it is."""
         rows, numbers = self.rows()
         lanes(ax, rows, labels=numbers)
-        names = {"cpu": "is made", "resident": "lies ready", "gpu": "is computed on",
+        names = {"cpu": "is made", "touched": "lies ready", "gpu": "is computed on",
                  "data wait": "the consumer waits"}  # fmt: skip
         used = dict.fromkeys(row[3] for row in rows)
         handles = [
@@ -151,6 +201,101 @@ class Trace:
         ]
         ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=4,
                   handlelength=1.1, columnspacing=1.4, borderaxespad=0.2)  # fmt: skip
+
+
+MADE_IN = (0.02, 0.03, 0.02, 0.01, 0.01, 0.06, 0.02, 0.02, 0.02, 0.005, 0.01, 0.03)
+"""Seconds that each of twelve batches takes a worker, as it may with a disk behind it."""
+STEP_S = 0.02
+
+
+def draw_run(make_prefetcher: Callable[..., Any]) -> None:
+    """Turn workers and capacity: a real run of twelve batches, as swim lanes."""
+
+    def draw(workers: float, capacity: float) -> None:
+        use_style()
+        trace = Trace()
+        make = trace.making(MADE_IN)
+        prefetcher = make_prefetcher(make, len(MADE_IN), int(workers), int(capacity))
+        trace.consume(prefetcher.next, len(MADE_IN), step=STEP_S)
+        prefetcher.close()
+        height = 2.2 + 0.3 * (int(workers) + int(capacity))
+        _, ax = plt.subplots(figsize=(WIDTH, height))
+        trace.draw(ax)
+        title = f"Twelve batches: workers {int(workers)}, capacity {int(capacity)}"
+        ax.set_title(title, pad=28)
+        plt.show()
+        waited = sum(delivered - asked for _, asked, delivered, _ in trace.taken)
+        print("delivered:", *(number for number, *_ in trace.taken))
+        print(f"the consumer waited {1000 * waited:.0f} ms of {1000 * trace.lasted():.0f}")
+
+    with_sliders(draw, workers=(2, 1, 4, 1), capacity=(4, 1, 8, 1))
+
+
+# A buffer, event by event
+
+STEPPED = (3, 1, 4, 2, 2, 1, 3, 1, 2, 1)
+"""How long each of ten batches takes, in rounds; the consumer needs two for each."""
+
+
+def draw_steps(make_buffer: Callable[[int, int], Any]) -> None:
+    """Turn the step and the capacity: what a buffer does for two workers and a consumer."""
+
+    def draw(step: float, capacity: float) -> None:
+        use_style()
+        buffer = make_buffer(len(STEPPED), int(capacity))
+        texts = list(islice(events(buffer), int(step)))
+        states = [_state(buffer, number) for number in range(buffer.count)]
+        _, ax = plt.subplots(figsize=(WIDTH, 1.7))
+        for number, state in enumerate(states):
+            fill = STATES[state]
+            ax.add_patch(_cell(number, 0, fill))
+            ax.text(number + 0.5, 0, str(number), ha="center", va="center", color=ink_on(fill))
+        ax.set_xlim(-0.1, buffer.count + 0.1)
+        ax.set_ylim(0.6, -0.6)
+        ax.axis("off")
+        ax.set_title(f"Batches after step {len(texts)}: {texts[-1]}", pad=28)
+        handles = [Patch(facecolor=STATES[s], edgecolor="#9ca3af", lw=0.8, label=s) for s in STATES]
+        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4,
+                  handlelength=1.1, columnspacing=1.4, borderaxespad=0.2)  # fmt: skip
+        plt.show()
+        room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
+        print(f"claimed {buffer.claimed}, taken {buffer.taken}, released {buffer.released}: {room}")
+
+    with_sliders(draw, step=(4, 1, 40, 1), capacity=(3, 1, 8, 1))
+
+
+STATES = {"taken": "#d1d5db", "lies ready": "#0f766e", "is made": "#7fb2e5", "to come": "#ffffff"}
+
+
+def _state(buffer: Any, number: int) -> str:
+    if number < buffer.taken:
+        return "taken"
+    if number in buffer.results:
+        return "lies ready"
+    return "is made" if number < buffer.claimed else "to come"
+
+
+def events(buffer: Any) -> Iterator[str]:
+    """What two workers and a consumer do with a buffer, in rounds; each step in words."""
+    busy: dict[int, int] = {}
+    computing = 0
+    while buffer.taken < buffer.count or computing:
+        while len(busy) < 2 and buffer.claimed < buffer.count and buffer.has_room():
+            number = buffer.claim()
+            busy[number] = STEPPED[number]
+            yield f"a worker claims {number}"
+        busy = {number: left - 1 for number, left in busy.items()}
+        computing -= computing > 0
+        for number in sorted(n for n, left in busy.items() if not left):
+            del busy[number]
+            buffer.put(number, number)
+            yield f"a worker puts {number}"
+        if not computing and buffer.taken in buffer.results:
+            number = buffer.take_next()
+            yield f"the consumer takes {number}"
+            buffer.release()
+            computing = 2
+            yield f"the consumer releases the slot of {number}"
 
 
 # The queue at the deadlock
@@ -161,10 +306,11 @@ def draw_deadlock(ax: Axes, held: int, queued: Sequence[int]) -> None:
     ax.set_xlim(0, 10)
     ax.set_ylim(0, 3.6)
     ax.axis("off")
+    ax.set_title("Who waits for whom")
     _box(ax, 0.1, 2.5, "cpu", f"worker\nin put({held})")
     _box(ax, 7.6, 2.3, "gpu", "consumer\nin join()")
     for i, number in enumerate(reversed(queued)):
-        _box(ax, 3.7 + 0.65 * i, 0.58, "resident", str(number), height=0.9)
+        _box(ax, 3.7 + 0.65 * i, 0.58, "touched", str(number), height=0.9)
     ax.text(5.0, 2.9, "queue: full", ha="center", fontweight="bold")
     _arrow(ax, (2.65, 2.0), (3.65, 2.0), "waits\nfor room", (3.13, 2.45), PALETTE["warm"])
     _arrow(ax, (8.6, 1.3), (1.3, 1.3), "waits for the worker to end", (5.0, 0.28), PALETTE["warm"],

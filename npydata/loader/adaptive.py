@@ -76,7 +76,7 @@ class ChunkBuffer(ReorderBuffer):
     def take_chunk(self) -> deque[Any]:
         """Return the next chunk, waiting for it if need be."""
         with self.lock:
-            chunk: deque[Any] = self.take()
+            chunk: deque[Any] = self.take_next()
             self.taken += len(chunk) - 1
             return chunk
 

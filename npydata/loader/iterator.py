@@ -157,13 +157,17 @@ class PrefetchIterator:
 
     def _count(self, batch: Any, waited: float, now: float) -> None:
         """Note that the caller has one more batch, how long it waited for it, and when."""
-        self._delivered += 1
-        self._cursor.advance(self._sampler.samples_after(self._delivered))
         stats = self._stats
         stats.batches += 1
         stats.tokens += elements(batch)
         stats.wait_s += waited
         stats.elapsed_s = now - self._began
+        self._advance()
+
+    def _advance(self) -> None:
+        """Move the loader's place behind the batch that the caller gets now."""
+        self._delivered += 1
+        self._cursor.advance(self._sampler.samples_after(self._delivered))
         if self._delivered == self._total:
             self._finish()
 

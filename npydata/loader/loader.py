@@ -77,6 +77,8 @@ class AsyncDataLoader:
         LoaderError: A setting is impossible, or loses data.
     """
 
+    _new_iterator: Callable[..., PrefetchIterator] = PrefetchIterator
+
     def __init__(
         self,
         dataset: Any,
@@ -124,8 +126,8 @@ class AsyncDataLoader:
         self._cursor, self.stats = self._cursor.for_next_iterator(), LoaderStats()
         sampler, transfer, cancellation = self._sampler(), self._transfer(), Cancellation()
         fetch = self._epoch_fetcher(sampler, transfer, cancellation)
-        iterator = PrefetchIterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
-                                    self._cursor, transfer, self.stats)  # fmt: skip
+        iterator = self._new_iterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
+                                      self._cursor, transfer, self.stats)  # fmt: skip
         self._iterator = weakref.ref(iterator)
         return iterator
 

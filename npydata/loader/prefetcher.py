@@ -28,22 +28,10 @@ class ExceptionWrapper:
         raise self.error
 
 
-def worker_loop(
-    buffer: ReorderBuffer,
-    fetch: Fetch,
-    count: int,
-    chunk_size: int,
-    worker_seconds: list[float],
-    worker: int,
-) -> None:
-    """Claim chunks of batches and fetch them, until there are none: a worker's life."""
+def worker_loop(buffer: ReorderBuffer, make: Callable[[int], Any]) -> None:
+    """Claim numbers and make what belongs to them, until there are none: a worker's life."""
     while (number := buffer.claim()) is not None:
-        started = time.perf_counter()
-        first = number * chunk_size
-        chunk = fetch_chunk(fetch, range(first, min(first + chunk_size, count)))
-        worker_seconds[worker] += time.perf_counter() - started
-        buffer.put(number, chunk)
-        del chunk  # the traceback of an error among them leads to this frame: a cycle
+        buffer.put(number, make(number))
 
 
 def fetch_chunk(fetch: Fetch, numbers: range) -> deque[Any]:
@@ -58,6 +46,33 @@ def fetch_chunk(fetch: Fetch, numbers: range) -> deque[Any]:
     return chunk
 
 
+def chunk_maker(
+    fetch_chunk: Callable[[Fetch, range], deque[Any]], fetch: Fetch, count: int, size: int
+) -> Callable[[int], deque[Any]]:
+    """Return what makes chunk k of an epoch of ``count`` batches, ``size`` of them in each."""
+
+    def make(number: int) -> deque[Any]:
+        return fetch_chunk(fetch, range(number * size, min((number + 1) * size, count)))
+
+    return make
+
+
+def timed(
+    make: Callable[[int], Any], worker_seconds: list[float], worker: int
+) -> Callable[[int], Any]:
+    """Return the same, which also notes the seconds that a worker is busy with it."""
+
+    def make_timed(number: int) -> Any:
+        # No local name for the result: the traceback of an error in it leads to this frame.
+        started = time.perf_counter()
+        try:
+            return make(number)
+        finally:
+            worker_seconds[worker] += time.perf_counter() - started
+
+    return make_timed
+
+
 class ThreadPrefetcher:
     """Batches fetched ahead of the consumer by worker threads, at most ``capacity`` of them.
 
@@ -68,16 +83,23 @@ class ThreadPrefetcher:
     JOIN_SECONDS = 0.5
     """How long ``close`` waits for workers in the middle of a batch; they end after it anyway."""
 
+    new_buffer: Callable[[int, int], ReorderBuffer] = ReorderBuffer
+    worker_loop = staticmethod(worker_loop)
+    fetch_chunk = staticmethod(fetch_chunk)
+
     def __init__(
         self, fetch: Fetch, count: int, workers: int, capacity: int, batches_per_handoff: int = 1
     ) -> None:
         size = batches_per_handoff
-        self.buffer = ReorderBuffer(-(-count // size), max(1, capacity // size))
+        self.buffer = self.new_buffer(-(-count // size), max(1, capacity // size))
         self.worker_seconds, self._chunk = [0.0] * workers, deque[Any]()
-        args = (self.buffer, fetch, count, size, self.worker_seconds)
+        make = chunk_maker(self.fetch_chunk, fetch, count, size)
         self.threads: tuple[threading.Thread, ...] = tuple(
             threading.Thread(
-                target=worker_loop, args=(*args, k), daemon=True, name=f"npydata-worker-{k}"
+                target=self.worker_loop,
+                args=(self.buffer, timed(make, self.worker_seconds, k)),
+                daemon=True,
+                name=f"npydata-worker-{k}",
             )
             for k in range(workers)
         )
@@ -94,7 +116,7 @@ class ThreadPrefetcher:
     def next(self) -> Any:
         """Return the next batch, or the :class:`ExceptionWrapper` in its place."""
         if not self._chunk:
-            self._chunk = self.buffer.take()
+            self._chunk = self.buffer.take_next()
         batch = self._chunk.popleft()
         if not self._chunk:
             self.buffer.release()

@@ -50,7 +50,7 @@ class ReorderBuffer:
             if number == self.taken:
                 self.ready.notify()
 
-    def take(self) -> Any:
+    def take_next(self) -> Any:
         """Return the next result in order, waiting for it if need be."""
         with self.lock:
             while self.taken not in self.results:
