@@ -1,27 +1,31 @@
-"""Watch a training loop save: the time of each step, where tensors go, what a crash leaves.
+"""Watch a training loop save: which steps a file is made of, where tensors go, what saves cost.
 
-times = step_times(step, save, steps=60, every=20)   # ms of each step, the save included
-draw_step_times({"torch.save": times}, every=20)
-draw_image(tensors, lay_out(tensors))                # tensors above, the bytes of the file below
-draw_matrix(killed, cut)                             # from toy_disk.after_kills, after_power_cuts
+steps_in_the_file(torch.save)                  # a thread saves while training goes on
+tear(save_torn, save_headless)                 # to turn: when training takes its step
+draw_image(tensors, layout)                    # tensors above, the bytes of the file below
+change_beside(MyCopy)                          # to turn: when a weight changes during its copy
+stalls(checkpointer)                           # what training waits for at a save
+draw_matrix(killed, cut)                       # from toy_disk.after_kills, after_power_cuts
 """
 
-import ast
-import inspect
 import statistics
-import textwrap
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import FancyBboxPatch, Polygon
 
-from tutorial.figures import INK, PALETTE, WIDTH, ink_on
-from tutorial.scoreboard import Run
+from npydata.checkpointer.device_copy import DeviceCopier
+from npydata.system.page_cache import page_faults
+from tutorial.figures import INK, PALETTE, WIDTH, ink_on, use_style
+from tutorial.sliders import with_sliders
 from tutorial.toy_disk import STEPS
 
 COLORS = {
@@ -32,59 +36,244 @@ COLORS = {
     "new": PALETTE["touched"],
 }
 SLOT_ROLES = ("ours", "cpu", "naive", "stock", "disk", "resident")
+STEP_ROLES = {1: "cold", 2: "warm"}
+"""The colours of what is of step 1, and of step 2."""
+WEIGHTS, PIECES = 3, 4
+SHARES = 12
+"""The pieces in which one weight is copied."""
+SAVERS = {"torch.save": "naive", "clone": "stock", "yours": "ours"}
+
+State = Mapping[str, torch.Tensor]
 
 
-def step_times(
-    step: Callable[[int], object], save: Callable[[int], object], *, steps: int, every: int
-) -> list[float]:
-    """Milliseconds of each step; every so many steps a save is part of one."""
-    times = []
-    for number in range(1, steps + 1):
-        start = time.perf_counter()
-        step(number)
-        if number % every == 0:
-            save(number)
-        times.append(1000 * (time.perf_counter() - start))
-    return times
+def weights_of(count: int = 12) -> dict[str, torch.Tensor]:
+    """Weights of 4 MiB each."""
+    return {f"layer{k}.weight": torch.zeros(1 << 20) for k in range(count)}
 
 
-def stall(times: Sequence[float], every: int) -> tuple[float, float]:
-    """What a save adds to its step, in ms: the first one, and the median of the later ones."""
-    median = statistics.median(t for k, t in enumerate(times, 1) if k % every)
-    saves = [max(0.0, t - median) for t in times[every - 1 :: every]]
-    return saves[0], statistics.median(saves[1:] or saves)
+# A thread alone
 
 
-def usual_save(run: Run) -> float:
-    """Milliseconds that the loop of the scoreboard waits for a save: the median."""
-    saves = [end - start for _, start, end, part in run.trace if part == "save stall"]
-    return 1000 * statistics.median(saves)
+def steps_in_the_file(save: Callable[[State, Path], object], tries: int = 5) -> list[int]:
+    """Train while a thread saves; every step sets all weights to its number, so the file tells.
+
+    A very quick disk may get away with it once: then it is tried again.
+    """
+    found: set[int] = set()
+    with TemporaryDirectory() as folder:
+        path, weights = Path(folder) / "beside.pt", weights_of()
+        for _ in range(tries):
+            _train_beside(lambda: save(weights, path), weights)
+            found = {int(one) for w in torch.load(path).values() for one in torch.aminmax(w)}
+            if len(found) > 1:
+                break
+    return sorted(found)
 
 
-def draw_step_times(rows: Mapping[str, Sequence[float]], *, every: int) -> None:
-    """One panel a saver, all to one scale; steps with a save in the colour of the stall."""
-    fig, axes = plt.subplots(
-        len(rows), 1, figsize=(WIDTH, 1.1 + 1.05 * len(rows)), sharex=True, sharey=True
-    )
-    panels = [axes] if len(rows) == 1 else list(axes)
-    for ax, (name, times) in zip(panels, rows.items(), strict=True):
-        numbers = range(1, len(times) + 1)
-        colors = [PALETTE["compute" if k % every else "save stall"] for k in numbers]
-        ax.bar(numbers, times, width=0.8, color=colors)
-        ax.text(0.01, 0.94, name, transform=ax.transAxes, va="top", fontweight="bold")
-        first, later = stall(times, every)
-        label = f"a save adds {first:.0f} ms at first, later {later:.0f}"
-        ax.text(0.99, 0.94, label, transform=ax.transAxes, va="top", ha="right", fontsize=11)
-        ax.margins(x=0.01)
-    top = max(max(times) for times in rows.values())
-    panels[0].set_ylim(0, 1.45 * top)
-    panels[-1].set_xlabel("step")
-    fig.supylabel("time of a step (ms)", fontsize=12)
+def _train_beside(save: Callable[[], object], weights: State) -> None:
+    thread, number = threading.Thread(target=save), 1
+    _set_all(weights, number)
+    thread.start()
+    while thread.is_alive():
+        number += 1
+        _set_all(weights, number)
+    thread.join()
+
+
+def _set_all(weights: State, number: int) -> None:
+    for weight in weights.values():
+        weight.fill_(number)
+
+
+class Training:
+    """Weights that say which step they are of, and a disk that takes them in pieces.
+
+    When the disk has taken `moment` pieces, training takes step 2: all weights change.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self.weights = [torch.ones(PIECES) for _ in range(WEIGHTS)]
+        self.memory = [torch.zeros(PIECES) for _ in range(WEIGHTS)]
+        self.ours = list(self.weights), list(self.memory)
+        self.moment, self.file, self.came_from = moment, [], set()
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Take a tensor, piece by piece."""
+        weights, memory = self.ours
+        places = {one.data_ptr(): "the weights" for one in weights}
+        places |= {one.data_ptr(): "memory" for one in memory}
+        self.came_from.add(places.get(tensor.data_ptr(), "new memory"))
+        for piece in range(PIECES):
+            if len(self.file) == self.moment:
+                for weight in weights:
+                    weight.fill_(2)
+            self.file.append(int(tensor[piece]))
+
+
+def tear(*saves: Callable[..., object]) -> None:
+    """Turn the moment at which training takes a step: of which step is each piece of the file?"""
+    use_style()
+
+    def draw(moment: float) -> None:
+        rows = {}
+        for save in saves:
+            training = Training(int(moment))
+            save(training.weights, training.memory, training.write)
+            rows[save.__name__] = training.file
+        marks = [f"weight {k // PIECES}" if k % PIECES == 0 else "" for k in range(12)]
+        title = f"Training takes step 2 when the disk has {int(moment)} pieces"
+        draw_pieces(rows, title, "piece of the file", marks)
+        for name, row in rows.items():
+            print(f"{name:<14} {_told(row)}")
+
+    with_sliders(draw, moment=(6, 0, WEIGHTS * PIECES - 1, 1))
+
+
+def _told(row: list[int]) -> str:
+    counts = {step: row.count(step) for step in sorted(set(row))}
+    return ", ".join(f"{count} pieces of step {step}" for step, count in counts.items())
+
+
+def draw_pieces(rows: Mapping[str, list[int]], title: str, unit: str, marks: list[str]) -> None:
+    """Rows of pieces, each with the number of the step it is of."""
+    _, ax = plt.subplots(figsize=(WIDTH, 1.1 + 0.55 * len(rows)))
+    for y, row in enumerate(rows.values()):
+        for x, step in enumerate(row):
+            color = PALETTE[STEP_ROLES[step]]
+            ax.add_patch(
+                FancyBboxPatch((x + 0.04, y - 0.4), 0.92, 0.8, boxstyle="square,pad=0", fc=color)
+            )
+            ax.text(x + 0.5, y, str(step), ha="center", va="center", color=ink_on(color))
+    length = max(map(len, rows.values()))
+    ax.set(xlim=(-0.1, length + 0.1), ylim=(len(rows) - 0.5, -0.5), title=title, xlabel=unit)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set_xticks([x for x in range(length) if marks[x]], [mark for mark in marks if mark])
+    ax.tick_params(length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    plt.show()
+
+
+# A change beside the copy
+
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "weight.add_(1)": lambda weight: weight.add_(1),
+    "weight.data.add_(1)": lambda weight: weight.data.add_(1),
+}
+
+
+def change_beside(copy_type: Any) -> None:
+    """Turn the moment at which a weight changes while it is copied, and see who notices."""
+    use_style()
+
+    def draw(moment: float) -> None:
+        rows, noticed = {}, {}
+        for how, change in CHANGES.items():
+            rows[how], noticed[how] = copied_beside(copy_type, change, int(moment))
+        title = f"The weight changes when {int(moment)} of its {SHARES} pieces are copied"
+        draw_pieces(rows, title, "piece of the copy", [str(k) for k in range(SHARES)])
+        for how, row in rows.items():
+            print(f"{how:<20} {_told(row)}; is_changed: {noticed[how]}")
+
+    with_sliders(draw, moment=(7, 0, SHARES - 1, 1))
+
+
+def copied_beside(
+    copy_type: Any, change: Callable[[torch.Tensor], object], moment: int
+) -> tuple[list[int], bool]:
+    """Copy a weight in pieces; before one of them it changes. The copy, and what is noticed."""
+    weight, memory = torch.ones(SHARES), torch.zeros(4 * SHARES, dtype=torch.uint8)
+    whole = copy_type(memory, weight, memory.numel(), "weight", weight._version)
+    for k in range(SHARES):
+        if k == moment:
+            change(weight)
+        copy_type(memory[4 * k : 4 * k + 4], weight[k : k + 1], 4 * k + 4).run()
+    return [int(one) for one in memory.view(torch.float32)], whole.is_changed()
+
+
+# What a save costs
+
+
+def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> dict[str, float]:
+    """Save 48 MiB in three ways, in turn; draw what training waits for; the medians, in ms.
+
+    Between two saves are some steps, and the wait until nothing is written any more.
+    """
+    weights, threads = weights_of(), []
+    waits: dict[str, list[float]] = {name: [] for name in SAVERS}
+    faults: dict[str, list[int]] = {name: [] for name in SAVERS}
+    with TemporaryDirectory() as folder, _one_thread():
+        root = Path(folder)
+
+        def clone_and_thread(number: int) -> None:
+            state = {name: weight.clone() for name, weight in weights.items()}
+            threads.append(threading.Thread(target=torch.save, args=(state, root / "clone.pt")))
+            threads[-1].start()
+
+        savers = [
+            lambda number: torch.save(weights, root / "all.pt"),
+            clone_and_thread,
+            lambda number: keeper.save(root / f"step_{number}", weights),
+        ]
+        for number in range(rounds + 1):
+            for name, save in zip(SAVERS, savers, strict=True):
+                _steps(steps)
+                before, start = page_faults(), time.perf_counter()
+                save(number)
+                waits[name].append(1000 * (time.perf_counter() - start))
+                faults[name].append(page_faults() - before)
+                keeper.wait()
+                while threads:
+                    threads.pop().join()
+    kept = {name: times[1:] for name, times in waits.items()}
+    _draw_stalls(kept, {name: statistics.median(counts[1:]) for name, counts in faults.items()})
+    return {name: statistics.median(times) for name, times in kept.items()}
+
+
+def _steps(count: int) -> None:
+    matrix = torch.ones(512, 512)
+    for _ in range(count):
+        matrix @ matrix
+
+
+@contextmanager
+def _one_thread():
+    """One core trains, the other is the disk's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _draw_stalls(waits: Mapping[str, list[float]], faults: Mapping[str, float]) -> None:
+    use_style()
+    _, ax = plt.subplots(figsize=(WIDTH, 2.6))
+    for y, (name, times) in enumerate(waits.items()):
+        middle = statistics.median(times)
+        color = PALETTE[SAVERS[name]]
+        ax.barh(y, middle, height=0.55, color=color)
+        ax.plot(times, [y] * len(times), "o", color=INK, markersize=5)
+        text = f"{middle:.0f} ms, {faults[name]:,.0f} page faults"
+        ax.text(max(times) * 1.02, y, f"  {text}", va="center", fontweight="bold")
+        print(f"{name:<11} {min(times):4.0f} to {max(times):4.0f} ms, median {text}")
+    top = max(max(times) for times in waits.values())
+    ax.set(xlim=(0, 1.65 * top), ylim=(len(waits) - 0.5, -0.5))
+    ax.set_title("What training waits for at a save of 48 MiB")
+    ax.set_xlabel("wait (ms); bar: median, dots: each save")
+    names = {"clone": "a fresh clone,\nthen a thread"}
+    ax.set_yticks(range(len(waits)), [names.get(name, name) for name in waits])
+    ax.tick_params(axis="y", length=0)
+    plt.show()
+
+
+# Where tensors go
 
 
 def draw_image(tensors: Mapping[str, torch.Tensor], image: Any) -> None:
     """Tensors in the order of the state above; the file, header first, below; who goes where."""
-    fig, ax = plt.subplots(figsize=(WIDTH, 3.3))
+    use_style()
+    _, ax = plt.subplots(figsize=(WIDTH, 3.6))
     header, total = len(image.header), image.nbytes
     slots = {slot.name: slot for slot in image.slots}
     _box(ax, 0, 0, header, "header", PALETTE["muted"])
@@ -108,15 +297,17 @@ def draw_image(tensors: Mapping[str, torch.Tensor], image: Any) -> None:
     ax.set_xlim(min(0, (total - width) / 2) - 0.03 * total, max(total, (total + width) / 2) * 1.04)
     ax.set_ylim(-0.8, 3.9)
     ax.set_xticks([])
+    ax.set_title("Where each tensor goes in the file (bytes)")
     ax.set_yticks([0.35, 2.55], ["the file", "the state"])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    return fig
+    plt.show()
 
 
 def _same_memory(tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor], slots: Any) -> Any:
     """The slot of the tensor that this one is tied to."""
-    return next(slots[n] for n in slots if tensors[n].data_ptr() == tensor.data_ptr())
+    same = (slots[n] for n in slots if tensors[n].data_ptr() == tensor.data_ptr())
+    return next(same)
 
 
 def _box(ax: Any, begin: float, y: float, width: float, text: str, color: str) -> None:
@@ -130,6 +321,9 @@ def _box(ax: Any, begin: float, y: float, width: float, text: str, color: str) -
 def _flow(ax: Any, above: tuple[float, float], below: tuple[float, float], color: str) -> None:
     corners = [(above[0], 2.2), (above[1], 2.2), (below[1], 0.7), (below[0], 0.7)]
     ax.add_patch(Polygon(corners, closed=True, fc=color, ec="none", alpha=0.35))
+
+
+# Who died when
 
 
 def draw_matrix(killed: Mapping[str, dict[str, str]], cut: Mapping[str, dict[str, str]]) -> None:
@@ -161,6 +355,20 @@ def _cell(ax: Any, x: int, y: int, ends: str | None) -> None:
     )  # fmt: skip
     text = ends.replace(" ", "\n", 1)
     ax.text(x, y, text, ha="center", va="center", color=ink_on(color), fontsize=11)
+
+
+# Streams of a GPU, written down
+
+
+def streams(*, on_device: bool) -> None:
+    """Print what a save puts into which stream; where there is no GPU, a log stands for it."""
+    log = Log()
+    copies: list[Any] = [LoggedCopy(LoggedTensor(name, log)) for name in ("weight", "bias")]
+    pending = DeviceCopier(log).start(copies, on_device=on_device)
+    if not on_device:
+        pending.order(log)
+    pending.wait()
+    print(*log.lines, sep="\n")
 
 
 class Log:
@@ -235,13 +443,3 @@ class LoggedCopy:
     def run(self, *, non_blocking: bool) -> None:
         log = self.source.log
         log.lines.append(f"{log.current.name}: copy {self.source.name} to the host")
-
-
-def code(function: Callable[..., Any]) -> str:
-    """The body of a function of the library, without its docstring and type hints."""
-    definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    body = definition.body[ast.get_docstring(definition) is not None :]
-    names = ", ".join(argument.arg for argument in definition.args.args)
-    lines = "\n".join(ast.unparse(statement) for statement in body)
-    return f"def {definition.name}({names}):\n" + textwrap.indent(lines, "    ")
