@@ -3,6 +3,7 @@
 steps_in_the_file(torch.save)                  # a thread saves while training goes on
 tear(save_torn, save_headless)                 # to turn: when training takes its step
 draw_image(tensors, layout)                    # tensors above, the bytes of the file below
+errors_heard(save_unheard)                     # a full disk: who hears of it
 change_beside(MyCopy)                          # to turn: when a weight changes during its copy
 stalls(checkpointer)                           # what training waits for at a save
 draw_matrix(killed, cut)                       # from toy_disk.after_kills, after_power_cuts
@@ -13,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +22,6 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import FancyBboxPatch, Polygon
 
-from npydata.checkpointer.device_copy import DeviceCopier
 from npydata.system.page_cache import page_faults
 from tutorial.figures import INK, PALETTE, WIDTH, ink_on, use_style
 from tutorial.sliders import with_sliders
@@ -54,7 +53,7 @@ def weights_of(count: int = 12) -> dict[str, torch.Tensor]:
 # A thread alone
 
 
-def steps_in_the_file(save: Callable[[State, Path], object], tries: int = 5) -> list[int]:
+def steps_in_the_file(save: Callable[[State, Path], object], tries: int = 5) -> str:
     """Train while a thread saves; every step sets all weights to its number, so the file tells.
 
     A very quick disk may get away with it once: then it is tried again.
@@ -64,10 +63,14 @@ def steps_in_the_file(save: Callable[[State, Path], object], tries: int = 5) -> 
         path, weights = Path(folder) / "beside.pt", weights_of()
         for _ in range(tries):
             _train_beside(lambda: save(weights, path), weights)
-            found = {int(one) for w in torch.load(path).values() for one in torch.aminmax(w)}
+            found = {
+                int(one)
+                for w in torch.load(path, weights_only=True).values()
+                for one in torch.aminmax(w)
+            }
             if len(found) > 1:
                 break
-    return sorted(found)
+    return "one" if len(found) == 1 else "several"
 
 
 def _train_beside(save: Callable[[], object], weights: State) -> None:
@@ -110,6 +113,12 @@ class Training:
             self.file.append(int(tensor[piece]))
 
 
+def save_torn(weights: Any, memory: Any, write: Callable[[torch.Tensor], object]) -> None:
+    """Write each weight as it is when its turn comes."""
+    for weight in weights:
+        write(weight)
+
+
 def tear(*saves: Callable[..., object]) -> None:
     """Turn the moment at which training takes a step: of which step is each piece of the file?"""
     use_style()
@@ -120,22 +129,19 @@ def tear(*saves: Callable[..., object]) -> None:
             training = Training(int(moment))
             save(training.weights, training.memory, training.write)
             rows[save.__name__] = training.file
-        marks = [f"weight {k // PIECES}" if k % PIECES == 0 else "" for k in range(12)]
+        marks = {PIECES * (k + 0.5): f"weight {k}" for k in range(WEIGHTS)}
         title = f"Training takes step 2 when the disk has {int(moment)} pieces"
-        draw_pieces(rows, title, "piece of the file", marks)
+        draw_pieces(rows, title, "pieces of the file; the number is the step", marks)
         for name, row in rows.items():
-            print(f"{name:<14} {_told(row)}")
+            print(f"{name:<14} {row.count(1)} pieces of step 1, {row.count(2)} of step 2")
 
     with_sliders(draw, moment=(6, 0, WEIGHTS * PIECES - 1, 1))
 
 
-def _told(row: list[int]) -> str:
-    counts = {step: row.count(step) for step in sorted(set(row))}
-    return ", ".join(f"{count} pieces of step {step}" for step, count in counts.items())
-
-
-def draw_pieces(rows: Mapping[str, list[int]], title: str, unit: str, marks: list[str]) -> None:
-    """Rows of pieces, each with the number of the step it is of."""
+def draw_pieces(
+    rows: Mapping[str, list[int]], title: str, unit: str, marks: Mapping[float, str]
+) -> None:
+    """Rows of pieces, 1 or 2 each, in two colours."""
     _, ax = plt.subplots(figsize=(WIDTH, 1.1 + 0.55 * len(rows)))
     for y, row in enumerate(rows.values()):
         for x, step in enumerate(row):
@@ -147,10 +153,35 @@ def draw_pieces(rows: Mapping[str, list[int]], title: str, unit: str, marks: lis
     length = max(map(len, rows.values()))
     ax.set(xlim=(-0.1, length + 0.1), ylim=(len(rows) - 0.5, -0.5), title=title, xlabel=unit)
     ax.set_yticks(range(len(rows)), list(rows))
-    ax.set_xticks([x for x in range(length) if marks[x]], [mark for mark in marks if mark])
+    ax.set_xticks(list(marks), list(marks.values()))
     ax.tick_params(length=0)
     ax.spines[["left", "bottom"]].set_visible(False)
     plt.show()
+
+
+# An error in a thread
+
+
+def write_to_a_full_disk() -> None:
+    """Fail as a full disk does."""
+    Path("/dev/full").write_bytes(b"weights")
+
+
+def errors_heard(save: Callable[[Callable[[], object]], object], times: int = 3) -> int:
+    """Save onto a full disk; how many of the errors reach the loop that saves."""
+    printed: list[object] = []
+    hook, threading.excepthook = threading.excepthook, printed.append
+    heard = 0
+    try:
+        for _ in range(times):
+            try:
+                save(write_to_a_full_disk)
+            except OSError:
+                heard += 1
+    finally:
+        threading.excepthook = hook
+    print(f"{times} saves, nothing on the disk; {len(printed)} tracebacks in a log")
+    return heard
 
 
 # A change beside the copy
@@ -170,9 +201,11 @@ def change_beside(copy_type: Any) -> None:
         for how, change in CHANGES.items():
             rows[how], noticed[how] = copied_beside(copy_type, change, int(moment))
         title = f"The weight changes when {int(moment)} of its {SHARES} pieces are copied"
-        draw_pieces(rows, title, "piece of the copy", [str(k) for k in range(SHARES)])
+        marks = {k + 0.5: str(k) for k in range(SHARES)}
+        draw_pieces(rows, title, "pieces of the copy; 1 is from before, 2 from after", marks)
         for how, row in rows.items():
-            print(f"{how:<20} {_told(row)}; is_changed: {noticed[how]}")
+            counts = f"{row.count(1)} pieces from before, {row.count(2)} from after"
+            print(f"{how:<20} {counts}; is_changed: {noticed[how]}")
 
     with_sliders(draw, moment=(7, 0, SHARES - 1, 1))
 
@@ -193,10 +226,11 @@ def copied_beside(
 # What a save costs
 
 
-def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> dict[str, float]:
-    """Save 48 MiB in three ways, in turn; draw what training waits for; the medians, in ms.
+def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> float:
+    """Save 48 MiB in three ways, in turn; draw what training waits for.
 
-    Between two saves are some steps, and the wait until nothing is written any more.
+    Between two saves are some steps, and the wait until nothing is written any more. Returns how
+    many times longer the median wait for a fresh clone is than that for the checkpointer.
     """
     weights, threads = weights_of(), []
     waits: dict[str, list[float]] = {name: [] for name in SAVERS}
@@ -226,7 +260,7 @@ def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> dict[str, float]:
                     threads.pop().join()
     kept = {name: times[1:] for name, times in waits.items()}
     _draw_stalls(kept, {name: statistics.median(counts[1:]) for name, counts in faults.items()})
-    return {name: statistics.median(times) for name, times in kept.items()}
+    return round(statistics.median(kept["clone"]) / statistics.median(kept["yours"]), 1)
 
 
 def _steps(count: int) -> None:
@@ -302,6 +336,11 @@ def draw_image(tensors: Mapping[str, torch.Tensor], image: Any) -> None:
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     plt.show()
+    print(f"the data begins at byte {header:,}")
+    for slot in image.slots:
+        print(
+            f"{slot.name:<10} bytes {slot.begin:>5,} to {slot.begin + slot.nbytes:>5,} of the data"
+        )
 
 
 def _same_memory(tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor], slots: Any) -> Any:
@@ -355,91 +394,3 @@ def _cell(ax: Any, x: int, y: int, ends: str | None) -> None:
     )  # fmt: skip
     text = ends.replace(" ", "\n", 1)
     ax.text(x, y, text, ha="center", va="center", color=ink_on(color), fontsize=11)
-
-
-# Streams of a GPU, written down
-
-
-def streams(*, on_device: bool) -> None:
-    """Print what a save puts into which stream; where there is no GPU, a log stands for it."""
-    log = Log()
-    copies: list[Any] = [LoggedCopy(LoggedTensor(name, log)) for name in ("weight", "bias")]
-    pending = DeviceCopier(log).start(copies, on_device=on_device)
-    if not on_device:
-        pending.order(log)
-    pending.wait()
-    print(*log.lines, sep="\n")
-
-
-class Log:
-    """Stands for `torch.cuda`: its streams and events write down what they are asked to do."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.current = _Stream(self, "training")
-
-    def Stream(self, device: Any) -> "_Stream":  # noqa: N802
-        return _Stream(self, "side")
-
-    def current_stream(self, device: Any) -> "_Stream":
-        return self.current
-
-    @contextmanager
-    def stream(self, stream: "_Stream"):
-        before, self.current = self.current, stream
-        yield
-        self.current = before
-
-
-class _Stream:
-    def __init__(self, log: Log, name: str) -> None:
-        self.log, self.name, self.events = log, name, 0
-
-    def wait_stream(self, other: "_Stream") -> None:
-        self.log.lines.append(f"{self.name}: wait for what {other.name} has been given so far")
-
-    def record_event(self) -> "_Event":
-        self.events += 1
-        self.log.lines.append(f"{self.name}: mark {self.events}")
-        return _Event(self.log, f"mark {self.events} of {self.name}")
-
-    def wait_event(self, event: "_Event") -> None:
-        self.log.lines.append(f"{self.name}: wait for {event.name}")
-
-
-class _Event:
-    def __init__(self, log: Log, name: str) -> None:
-        self.log, self.name = log, name
-
-    def synchronize(self) -> None:
-        self.log.lines.append(f"writer thread: wait for {self.name}")
-
-
-class LoggedTensor:
-    """Stands for a tensor on a GPU."""
-
-    device = "cuda:0"
-
-    def __init__(self, name: str, log: Log) -> None:
-        self.name, self.log = name, log
-
-    def detach(self) -> "LoggedTensor":
-        return self
-
-    def clone(self) -> "LoggedTensor":
-        self.log.lines.append(f"{self.log.current.name}: copy {self.name} on the device")
-        return LoggedTensor(f"the copy of {self.name}", self.log)
-
-    def record_stream(self, stream: _Stream) -> None:
-        """Keep the memory until the stream is done with it; torch does that, without a word."""
-
-
-@dataclass
-class LoggedCopy:
-    """Stands for the copy of a tensor to the host."""
-
-    source: LoggedTensor
-
-    def run(self, *, non_blocking: bool) -> None:
-        log = self.source.log
-        log.lines.append(f"{log.current.name}: copy {self.source.name} to the host")

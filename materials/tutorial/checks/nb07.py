@@ -13,11 +13,11 @@ from npydata import CheckpointError
 from npydata.checkpointer.background import BackgroundTask, Watermark
 from npydata.checkpointer.file_layout import TensorSlot, slots_for, stored_as
 from npydata.checkpointer.overlap import tensors_of
-from npydata.checkpointer.staging import Copy, StagingBuffer
+from npydata.checkpointer.staging import Copy
 from npydata.reader.containers.safetensors import LENGTH_BYTES, page_header
 from tutorial.building import Build
 from tutorial.promised.snapshot import CARDS, PROMISES  # noqa: F401
-from tutorial.saving import PIECES, WEIGHTS, Training
+from tutorial.saving import PIECES, WEIGHTS, Training, save_torn
 
 PART = "snapshot"
 
@@ -49,11 +49,6 @@ def save_headless(weights, memory, write):
         place.copy_(weight)
     for place in memory:
         write(place)
-
-
-def save_torn(weights, memory, write):
-    for weight in weights:
-        write(weight)
 
 
 def copies_in_turn(weights, memory, write):
@@ -96,102 +91,6 @@ SAVE_HEADLESS = Build(
         ),
         "Everything is copied, and nothing is written.": (
             lambda weights, memory, write: save_headless(weights, memory, lambda place: None)
-        ),
-    },
-)
-
-
-# Memory that is kept
-
-
-class FakeBuffer(StagingBuffer):
-    """A buffer that notes when it is renewed."""
-
-    def __init__(self):
-        super().__init__()
-        self.renewed = []
-
-    def _renew(self, capacity, *, pin, touch):
-        self.bytes, self._pinned = torch.zeros(capacity, dtype=torch.uint8), pin
-        self.renewed.append((capacity, pin, touch))
-
-
-def memory_seen(answer, *asked):
-    buffer, seen = with_method(FakeBuffer, "reserve", answer)(), []
-    for capacity, options in asked:
-        before = len(buffer.renewed)
-        given = buffer.reserve(capacity, **options)
-        how = "new" if len(buffer.renewed) > before else "as it was"
-        ours = given.numel() and given.data_ptr() == buffer.bytes.data_ptr()
-        seen.append(f"{given.numel():,} bytes, {how if ours else 'not of the buffer'}")
-    return {"given": seen, "asked of the system": [str(one) for one in buffer.renewed]}
-
-
-def reserve_as(self, capacity, *, pin=False, touch=False, when=None, cut=True, pass_on=True):
-    if when(self, capacity, pin):
-        self._renew(capacity, pin=pin and pass_on, touch=touch and pass_on)
-    return self.bytes[:capacity] if cut else self.bytes
-
-
-def reserves(when, **options):
-    def reserve(self, capacity, *, pin=False, touch=False):
-        return reserve_as(self, capacity, pin=pin, touch=touch, when=when, **options)
-
-    return reserve
-
-
-def too_small(self, capacity, pin):
-    return capacity > self.bytes.numel() or (pin and not self._pinned)
-
-
-def asked_as_text(name, asked):
-    calls = []
-    for capacity, options in asked:
-        extra = "".join(f", {key}=True" for key in options)
-        calls.append(f"{name}({capacity:,}{extra})")
-    return "buffer." + ", then ".join(calls)
-
-
-PIN, TOUCH = {"pin": True}, {"touch": True}
-
-RESERVE = Build(
-    name="reserve",
-    reference=StagingBuffer.reserve,
-    owner="MyBuffer",
-    cases=[
-        ((4096, {}),),
-        ((4096, {}), (4096, {})),
-        ((8192, {}), (4096, {})),
-        ((4096, {}), (8192, {})),
-        ((4096, TOUCH),),
-        ((8192, PIN), (4096, PIN)),
-        ((8192, {}), (4096, PIN)),
-        ((8192, PIN), (4096, {})),
-    ],
-    observe=memory_seen,
-    show=partial(asked_as_text, "reserve"),
-    wrong={
-        "You ask for new memory at every save: every page of it costs a page fault again.": (
-            reserves(lambda self, capacity, pin: True)
-        ),
-        "You never ask for more: the first save found no memory at all.": (
-            reserves(lambda self, capacity, pin: False)
-        ),
-        "You ask for new memory whenever the size is another: smaller fits as well.": (
-            reserves(
-                lambda self, capacity, pin: (
-                    capacity != self.bytes.numel() or (pin and not self._pinned)
-                )
-            )
-        ),
-        "You hand out all of it: the caller asked for so many bytes, and not more.": (
-            reserves(too_small, cut=False)
-        ),
-        "Memory that is not pinned is no use to a caller who asks for pinned memory.": (
-            reserves(lambda self, capacity, pin: capacity > self.bytes.numel())
-        ),
-        "What the caller wants of the memory, `pin` or `touch`, is not passed on.": (
-            reserves(too_small, pass_on=False)
         ),
     },
 )
@@ -839,7 +738,6 @@ IS_CHANGED = Build(
 
 BUILDS = [
     SAVE_HEADLESS,
-    RESERVE,
     SLOTS_FOR,
     PAGE_HEADER,
     RUN,

@@ -3,7 +3,6 @@
 # ruff: noqa: F401, F821 - the builds stand behind this text
 import math
 import mmap
-from collections import defaultdict
 
 import torch
 
@@ -18,12 +17,8 @@ from npydata.checkpointer.file_layout import (
     stored_as,
 )
 from npydata.checkpointer.overlap import Overlap, storage_pointer
-from npydata.checkpointer.staging import Copy, StagedFile, StagingBuffer, plan_copies
+from npydata.checkpointer.staging import Copy, StagedFile, plan_copies
 from npydata.reader.containers.safetensors import LENGTH_BYTES, header_text
-
-
-class MyBuffer(StagingBuffer):
-    """Memory that is kept from save to save."""
 
 
 class MyCopy(Copy):
@@ -85,7 +80,6 @@ class MyCheckpointer(AsyncCheckpointer):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self._buffers = defaultdict(MyBuffer)
         self._overlap = MyOverlap(self._calls)
 
     def _file(self, name, state):
