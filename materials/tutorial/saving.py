@@ -238,21 +238,21 @@ def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> float:
     with TemporaryDirectory() as folder, _one_thread():
         root = Path(folder)
 
-        def clone_and_thread(number: int) -> None:
+        def clone_and_thread() -> None:
             state = {name: weight.clone() for name, weight in weights.items()}
             threads.append(threading.Thread(target=torch.save, args=(state, root / "clone.pt")))
             threads[-1].start()
 
         savers = [
-            lambda number: torch.save(weights, root / "all.pt"),
+            lambda: torch.save(weights, root / "all.pt"),
             clone_and_thread,
-            lambda number: keeper.save(root / f"step_{number}", weights),
+            lambda: keeper.save(root / "yours", weights),
         ]
-        for number in range(rounds + 1):
+        for _ in range(rounds + 1):
             for name, save in zip(SAVERS, savers, strict=True):
                 _steps(steps)
                 before, start = page_faults(), time.perf_counter()
-                save(number)
+                save()
                 waits[name].append(1000 * (time.perf_counter() - start))
                 faults[name].append(page_faults() - before)
                 keeper.wait()

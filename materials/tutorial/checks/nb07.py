@@ -106,7 +106,7 @@ def tensors_like(spec):
 def slots_seen(answer, spec):
     tensors = tensors_like(spec)
     stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
-    slots = answer(tensors, stored)
+    slots = list(answer(tensors, stored))
     return {
         "tensors begin at": {slot.name: slot.begin for slot in slots},
         "in this order": [slot.name for slot in slots],
