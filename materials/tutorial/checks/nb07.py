@@ -160,6 +160,13 @@ def place_by(rank, **options):
     )
 
 
+def to_the_end(tensors, stored):
+    return [
+        TensorSlot(slot.name, slot.dtype, slot.shape, slot.begin, slot.begin + slot.nbytes)
+        for slot in slots_for(tensors, stored)
+    ]
+
+
 def as_in_the_state(tensors, stored):
     return [
         TensorSlot(slot.name, tensors[slot.name].dtype, tuple(tensors[slot.name].shape),
@@ -190,6 +197,7 @@ SLOTS_FOR = Build(
         "You count elements where the file counts bytes.": partial(
             placed, size=lambda tensor: tensor.numel()
         ),
+        "The last number is how many bytes a slot has, not where it ends.": to_the_end,
         "Tensors with elements of one size have lost the order of the state.": (
             place_by(lambda name, tensor: (-tensor.dtype.itemsize, name))
         ),
@@ -283,6 +291,10 @@ def as_it_lies(self, *, non_blocking=False):
     self.slot.copy_(torch.tensor(list(flat), dtype=torch.uint8))
 
 
+def as_bytes(self, *, non_blocking=False):
+    self.slot.copy_(self.source.detach().flatten().view(torch.uint8))
+
+
 def as_numbers(self, *, non_blocking=False):
     source = self.source.detach().reshape(-1)
     self.slot[: len(source)] = source.real.to(torch.uint8)
@@ -306,6 +318,9 @@ RUN = Build(
     show=lambda case: f"MyCopy(slot, {case[0]}, ...).run()",
     wrong={
         "You take the elements as they lie in memory, not in the order of the tensor.": as_it_lies,
+        "Elements that lie scattered can't be seen as bytes; the slot can be seen as elements.": (
+            as_bytes
+        ),
         "Each element becomes one byte: the slot has to be seen with the tensor's dtype.": (
             as_numbers
         ),
@@ -388,6 +403,13 @@ def without_a_net(self, work):
     self._ended.set()
 
 
+def never_says(self, work):
+    try:
+        work()
+    except BaseException as error:
+        self.error = error
+
+
 def says_why(self, work):
     try:
         work()
@@ -412,6 +434,7 @@ ATTEMPT = Build(
         "After an error nobody is told that it is over: whoever waits waits for ever.": (
             attempts(say="when it went well")
         ),
+        "Nobody is ever told that it is over: whoever waits waits for ever.": never_says,
         "You say that it is over before the error is kept: who waits may find none.": (
             attempts(say="first")
         ),
@@ -579,6 +602,16 @@ def one_wait(self, upto):
         raise_from(self)
 
 
+def raise_bare(self):
+    if self._error is not None:
+        raise CheckpointError("the snapshot was not completed")
+
+
+def not_held(self, upto):
+    self._changed.wait_for(lambda: reached(self, upto))
+    raise_from(self)
+
+
 WAIT_FOR = Build(
     name="wait_for",
     reference=Watermark.wait_for,
@@ -619,6 +652,10 @@ WAIT_FOR = Build(
         "The writer's own error is that the rest won't come; the copy's error is its cause.": (
             waits(reached, raise_itself)
         ),
+        "Your error doesn't say what went wrong in the copy: that is its cause.": (
+            waits(reached, raise_bare)
+        ),
+        "Who waits for a condition has to hold it, or may miss the word.": not_held,
     },
 )
 
