@@ -34,7 +34,8 @@ COLORS = {
     "old or new": PALETTE["resident"],
     "new": PALETTE["touched"],
 }
-SLOT_ROLES = ("ours", "cpu", "naive", "stock", "disk", "resident")
+SLOT_ROLES = ("ours", "cold", "disk", "stock", "gpu", "resident")
+"""Dark and light by turns: neighbours in a file stay apart in grey."""
 STEP_ROLES = {1: "cold", 2: "warm"}
 """The colours of what is of step 1, and of step 2."""
 WEIGHTS, PIECES = 3, 4
@@ -287,12 +288,12 @@ def _draw_stalls(waits: Mapping[str, list[float]], faults: Mapping[str, float]) 
         middle = statistics.median(times)
         color = PALETTE[SAVERS[name]]
         ax.barh(y, middle, height=0.55, color=color)
-        ax.plot(times, [y] * len(times), "o", color=INK, markersize=5)
-        text = f"{middle:.0f} ms, {faults[name]:,.0f} page faults"
+        ax.plot(times, [y] * len(times), "o", color=INK, markeredgecolor="white", markersize=7)
+        text = f"{middle:.0f} ms; page faults: {faults[name]:,.0f}"
         ax.text(max(times) * 1.02, y, f"  {text}", va="center", fontweight="bold")
         print(f"{name:<11} {min(times):4.0f} to {max(times):4.0f} ms, median {text}")
     top = max(max(times) for times in waits.values())
-    ax.set(xlim=(0, 1.65 * top), ylim=(len(waits) - 0.5, -0.5))
+    ax.set(xlim=(0, 1.85 * top), ylim=(len(waits) - 0.5, -0.5))
     ax.set_title("What training waits for at a save of 48 MiB")
     ax.set_xlabel("wait (ms); bar: median, dots: each save")
     names = {"clone": "a fresh clone,\nthen a thread"}
@@ -323,7 +324,7 @@ def draw_image(tensors: Mapping[str, torch.Tensor], image: Any) -> None:
         _box(ax, at, 2.2, tensor.nbytes, "", color)
         middle = at + tensor.nbytes / 2
         ax.text(middle, 3.0, f"{name}\n{kind}", ha="center", va="bottom", fontsize=10)
-        _box(ax, begin, 0, slot.nbytes, "", color)
+        _box(ax, begin, 0, slot.nbytes, slot.name, color)
         at += tensor.nbytes + gap
     ax.text(0, -0.5, "byte 0", ha="left", va="center", fontsize=10)
     ax.text(header, -0.5, f"{header:,}", ha="center", va="center", fontsize=10)
@@ -354,7 +355,8 @@ def _box(ax: Any, begin: float, y: float, width: float, text: str, color: str) -
         FancyBboxPatch((begin, y), width, 0.7, boxstyle="square,pad=0", fc=color, ec="white", lw=1)
     )
     if text:
-        ax.text(begin + width / 2, y + 0.35, text, ha="center", va="center", color=ink_on(color))
+        middle, ink = begin + width / 2, ink_on(color)
+        ax.text(middle, y + 0.35, text, ha="center", va="center", color=ink, fontsize=10)
 
 
 def _flow(ax: Any, above: tuple[float, float], below: tuple[float, float], color: str) -> None:
