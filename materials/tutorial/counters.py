@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from npydata.system.page_cache import bytes_read, evict, readahead_kb, resident_pages
+from npydata.system.page_cache import bytes_read, evict, page_faults, readahead_kb, resident_pages
 
 IO = Path("/proc/self/io")
 SAVED = 131_072
@@ -52,3 +52,10 @@ def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:
         return int(resident_pages(path).sum())
     except OSError:
         return None
+
+
+def page_faults_in(job: Callable[[], object]) -> int:
+    """Page faults of this process while the job ran."""
+    before = page_faults()
+    job()
+    return page_faults() - before

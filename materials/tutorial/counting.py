@@ -40,6 +40,7 @@ TOOLS = {
     "toy_disk",
     "tracing",
     "workers",
+    "saving",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")

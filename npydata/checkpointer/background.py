@@ -129,14 +129,17 @@ class BackgroundTask:
 
     def _run(self) -> None:
         with suppress(IndexError):
-            work = self._work.pop()
-            try:
-                work()
-            except BaseException as error:
-                self.error = error
-            finally:
-                del work
-                self._ended.set()
+            self.attempt(self._work.pop())
+
+    def attempt(self, work: Callable[[], object]) -> None:
+        """Do the work and keep its error; whoever waits is woken last, and the work let go."""
+        try:
+            work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            del work
+            self._ended.set()
 
     def done(self) -> bool:
         """Whether nothing is left to do."""

@@ -146,7 +146,7 @@ class AsyncCheckpointer:
         staging, in_background = self._begin_staging(files)
         writer.validate = staging.validate
         try:
-            self._in_flight.append(task := BackgroundTask(writer, THREAD_NAME))
+            self._in_flight.append(task := self._task(writer))
             task.start()
             if in_background:
                 self._overlap.begin(staging, self._copier.streams)
@@ -157,6 +157,10 @@ class AsyncCheckpointer:
             staging.cancel(error, elsewhere=in_background)
             self._cancel()
             raise
+
+    def _task(self, writer: Writer) -> BackgroundTask:
+        """Return the thread in which a save is written."""
+        return BackgroundTask(writer, THREAD_NAME)
 
     @in_turn
     def wait(self) -> None:
@@ -219,13 +223,17 @@ class AsyncCheckpointer:
             if not isinstance(state, Mapping):
                 raise CheckpointError(f"{key}_state is a {type(state).__name__}, expected a dict")
             try:
-                tensors, metadata[key] = flatten_state_dict(state)
-                layout = lay_out(tensors)
+                file, metadata[key] = self._file(name, state)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}_state: {error}") from None
-            files.append(stage(name, layout, tensors, self._buffers[name]))
+            files.append(file)
         training = TrainingState() if training is None else training
         return files, serialized({**metadata, "training_state": training_json(training)})
+
+    def _file(self, name: str, state: Mapping[str, Any]) -> tuple[StagedFile, Any]:
+        """Return a file for the tensors of a state, not yet filled, and the tree spec."""
+        tensors, tree_spec = flatten_state_dict(state)
+        return stage(name, lay_out(tensors), tensors, self._buffers[name]), tree_spec
 
     def _begin_staging(self, files: Sequence[StagedFile]) -> tuple[StagingTask, bool]:
         """Begin the copies that can't wait; return the others, and whether they can."""

@@ -157,14 +157,26 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> FileLayout:
     stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
     ties = find_ties(tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in ties}
+    slots = slots_for(kept, stored)
+    entries = {slot.name: slot.header for slot in slots}
+    return FileLayout(header_bytes(entries, metadata_of(kept, ties)), tuple(slots))
+
+
+def slots_for(
+    tensors: Mapping[str, torch.Tensor],
+    stored: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> list[TensorSlot]:
+    """Return a slot for each tensor, one behind the other, each at a multiple of its element.
+
+    ``stored`` has the dtype and the shape with which each is stored.
+    """
     slots, at = [], 0
-    for name in sorted(kept, key=lambda one: -kept[one].dtype.itemsize):
+    for name in sorted(tensors, key=lambda one: -tensors[one].dtype.itemsize):
         dtype, shape = stored[name]
         nbytes = math.prod(shape) * dtype.itemsize
         slots.append(TensorSlot(name, dtype, shape, at, nbytes))
         at += nbytes
-    entries = {slot.name: slot.header for slot in slots}
-    return FileLayout(header_bytes(entries, metadata_of(kept, ties)), tuple(slots))
+    return slots
 
 
 def whole_pages(nbytes: int) -> int:

@@ -45,16 +45,20 @@ class StagingBuffer:
     def reserve(self, capacity: int, *, pin: bool = False, touch: bool = False) -> torch.Tensor:
         """Return ``capacity`` bytes of memory as a tensor; what was in it is undefined."""
         if capacity > self.bytes.numel() or (pin and not self._pinned):
-            self.free()
-            self._memory = mmap.mmap(-1, max(capacity, mmap.PAGESIZE), flags=PRIVATE)
-            with suppress(AttributeError, OSError):
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-            self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-            if touch:
-                self.touch()
-            if pin:
-                self._pin()
+            self._renew(capacity, pin=pin, touch=touch)
         return self.bytes[:capacity]
+
+    def _renew(self, capacity: int, *, pin: bool, touch: bool) -> None:
+        """Ask the system for new memory instead of what there was."""
+        self.free()
+        self._memory = mmap.mmap(-1, max(capacity, mmap.PAGESIZE), flags=PRIVATE)
+        with suppress(AttributeError, OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        if touch:
+            self.touch()
+        if pin:
+            self._pin()
 
     def touch(self) -> None:
         """Write to every page once, so that the next save meets no page fault."""
@@ -97,7 +101,6 @@ class Copy:
     version: int | None = None
     """How many changes in place torch had counted when the save began."""
 
-    @property
     def is_changed(self) -> bool:
         """Whether torch counted a change since; it counts none through ``.data`` or numpy."""
         return self.version is not None and self.source._version != self.version
@@ -321,7 +324,7 @@ class StagingTask:
 
 def name_of_changed(copies: Iterable[Copy]) -> str:
     """Return the name of a tensor that changed since the save began, or nothing."""
-    return next((copy.name for copy in copies if copy.is_changed), "")
+    return next((copy.name for copy in copies if copy.is_changed()), "")
 
 
 def refuse_changed(name: str) -> None:

@@ -198,17 +198,27 @@ def header_bytes(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str
     Raises:
         CheckpointError: A name or a text of the metadata can't be in a header, or all are too long.
     """
+    header = page_header(header_text(entries, metadata))
+    if (length := len(header) - LENGTH_BYTES) > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"its names and values make a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,}"
+        )
+    return header
+
+
+def header_text(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return the JSON of a header."""
     if RESERVED in entries:
         raise CheckpointError(f"a tensor has the name that safetensors keeps for {RESERVED!r}")
     header = {RESERVED: metadata, **entries}
     try:
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise CheckpointError(f"a name that is not text: {error}") from None
-    whole_pages = -(-(LENGTH_BYTES + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = whole_pages - LENGTH_BYTES
-    if length > MAX_HEADER_BYTES:
-        raise CheckpointError(
-            f"its names and values make a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,}"
-        )
+
+
+def page_header(text: bytes) -> bytes:
+    """Return a header's length and its text, padded with blanks to the end of a page."""
+    padding = -(LENGTH_BYTES + len(text)) % mmap.PAGESIZE
+    length = len(text) + padding
     return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
