@@ -37,6 +37,7 @@ TOOLS = {
     "sliders",
     "counters",
     "crashes",
+    "throughput",
     "toy_disk",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")

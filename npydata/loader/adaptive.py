@@ -125,9 +125,10 @@ class AdaptivePrefetcher(ThreadPrefetcher):
         while len(self.threads) < self.most_workers:
             if self.buffer.is_ready(self.pace.patience()):
                 break
-            self._add_worker_if_any()
+            self.add_worker_if_any()
 
-    def _add_worker_if_any(self) -> None:
+    def add_worker_if_any(self) -> None:
+        """Start a further worker; where the system has none, allow no more than there are."""
         try:
             self._add_worker()
         except RuntimeError:  # no more threads to be had; those that are there go on

@@ -117,17 +117,16 @@ def idle_share(busy: Sequence[tuple[float, float]]) -> float:
     return idle / (busy[-1][1] - busy[0][1])
 
 
-IDLE = 0.1
-"""Who stands still for no more than this share of the time does not wait."""
+def diagnose(trips: Sequence[Trip], least: float = 0.1) -> str:
+    """Say what one worker and its consumer are: ``"fed"``, ``"starved"`` or ``"lock-step"``.
 
-
-def diagnose(trips: Sequence[Trip]) -> str:
-    """Say what one worker and its consumer are: ``"fed"``, ``"starved"`` or ``"lock-step"``."""
+    Who stands idle for no more than the share ``least`` of the time does not wait.
+    """
     consumer = idle_share([(trip.taken, trip.done) for trip in trips])
     worker = idle_share([(trip.begun, trip.made) for trip in trips])
-    if consumer <= IDLE:
+    if consumer <= least:
         return "fed"
-    return "lock-step" if worker > IDLE else "starved"
+    return "lock-step" if worker > least else "starved"
 
 
 def lanes(line: Timeline) -> list[tuple[str, float, float, str]]:
