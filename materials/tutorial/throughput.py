@@ -4,9 +4,11 @@ The learner's own functions come in as arguments: `in_turn`, `follow`, the class
 """
 
 import json
+import mmap
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from npydata import AsyncDataLoader, NpyTokensDataset, plot_sweep, sweep
 from npydata.loader.pipeline import Pipeline, Timeline, in_chunks, lanes
 from npydata.loader.tuning import PROBES, Costs, costs_of
 from npydata.system.page_cache import evict, resident_pages
-from tutorial import figures
+from tutorial import figures, scoreboard
 from tutorial.sliders import with_sliders
 
 BATCH, SEQ_LEN = 32, 1024
@@ -28,6 +31,7 @@ MTOK = BATCH * SEQ_LEN / 1e6
 REPEATS = 3
 STEP_S = 0.0004
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+Merge = Callable[[np.ndarray, np.ndarray], Any]
 FED = 0.05
 """A consumer that waits for a smaller share of its time is fed: `loader.stats` says so, too."""
 
@@ -86,7 +90,7 @@ def _dots(ax: Any, calls: Sequence[tuple[str, float]], taken: Mapping[str, list[
 
 def swept(path: Path) -> list[dict[str, Any]]:
     """Measure ours and the two others at many settings, all equally often; draw the medians."""
-    options: dict[str, Any] = {"repeats": REPEATS, "seconds": 0.04, "progress": False}
+    options: dict[str, Any] = {"repeats": REPEATS, "seconds": 0.06, "progress": False}
     mine = {"workers": (1, 2, 4), "prefetch": (1, 4, 16), "steps_s": (0.0, STEP_S)}
     rows = sweep(path, loaders=["ours"], **mine, **options)["rows"]
     print(f"ours: {len(rows)} settings, {REPEATS} times each, in turn, after a warm-up round")
@@ -103,13 +107,27 @@ def swept(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rates_of(rows: Sequence[dict[str, Any]], name: str, at_least: int = 0) -> list[float]:
-    """All turns of a loader's best setting with so many workers or more."""
-    found = [row for row in rows if row["name"] == name and row["workers"] >= at_least]
-    best: list[float] = max(
-        (row for row in found if not row["step_s"]), key=lambda row: row["median"]
-    )["rates"]
-    return best
+def with_processes(rows: Sequence[dict[str, Any]]) -> str:
+    """What worker processes do for the naive loader; and whether ours is far from that."""
+    alone, helped = (_rates(rows, "naive DataLoader", *span) for span in ((0, 0), (1, 4)))
+    far = min(_rates(rows, "ours", 1, 4)) > 4 * max(helped)
+    print("ours, in its slowest turn, is over 4 times the naive one with workers:", far)
+    return versus(helped, alone)
+
+
+def _rates(rows: Sequence[dict[str, Any]], name: str, least: int, most: int) -> list[float]:
+    """All turns of a loader's best setting with so many workers."""
+    found = [r for r in rows if r["name"] == name and not r["step_s"]]
+    inside = [r for r in found if least <= r["workers"] <= most]
+    rates: list[float] = max(inside, key=lambda row: row["median"])["rates"]
+    return rates
+
+
+def versus(a: Sequence[float], b: Sequence[float]) -> str:
+    """Whether `a` is faster than `b`: it can't be told while their spreads overlap."""
+    if max(a) < min(b):
+        return "slower"
+    return "faster" if min(a) > max(b) else "can't tell"
 
 
 # Section 3: the model
@@ -166,10 +184,8 @@ def three(follow: Callable[[Pipeline, int], list[Any]]) -> dict[str, list[Any]]:
 # Section 4: the model against the measurement
 
 
-def compared(
-    follow: Callable[[Pipeline, int], list[Any]], rows: Sequence[dict[str, Any]]
-) -> np.ndarray:
-    """Predict every setting from three of them, and draw it; the errors, as shares.
+def compared(follow: Callable[[Pipeline, int], list[Any]], rows: Sequence[dict[str, Any]]) -> None:
+    """Predict every setting from three of them, and draw it beside what was measured.
 
     The model knows no neighbours on the machine, so the best turn of each setting is compared.
     """
@@ -190,7 +206,7 @@ def compared(
     for k in np.argsort(-abs(errors))[:3]:
         row, found = others[k], f"measured {measured[k]:4.0f}, predicted {model[k]:4.0f}"
         print(f"{row['setting']:<36} {found} Mtok/s")
-    return errors
+    print("half of the settings lie within 50 %:", bool(np.median(abs(errors)) < 0.5))
 
 
 def predicted(follow: Any, costs: Costs, step_s: float, row: Mapping[str, Any]) -> float:
@@ -206,15 +222,19 @@ def predicted(follow: Any, costs: Costs, step_s: float, row: Mapping[str, Any]) 
 def _scatter(rows: Sequence[dict[str, Any]], measured: np.ndarray, model: np.ndarray) -> None:
     figures.use_style()
     _, ax = plt.subplots(figsize=(figures.WIDTH, 4.0))
-    top = 1.1 * max(*measured, *model)
-    ax.fill_between([0, top], [0, 0.8 * top], [0, 1.2 * top], color=figures.PALETTE["muted"],
-                    alpha=0.5, lw=0)  # fmt: skip
+    ends = np.array([0.7 * min(*measured, *model), 1.4 * max(*measured, *model)])
+    ax.fill_between(ends, 0.8 * ends, 1.2 * ends, color=figures.PALETTE["muted"], lw=0)
     for workers, role, mark in ((1, "ours", "o"), (2, "cpu", "s"), (4, "naive", "^")):
         at = [k for k, row in enumerate(rows) if row["workers"] == workers]
-        ax.plot(measured[at], model[at], mark, color=figures.PALETTE[role], ms=8,
+        ax.plot(measured[at], model[at], mark, color=figures.PALETTE[role], ms=9,
                 mec=figures.INK, mew=0.8, label=f"workers: {workers}")  # fmt: skip
     ax.legend(title="within 20 %: the grey band", loc="upper left", alignment="left")
-    ax.set(xlabel="measured (Mtok/s)", ylabel="predicted (Mtok/s)", xlim=(0, top), ylim=(0, top))
+    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    ax.set(xlabel="measured (Mtok/s)", ylabel="predicted (Mtok/s)")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_locator(NullLocator())
     ax.set_title("Settings that the model was not told of")
     plt.show()
 
@@ -239,6 +259,17 @@ def workers_for(prefetcher_class: Any, fetch_s: float, batches: int = 24, most: 
 
 
 # Section 6: against the clock
+
+
+def loaders(dataset: Any, settings: Sequence[tuple[int, int]], measure: Any) -> dict[Any, Any]:
+    """For each setting, what measures the seconds that its loader takes for a batch."""
+    return {setting: partial(_seconds, dataset, setting, measure) for setting in settings}
+
+
+def _seconds(dataset: Any, setting: tuple[int, int], measure: Any) -> float:
+    loader = AsyncDataLoader(dataset, num_workers=setting[0], prefetch_factor=setting[1], seed=0)
+    with iter(loader) as batches:
+        return float(measure(batches, 0.05))
 
 
 class Uneven(torch.utils.data.Dataset):
@@ -279,8 +310,8 @@ def _try(num_workers: float, prefetch_factor: float) -> None:
         time.sleep(STEP_MS / 1000)
     TRIED[setting] = loader.stats.wait_share
     figures.use_style()
-    _, ax = plt.subplots(figsize=(figures.WIDTH, 1.7 + 0.35 * len(TRIED)))
-    for y, ((workers, prefetch), share) in enumerate(sorted(TRIED.items())):
+    _, ax = plt.subplots(figsize=(figures.WIDTH, 1.9 + 0.35 * len(TRIED)))
+    for y, (_, share) in enumerate(sorted(TRIED.items())):
         role = "ours" if share < FED else "naive"
         ax.barh(y, 100 * share, color=figures.PALETTE[role], height=0.7)
         ax.text(100 * share + 0.7, y, f"{share:.0%}", va="center")
@@ -295,16 +326,26 @@ def _try(num_workers: float, prefetch_factor: float) -> None:
     plt.show()
     share = TRIED[setting]
     verdict = "fed" if share < FED else "starved"
-    print(f"{setting[0]} workers, prefetch factor {setting[1]}: waits {share:.0%}: {verdict}")
+    print(f"num_workers={setting[0]}, prefetch_factor={setting[1]}: waits {share:.0%}: {verdict}")
 
 
 # Section 7: cold files
 
 
-def hinted(path: Path) -> None:
-    """Read two batches of a cold file without hints and with them, and draw which pages came."""
+@cache
+def cold_file() -> Path:
+    """A file of its own: the pages of one that is open stay in memory."""
+    return scoreboard.tokens_copy(1 << 26)
+
+
+def hinted(merged: Merge) -> int:
+    """Read two batches of a cold file without hints and with them, and draw which pages came.
+
+    How many times more came without.
+    """
+    path = cold_file()
     try:
-        pages = {"no hints": _pages(path, hint=False), "hints": _pages(path, hint=True)}
+        pages = {"no hints": _pages(path), "hints": _pages(path, merged)}
         counts = {name: int(read.sum()) for name, read in pages.items()}
         # The header's neighbourhood is read when the file is opened; the rest shows the windows.
         full = np.convolve(pages["hints"][64:], np.ones(64), "valid")
@@ -327,26 +368,39 @@ def hinted(path: Path) -> None:
     plt.show()
     for name, read in counts.items():
         print(f"{name:<9} {read:6,} pages of the file are in memory")
+    return round(counts["no hints"] / counts["hints"])
 
 
-def _pages(path: Path, *, hint: bool) -> np.ndarray:
+def _pages(path: Path, merged: Merge | None = None) -> np.ndarray:
     """Which pages are in memory after 64 windows of a file that was evicted."""
     if evict(path) > 0.01:
         raise OSError("the file stays in memory here")
     data = NpyTokensDataset(path, SEQ_LEN, seed=0)
-    if hint:
-        data.will_need(range(64))
+    if merged:
+        file = data.files[0]
+        starts = data.windows.offsets(0, data.windows_of(np.arange(64), 0, 0))
+        begins = np.sort(file.layout.offset + starts * file.dtype.itemsize)
+        first = begins // mmap.PAGESIZE
+        stop = (begins + (SEQ_LEN + 1) * file.dtype.itemsize - 1) // mmap.PAGESIZE + 1
+        file.tokens.map.madvise(mmap.MADV_RANDOM)  # a look should read nothing ahead
+        for begin, end in zip(*merged(first, stop), strict=True):
+            _ask_for(file.tokens.descriptor, int(begin), int(end))
         time.sleep(0.2)  # the disk reads meanwhile
     data.fetch(range(64))
     return resident_pages(path)
 
 
-def cold(path: Path) -> dict[str, list[float]]:
-    """Measure ours on a file that is evicted before each turn, with hints and without; all turns.
+def _ask_for(descriptor: int, first: int, stop: int) -> None:
+    length = (stop - first) * mmap.PAGESIZE
+    os.posix_fadvise(descriptor, first * mmap.PAGESIZE, length, os.POSIX_FADV_WILLNEED)
+
+
+def cold() -> None:
+    """Measure ours on a file that is evicted before each turn, with hints and without.
 
     Where a file can't be evicted: the saved rows of another machine.
     """
-    found = sweep(path, loaders=["ours, no hints", "ours"], workers=(1, 4, 16), prefetch=[2],
+    found = sweep(cold_file(), loaders=["ours, no hints", "ours"], workers=(1, 4, 16), prefetch=[2],
                   caches=["cold"], repeats=REPEATS, seconds=0.06, progress=False)  # fmt: skip
     if found["notes"]:
         print(*found["notes"], "This is the saved result of another machine:", sep="\n")
@@ -368,4 +422,6 @@ def cold(path: Path) -> dict[str, list[float]]:
     for row in rows:
         spread = f"({row['min']:.1f} to {row['max']:.1f})"
         print(f"{row['name']:<15} {row['setting']:<24}{row['median']:5.1f} Mtok/s  {spread}")
-    return {f"{row['name']}, {row['setting'].split(',')[0]}": row["rates"] for row in rows}
+    first = {row["name"]: row["rates"] for row in reversed(rows)}
+    faster = versus(first["ours"], first["ours, no hints"])
+    print(f"one worker with hints, against one without: {faster}")

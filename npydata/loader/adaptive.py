@@ -122,9 +122,8 @@ class AdaptivePrefetcher(ThreadPrefetcher):
 
     def get_help(self) -> None:
         """Start further workers while the next batch is not there and slow to come."""
-        while len(self.threads) < self.most_workers:
-            if self.buffer.is_ready(self.pace.patience()):
-                break
+        patience = self.pace.patience
+        while len(self.threads) < self.most_workers and not self.buffer.is_ready(patience()):
             self.add_worker_if_any()
 
     def add_worker_if_any(self) -> None:

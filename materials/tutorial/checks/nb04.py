@@ -72,38 +72,6 @@ IN_TURN = Build(
 )
 
 
-def spreads_apart(a, b):
-    return max(a) < min(b) or max(b) < min(a)
-
-
-def spread_cases(rng):
-    small = [([1, 2], [3, 4]), ([3, 4], [1, 2]), ([1, 3], [2, 4]), ([2, 4], [1, 3]),
-             ([1, 9], [4, 5]), ([4, 5], [1, 9]), ([1, 2], [2, 3]), ([2, 3], [1, 2]),
-             ([3, 1, 2], [5, 4, 6]), ([5], [5]), ([9, 8, 1], [2, 7, 3])]  # fmt: skip
-    return small + [tuple(rng.integers(0, 30, (2, 4)).tolist()) for _ in range(12)]
-
-
-SPREADS_APART = Build(
-    name="spreads_apart",
-    reference=spreads_apart,
-    cases=spread_cases,
-    kept=False,
-    wrong={
-        "You compare the medians; they differ even where the spreads overlap.": (
-            lambda a, b: median(a) != median(b)
-        ),
-        "Only one of the two may be the smaller with you.": lambda a, b: max(a) < min(b),
-        "You ask whether the spreads overlap; that is the opposite.": (
-            lambda a, b: not spreads_apart(a, b)
-        ),
-        "Two spreads that touch share a value: nothing tells them apart there.": (
-            lambda a, b: max(a) <= min(b) or max(b) <= min(a)
-        ),
-        "The first value of a row is not its smallest.": lambda a, b: a[-1] < b[0] or b[-1] < a[0],
-    },
-)
-
-
 def time_seen(answer, batches_s, seconds):
     """What a measurement says of batches that take known times."""
     found, taken = by_clock(answer, list(batches_s), seconds)
@@ -633,7 +601,6 @@ RECORD = Build(
 
 BUILDS = [
     IN_TURN,
-    SPREADS_APART,
     SECONDS_EACH,
     MADE_AT,
     FOLLOW,
