@@ -39,7 +39,7 @@ FED = 0.05
 # Section 1: a machine that slows down
 
 
-def drifting(in_turn: Callable[..., dict[str, list[float]]], repeats: int = 6) -> int:
+def draw_drift(in_turn: Callable[..., dict[str, list[float]]], repeats: int = 6) -> int:
     """Measure one loader twice, as A and B, while the machine slows down; the percent A wins by.
 
     Once A to its end and then B, once in turn.
@@ -133,7 +133,7 @@ def versus(a: Sequence[float], b: Sequence[float]) -> str:
 # Section 3: the model
 
 
-def pipelines(follow: Callable[[Pipeline, int], list[Any]]) -> None:
+def draw_pipelines(follow: Callable[[Pipeline, int], list[Any]]) -> None:
     """Turn step, window and workers: who does what when, in the learner's model."""
 
     def draw(step_ms: float, window: float, workers: float) -> None:
@@ -155,7 +155,7 @@ def pipelines(follow: Callable[[Pipeline, int], list[Any]]) -> None:
     )  # milliseconds, batches, threads
 
 
-def three(follow: Callable[[Pipeline, int], list[Any]]) -> dict[str, list[Any]]:
+def draw_three(follow: Callable[[Pipeline, int], list[Any]]) -> dict[str, list[Any]]:
     """Draw three loaders that the learner's model follows; their trips by name."""
     cases = {
         "a": Pipeline(1.0, 2.0, window=2),
@@ -184,7 +184,9 @@ def three(follow: Callable[[Pipeline, int], list[Any]]) -> dict[str, list[Any]]:
 # Section 4: the model against the measurement
 
 
-def compared(follow: Callable[[Pipeline, int], list[Any]], rows: Sequence[dict[str, Any]]) -> None:
+def draw_model(
+    follow: Callable[[Pipeline, int], list[Any]], rows: Sequence[dict[str, Any]]
+) -> None:
     """Predict every setting from three of them, and draw it beside what was measured.
 
     The model knows no neighbours on the machine, so the best turn of each setting is compared.
@@ -291,7 +293,7 @@ TRIED: dict[tuple[int, int], float] = {}
 STEP_MS = 4.0
 
 
-def tune(num_workers: int | None = None, prefetch_factor: int | None = None) -> None:
+def timed_run(num_workers: int | None = None, prefetch_factor: int | None = None) -> None:
     """Turn workers and prefetch factor of a real loader: how long does its consumer wait?
 
     Give both to try one setting without sliders. All that was tried stays in the picture.
@@ -338,7 +340,7 @@ def cold_file() -> Path:
     return scoreboard.tokens_copy(1 << 26)
 
 
-def hinted(merged: Merge) -> int:
+def pages_in_memory(merged: Merge) -> int:
     """Read two batches of a cold file without hints and with them, and draw which pages came.
 
     How many times more came without.
@@ -395,13 +397,13 @@ def _ask_for(descriptor: int, first: int, stop: int) -> None:
     os.posix_fadvise(descriptor, first * mmap.PAGESIZE, length, os.POSIX_FADV_WILLNEED)
 
 
-def cold() -> None:
+def measure_cold() -> None:
     """Measure ours on a file that is evicted before each turn, with hints and without.
 
     Where a file can't be evicted: the saved rows of another machine.
     """
-    found = sweep(cold_file(), loaders=["ours, no hints", "ours"], workers=(1, 4, 16), prefetch=[2],
-                  caches=["cold"], repeats=REPEATS, seconds=0.06, progress=False)  # fmt: skip
+    found = sweep(cold_file(), loaders=["ours, no hints", "ours"], workers=(1, 16), prefetch=[2],
+                  caches=["cold"], repeats=REPEATS, seconds=0.25, progress=False)  # fmt: skip
     if found["notes"]:
         print(*found["notes"], "This is the saved result of another machine:", sep="\n")
         found = json.loads((RESULTS / "loader.json").read_text(encoding="utf-8"))
