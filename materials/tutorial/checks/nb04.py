@@ -153,7 +153,8 @@ def pipeline_text(p):
 
 def share_cases(rng):
     def case(begun, before=None, **costs):
-        trips = [] if before is None else [Trip(0, before - 1, before, before, before + 1)]
+        made = [] if before is None else [before - 1.5, before]
+        trips = [Trip(0, at - 1, at, at, at + 1) for at in made]
         return Pipeline(step_s=1.0, **costs), trips, begun
 
     plain = [case(3.0, fetch_s=4.0), case(3.0, 5.0, fetch_s=4.0)]
