@@ -33,6 +33,8 @@ def rounds_seen(answer, names, repeats):
         return next(numbers)
 
     found = answer({name: lambda name=name: method(name) for name in names}, repeats)
+    if found is None:
+        return None
     return {"called": " ".join(order), "returned": {name: list(row) for name, row in found.items()}}
 
 
@@ -75,7 +77,7 @@ IN_TURN = Build(
 def time_seen(answer, batches_s, seconds):
     """What a measurement says of batches that take known times."""
     found, taken = by_clock(answer, list(batches_s), seconds)
-    return {"returned": found, "batches taken": taken}
+    return None if found is None else {"returned": found, "batches taken": taken}
 
 
 def until(batches, seconds, least=2):
@@ -203,7 +205,10 @@ MADE_AT = Build(
 
 def trips_seen(answer, pipeline, batches):
     """The four times of every batch; which of two equal workers makes it is free."""
-    trips = list(answer(pipeline, batches))
+    found = answer(pipeline, batches)
+    if found is None:
+        return None
+    trips = list(found)
     times = {
         name: [round(trip[place], 6) for trip in trips]
         for place, name in enumerate(Trip._fields)
@@ -504,7 +509,10 @@ def range_cases(rng):
 def ranges_seen(answer, first, width):
     """The ranges, as arrays."""
     begins = np.array(first)
-    run_first, run_stop = answer(begins, begins + width)
+    found = answer(begins, begins + width)
+    if found is None:
+        return None
+    run_first, run_stop = found
     return {"first": np.asarray(run_first), "stop": np.asarray(run_stop)}
 
 
