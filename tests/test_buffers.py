@@ -4,13 +4,21 @@ import gc
 import threading
 import weakref
 
+import notebook_tools as tools
 import numpy as np
 import pytest
 import torch
+from notebook_promises import FromModules
 
 from npydata.loader.buffer_pool import BufferPool
 
 SHAPE = (2, 4, 3)
+
+
+@pytest.fixture
+def taught():
+    """The library's symbols by name."""
+    return FromModules(tools.PACKAGE)
 
 
 def pair(pool, value, batch_size=4):
@@ -25,9 +33,8 @@ def address(array):
 
 
 @pytest.mark.promise
-@pytest.mark.notebook_04
 class TestPromises:
-    """What notebook 04 teaches, run against the module and against the notebook's own cells."""
+    """What may never happen to a batch that somebody holds."""
 
     def test_memory_is_used_again_once_the_batch_is_gone(self, taught):
         pool = taught.BufferPool(SHAPE, 2)

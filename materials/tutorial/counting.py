@@ -37,6 +37,7 @@ TOOLS = {
     "sliders",
     "counters",
     "crashes",
+    "throughput",
     "toy_disk",
     "tracing",
     "workers",

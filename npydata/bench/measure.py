@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import islice
 from statistics import median
 from typing import Any, TypeVar
@@ -81,18 +82,23 @@ def interleave(
     In turn, so that a machine that gets slower or busier does so for all of them. Returns each
     method's results.
     """
-    taken: dict[Key, list[Result]] = {key: [] for key in methods}
     bar = progress_bar(title, len(methods) * (repeats + 1), " measurements", show=show)
+
+    def noted(method: Callable[[], Result]) -> Result:
+        result = method()
+        bar.update(1)
+        on_sample()
+        return result
+
     with closing(bar), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # on purpose
-        for turn in range(repeats + 1):
-            for key, method in methods.items():
-                result = method()
-                if turn > 0:
-                    taken[key].append(result)
-                bar.update(1)
-                on_sample()
-    return taken
+        return in_turn({key: partial(noted, method) for key, method in methods.items()}, repeats)
+
+
+def in_turn(methods: Mapping[Key, Callable[[], Result]], repeats: int) -> dict[Key, list[Result]]:
+    """Call A B C, A B C, ... and return each method's results, the first round left out."""
+    rounds = [{key: method() for key, method in methods.items()} for _ in range(repeats + 1)]
+    return {key: [results[key] for results in rounds[1:]] for key in methods}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,10 +59,14 @@ def page_runs(
     """
     begins = np.sort(begins)
     first, stop = begins // page_size, (begins + length - 1) // page_size + 1
-    gap_before = first[1:] > stop[:-1]
-    opens, closes = np.append(True, gap_before), np.append(gap_before, True)
-    run_begins = first[opens] * page_size
-    return run_begins, stop[closes] * page_size - run_begins
+    run_first, run_stop = merged(first, stop)
+    return run_first * page_size, (run_stop - run_first) * page_size
+
+
+def merged(first: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
+    """Join ranges ``first .. stop - 1`` that overlap or touch; both arrays must ascend."""
+    apart = first[1:] > stop[:-1]
+    return first[np.append(True, apart)], stop[np.append(apart, True)]
 
 
 def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntArray:

@@ -107,7 +107,7 @@ class AdaptivePrefetcher(ThreadPrefetcher):
     def next(self) -> Any:
         """Return the next batch, or the :class:`ExceptionWrapper` in its place."""
         if not self._chunk:
-            self._get_help()
+            self.get_help()
             self._chunk = self.buffer.take_chunk()
             self._size = len(self._chunk)
         batch = self._chunk.popleft()
@@ -120,15 +120,18 @@ class AdaptivePrefetcher(ThreadPrefetcher):
         super().close()
         self._fetch = no_batch
 
-    def _get_help(self) -> None:
+    def get_help(self) -> None:
         """Start further workers while the next batch is not there and slow to come."""
-        while len(self.threads) < self.most_workers:
-            if self.buffer.is_ready(self.pace.patience()):
-                return
-            try:
-                self._add_worker()
-            except RuntimeError:  # no more threads to be had; those that are there go on
-                self.most_workers = self.pace.workers = len(self.threads)
+        patience = self.pace.patience
+        while len(self.threads) < self.most_workers and not self.buffer.is_ready(patience()):
+            self.add_worker_if_any()
+
+    def add_worker_if_any(self) -> None:
+        """Start a further worker; where the system has none, allow no more than there are."""
+        try:
+            self._add_worker()
+        except RuntimeError:  # no more threads to be had; those that are there go on
+            self.most_workers = self.pace.workers = len(self.threads)
 
     def _add_worker(self) -> None:
         worker = len(self.threads)

@@ -1,7 +1,7 @@
 """Memory for batches that is used again, once the caller has really let go of it.
 
 A fresh buffer costs a page fault for every 4 KiB when it is first written; one that was written
-before costs nothing. Built in ``notebooks/04_throughput``.
+before costs nothing.
 """
 
 import threading

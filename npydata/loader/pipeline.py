@@ -3,6 +3,7 @@
 Built in ``notebooks/04_throughput``, which also shows where it is wrong.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -57,29 +58,48 @@ class Timeline:
     def wait_share(self) -> float:
         """Share of the second half in which the consumer stood still, 0 to 1."""
         late = self.trips[-1 - len(self.trips) // 2 :]
-        waits = [after.taken - before.done for before, after in pairwise(late)]
-        return sum(waits) / (late[-1].done - late[0].done)
+        return idle_share([(trip.taken, trip.done) for trip in late])
 
 
 def timeline(p: Pipeline, batches: int) -> Timeline:
     """Follow so many batches, 2 chunks at least, from the workers to the consumer."""
-    free, lock, size = [0.0] * p.workers, 0.0, p.batches_per_handoff
-    room = max(1, p.window // size)
+    size = p.batches_per_handoff
+    return Timeline(tuple(follow(in_chunks(p), max(2, batches // size))), size)
+
+
+def in_chunks(p: Pipeline) -> Pipeline:
+    """Return the same pipeline with what changes hands at a time counted as one batch."""
+    size = p.batches_per_handoff
+    return replace(p, step_s=size * p.step_s, fetch_s=size * p.fetch_s, serial_s=size * p.serial_s,
+                   window=max(1, p.window // size), batches_per_handoff=1)  # fmt: skip
+
+
+def follow(p: Pipeline, batches: int) -> list[Trip]:
+    """Return the trips of so many batches, each of which changes hands alone.
+
+    Workers are equally fast: the one that began first is free first, so they take turns.
+    """
     trips: list[Trip] = []
-    for k in range(max(2, batches // size)):
-        worker = free.index(min(free))
-        begun = resume(free[worker], trips[k - room].taken if k >= room else 0.0, p.wake_s)
-        lock = max(begun, lock) + size * p.serial_s
-        made = lock + size * max(p.fetch_s - p.serial_s, 0.0)
+    for k in range(batches):
+        free = trips[k - p.workers].made if k >= p.workers else 0.0
+        room = trips[k - p.window].taken if k >= p.window else 0.0
+        begun = resume(free, room, p.wake_s)
+        made = made_at(p, trips, begun)
         taken = resume(trips[-1].done if trips else 0.0, made, p.wake_s)
-        trips.append(Trip(worker, begun, made, taken, taken + size * p.step_s))
-        free[worker] = made
-    return Timeline(tuple(trips), size)
+        trips.append(Trip(k % p.workers, begun, made, taken, taken + p.step_s))
+    return trips
 
 
 def resume(ready: float, event: float, wake_s: float) -> float:
     """Return when a thread goes on: at once if the event is past, else it has to be woken."""
     return ready if event <= ready else event + wake_s
+
+
+def made_at(p: Pipeline, trips: Sequence[Trip], begun: float) -> float:
+    """Return when a batch is made; first comes the part that only one worker can do at a time."""
+    own = max(p.fetch_s - p.serial_s, 0.0)
+    shared = max(begun, trips[-1].made - own) if trips else begun
+    return shared + p.serial_s + own
 
 
 def predict(
@@ -89,6 +109,24 @@ def predict(
     workers = max(workers, 1)
     pipeline = Pipeline(step_s, fetch_s, workers, prefetch * workers)
     return timeline(replace(pipeline, **rest), batches)
+
+
+def idle_share(busy: Sequence[tuple[float, float]]) -> float:
+    """Return the share of the time, from the first end to the last, between (begin, end) pairs."""
+    idle = sum(after[0] - before[1] for before, after in pairwise(busy))
+    return idle / (busy[-1][1] - busy[0][1])
+
+
+def diagnose(trips: Sequence[Trip], least: float = 0.1) -> str:
+    """Say what one worker and its consumer are: ``"fed"``, ``"starved"`` or ``"lock-step"``.
+
+    Who stands idle for no more than the share ``least`` of the time does not wait.
+    """
+    consumer = idle_share([(trip.taken, trip.done) for trip in trips])
+    worker = idle_share([(trip.begun, trip.made) for trip in trips])
+    if consumer <= least:
+        return "fed"
+    return "lock-step" if worker > least else "starved"
 
 
 def lanes(line: Timeline) -> list[tuple[str, float, float, str]]:

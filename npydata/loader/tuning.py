@@ -9,7 +9,7 @@ Built in ``notebooks/04_throughput``; the arithmetic is in :mod:`npydata.loader.
 
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -99,15 +99,19 @@ def times_in_turn(
 
 def seconds_per_batch(loader: AsyncDataLoader, seconds: float) -> float:
     """Take batches for some seconds and return the time between two, start-up left out."""
-    batches = endless_batches(loader)
-    with closing(batches):
+    with closing(endless_batches(loader)) as batches:
         for _ in islice(batches, loader.config.capacity + 2):
             pass
-        count, begin, now = 0, time.perf_counter(), 0.0
-        while now < seconds or count < 2:
-            next(batches)
-            count, now = count + 1, time.perf_counter() - begin
-    return now / count
+        return seconds_each(batches, seconds)
+
+
+def seconds_each(batches: Iterator[Any], seconds: float) -> float:
+    """Take batches for so many seconds, two of them at least, and return the time between two."""
+    count, begin, passed = 0, time.perf_counter(), 0.0
+    while passed < seconds or count < 2:
+        next(batches)
+        count, passed = count + 1, time.perf_counter() - begin
+    return passed / count
 
 
 def endless_batches(loader: AsyncDataLoader) -> Generator[Any, None, None]:
@@ -175,13 +179,22 @@ def recommend(
 
 def choose(rates: dict[tuple[int, int], float], step_s: float) -> Recommendation:
     """Choose among measured settings, cheapest first: ``(workers, prefetch) -> batches/s``."""
+    workers, prefetch = cheapest(rates, step_s)
+    rate, best = rates[workers, prefetch], max(rates.values())
+    return Recommendation(num_workers=workers, prefetch_factor=prefetch, batches_per_s=rate,
+                          enough=bool(step_s) and best >= HEADROOM / step_s,
+                          reason=reason_for(rate, best, step_s))  # fmt: skip
+
+
+def cheapest(rates: Mapping[tuple[int, int], float], step_s: float) -> tuple[int, int]:
+    """Return the first setting with headroom for a step; where none has, the first of the fastest.
+
+    ``rates`` are in batches/s, cheapest setting first. With a step of 0, nothing is enough.
+    """
     needed = HEADROOM / step_s if step_s else float("inf")
     best = max(rates.values())
     target = needed if best >= needed else AS_GOOD * best
-    workers, prefetch = next(one for one, rate in rates.items() if rate >= target)
-    rate = rates[workers, prefetch]
-    return Recommendation(num_workers=workers, prefetch_factor=prefetch, batches_per_s=rate,
-                          enough=best >= needed, reason=reason_for(rate, best, step_s))  # fmt: skip
+    return next(setting for setting, rate in rates.items() if rate >= target)
 
 
 def reason_for(rate: float, best: float, step_s: float) -> str:

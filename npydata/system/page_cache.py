@@ -145,17 +145,19 @@ class AdviceBackoff:
     LONGEST = 255
 
     def __init__(self) -> None:
-        self._delay = 0
-        self._left = 0
+        self.delay = 0
+        """Calls skipped after the last check."""
+        self.left = 0
+        """How many of them are still to come."""
 
     def is_due(self) -> bool:
         """Whether this call should check the pages; counts the call."""
-        if self._left:
-            self._left -= 1
+        if self.left:
+            self.left -= 1
             return False
         return True
 
     def record(self, *, was_resident: bool) -> None:
         """Note what the check found."""
-        self._delay = min(2 * self._delay + 1, self.LONGEST) if was_resident else 0
-        self._left = self._delay
+        self.delay = min(2 * self.delay + 1, self.LONGEST) if was_resident else 0
+        self.left = self.delay
