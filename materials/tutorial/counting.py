@@ -38,6 +38,7 @@ TOOLS = {
     "counters",
     "crashes",
     "toy_disk",
+    "ranks",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")
