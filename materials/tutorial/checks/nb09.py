@@ -45,7 +45,8 @@ def positions_seen(answer, samples, batch_size, rank, world_size, start, batches
 def positions_text(case):
     samples, batch_size, rank, world_size, start, (begin, end) = case
     options = f"rank={rank}, world_size={world_size}" + f", start={start}" * (start > 0)
-    return f"MySampler({samples}, {batch_size}, {options}).positions_of(range({begin}, {end}))"
+    call = f"MySampler({samples}, {batch_size}, {options}).positions_of(range({begin}, {end}))"
+    return call + "  # no batch is asked for" * (begin == end)
 
 
 def positions_as(self, batches, world=None, rank=None, start=None, dtype=np.int64, tail=True):
@@ -420,7 +421,9 @@ def entries_of(answer, name):
         return {
             "raised": "nothing",
             "files": sorted(found),
-            "entries": all(isinstance(one, FileEntry) for one in found.values()),
+            "each is an entry of a manifest": all(
+                isinstance(one, FileEntry) for one in found.values()
+            ),
         }
 
 
