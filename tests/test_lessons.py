@@ -7,6 +7,7 @@ import textwrap
 
 import notebook_tools as tools
 import pytest
+import torch.distributed.checkpoint.default_planner  # noqa: F401 - a child has no second for it
 from notebook_exemptions import EXEMPT
 from tutorial import child, counting, keeping, sync
 from tutorial.building import judge

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from npydata.system.page_cache import bytes_read, evict, page_faults, readahead_kb, resident_pages
+from npydata.system.page_cache import (
+    bytes_read,
+    counter_in,
+    evict,
+    moved_by,
+    page_faults,
+    readahead_kb,
+    resident_pages,
+)
 
 IO = Path("/proc/self/io")
 SAVED = 131_072
@@ -31,16 +39,12 @@ def bytes_for(path: Path, look: Callable[[], object]) -> int:
 
 def bytes_copied_in(job: Callable[[], object]) -> int:
     """Bytes that this process was handed by read calls while the job ran; maps don't count."""
-    before = _rchar()
-    job()
-    return _rchar() - before
+    return moved_by(lambda: counter_in(text(), "rchar"), job)
 
 
-def _rchar() -> int:
-    """What Linux counts for this process; 0 on other systems."""
-    if not IO.exists():
-        return 0
-    return int(next(line for line in IO.read_text().splitlines() if line[:6] == "rchar:")[6:])
+def text() -> str:
+    """What Linux counts for this process, a counter a line; on other systems nothing moves."""
+    return IO.read_text() if IO.exists() else "rchar: 0\nread_bytes: 0\n"
 
 
 def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:

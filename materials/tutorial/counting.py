@@ -42,6 +42,7 @@ TOOLS = {
     "tracing",
     "workers",
     "saving",
+    "ranks",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")

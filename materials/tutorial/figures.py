@@ -266,15 +266,20 @@ def lanes(
 
 
 def scoreboard(
-    parts: Mapping[str, float], before: Mapping[str, float] | None = None, *, unit: str = "s"
+    parts: Mapping[str, float],
+    before: Mapping[str, float] | None = None,
+    *,
+    unit: str = "s",
+    names: tuple[str, str] = ("before", "now"),
+    title: str = "",
 ) -> None:
     """Show where a training run's time goes: one bar now, and the one before above it.
 
     The parts are `data wait`, `compute`, `save stall`, `load`.
     """
     use_style()
-    rows = ([("before", before)] if before else []) + [("now", parts)]
-    height = 1.7 + 0.75 * (len(rows) - 1)
+    rows = ([(names[0], before)] if before else []) + [(names[1], parts)]
+    height = 1.7 + 0.75 * (len(rows) - 1) + 0.4 * bool(title)
     _, ax = plt.subplots(figsize=(WIDTH, height))
     longest = max(sum(row.values()) for _, row in rows)
     for y, (_, row) in enumerate(rows):
@@ -285,8 +290,11 @@ def scoreboard(
     ax.set_xticks([])
     ax.tick_params(axis="y", length=0)
     ax.spines[["bottom", "left"]].set_visible(False)
-    if unnamed := _unnamed([row for _, row in rows], longest):
+    unnamed = _unnamed([row for _, row in rows], longest)
+    if unnamed:
         key(ax, unnamed)
+    if title:
+        ax.set_title(title, pad=28 if unnamed else 12)
     plt.show()
 
 

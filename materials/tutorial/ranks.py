@@ -1,11 +1,11 @@
-"""Start a few ranks from a notebook, and what they do there: the workers of notebook 09.
+"""Start a few ranks from a notebook, and what they do there: the workers of lesson 09.
 
     for end in ranks.start(2, "hello"):
         print(end.told)
 
 `start` does what torchrun does: it starts processes, tells each who it is, and waits for them.
 They are forked from one that has imported torch, which saves the time to import it in each.  None
-of them outlives its time-out.
+of them outlives its time-out.  They run what the learner has built, and the library beside it.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ if __package__ in (None, ""):  # run as a script
 
 import npydata
 from tutorial import figures, killed_writer
+from tutorial.sliders import with_sliders
 
 PATIENCE = 90
 """Seconds after which ranks that have not ended are ended."""
@@ -95,6 +97,7 @@ def _main(folder: Path, patience: int, job: str, args: Sequence[str]) -> int:
 
     import npydata.distributed.checkpointer  # noqa: F401 - once, for all of them
 
+    use_what_was_built()
     torch.set_num_threads(1)
     children = {}
     for rank in range(int(os.environ["WORLD_SIZE"])):
@@ -123,6 +126,27 @@ def _be(rank: int, folder: Path, job: str, args: Sequence[str]) -> int:
         print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def use_what_was_built() -> None:
+    """Give the library the learner's functions, where some were accepted."""
+    from npydata.distributed import save, save_plan
+    from npydata.loader.sampler import BatchSampler
+    from npydata.reader import sharded
+
+    path = Path(os.environ.get("NPYDATA_LAB", "")) / "mine" / "ranks.py"
+    if not path.exists():
+        return
+    mine: dict[str, Any] = {"__name__": "mine.ranks"}
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), mine)
+    for module, names in [
+        (save, ("gather_entries", "commit_global")),
+        (save_plan, ("dedup_save_plans",)),
+        (sharded, ("chosen_of", "overlap")),
+    ]:
+        for name in names:
+            setattr(module, name, mine[name])
+    BatchSampler.positions_of = mine["MySampler"].positions_of
 
 
 # Jobs
@@ -232,6 +256,179 @@ def killed_in_a_save(run: str, timeout_s: str) -> dict[str, Any]:
 def die_when_it_writes(call: str) -> None:
     if call.startswith("pwrite"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# In the notebook's own process
+
+
+_SCRATCH = TemporaryDirectory(prefix="npydata-ranks-")
+
+
+def folder(name: str) -> Path:
+    """A place for a run; it goes with the notebook."""
+    return Path(_SCRATCH.name) / name
+
+
+def coverage(*settings: dict[str, int]) -> str:
+    """Which of the samples the loaders of two ranks give in 20 steps, in words."""
+    times: Counter[int] = Counter()
+    for own in settings:
+        loader = npydata.AsyncDataLoader(Numbers(), batch_size=6, num_workers=1, **own)
+        for x in islice(loader, 20):
+            times.update(x[:, 0].int().tolist())
+    twice = sum(n > 1 for n in times.values())
+    return f"{len(times)} of {SAMPLES} samples seen, {twice} of them twice"
+
+
+def print_rows(ends: Sequence[End]) -> None:
+    """The shapes that each of two ranks has."""
+    for name, shape in ends[0].told["rows"].items():
+        print(f"{name:<12} rank 0: {shape!s:<8} rank 1: {ends[1].told['rows'][name]}")
+
+
+def patience() -> str:
+    """How long a collective waits if nobody says otherwise."""
+    from torch.distributed.distributed_c10d import default_pg_timeout
+
+    return f"{default_pg_timeout.seconds // 60} minutes"
+
+
+def a_shard(name: str, first_row: int, rows: int, of: int) -> Any:
+    """What a rank has of a tensor: some of its rows, or all."""
+    from npydata.distributed.save_plan import Shard
+
+    kind = "SHARD" if rows < of else "TENSOR"
+    return Shard(name, (first_row,), (rows,), (of,), "torch.float32", kind)
+
+
+def two_states() -> list[list[Any]]:
+    """Two ranks: four tensors that both have, and a half each of a fifth."""
+    copies = [a_shard(name, 0, 8, 8) for name in ("mean", "variance", "scale", "shift")]
+    return [[*copies, a_shard("up", 5 * rank, 5, 10)] for rank in range(2)]
+
+
+def print_files(folder: Path) -> None:
+    """What each rank wrote: the tensors of each file, and where in the whole they belong."""
+    for path in sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        offsets = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
+        for name, entry in sorted(header.items()):
+            where = offsets[name]["saved_offsets"]
+            print(f"{path.name}  {name:<12}{entry['shape']!s:<8} at {where}")
+
+
+def compare(three: Sequence[End], two: Sequence[End]) -> None:
+    """Three ranks that went on from what two had saved, beside the two that went on themselves."""
+    loaded = {end.told["loaded"] for end in three}
+    print("rows of up.weight:", [end.told["rows"]["up.weight"][0] for end in three])
+    print("loaded what 2 ranks had saved, bit for bit:", loaded == {two[0].told["saved"]})
+    print("steps 5 and 6 had the same samples:", last_samples(three) == last_samples(two))
+
+
+def last_samples(ends: Sequence[End]) -> list[list[int]]:
+    """The samples of the last two steps, whoever had them."""
+    steps = zip(*(end.told["samples"][-2:] for end in ends), strict=True)
+    return [sorted(sample for part in step for sample in part) for step in steps]
+
+
+def print_kill(ends: Sequence[End], run: Path) -> None:
+    """How two ranks ended of which one was killed, and what is left."""
+    survivor, killed = ends
+    print("rank 1 ended with signal", -killed.code)
+    print("rank 0:", survivor.told["error"].replace(f"{run}/", ""))
+    newest = npydata.latest_checkpoint(run)
+    print("newest:", newest.name, "of step", npydata.verify_checkpoint(newest).step)
+
+
+def in_slow_motion(commit_global: Callable[..., None]) -> None:
+    """Two ranks in one process, in a save of step 1: what is in the folder after it.
+
+    Rank 0 has written its share. Rank 1 says nothing for half a second; then it has, too.
+    """
+    for speaks in (False, True):
+        left = committed_by(commit_global, folder(f"slow-{speaks}"), speaks=speaks)
+        print(f"rank 1 has {'written' if speaks else 'said nothing'}; in the folder: {left}")
+
+
+def committed_by(commit_global: Callable[..., None], root: Path, *, speaks: bool) -> str:
+    from npydata.checkpointer.commit import temporary_beside
+    from npydata.checkpointer.manifest import checksums
+    from npydata.distributed.coordinator import Coordinator
+    from npydata.distributed.group import Group
+
+    root.mkdir()
+    store = dist.HashStore()
+    ranks = [Coordinator(Group(store, rank, 2, 0.5, None), "step-1") for rank in (0, 1)]
+    with temporary_beside(root / "step-1") as temporary:
+        for rank in ranks[: 1 + speaks]:
+            path = temporary / f"rank_{rank.group.rank}.safetensors"
+            path.write_bytes(b"the weights of a rank")
+            wrote = [path.stat().st_size, checksums(path.read_bytes())]
+            rank.send("done", {"files": {path.name: wrote}, "replicas": []})
+        try:
+            commit_global(root / "step-1", temporary, ranks[0], 1, None)
+        except npydata.CheckpointError as error:
+            print("rank 0:", error)
+    return ", ".join(sorted(path.name for path in root.iterdir())) or "nothing"
+
+
+def draw_moved(make: Callable[..., Any]) -> None:
+    """Four steps on 2 ranks; and the same steps where a third rank comes in the middle."""
+    figures.use_style()
+    stay = places(make, 2, 6, 0, 4)
+    move = places(make, 2, 6, 0, 2) + places(make, 3, 4, 24, 2)
+    _, (above, below) = figures.plt.subplots(2, 1, figsize=(figures.WIDTH, 6.2))
+    draw_grid(above, stay, "2 ranks, batch size 6")
+    draw_grid(below, move, "the same; after step 2 on 3 ranks, batch size 4")
+    figures.plt.show()
+    same = [sorted(k for one in step for k in one) for step in stay] == [
+        sorted(k for one in step for k in one) for step in move
+    ]
+    print("each step has the same positions in both:", same)
+
+
+def places(
+    make: Callable[..., Any], ranks: int, batch_size: int, start: int, steps: int
+) -> list[list[range]]:
+    """For each step, the positions of each rank."""
+    of_ranks = []
+    for rank in range(ranks):
+        sampler = make(SAMPLES, batch_size, rank=rank, world_size=ranks, start=start)
+        found = sampler.positions_of(range(steps)).reshape(steps, batch_size).tolist()
+        of_ranks.append([range(row[0], row[-1] + 1) for row in found])
+    return [list(step) for step in zip(*of_ranks, strict=True)]
+
+
+def rows_of(ranks: int, rows: int) -> list[range]:
+    """The rows of each rank, as FSDP2 spreads them: equally many, and the last ones fewer."""
+    each = -(-rows // ranks)
+    return [range(min(r * each, rows), min((r + 1) * each, rows)) for r in range(ranks)]
+
+
+def draw_readers(chosen_of: Callable[..., Any], overlap: Callable[..., Any]) -> None:
+    """Turn who wrote and who reads: which rows of a tensor come out of which file."""
+    figures.use_style()
+
+    def draw(writers: float, readers: float, rows: float) -> None:
+        files, needed = rows_of(int(writers), int(rows)), rows_of(int(readers), int(rows))
+        _, ax = figures.plt.subplots(figsize=(figures.WIDTH, 3.0))
+        draw_grid(
+            ax,
+            [files, needed],
+            f"{int(rows)} rows of a tensor, and who has them",
+            ["written by", "needed by"],
+        )
+        figures.plt.show()
+        for rank, wanted in enumerate(needed):
+            chosen = chosen_of((int(rows),), slice(wanted.start, wanted.stop))
+            found = [(k, overlap(chosen, ((f.start,), (len(f),)))) for k, f in enumerate(files)]
+            text = [
+                f"{both[0][0].stop - both[0][0].start} from file {k}" for k, both in found if both
+            ]
+            print(f"rank {rank}, rows: {', '.join(text) or 'none'}")
+
+    with_sliders(draw, writers=(2, 1, 4, 1), readers=(3, 1, 4, 1), rows=(10, 4, 24, 1))
 
 
 # Figures

@@ -10,21 +10,27 @@ one part, so a notebook can plug in what it built and leave the rest naive.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from npydata.bench import trace as traces
+from npydata.bench.trace import Interval, seconds_by_part
 from tutorial import figures
 from tutorial.naive_train import BATCH, SAVE_EVERY, STEPS, TinyLM, Windows, train_step
+from tutorial.sliders import with_sliders
 
 SMOKE = Path(__file__).resolve().parents[1] / "train_smoke.npy"
 WANTED = "mlp.0.weight"  # the one tensor that the script looks at in each checkpoint
@@ -32,7 +38,8 @@ LANES = ("disk", "cpu", "gpu")
 SHORT = {"data wait": "batch", "compute": "step", "save stall": "save", "load": "load"}
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-Interval = tuple[str, float, float, str]  # lane, start, end (seconds), part: as figures.lanes wants
+COPY_MS = 5.0
+"""What the model below takes for a copy of 25 MB in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,20 @@ class Scoreboard:
         )
 
 
+def ready() -> None:
+    """Say what the lessons need, and whether this machine has it."""
+    needs = {
+        "Python 3.11 or newer": sys.version_info >= (3, 11),
+        "numpy 2 or newer": int(np.__version__.split(".")[0]) >= 2,
+        "torch 2.6 or newer": tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6),
+        "two CPU cores": (os.cpu_count() or 1) >= 2,
+        "2 GB of memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >= 2e9,
+        "the small data file": tokens_path().exists(),
+    }
+    for need, met in needs.items():
+        print("OK     " if met else "MISSING", need)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What `measure` saw."""
@@ -67,6 +88,19 @@ class Run:
 def tokens_path() -> Path:
     """The file named by NPYDATA_TOKENS, else the small file that comes with the tutorial."""
     return Path(os.environ.get("NPYDATA_TOKENS") or SMOKE)
+
+
+def one_batch() -> Pair:
+    """The first batch of the naive script."""
+    x, y = next(iter(naive_batches(tokens_path())))
+    return x, y
+
+
+def one_checkpoint() -> Path:
+    """A checkpoint as the naive script leaves it."""
+    folder = Path(_SCRATCH.name)
+    measure(steps=1, save_every=1, folder=folder)
+    return folder / "step_01.pt"
 
 
 def naive_batches(path: Path) -> Iterable[Pair]:
@@ -86,6 +120,7 @@ def measure(
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
     folder: Path | None = None,
+    record: Callable[..., Any] = traces.record,
 ) -> Run:
     """Train for `steps` steps and time each part; checkpoints stay only if a `folder` is given.
 
@@ -95,7 +130,7 @@ def measure(
     `save(state, path)` writes a checkpoint; `load(path, name)` reads one of its model tensors.
     """
     tokens = tokens or tokens_path()
-    watch = Stopwatch()
+    watch = Stopwatch(record=record)
     with TemporaryDirectory() as scratch, _one_thread():
         folder = folder or Path(scratch)
         model, optimizer = _build(tokens)
@@ -105,11 +140,10 @@ def measure(
             losses.append(_step(watch, batches, model, optimizer))
             if step % save_every == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                with watch("disk", "save stall"):
-                    save(state, folder / f"step_{step:02d}.pt")
+                path = folder / f"step_{step:02d}.pt"
+                watch("disk", "save stall", partial(save, state, path))
         for step in range(save_every, steps + 1, save_every):
-            with watch("disk", "load"):
-                load(folder / f"step_{step:02d}.pt", WANTED)
+            watch("disk", "load", partial(load, folder / f"step_{step:02d}.pt", WANTED))
     return Run(watch.score(), watch.trace(), tuple(losses))
 
 
@@ -189,24 +223,27 @@ def _to_device(model: TinyLM, x: torch.Tensor, y: torch.Tensor) -> Pair:
 
 
 def _step(watch: "Stopwatch", batches: Any, model: TinyLM, optimizer: Any) -> float:
-    with watch("cpu", "data wait"):
-        x, y = next(batches)
-    with watch("gpu", "compute"):  # train_step asks for the loss, so it waits for a GPU
+    x, y = watch("cpu", "data wait", partial(next, batches))
+
+    def compute() -> float:  # train_step asks for the loss, so it waits for a GPU
         return train_step(model, optimizer, *_to_device(model, x, y))
+
+    return watch("gpu", "compute", compute)
 
 
 class Stopwatch:
-    """Notes when each part began and ended: `with watch("cpu", "data wait"): ...`."""
+    """Notes when each part began and ended: `watch("cpu", "data wait", work)`."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        record: Callable[..., Any] = traces.record,
+    ):
+        self._clock, self._record = clock, record
         self._intervals: list[Interval] = []
 
-    @contextmanager
-    def __call__(self, lane: str, part: str):
-        start = self._clock()
-        yield
-        self._intervals.append((lane, start, self._clock(), part))
+    def __call__(self, lane: str, part: str, work: Callable[[], Any]) -> Any:
+        return self._record(self._intervals, self._clock, lane, part, work)
 
     def trace(self) -> tuple[Interval, ...]:
         """The intervals in seconds since the first one began."""
@@ -214,10 +251,35 @@ class Stopwatch:
         return tuple((lane, s - begin, e - begin, part) for lane, s, e, part in self._intervals)
 
     def score(self) -> Scoreboard:
-        sums = dict.fromkeys(figures.PARTS, 0.0)
-        for _, start, end, part in self._intervals:
-            sums[part] += end - start
+        sums = dict.fromkeys(figures.PARTS, 0.0) | seconds_by_part(self._intervals)
         return Scoreboard(*sums.values())
+
+
+def guess(
+    data_wait: Any = ..., compute: Any = ..., save_stall: Any = ..., load: Any = ...
+) -> dict[str, float]:
+    """A bar before anything is measured: percents that add up to 100; empty while one is open."""
+    parts = dict(zip(figures.PARTS, (data_wait, compute, save_stall, load), strict=True))
+    if ... in parts.values():
+        print("your bar: none yet. Write four percents in place of the dots, then run the cell.")
+        return {}
+    print("your bar:", ", ".join(f"{part} {percent} %" for part, percent in parts.items()))
+    if sum(parts.values()) != 100:
+        print(f"They add up to {sum(parts.values())} %, expected 100 %: the bar is one run.")
+        return {}
+    return parts
+
+
+def draw_beside(guessed: dict[str, float], parts: dict[str, float]) -> None:
+    """A guessed bar, if there is one, above the measured one; the seconds below, as text."""
+    total = sum(parts.values())
+    bar = {part: percent * total / 100 for part, percent in guessed.items()}
+    figures.scoreboard(
+        parts, bar, names=("your guess", "measured"), title="One run, cut into its four parts"
+    )
+    print(table(Scoreboard(*(parts.get(part, 0.0) for part in figures.PARTS))))
+    if not guessed:
+        print("(you drew no bar)")
 
 
 def draw(
@@ -258,6 +320,70 @@ def factor(before: float, now: float) -> str:
     if now <= before:
         return f"{before / now if now else float('inf'):>5.1f} x less"
     return f"{now / before if before else float('inf'):>5.1f} x more"
+
+
+def faster(run: Run, speedup: Callable[[dict[str, float], str, float], float]) -> None:
+    """Turn how many times as fast each part becomes: the bar, and what the whole gains."""
+    before = run.score.parts()
+
+    def draw_at(data_wait: float, save_stall: float, load: float) -> None:
+        now, gain = before, 1.0
+        turned = {"data wait": data_wait, "save stall": save_stall, "load": load}
+        for part, times in turned.items():
+            gain *= speedup(now, part, times)
+            now = now | {part: now[part] / times}
+        figures.scoreboard(
+            now, before, names=("measured", "turned"), title="The same run with faster parts"
+        )
+        text = ", ".join(f"{part} {times:.0f} x" for part, times in turned.items())
+        print(f"{text} as fast: the whole run {gain:.2f} x")
+
+    with_sliders(draw_at, data_wait=(2, 1, 100, 1), save_stall=(1, 1, 100, 1), load=(1, 1, 100, 1))
+
+
+def five_steps(run: Run) -> list[Interval]:
+    """Five steps of a run with a save in their middle, in ms from the first of them."""
+    computed = [row for row in run.trace if row[0] == "gpu"]
+    return between(run.trace, computed[3][1], computed[7][2])
+
+
+def draw_lanes(rows: Sequence[Interval], title: str = "Measured: five steps and a save") -> None:
+    """A picture of a trace: a lane for each who works, a gap where it waits."""
+    draw_all_lanes({title: rows})
+
+
+def draw_all_lanes(pictures: dict[str, Sequence[Interval]]) -> None:
+    """Pictures of traces, one above the other, on one axis of time; below, how long each takes."""
+    figures.use_style()
+    _, axes = plt.subplots(
+        len(pictures), figsize=(figures.WIDTH, 2.5 * len(pictures)), sharex=True, squeeze=False
+    )
+    last = max(row[2] for rows in pictures.values() for row in rows)
+    for ax, (title, rows) in zip(axes.flat, pictures.items(), strict=True):
+        figures.lanes(ax, rows, labels=names(rows))
+        ax.set_title(title)
+        ax.set_xlim(0, 1.02 * last)
+        ax.set_xlabel("time (ms)" if ax is axes.flat[-1] else "")
+    plt.show()
+    for title, rows in pictures.items():
+        print(f"{title}: {max(row[2] for row in rows):.0f} ms")
+
+
+def draw_overlap(rows: Sequence[Interval]) -> None:
+    """Five measured steps, and what they would be if each part waited only for what it must."""
+    data, compute, write = mean_ms(rows)
+    saves = [False, False, True, False, False]
+    modelled = overlapped(data, compute, copy=COPY_MS, write=write, saves=saves)
+    draw_all_lanes({"Measured: in turns": rows, "Modelled: side by side": modelled})
+
+
+def mean_ms(rows: Sequence[Interval]) -> tuple[float, float, float]:
+    """Of data wait, compute and save stall, how long one takes on average."""
+    lengths: dict[str, list[float]] = {part: [] for part in figures.PARTS[:3]}
+    for _, start, end, part in rows:
+        lengths[part].append(end - start)
+    data, compute, write = (sum(found) / max(len(found), 1) for found in lengths.values())
+    return data, compute, write
 
 
 def between(trace: Sequence[Interval], start: float, end: float) -> list[Interval]:

@@ -54,10 +54,17 @@ class GlobalCommit:
 
     def __call__(self, folder: Path, temporary: Path, coordinator: Coordinator) -> None:
         """Commit when every rank has written its shards."""
-        entries = gather_entries(temporary, coordinator)
-        coordinator.begin_commit()
-        manifest = new_manifest(folder, self.step, entries)
-        commit(temporary, folder, manifest, self.keep_last)
+        commit_global(folder, temporary, coordinator, self.step, self.keep_last)
+
+
+def commit_global(
+    folder: Path, temporary: Path, coordinator: Coordinator, step: int, keep_last: int | None
+) -> None:
+    """Commit what all ranks wrote, or raise and commit nothing."""
+    entries = gather_entries(temporary, coordinator)
+    coordinator.begin_commit()
+    manifest = new_manifest(folder, step, entries)
+    commit(temporary, folder, manifest, keep_last)
 
 
 def gather_entries(temporary: Path, coordinator: Coordinator) -> dict[str, FileEntry]:
@@ -66,14 +73,20 @@ def gather_entries(temporary: Path, coordinator: Coordinator) -> dict[str, FileE
     messages = coordinator.gather("done")
     validate_equal(message["replicas"] for message in messages)
     for rank, message in enumerate(messages):
-        for name, (size, crc32) in message["files"].items():
-            entries[name] = FileEntry(size, tuple(crc32))
-            path = temporary / name
-            if not path.is_file() or path.stat().st_size != size:
-                raise RankError(
-                    f"rank {rank} wrote {name}, which rank 0 does not see: is {temporary.parent} "
-                    "on a file system that all of them share?"
-                )
+        entries.update(entries_seen(temporary, rank, message["files"]))
+    return entries
+
+
+def entries_seen(temporary: Path, rank: int, files: Mapping[str, Any]) -> dict[str, FileEntry]:
+    """Return what a rank wrote, if rank 0 sees it."""
+    entries = {name: FileEntry(size, tuple(crc32)) for name, (size, crc32) in files.items()}
+    for name, entry in entries.items():
+        path = temporary / name
+        if not path.is_file() or path.stat().st_size != entry.size:
+            raise RankError(
+                f"rank {rank} wrote {name}, which rank 0 does not see: is {temporary.parent} "
+                "on a file system that all of them share?"
+            )
     return entries
 
 

@@ -176,20 +176,26 @@ def dedup_save_plans(every: list[list[Shard]]) -> list[list[int]]:
     Raises:
         CheckpointError: The ranks' states don't make up whole tensors.
     """
+    validate_replicas(every)
+    return [
+        [k for k, shard in enumerate(shards) if (shard.name, shard.offsets) in mine]
+        for shards, mine in zip(every, planned(every), strict=True)
+    ]
+
+
+def planned(every: list[list[Shard]]) -> list[set[tuple[str, tuple[int, ...]]]]:
+    """Return name and offsets of what each rank writes, as torch's planner shares it out."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.planner import SavePlan
 
-    validate_replicas(every)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     try:
         plans = [SavePlan([shard.to_write_item() for shard in shards]) for shards in every]
         shared, _ = planner.create_global_plan(plans)
     except (ValueError, AssertionError) as error:
         raise CheckpointError(f"the ranks' shards don't make up whole tensors: {error}") from None
-    wanted = [{(item.index.fqn, item.index.offset) for item in plan.items} for plan in shared]
     return [
-        [k for k, shard in enumerate(shards) if (shard.name, shard.offsets) in mine]
-        for shards, mine in zip(every, wanted, strict=True)
+        {(item.index.fqn, tuple(item.index.offset or ())) for item in plan.items} for plan in shared
     ]
 
 

@@ -1,136 +1,256 @@
-"""The exercises of notebook 00: how long a lane is idle, and what a faster part is worth."""
+"""What lesson 00 lets the learner build, and the wrong answers that people give."""
 
-import numpy as np
+from functools import partial
 
-from tutorial.grading import Exercise
+from npydata.bench.trace import idle_share, record, seconds_by_part, side_by_side, speedup
+from npydata.system.page_cache import counter_in, moved_by
+from tutorial.building import Build
+from tutorial.promised.start import CARDS, PROMISES  # noqa: F401
 
-Trace = list[tuple[str, float, float]]
+PART = "start"
 
-
-def idle_share(trace: Trace, lane: str) -> float:
-    begin = min(start for _, start, _ in trace)
-    end = max(end for _, _, end in trace)
-    return 1 - _busy(_of(trace, lane)) / (end - begin)
-
-
-def _of(trace: Trace, lane: str) -> list[tuple[float, float]]:
-    return [(start, end) for name, start, end in trace if name == lane]
+BUSY_WITH = {"cpu": "data wait", "gpu": "compute", "disk": "save stall"}
 
 
-def _busy(intervals: list[tuple[float, float]]) -> float:
-    """Time covered by at least one interval; the starts ascend."""
-    busy, free_from = 0.0, -np.inf
-    for start, end in intervals:
-        busy += max(0.0, end - max(start, free_from))
-        free_from = max(free_from, end)
-    return busy
+def rows_of(*intervals):
+    """A trace from (lane, start, end)."""
+    return [(lane, start, end, BUSY_WITH[lane]) for lane, start, end in intervals]
 
 
-def _span(trace: Trace) -> float:
-    return max(end for _, _, end in trace) - min(start for _, start, _ in trace)
-
-
-def _twice(trace: Trace, lane: str) -> float:
-    return 1 - sum(end - start for start, end in _of(trace, lane)) / _span(trace)
-
-
-def _own_clock(trace: Trace, lane: str) -> float:
-    own = [row for row in trace if row[0] == lane]
-    return 1 - _busy(_of(own, lane)) / _span(own)
-
-
-def _from_zero(trace: Trace, lane: str) -> float:
-    return 1 - _busy(_of(trace, lane)) / max(end for _, _, end in trace)
-
-
-def _busy_share(trace: Trace, lane: str) -> float:
-    return 1 - idle_share(trace, lane)
-
-
-def _percent(trace: Trace, lane: str) -> float:
-    return 100 * idle_share(trace, lane)
-
-
-def _seconds(trace: Trace, lane: str) -> float:
-    return idle_share(trace, lane) * _span(trace)
-
-
-def _all_lanes(trace: Trace, lane: str) -> float:
-    return 1 - _busy(sorted((start, end) for _, start, end in trace)) / _span(trace)
-
-
-def _inner_end(trace: Trace, lane: str) -> float:
-    """Forgets that an earlier interval may end later than the one inside it."""
-    busy, free_from = 0.0, -np.inf
-    for start, end in _of(trace, lane):
-        busy += max(0.0, end - max(start, free_from))
-        free_from = end
-    return 1 - busy / _span(trace)
-
-
-def _traces(rng: np.random.Generator) -> list[tuple[Trace, str]]:
-    """Small ones by hand, each with one difficulty; then busy ones with all of them."""
-    cases: list[tuple[Trace, str]] = [
-        ([("gpu", 0, 4), ("cpu", 4, 8)], "gpu"),
-        ([("cpu", 0, 2), ("gpu", 2, 5), ("cpu", 5, 6), ("gpu", 6, 10)], "gpu"),
-        ([("cpu", 5, 7), ("gpu", 7, 10), ("disk", 10, 15)], "gpu"),
-        ([("gpu", 0, 4), ("gpu", 2, 6), ("cpu", 6, 8)], "gpu"),
-        ([("gpu", 0, 6), ("gpu", 1, 2), ("gpu", 3, 7), ("cpu", 7, 8)], "gpu"),
-    ]
-    return cases + [(_random_trace(rng), lane) for lane in ("cpu", "gpu", "disk") * 5]
-
-
-def _random_trace(rng: np.random.Generator) -> Trace:
+def random_rows(rng):
+    """A trace of whole seconds from 20 on, in which intervals of a lane may overlap."""
     rows = [
         (lane, int(start), int(start + length))
-        for lane in ("cpu", "gpu", "disk")
+        for lane in BUSY_WITH
         for start, length in rng.integers(1, 12, (4, 2)) * (4, 1) + (20, 0)
     ]
-    return sorted(rows, key=lambda row: row[1])
+    return rows_of(*sorted(rows, key=lambda row: row[1]))
 
 
-def speedup(parts: dict[str, float], name: str, factor: float) -> float:
-    total = sum(parts.values())
-    return total / (total - parts[name] + parts[name] / factor)
+# A row of a trace
 
 
-def _share(parts: dict[str, float], name: str) -> float:
-    return parts[name] / sum(parts.values())
+class Clock:
+    """A clock that says how often it was looked at, and when the work was done."""
+
+    def __init__(self, start):
+        self.now, self.log = start, []
+
+    def read(self):
+        self.log.append("look")
+        self.now += 1
+        return self.now
+
+    def work(self):
+        self.log.append("work")
+        self.now += 10
+        return "a batch"
 
 
-def _factor_itself(parts: dict[str, float], name: str, factor: float) -> float:
-    return factor
+def record_seen(answer, start, rows):
+    """What is returned and noted, and in which order it was done."""
+    clock, trace = Clock(start), list(rows)
+    result = answer(trace, clock.read, "cpu", "data wait", clock.work)
+    return {"returns": result, "the trace after it": trace, "order": ", ".join(clock.log)}
 
 
-def _gone(parts: dict[str, float], name: str, factor: float) -> float:
-    return 1 / (1 - _share(parts, name))
+def record_as(trace, clock, lane, part, work, row=lambda *one: one, back=True):
+    start = clock()
+    result = work()
+    trace.append(row(lane, start, clock(), part))
+    return result if back else None
 
 
-def _averaged(parts: dict[str, float], name: str, factor: float) -> float:
-    return 1 + _share(parts, name) * (factor - 1)
+def looks_first(trace, clock, lane, part, work):
+    trace.append((lane, clock(), clock(), part))
+    return work()
 
 
-def _upside_down(parts: dict[str, float], name: str, factor: float) -> float:
-    return 1 / speedup(parts, name, factor)
+def works_twice(trace, clock, lane, part, work):
+    record(trace, clock, lane, part, work)
+    return work()
 
 
-def _saved(parts: dict[str, float], name: str, factor: float) -> float:
-    return 1 - _upside_down(parts, name, factor)
+def works_first(trace, clock, lane, part, work):
+    result = work()
+    trace.append((lane, clock(), clock(), part))
+    return result
 
 
-def _alone(parts: dict[str, float], name: str, factor: float) -> float:
-    return factor / _share(parts, name)
+def hides_the_row(trace, clock, lane, part, work):
+    return record([*trace], clock, lane, part, work)
 
 
-def _new_time(parts: dict[str, float], name: str, factor: float) -> float:
-    return sum(parts.values()) / speedup(parts, name, factor)
+RECORD = Build(
+    name="record",
+    reference=record,
+    cases=[(0, ()), (100, ()), (100, (("gpu", 3, 9, "compute"),))],
+    observe=record_seen,
+    show=lambda case: (
+        f'record(trace, clock, "cpu", "data wait", work)  # the clock shows {case[0]}; '
+        f"{len(case[1])} rows so far"
+    ),
+    wrong={
+        "The loop needs what the work returns: its batch, or its loss.": partial(
+            record_as, back=False
+        ),
+        "You look at the clock twice before the work is done.": looks_first,
+        "You look at the clock only when the work is over.": works_first,
+        "The work is done twice.": works_twice,
+        "You note how long it took; a row says from when to when.": partial(
+            record_as, row=lambda lane, start, end, part: (lane, start, end - start, part)
+        ),
+        "A row is lane, start, end, part, in this order.": partial(
+            record_as, row=lambda lane, start, end, part: (lane, part, start, end)
+        ),
+        "The row goes into a list of your own; the caller's trace has nothing of it.": (
+            hides_the_row
+        ),
+    },
+)
 
 
-def _loops(rng: np.random.Generator) -> list[tuple[dict[str, float], str, float]]:
-    cases: list[tuple[dict[str, float], str, float]] = [
+# The parts of a run
+
+
+def part_cases(rng):
+    fixed = [
+        rows_of(("cpu", 0, 2), ("gpu", 2, 5)),
+        rows_of(("cpu", 0, 2), ("gpu", 2, 5), ("cpu", 5, 6), ("gpu", 6, 10)),
+        rows_of(("gpu", 1, 3), ("disk", 3, 9), ("gpu", 9, 11)),
+        [("disk", 4, 9, "save stall"), ("disk", 9, 11, "load")],
+        [],
+    ]
+    return [(rows,) for rows in [*fixed, *(random_rows(rng) for _ in range(5))]]
+
+
+def parts_as(trace, key=3, lasts=lambda start, end: end - start, keep=lambda old, new: old + new):
+    found = {}
+    for row in trace:
+        length = lasts(row[1], row[2])
+        found[row[key]] = keep(found[row[key]], length) if row[key] in found else length
+    return found
+
+
+def shares_of(trace):
+    found = seconds_by_part(trace)
+    return {part: seconds / sum(found.values()) for part, seconds in found.items()}
+
+
+def first_to_last(trace):
+    return {
+        part: max(r[2] for r in trace if r[3] == part) - min(r[1] for r in trace if r[3] == part)
+        for _, _, _, part in trace
+    }
+
+
+SECONDS_BY_PART = Build(
+    name="seconds_by_part",
+    reference=seconds_by_part,
+    cases=part_cases,
+    wrong={
+        "You keep the last interval of a part, and lose those before.": partial(
+            parts_as, keep=lambda old, new: new
+        ),
+        "You keep the first interval of a part, and lose those after.": partial(
+            parts_as, keep=lambda old, new: old
+        ),
+        "You file the seconds under the lane; asked is what it was busy with.": partial(
+            parts_as, key=0
+        ),
+        "You count the intervals; asked is how long they were.": partial(
+            parts_as, lasts=lambda start, end: 1
+        ),
+        "You add up the moments at which intervals end, not their lengths.": partial(
+            parts_as, lasts=lambda start, end: end
+        ),
+        "These are shares; asked are seconds.": shares_of,
+        "From a part's first start to its last end, other parts had their time as well.": (
+            first_to_last
+        ),
+    },
+)
+
+
+# A lane that does nothing
+
+
+def idle_cases(rng):
+    by_hand = [
+        rows_of(("gpu", 0, 4), ("cpu", 4, 8)),
+        rows_of(("cpu", 0, 2), ("gpu", 2, 5), ("cpu", 5, 6), ("gpu", 6, 10)),
+        rows_of(("cpu", 5, 7), ("gpu", 7, 10), ("disk", 10, 15)),
+        rows_of(("gpu", 0, 4), ("gpu", 2, 6), ("cpu", 6, 8)),
+        rows_of(("gpu", 0, 6), ("gpu", 1, 2), ("gpu", 3, 7), ("cpu", 7, 8)),
+    ]
+    drawn = [(random_rows(rng), lane) for lane in ("cpu", "gpu", "disk") * 5]
+    return [*((rows, "gpu") for rows in by_hand), *drawn]
+
+
+def of_lane(trace, lane):
+    return [(start, end) for name, start, end, _ in trace if name == lane]
+
+
+def busy(intervals, inner_ends=True):
+    """Time covered by at least one interval."""
+    total, covered = 0, float("-inf")
+    for start, end in intervals:
+        total += max(0, end - max(start, covered))
+        covered = max(covered, end) if inner_ends else end
+    return total
+
+
+def span(trace):
+    return max(end for _, _, end, _ in trace) - min(start for _, start, _, _ in trace)
+
+
+def own_clock(trace, lane):
+    own = [row for row in trace if row[0] == lane]
+    return 1 - busy(of_lane(own, lane)) / span(own)
+
+
+IDLE_SHARE = Build(
+    name="idle_share",
+    reference=idle_share,
+    cases=idle_cases,
+    wrong={
+        "Two intervals of the lane overlap here, and the time they share counted twice.": (
+            lambda trace, lane: 1 - sum(b - a for a, b in of_lane(trace, lane)) / span(trace)
+        ),
+        "An interval may lie inside a longer one; its end does not make the lane idle.": (
+            lambda trace, lane: 1 - busy(of_lane(trace, lane), inner_ends=False) / span(trace)
+        ),
+        "The trace is longer than this lane's part; you timed the lane by its own clock.": (
+            own_clock
+        ),
+        "You take it that the trace begins at time 0.": (
+            lambda trace, lane: 1 - busy(of_lane(trace, lane)) / max(row[2] for row in trace)
+        ),
+        "This is how much of the time the lane is busy.": (
+            lambda trace, lane: 1 - idle_share(trace, lane)
+        ),
+        "Another lane's work counted as work of this one.": (
+            lambda trace, lane: 1 - busy(sorted(row[1:3] for row in trace)) / span(trace)
+        ),
+        "A share lies between 0 and 1; this looks like a percentage.": (
+            lambda trace, lane: 100 * idle_share(trace, lane)
+        ),
+        "This is a duration; a share has no unit.": (
+            lambda trace, lane: idle_share(trace, lane) * span(trace)
+        ),
+    },
+)
+
+
+# What a faster part is worth
+
+
+def loops(rng):
+    cases = [
         ({"data": 4, "compute": 4}, "data", 2),
         ({"data": 6, "compute": 3, "save": 1}, "data", 3),
         ({"data": 1, "compute": 8, "save": 1}, "save", 10),
+        ({"data": 3, "compute": 5}, "data", 1),
     ]
     for factor in (2, 5, 20, 100):
         data, compute, save = (int(ms) for ms in rng.integers(1, 50, 3))
@@ -138,26 +258,198 @@ def _loops(rng: np.random.Generator) -> list[tuple[dict[str, float], str, float]
     return cases
 
 
-IDLE_BELIEFS = {
-    "Two intervals of the lane overlap here, and the time they share counted twice.": _twice,
-    "An interval may lie inside a longer one; its end does not make the lane idle.": _inner_end,
-    "The trace is longer than this lane's part; you timed the lane by its own clock.": _own_clock,
-    "This assumes that the trace begins at time 0.": _from_zero,
-    "This is how much of the time the lane is busy.": _busy_share,
-    "Another lane's work counted as work of this one.": _all_lanes,
-    "A share lies between 0 and 1; this looks like a percentage.": _percent,
-    "This is a duration; a share has no unit.": _seconds,
-}
-SPEEDUP_BELIEFS = {
-    "This is how much faster the part gets; the others take as long as before.": _factor_itself,
-    "This treats the part as gone; it got faster, and still takes some time.": _gone,
-    "Factors were averaged here, weighted by share; what adds up in a loop is time.": _averaged,
-    "This is new time over old time; a loop that got faster scores above 1.": _upside_down,
-    "This is the share of time saved; the question is how many times as fast.": _saved,
-    "The whole old loop is compared with the one faster part; the others are missing.": _alone,
-    "This is a duration, the new loop's; a speed-up has no unit.": _new_time,
-}
-EXERCISES = [
-    Exercise("idle_share", idle_share, _traces, IDLE_BELIEFS),
-    Exercise("speedup", speedup, _loops, SPEEDUP_BELIEFS),
+def share(parts, name):
+    return parts[name] / sum(parts.values())
+
+
+SPEEDUP = Build(
+    name="speedup",
+    reference=speedup,
+    cases=loops,
+    wrong={
+        "This is how much faster the part gets; the others take as long as before.": (
+            lambda parts, name, factor: factor
+        ),
+        "You take the part for gone; it got faster, and still takes some time.": (
+            lambda parts, name, factor: 1 / (1 - share(parts, name))
+        ),
+        "You averaged factors, weighted by share; what adds up in a loop is time.": (
+            lambda parts, name, factor: 1 + share(parts, name) * (factor - 1)
+        ),
+        "This is new time over old time; a loop that got faster scores above 1.": (
+            lambda parts, name, factor: 1 / speedup(parts, name, factor)
+        ),
+        "This is the share of time saved; the question is how many times as fast.": (
+            lambda parts, name, factor: 1 - 1 / speedup(parts, name, factor)
+        ),
+        "You compare the whole old loop with the one faster part; the others are missing.": (
+            lambda parts, name, factor: factor / share(parts, name)
+        ),
+        "This is a duration, the new loop's; a speed-up has no unit.": (
+            lambda parts, name, factor: sum(parts.values()) / speedup(parts, name, factor)
+        ),
+    },
+)
+
+
+# The next batch beside the step
+
+
+def rows_seen(answer, *case):
+    """The rows by lane, whatever their order."""
+    rows = answer(*case)
+    seen = {
+        f"of the {lane}": sorted(
+            (start, end, part) for name, start, end, part in rows if name == lane
+        )
+        for lane in ("cpu", "gpu")
+    }
+    return seen | {"rows": len(rows)}
+
+
+def modelled(data, compute, steps, begin=max, ahead=False, waits=True):
+    """The model with one of its waits changed."""
+    trace, cpu, gpu = [], 0, 0
+    for _ in range(steps):
+        made = cpu + data
+        trace.append(("cpu", cpu, made, "data wait"))
+        start = begin(made, gpu)
+        gpu = start + compute
+        trace.append(("gpu", start, gpu, "compute"))
+        cpu = made if ahead else start if waits else gpu
+    return trace
+
+
+SIDE_BY_SIDE = Build(
+    name="side_by_side",
+    reference=side_by_side,
+    cases=[(d, c, steps) for d in (1, 3, 4) for c in (2, 4, 7) for steps in (1, 2, 5)],
+    observe=rows_seen,
+    wrong={
+        "This is the loop in turns: each batch waits for the step before.": partial(
+            modelled, waits=False
+        ),
+        "A step begins when its batch is there, but the GPU may be busy with the one before.": (
+            partial(modelled, begin=lambda made, gpu: made)
+        ),
+        "A step begins when the GPU is free, but its batch may not be there.": partial(
+            modelled, begin=lambda made, gpu: gpu
+        ),
+        "The CPU runs further and further ahead; it has room for one batch only.": partial(
+            modelled, ahead=True
+        ),
+        "There is one row too few: so many steps have so many batches.": (
+            lambda data, compute, steps: side_by_side(data, compute, steps)[:-1]
+        ),
+        "You return when the loop ends; asked is its whole trace.": (
+            lambda data, compute, steps: side_by_side(data, compute, steps)[-1][2]
+        ),
+    },
+)
+
+
+# Counters
+
+SHORT = "rchar: 20\nread_bytes: 7\n"
+TEXTS = [
+    SHORT,
+    "cancelled_write_bytes: 5\nwrite_bytes: 30\nread_bytes: 8192\nrchar: 524418\n",
+    "rchar: 1948779\nwchar: 0\nsyscr: 2209\nsyscw: 17\nread_bytes: 4096\nwrite_bytes: 8192\n",
 ]
+
+
+def counter_cases(rng):
+    cases = [(text, line.split(":")[0]) for text in TEXTS for line in text.splitlines()]
+    return [*cases, (SHORT, "wchar")]
+
+
+def line_that(text, holds):
+    return int(next(line.split(": ")[1] for line in text.splitlines() if holds(line)))
+
+
+COUNTER_IN = Build(
+    name="counter_in",
+    reference=counter_in,
+    cases=counter_cases,
+    wrong={
+        "This is text; a counter is a number.": (
+            lambda text, name: dict(line.split(": ") for line in text.splitlines())[name]
+        ),
+        "A name that holds the one you look for is another counter.": (
+            lambda text, name: line_that(text, lambda line: name in line)
+        ),
+        "You take the same line whatever the name is.": (
+            lambda text, name: line_that(text, lambda line: True)
+        ),
+        "A counter that isn't there is not 0: nobody has counted.": (
+            lambda text, name: int(
+                dict(line.split(": ") for line in text.splitlines()).get(name, 0)
+            )
+        ),
+        "You return all counters; asked is one.": (
+            lambda text, name: {
+                line.split(": ")[0]: int(line.split(": ")[1]) for line in text.splitlines()
+            }
+        ),
+    },
+)
+
+
+class Meter:
+    """A counter that has been running, and work that moves it."""
+
+    def __init__(self, before, moves):
+        self.total, self.moves, self.done = before, moves, 0
+
+    def read(self):
+        return self.total
+
+    def work(self):
+        self.total += self.moves
+        self.done += 1
+        return 12_345
+
+
+def moved_seen(answer, before, moves):
+    meter = Meter(before, moves)
+    return {"moved by": answer(meter.read, meter.work), "times the work was done": meter.done}
+
+
+def without_before(counter, work):
+    work()
+    return counter()
+
+
+def before_it_is_done(counter, work):
+    return -(counter() - counter())
+
+
+def twice(counter, work):
+    work()
+    return moved_by(counter, work)
+
+
+def the_other_way(counter, work):
+    return -moved_by(counter, work)
+
+
+def hands_on(counter, work):
+    return work()
+
+
+MOVED_BY = Build(
+    name="moved_by",
+    reference=moved_by,
+    cases=[(0, 10), (1000, 10), (1000, 0), (7, 4224)],
+    observe=moved_seen,
+    show=lambda case: f"moved_by(counter, work)  # it stands at {case[0]}; the work adds {case[1]}",
+    wrong={
+        "The counter has been running since the process began.": without_before,
+        "You look twice, and the work is never done.": before_it_is_done,
+        "The work is done twice: once for nothing.": twice,
+        "You take after from before: a counter goes up.": the_other_way,
+        "This is what the work returns; asked is how far the counter moved.": hands_on,
+    },
+)
+
+BUILDS = [RECORD, SECONDS_BY_PART, IDLE_SHARE, SPEEDUP, SIDE_BY_SIDE, COUNTER_IN, MOVED_BY]

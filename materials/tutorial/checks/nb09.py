@@ -1,160 +1,564 @@
-"""Exercises of notebook 09: the samples of a rank, who writes what."""
+"""What lesson 09 lets the learner build, and the wrong answers that people give."""
 
-from tutorial.grading import Exercise
+from functools import partial
 
-# samples_of
+import numpy as np
 
+from npydata import CheckpointError, latest_checkpoint
+from npydata.checkpointer.commit import commit, new_manifest, temporary_beside
+from npydata.checkpointer.load import check, hold
+from npydata.checkpointer.manifest import FileEntry
+from npydata.distributed.coordinator import COMMITTING
+from npydata.distributed.replicas import validate_equal
+from npydata.distributed.save import commit_global, entries_seen, gather_entries
+from npydata.distributed.save_plan import Shard, dedup_save_plans, planned, validate_replicas
+from npydata.loader.sampler import BatchSampler
+from npydata.reader.sharded import chosen_of, overlap
+from npydata.reader.strides import expand_index, steps_of
+from tutorial.building import Build
+from tutorial.frames.ranks import MySampler
+from tutorial.promised.ranks import (
+    CARDS,  # noqa: F401
+    PROMISES,  # noqa: F401
+    saving,
+    two_ranks,
+    written,
+)
 
-def slice_of(order, rank, world_size, batch_size, step):
-    begin = (step * world_size + rank) * batch_size
-    return order[begin : begin + batch_size]
-
-
-def every_nth(order, rank, world_size, batch_size, step):
-    return order[rank::world_size][step * batch_size : (step + 1) * batch_size]
-
-
-def own_stretch(order, rank, world_size, batch_size, step):
-    begin = rank * (len(order) // world_size) + step * batch_size
-    return order[begin : begin + batch_size]
-
-
-def cut_batch(order, rank, world_size, batch_size, step):
-    whole = order[step * batch_size : (step + 1) * batch_size]
-    each = batch_size // world_size
-    return whole[rank * each : (rank + 1) * each]
-
-
-def sample_cases(rng):
-    fixed = [([5, 2, 7, 4, 0, 6, 1, 3], rank, 2, 2, step) for step in (0, 1) for rank in (0, 1)]
-    drawn = []
-    for world_size, batch_size, steps in [(1, 3, 4), (3, 2, 4), (4, 3, 2), (3, 4, 3)]:
-        order = rng.permutation(world_size * batch_size * steps).tolist()
-        drawn += [
-            (order, rank, world_size, batch_size, step)
-            for rank in range(world_size)
-            for step in range(steps)
-        ]
-    return fixed + drawn
+PART = "ranks"
 
 
-# who_writes
+# The positions of a rank, for many batches at a time
 
 
-def first_who_has_it(every):
-    known, shares = set(), []
-    for pieces in every:
-        mine = [piece for piece in pieces if piece not in known and piece[2]]
-        known.update(mine)
-        shares.append(mine)
-    return shares
+def positions_seen(answer, samples, batch_size, rank, world_size, start, batches):
+    """The positions as an array, and whether they have room."""
+    sampler = type("MySampler", (MySampler,), {"positions_of": answer})(
+        samples, batch_size, rank=rank, world_size=world_size, start=start
+    )
+    value = sampler.positions_of(range(*batches))
+    if not isinstance(value, np.ndarray):
+        return {"kind": f"a {type(value).__name__}, not an array"}
+    return {"positions": value.tolist(), "bits": value.dtype.itemsize * 8, "shape": value.shape}
 
 
-def once_a_name(every):
-    known, shares = set(), []
-    for pieces in every:
-        mine = [piece for piece in pieces if piece[0] not in known and piece[2]]
-        known.update(piece[0] for piece in mine)
-        shares.append(mine)
-    return shares
+def positions_text(case):
+    samples, batch_size, rank, world_size, start, (begin, end) = case
+    options = f"rank={rank}, world_size={world_size}" + f", start={start}" * (start > 0)
+    call = f"MySampler({samples}, {batch_size}, {options}).positions_of(range({begin}, {end}))"
+    return call + "  # no batch is asked for" * (begin == end)
 
 
-def first_even_if_empty(every):
-    known, shares = set(), []
-    for pieces in every:
-        mine = [piece for piece in pieces if piece not in known]
-        known.update(mine)
-        shares.append(mine)
-    return shares
+def positions_as(self, batches, world=None, rank=None, start=None, dtype=np.int64, tail=True):
+    """As it is right, but for what is given."""
+    world = self.world_size if world is None else world
+    rank = self.rank if rank is None else rank
+    start = self.start if start is None else start
+    full = np.arange(batches.start, min(batches.stop, self.full_batches))
+    begins = start + (full * world + rank) * self.batch_size
+    found = np.add.outer(begins, np.arange(self.batch_size)).ravel().astype(dtype)
+    if tail and batches.stop > self.full_batches:
+        last = self.positions(self.full_batches)
+        found = np.append(found, np.arange(last.start, last.stop)).astype(dtype)
+    return found
 
 
-def rank_0_for_all(every):
-    pieces = [piece for share in first_who_has_it(every) for piece in share]
-    return [pieces] + [[] for _ in every[1:]]
+def makes_the_last_full(self, batches):
+    numbers = np.arange(batches.start, batches.stop)
+    begins = self.start + (numbers * self.world_size + self.rank) * self.batch_size
+    return np.add.outer(begins, np.arange(self.batch_size)).ravel()
 
 
-def last_who_has_it(every):
-    return first_who_has_it(every[::-1])[::-1]
+def where_they_begin(self, batches):
+    numbers = np.arange(batches.start, batches.stop)
+    return self.start + (numbers * self.world_size + self.rank) * self.batch_size
 
 
-def seen_once(every):
-    pieces = [piece for share in every for piece in share]
-    return [[piece for piece in share if piece[2] and pieces.count(piece) == 1] for share in every]
+def a_row_each(self, batches):
+    found = positions_as(self, batches)
+    return found.reshape(-1, self.batch_size) if len(found) % self.batch_size == 0 else found
+
+
+POSITIONS_OF = Build(
+    name="positions_of",
+    reference=BatchSampler.positions_of,
+    owner="MySampler",
+    cases=[
+        (24, 3, 0, 2, 0, (0, 2)),
+        (24, 3, 1, 2, 0, (0, 2)),
+        (24, 3, 1, 2, 0, (2, 4)),
+        (24, 3, 1, 2, 6, (0, 2)),
+        (28, 3, 1, 2, 0, (3, 5)),
+        (28, 3, 0, 2, 4, (0, 4)),
+        (29, 3, 2, 3, 0, (2, 4)),
+        (27, 3, 1, 2, 0, (3, 5)),
+        (24, 3, 1, 2, 0, (2, 2)),
+        (10**12, 2, 4095, 4096, 0, (262_143, 262_145)),
+    ],
+    observe=positions_seen,
+    show=positions_text,
+    wrong={
+        "All ranks get the same samples.": lambda self, batches: positions_as(
+            self, batches, world=1, rank=0
+        ),
+        "Of each step you take the slice of rank 0.": lambda self, batches: positions_as(
+            self, batches, rank=0
+        ),
+        "You begin at 0, wherever the epoch was left.": lambda self, batches: positions_as(
+            self, batches, start=0
+        ),
+        "In the next step you begin where this rank stopped, in the middle of what others had.": (
+            lambda self, batches: positions_as(self, batches, world=1)
+        ),
+        "The last batch may be short, and you make it full.": makes_the_last_full,
+        "The short batch at the end belongs to the epoch as well.": lambda self, batches: (
+            positions_as(self, batches, tail=False)
+        ),
+        "In 32 bits a position beyond 2^31 becomes negative.": lambda self, batches: positions_as(
+            self, batches, dtype=np.int32
+        ),
+        "You say where each batch begins; asked are all its positions.": where_they_begin,
+        "The positions come in one row, batch after batch.": a_row_each,
+    },
+)
+
+
+# Who writes what
+
+
+def shard_of(name, begin, rows, of, dtype="torch.float32"):
+    return Shard(name, (begin,), (rows,), (of,), dtype, "SHARD" if rows < of else "TENSOR")
+
+
+COPIES = [shard_of(name, 0, 8, 8) for name in ("mean", "variance", "scale")]
+STATES = {
+    "a copy on each of two ranks": [[COPIES[0]], [COPIES[0]]],
+    "half of a tensor on each": [[shard_of("up", 0, 5, 10)], [shard_of("up", 5, 5, 10)]],
+    "three copies and half of a tensor on each": [
+        [*COPIES, shard_of("up", 0, 5, 10)],
+        [*COPIES, shard_of("up", 5, 5, 10)],
+    ],
+    "copies that come in another order on rank 1": [COPIES, COPIES[::-1]],
+    "two halves of two tensors on three ranks": [
+        [shard_of("up", 0, 5, 10)],
+        [shard_of("up", 5, 5, 10), shard_of("down", 0, 2, 4)],
+        [shard_of("down", 2, 2, 4), COPIES[0]],
+    ],
+    "a copy of 8 on rank 0, of 9 on rank 1": [[COPIES[0]], [shard_of("mean", 0, 9, 9)]],
+    "a copy in float32 on rank 0, in float64 on rank 1": [
+        [COPIES[0]],
+        [shard_of("mean", 0, 8, 8, "torch.float64")],
+    ],
+}
 
 
 def state_cases(rng):
-    mean, step = ("mean", 0, 8), ("step", 0, 1)
-    fixed = [
-        [[("up", 0, 5)], [("up", 5, 5)]],
-        [[mean], [mean]],
-        [[("down", 0, 1)], [("down", 1, 0)]],
-        [[("up", 0, 4), mean], [("up", 4, 4), mean], [("up", 8, 2), mean]],
-    ]
-    drawn = []
-    for ranks in (2, 3, 4):
-        rows = {name: int(rng.integers(1, 11)) for name in ("up", "down")}
-        every = []
-        for rank in range(ranks):
-            pieces = [("step", 0, 1)]
-            for name, count in rows.items():
-                each = -(-count // ranks)
-                begin = min(rank * each, count)
-                pieces.append((name, begin, min(each, count - begin)))
-            every.append([*pieces, mean])
-        drawn.append(every)
-    expert = [[step, ("expert 0", 0, 3)], [step, ("expert 1", 0, 3)]]
-    return [(every,) for every in [*fixed, expert, *drawn]]
+    """In the parent: a child has no seconds to import torch's planner."""
+    import torch.distributed.checkpoint.default_planner  # noqa: F401
+
+    return [(name,) for name in STATES]
 
 
-EXERCISES = [
-    Exercise(
-        "samples_of",
-        slice_of,
-        sample_cases,
-        {
-            "You give every rank the same batch: the ranks learn the same thing twice.": (
-                lambda order, rank, world_size, batch_size, step: slice_of(
-                    order, 0, 1, batch_size, step
-                )
-            ),
-            "The next step begins where rank 0 stopped, in the middle of what others have.": (
-                lambda order, rank, world_size, batch_size, step: order[
-                    (step + rank) * batch_size : (step + rank + 1) * batch_size
-                ]
-            ),
-            "You deal the samples out one by one: what is left depends on the world size.": (
-                every_nth
-            ),
-            "You give each rank a stretch of the epoch: what is left is in several places.": (
-                own_stretch
-            ),
-            "You cut a single batch into pieces; each rank gets a whole one.": cut_batch,
-        },
-        show=lambda args: (
-            ", ".join(map(repr, args))
-            if len(args[0]) < 13
-            else "..., "
-            + ", ".join(
-                f"{name}={value}"
-                for name, value in zip(
-                    ("rank", "world_size", "batch_size", "step"), args[1:], strict=True
-                )
-            )
+def plan_seen(answer, name):
+    """The names and rows that each rank writes, or that it was refused."""
+    every = STATES[name]
+    try:
+        plan = answer(every)
+    except CheckpointError:
+        return {"refused": True}
+    seen = {"refused": False, "lists": len(plan)}
+    for rank, chosen in enumerate(plan):
+        seen[f"rank {rank} writes"] = sorted(chosen)
+    return seen
+
+
+def plan_as(every, names_only=False, check=True, what=lambda k, shard: k):
+    if check:
+        validate_replicas(every)
+    found = []
+    for shards, mine in zip(every, planned(every), strict=True):
+        keys = {name for name, _ in mine} if names_only else mine
+        found.append(
+            [
+                what(k, shard)
+                for k, shard in enumerate(shards)
+                if (shard.name if names_only else (shard.name, shard.offsets)) in keys
+            ]
+        )
+    return found
+
+
+def everybody_writes_all(every):
+    validate_replicas(every)
+    return [list(range(len(shards))) for shards in every]
+
+
+def places_in_the_plan(every):
+    validate_replicas(every)
+    return [list(range(len(mine))) for mine in planned(every)]
+
+
+def lowest_again(every):
+    validate_replicas(every)
+    seen, found = set(), []
+    for shards in every:
+        own = [k for k, one in enumerate(shards) if (one.name, one.offsets) not in seen]
+        seen |= {(shards[k].name, shards[k].offsets) for k in own}
+        found.append(own)
+    return found
+
+
+DEDUP_SAVE_PLANS = Build(
+    name="dedup_save_plans",
+    reference=dedup_save_plans,
+    cases=state_cases,
+    observe=plan_seen,
+    show=lambda case: f"dedup_save_plans(every)  # {case[0]}",
+    wrong={
+        "Copies that differ go through: one of them is written, and nobody hears of it.": partial(
+            plan_as, check=False
         ),
-    ),
-    Exercise(
-        "who_writes",
-        first_who_has_it,
-        state_cases,
-        {
-            "A piece that all ranks have is written by all of them.": (
-                lambda every: [[piece for piece in share if piece[2]] for share in every]
+        "All ranks write all they have; the planner's answer isn't used.": everybody_writes_all,
+        "The lowest rank writes all copies again; the planner shared them out.": lowest_again,
+        "These are names; asked are the numbers of shards in the rank's own list.": partial(
+            plan_as, what=lambda k, shard: shard.name
+        ),
+        "The planner has an order of its own; the numbers count in the rank's list.": (
+            places_in_the_plan
+        ),
+    },
+)
+
+
+# Slices across files
+
+
+def chosen_seen(answer, shape, index):
+    return {"chosen": [tuple(one) for one in answer(shape, index)]}
+
+
+def without_expanding(shape, index):
+    given = index if isinstance(index, tuple) else (index,)
+    return [steps_of(one, size) for one, size in zip(given, shape, strict=False)]
+
+
+def chosen_as(shape, index, what=lambda one, size: steps_of(one, size)):
+    every = zip(expand_index(index, len(shape)), shape, strict=True)
+    return [what(one, size) for one, size in every]
+
+
+def ends(one, size):
+    begin, count, step = steps_of(one, size)
+    return begin, begin + (count - 1) * step + 1, step
+
+
+def begin_by_end(one, size):
+    return one.indices(size) if isinstance(one, slice) else (one % size, one % size + 1, 1)
+
+
+CHOSEN_OF = Build(
+    name="chosen_of",
+    reference=chosen_of,
+    cases=[
+        ((10,), slice(4, 8)),
+        ((10,), slice(None, None, 3)),
+        ((10,), 9),
+        ((10, 8), slice(4, 8)),
+        ((10, 8), (slice(3, 7), slice(None, None, 2))),
+        ((6, 5), (-1, slice(1, 9))),
+        ((6, 5, 7), (..., slice(0, 2))),
+        ((6, 5, 7), (2, ...)),
+    ],
+    observe=chosen_seen,
+    wrong={
+        "A dimension that the index leaves out is chosen whole.": without_expanding,
+        "The second number is how many, not where it ends.": partial(chosen_as, what=ends),
+        "You return begin, end and step, as Python has them; asked is how many.": partial(
+            chosen_as, what=begin_by_end
+        ),
+        "You choose from the first dimension in all dimensions.": lambda shape, index: [
+            steps_of(one, shape[0]) for one in expand_index(index, len(shape))
+        ],
+        "You take each dimension whole, whatever the index says.": partial(
+            chosen_as, what=lambda one, size: (0, size, 1)
+        ),
+    },
+)
+
+
+def overlap_seen(answer, chosen, bounds):
+    """Which of the chosen come from the chunk, and where they lie in it."""
+    both = answer(list(chosen), bounds)
+    if both is None:
+        return {"overlap": "none"}
+    there, here = both
+    counts = [count for _, count, _ in chosen]
+    return {
+        "overlap": "some",
+        "numbers among the chosen": listed(there, counts),
+        "places in the chunk": listed(here, bounds[1]),
+    }
+
+
+def listed(slices, sizes):
+    return [list(range(*one.indices(size))) for one, size in zip(slices, sizes, strict=True)]
+
+
+def overlap_as(chosen, bounds, first=None, end=None, there=None, here=None, empty=None):
+    """As it is right, but for what is given."""
+    first = first or (lambda begin, step, offset: -(-(offset - begin) // step))
+    end = end or (lambda begin, step, edge: -(-(edge - begin) // step))
+    goes, lies = [], []
+    for (begin, count, step), offset, size in zip(chosen, *bounds, strict=True):
+        a = max(0, first(begin, step, offset))
+        b = min(count, end(begin, step, offset + size))
+        if a >= b and not empty:
+            return None
+        start = begin + a * step - offset
+        own = slice(start, start + (b - a - 1) * step + 1, step)
+        goes.append(there(begin, a, b, step) if there else slice(a, b))
+        lies.append(here(own, offset) if here else own)
+    return tuple(goes), tuple(lies)
+
+
+def in_the_whole(own, offset):
+    return slice(own.start + offset, own.stop + offset, own.step)
+
+
+OVERLAP = Build(
+    name="overlap",
+    reference=overlap,
+    cases=[
+        ([(0, 4, 1)], ((0,), (5,))),
+        ([(4, 4, 1)], ((0,), (5,))),
+        ([(4, 4, 1)], ((5,), (5,))),
+        ([(8, 2, 1)], ((0,), (5,))),
+        ([(0, 5, 1)], ((5,), (5,))),
+        ([(0, 5, 2)], ((5,), (5,))),
+        ([(1, 5, 2)], ((5,), (5,))),
+        ([(0, 4, 3)], ((5,), (5,))),
+        ([(0, 4, 3)], ((4,), (2,))),
+        ([(0, 0, 1)], ((0,), (5,))),
+        ([(0, 10, 1)], ((3,), (4,))),
+        ([(4, 4, 1), (0, 4, 2)], ((0, 0), (5, 8))),
+        ([(3, 4, 1), (1, 3, 2)], ((5, 4), (5, 4))),
+        ([(3, 4, 1), (0, 2, 1)], ((5, 4), (5, 4))),
+    ],
+    observe=overlap_seen,
+    show=lambda case: f"overlap({case[0]}, {case[1]})",
+    wrong={
+        "The first that lies in the chunk: rounded down, it lies before it.": partial(
+            overlap_as, first=lambda begin, step, offset: (offset - begin) // step
+        ),
+        "The last that lies in the chunk: rounded down, one is missing.": partial(
+            overlap_as, end=lambda begin, step, edge: (edge - begin) // step
+        ),
+        "You forget where the chunk ends.": partial(
+            overlap_as, end=lambda begin, step, edge: 10**9
+        ),
+        "You forget the step: every row from the first to the last is taken.": lambda c, b: overlap(
+            [(begin, (count - 1) * step + 1, 1) for begin, count, step in c], b
+        ),
+        "The first half counts among the chosen, not among the rows.": partial(
+            overlap_as,
+            there=lambda begin, a, b, step: slice(begin + a * step, begin + b * step, step),
+        ),
+        "The second half counts in the chunk, not in the whole tensor.": partial(
+            overlap_as, here=in_the_whole
+        ),
+        "Where nothing of it is in the chunk, return None: nobody should open the file.": partial(
+            overlap_as, empty=True
+        ),
+        "One dimension without anything in common is enough: then the chunk has nothing.": (
+            lambda c, b: overlap(c[:1], (b[0][:1], b[1][:1])) and overlap_as(c, b, empty=True)
+        ),
+    },
+)
+
+
+# The commit
+
+
+SITUATIONS = {
+    "both ranks have written": {},
+    "rank 1 says nothing": {"silent": True},
+    "rank 1's file is not there": {"left": None},
+    "rank 1's file is shorter": {"left": b"half"},
+    "the ranks have different copies": {"copies": (1, 2)},
+    "rank 1 met an error": {"error": "rank 1: no space left"},
+    "rank 1 gave up waiting": {"gave_up": True},
+    "both have written; an older checkpoint is there": {"older": True},
+    "both have written; of older checkpoints none is kept": {"older": True, "keep_last": 1},
+}
+
+
+def prepare(temporary, zero, one, *, silent=False, left=b"", copies=(1, 1), error="", gave_up=False,
+            **_):  # fmt: skip
+    """What the ranks have done when rank 0 begins to look."""
+    for rank, crc32 in zip((zero, one), copies, strict=True):
+        message = written(temporary, rank.group.rank, [["model", "mean", [0], crc32]])
+        if rank is one and error:
+            message = {"error": error}
+        if rank is zero or not silent:
+            rank.send("done", message)
+    path = temporary / "model/rank_1.safetensors"
+    if left is None:
+        path.unlink()
+    elif left:
+        path.write_bytes(left)
+    if gave_up:
+        one.withdraw()
+
+
+def entries_of(answer, name):
+    """The files of all ranks, or the error."""
+    with saving(0.05) as (_, temporary, zero, one):
+        prepare(temporary, zero, one, **SITUATIONS[name])
+        try:
+            found = answer(temporary, zero)
+        except CheckpointError as error:
+            return {"raised": "CheckpointError", "names rank 1": "rank 1" in str(error)}
+        return {
+            "raised": "nothing",
+            "files": sorted(found),
+            "each is an entry of a manifest": all(
+                isinstance(one, FileEntry) for one in found.values()
             ),
-            "You look at the name alone, and lose the rows that other ranks have.": once_a_name,
-            "You also write pieces of no rows.": first_even_if_empty,
-            "Rank 0 writes what it has not got: the others would have to send it.": rank_0_for_all,
-            "The highest rank writes; it should be the lowest.": last_who_has_it,
-            "What several ranks have is written by nobody.": seen_once,
-        },
-    ),
+        }
+
+
+def entries_as(temporary, coordinator, check=True, ranks=slice(None), look=True, keep=True):
+    entries = {}
+    messages = coordinator.gather("done")
+    if check:
+        validate_equal(message["replicas"] for message in messages)
+    for rank, message in list(enumerate(messages))[ranks]:
+        found = {n: FileEntry(size, tuple(c)) for n, (size, c) in message["files"].items()}
+        if look:
+            found = entries_seen(temporary, rank, message["files"])
+        entries = entries | found if keep else found
+    return entries
+
+
+def what_lies_there(temporary, coordinator):
+    coordinator.gather("done")
+    files = [path for path in temporary.rglob("*") if path.is_file()]
+    return {str(p.relative_to(temporary)): FileEntry(p.stat().st_size, ()) for p in files}
+
+
+GATHER_ENTRIES = Build(
+    name="gather_entries",
+    reference=gather_entries,
+    cases=[(name,) for name in list(SITUATIONS)[:6]],
+    observe=entries_of,
+    show=lambda case: f"gather_entries(temporary, coordinator)  # {case[0]}",
+    wrong={
+        "Copies that differ go through: the checkpoint would have one of them, by chance.": partial(
+            entries_as, check=False
+        ),
+        "You gather from all, and keep what rank 0 wrote.": partial(entries_as, ranks=slice(1)),
+        "Each rank's entries take the place of those before.": partial(entries_as, keep=False),
+        "You believe the messages, and never look whether the files are here.": partial(
+            entries_as, look=False
+        ),
+        "You list what lies in the folder; what should lie there, only the ranks know.": (
+            what_lies_there
+        ),
+    },
+)
+
+
+def committed_seen(answer, name):
+    """What is there after it, and when a rank could still give up."""
+    given = SITUATIONS[name]
+    with saving(0.05) as (folder, temporary, zero, one):
+        if given.get("older"):
+            with temporary_beside(folder.with_name("step-0")) as before:
+                first, second = two_ranks()
+                prepare(before, first, second)
+                commit_global(folder.with_name("step-0"), before, first, 0, None)
+        prepare(temporary, zero, one, **given)
+        still_free = []
+        gather = type(zero).gather
+
+        class Watched(type(zero)):
+            def gather(self, topic):
+                still_free.append(self.count_withdrawn(0) < COMMITTING)
+                return gather(self, topic)
+
+        zero = Watched(zero.group, zero.key)
+        raised = "nothing"
+        try:
+            answer(folder, temporary, zero, 7, given.get("keep_last"))
+        except CheckpointError:
+            raised = "CheckpointError"
+        newest = latest_checkpoint(folder.parent)
+        manifest = newest and check(hold(newest), content=True)
+        return {
+            "raised": raised,
+            "checkpoints": sorted(path.name for path in folder.parent.glob("step-?")),
+            "newest": newest and newest.name,
+            "its step": manifest and manifest.step,
+            "its files": manifest and sorted(manifest.files),
+            "while it waits, a rank may still give up": all(still_free),
+            "the ranks were asked": len(still_free) > 0,
+        }
+
+
+def commit_as(folder, temporary, coordinator, step, keep_last, first=False, begin=True, late=False):
+    if first:
+        coordinator.begin_commit()
+    entries = gather_entries(temporary, coordinator)
+    if begin and not first and not late:
+        coordinator.begin_commit()
+    commit(temporary, folder, new_manifest(folder, step, entries), keep_last)
+    if late:
+        coordinator.begin_commit()
+
+
+def without_asking(folder, temporary, coordinator, step, keep_last):
+    coordinator.begin_commit()
+    files = [path for path in temporary.rglob("*") if path.is_file()]
+    names = {str(p.relative_to(temporary)): FileEntry(p.stat().st_size, ()) for p in files}
+    commit(temporary, folder, new_manifest(folder, step, names), keep_last)
+
+
+def keeps_all(folder, temporary, coordinator, step, keep_last):
+    commit_as(folder, temporary, coordinator, step, None)
+
+
+def gathers_only(folder, temporary, coordinator, step, keep_last):
+    gather_entries(temporary, coordinator)
+    coordinator.begin_commit()
+
+
+COMMIT_GLOBAL = Build(
+    name="commit_global",
+    reference=commit_global,
+    cases=[(name,) for name in SITUATIONS],
+    observe=committed_seen,
+    show=lambda case: f"commit_global(folder, temporary, coordinator, 7, None)  # {case[0]}",
+    wrong={
+        "A rank that gave up has said that nothing is saved; you commit all the same.": partial(
+            commit_as, begin=False
+        ),
+        "You ask whether somebody gave up when the checkpoint is in its place already.": partial(
+            commit_as, late=True
+        ),
+        "From `begin_commit` on nobody can give up; you wait for the ranks only after it.": (
+            partial(commit_as, first=True)
+        ),
+        "You commit what lies there, and ask no rank whether it is all.": without_asking,
+        "You let the old checkpoints be, whatever `keep_last` says.": keeps_all,
+        "All is gathered, and nothing is committed.": gathers_only,
+    },
+)
+
+BUILDS = [
+    POSITIONS_OF,
+    DEDUP_SAVE_PLANS,
+    CHOSEN_OF,
+    OVERLAP,
+    GATHER_ENTRIES,
+    COMMIT_GLOBAL,
 ]
