@@ -27,7 +27,13 @@ from terminal import Progress, ProgressLine, positive, usable_device
 from torch.nn.functional import cross_entropy
 
 import npydata
-from npydata import AsyncCheckpointer, AsyncDataLoader, NpyTokensDataset, TrainingState
+from npydata import (
+    AsyncCheckpointer,
+    AsyncDataLoader,
+    NpyTokensDataset,
+    TrainingState,
+    capture_rng,
+)
 
 
 def train(
@@ -99,7 +105,7 @@ def training_state(
     step: int, loader: AsyncDataLoader, settings: dict[str, Any], **shown: Any
 ) -> TrainingState:
     """Return what decides the next step beside weights and optimizer; ``shown`` is for people."""
-    rng, place = npydata.capture_rng(), loader.state_dict()
+    rng, place = capture_rng(), loader.state_dict()
     return TrainingState(step=step, rng=rng, loader=place, extra=settings, **shown)
 
 

@@ -38,6 +38,8 @@ TOOLS = {
     "counters",
     "crashes",
     "toy_disk",
+    "resuming",
+    "own_training",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")
