@@ -54,7 +54,7 @@ def train(
     settings = {"vocab_size": vocab_size, "context": context, "batch_size": batch_size,
                 "seed": seed, "dropout": dropout, "learning_rate": learning_rate}  # fmt: skip
 
-    first, saved = resume(out, model, optimizer, loader, settings)
+    first, saved = resume_from(out, model, optimizer, loader, settings)
     if first >= steps:
         print(f"{out / saved}: {first:,} steps are done already", file=sys.stderr)
     begun = time.monotonic()
@@ -109,8 +109,8 @@ def training_state(
     return TrainingState(step=step, rng=rng, loader=place, extra=settings, **shown)
 
 
-def resume(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
-           settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
+def resume_from(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
+                settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
     """Continue from the newest checkpoint, if there is one; return its step and its name."""
     newest = npydata.latest_checkpoint(out)
     if newest is None:

@@ -367,8 +367,8 @@ def counts_only(out, model, optimizer, loader, settings):
 
 
 RESUME = Build(
-    name="resume",
-    reference=train.resume,
+    name="resume_from",
+    reference=train.resume_from,
     cases=[
         ((), {"batch_size": 4}),
         ((3,), {"batch_size": 4}),
@@ -377,7 +377,7 @@ RESUME = Build(
     ],
     observe=gone_on,
     show=lambda case: (
-        f"resume(out, model, optimizer, loader, {case[1]})  "
+        f"resume_from(out, model, optimizer, loader, {case[1]})  "
         f"# out holds {', '.join(f'step {step}' for step in case[0]) or 'nothing'}"
     ),
     wrong={

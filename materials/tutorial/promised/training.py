@@ -18,6 +18,28 @@ SETTINGS = {"batch_size": 4}
 SAMPLES = 24  # six batches: a run of ten steps needs two epochs
 
 
+class Momentum:
+    """An optimizer in miniature: a running average of the gradients of each weight."""
+
+    def __init__(self, model):
+        self.weights = dict(model.named_parameters())
+        self.moments = {name: torch.zeros_like(one) for name, one in self.weights.items()}
+
+    @torch.no_grad()
+    def step(self, gradient):
+        """Move all weights, each a little further than the one before."""
+        for number, (name, moment) in enumerate(self.moments.items(), start=1):
+            moment.mul_(0.9).add_(number * gradient)
+            self.weights[name].sub_(0.01 * moment)
+
+    def state_dict(self):
+        return self.moments
+
+    def load_state_dict(self, state):
+        for name, moment in self.moments.items():
+            moment.copy_(state[name])
+
+
 class ToyRun:
     """A run in miniature: weights, their momentum, noise of every kind, and a real loader."""
 
@@ -25,7 +47,7 @@ class ToyRun:
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(0)
         self.model = torch.nn.Linear(2, 1)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.optimizer = Momentum(self.model)
         self.loader = AsyncDataLoader(
             list(range(SAMPLES)), batch_size=SETTINGS["batch_size"], prefetch_factor=0, seed=0
         )
@@ -37,16 +59,14 @@ class ToyRun:
         """Learn something that depends on weights, batch and noise; return it as the loss."""
         noise = random.random() + np.random.randn() + torch.rand(()).item()
         loss = float(sum(one.detach().sum() for one in self.model.parameters())) + noise
-        for number, one in enumerate(self.model.parameters()):
-            one.grad = torch.full_like(one, loss + number + float(sum(batch)))
-        self.optimizer.step()
+        self.optimizer.step(loss + float(sum(batch)) / SAMPLES)
         return loss
 
 
 def run_until(mine, root, step):
     """Start a run, or go on with the one in `root`; save at the end, and return its losses."""
     run = ToyRun()
-    first, _ = mine.resume(root, run.model, run.optimizer, run.loader, SETTINGS)
+    first, _ = mine.resume_from(root, run.model, run.optimizer, run.loader, SETTINGS)
     losses = [run.step(batch) for batch in islice(mine.epochs(run.loader), step - first)]
     state = mine.training_state(step, run.loader, SETTINGS)
     save_checkpoint(root / f"step-{step}", *run.states(), state)
@@ -102,7 +122,7 @@ def other_settings_are_refused(mine):
         run = ToyRun()
         before = [one.clone() for one in run.model.parameters()]
         try:
-            mine.resume(root, run.model, run.optimizer, run.loader, {"batch_size": 8})
+            mine.resume_from(root, run.model, run.optimizer, run.loader, {"batch_size": 8})
         except CheckpointError:
             same = all(map(torch.equal, before, run.model.parameters()))
             expect(same, True, "the weights are as they were")
@@ -118,7 +138,7 @@ def the_newest_goes_on(mine):
             state = mine.training_state(step, run.loader, SETTINGS)
             save_checkpoint(root / f"step-{step}", *run.states(), state)
         run = ToyRun()
-        found = mine.resume(root, run.model, run.optimizer, run.loader, SETTINGS)
+        found = mine.resume_from(root, run.model, run.optimizer, run.loader, SETTINGS)
         expect(found, (4, "step-4"), "steps 9 and 4 were saved, in this order; it goes on with")
 
 
@@ -128,7 +148,7 @@ def what_lacks_parts_is_continued(mine):
         old, run = ToyRun(), ToyRun()
         old.step([1, 2])
         save_checkpoint(root / "old", old.model.state_dict(), None, TrainingState(step=7))
-        expect(mine.resume(root, run.model, run.optimizer, run.loader, SETTINGS)[0], 7, "step")
+        expect(mine.resume_from(root, run.model, run.optimizer, run.loader, SETTINGS)[0], 7, "step")
         same = all(map(torch.equal, old.model.parameters(), run.model.parameters()))
         expect(same, True, "its weights are taken")
 
