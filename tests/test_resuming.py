@@ -55,4 +55,4 @@ def test_the_lowest_point_is_marked_where_the_learner_s_interval_is():
 
 def test_the_naive_script_begins_again_with_other_bits(capsys):
     assert resuming.naive_killed(after=6) == "step 1"
-    assert "same loss again: False" in capsys.readouterr().out
+    assert "same weights again: False" in capsys.readouterr().out

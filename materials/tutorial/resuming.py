@@ -3,8 +3,9 @@
 next_step(train, "weights")           # what a run does that was stopped, and forgot all but these
 naive_killed(after=12)                # the script of lesson 00, killed and started again
 run = OwnRun()                        # examples/train.py on the learner's package, as processes
-run.kill_in_step(45), run.kill_in_save(3), run.end_at(90), run.finish()
+run.kill_in_step(45), run.kill_in_save(2), run.end_at(90), run.finish()
 draw_lives(whole, rows)               # both runs above each other, and their difference below
+draw_scoreboard(mine, train)          # lesson 00's bars, the second on the learner's package
 turn_interval(best_interval)          # what saves cost, and what a crash costs, by the interval
 """
 
@@ -115,27 +116,30 @@ def checksum(*arrays: np.ndarray) -> int:
 def naive_killed(after: int) -> str:
     """Kill the script of lesson 00 once it has saved step `after`, and start it again.
 
-    Returns where it begins then; whether its first loss has the same bits again is printed.
+    Returns where it begins then; whether step 6 gives the same weights again is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        first = _printed_until(folder, f"step {after}:")
-        again = _printed_until(folder, "step ")
-    print("step 6 has the same loss again:", again[0] == first[0])
-    return "step 1" if again[0].startswith("step 6:") else f"step {after + 1}"
+        _run_until(folder, f"step {after}:")
+        first = _weights_of_step_6(folder)
+        begun = _run_until(folder, "step ")
+        print("after step 6 it has the same weights again:", _weights_of_step_6(folder) == first)
+    return "step 1" if begun.startswith("step 6:") else f"step {after + 1}"
 
 
-def _printed_until(folder: str, begin: str) -> list[str]:
-    """What the naive script prints until a line begins so; then it is killed."""
-    script = [sys.executable, "-u", naive_train.__file__, str(scoreboard.tokens_path()), folder]
-    lines: list[str] = []
+def _run_until(folder: str, begin: str) -> str:
+    """Run the naive script until it prints a line that begins so; then kill it."""
+    tokens = str(scoreboard.tokens_path())
+    script = [sys.executable, "-u", naive_train.__file__, tokens, folder]
     with subprocess.Popen(script, env=_one_thread(), stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            lines.append(line)
-            if line.startswith(begin):
-                child.kill()
-                break
-    return lines
+        line = next((line for line in child.stdout if line.startswith(begin)), "")
+        child.kill()
+    return line
+
+
+def _weights_of_step_6(folder: str) -> int:
+    saved = torch.load(Path(folder) / "step_06.pt", weights_only=True)
+    return checksum(*(value.numpy() for value in saved["model"].values()))
 
 
 def _one_thread() -> dict[str, str]:
@@ -221,8 +225,8 @@ class OwnRun:
         }
 
 
-def own_parts(mine: ModuleType, script: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The parts of the scoreboard's loop, on the learner's package."""
+def draw_scoreboard(mine: ModuleType, script: ModuleType) -> None:
+    """The bar of lesson 00, and the same loop with the learner's package."""
     own_training.compose(mine, script)  # npydata now uses it
     checkpointer = npydata.AsyncCheckpointer()
 
@@ -238,7 +242,8 @@ def own_parts(mine: ModuleType, script: ModuleType) -> dict[str, Callable[..., A
         with npydata.open_checkpoint(path / "model.safetensors") as checkpoint:
             return checkpoint[name].clone()
 
-    return {"make_batches": make_batches, "save": save, "load": load}
+    bars = scoreboard.compare(make_batches=make_batches, save=save, load=load)
+    scoreboard.draw(*bars, replaced=["data wait", "save stall", "load"])
 
 
 def _ended(child: subprocess.Popen[str]) -> None:
@@ -284,13 +289,12 @@ def draw_lives(whole: Mapping[int, float], rows: Losses) -> None:
         if number < len(runs) - 1:
             for panel in (ax, below):
                 panel.axvline(steps[-1], color=PALETTE["failed"], lw=1.2, ls=":")
-            ax.text(steps[-1] + 1, top, "killed", color=PALETTE["failed"], fontsize=11, va="top")
+            ax.text(steps[-1] + 1, top, "killed", color=PALETTE["failed"], va="top")
     ax.set(ylabel="loss", title="A run that was killed, on one that was not (grey)")
     below.set(ylabel="difference", xlabel="step", ylim=(-1, 1), yticks=[-1, 0, 1])
     below.set_xlim(0, max(whole))
     plt.show()
-    print("steps of each process, where nothing is lost in between as one:",
-          *(len(run) for run in runs))  # fmt: skip
+    print("steps of each life, from a start to a kill:", *(len(run) for run in runs))
 
 
 def share_lost(interval: float, step: float, stall: float, between_crashes: float) -> float:
@@ -315,10 +319,11 @@ def turn_interval(best: Callable[[float, float, float], int], step: float = 0.5)
         found = best(step, stall, between)
         least = 100 * share_lost(found, step, stall, between)
         ax.plot([found], [least], "o", color=PALETTE["ours"], ms=10)
-        ax.annotate(f"{found:,} steps: {least:.1f} %", (found, least), xytext=(0, 14),
+        ax.annotate(f"{found:,} steps: {least:.1f} %", (found, least), xytext=(0, 44),
                     textcoords="offset points", ha="center", fontweight="bold")  # fmt: skip
-        ax.text(0.02, 0.9, "saves (dashed)", transform=ax.transAxes, color=PALETTE["disk"])
-        ax.text(0.98, 0.9, "repeated work (dotted)", transform=ax.transAxes, ha="right",
+        ax.text(0.98, 0.08, "saves (dashed)", transform=ax.transAxes, ha="right",
+                color=PALETTE["disk"])  # fmt: skip
+        ax.text(0.02, 0.08, "repeated work (dotted)", transform=ax.transAxes,
                 color=PALETTE["gpu"])  # fmt: skip
         ax.set(xscale="log", xlim=(20, 50_000), ylim=(0, 12), ylabel="time lost (%)",
                xlabel="steps between two saves")  # fmt: skip
