@@ -104,6 +104,14 @@ def test_1_the_run_is_far_slower_than_its_steps_whatever_the_settings(evidence_1
     assert max(rates) < 0.4 / train.STEP_S
 
 
+def test_1_the_log_says_what_a_batch_costs_whoever_else_is_at_work(evidence_1):
+    lines = (evidence_1 / "log.txt").read_text().splitlines()
+    costs = [int(re.search(r"(\d+) ms of a processor", line)[1]) for line in lines]
+    assert len(costs) == 3
+    assert min(costs) > 1000 * train.STEP_S  # more than a step, with any setting
+    assert max(costs) < 3 * min(costs)
+
+
 def test_1_the_trace_says_starved(evidence_1):
     assert answer_1.diagnose(traces(evidence_1)[0]) == "starved"
 
