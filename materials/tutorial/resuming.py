@@ -34,7 +34,8 @@ from tutorial.sliders import with_sliders
 
 Losses = Sequence[tuple[int, float]]
 Notes = dict[str, int | float]
-LIVES = ("naive", "disk", "ours", "gpu", "failed")
+LIVES = (("disk", "-"), ("gpu", "--"), ("ours", "-."), ("failed", "-"), ("limit", "--"))
+"""Dark on the grey band of the run that nobody killed; the dashes tell them apart in a grey print."""
 HERE = Path(__file__).parent
 PATIENCE_S = 100.0
 BATCH, CONTEXT = 16, 32
@@ -283,9 +284,10 @@ def draw_lives(whole: Mapping[int, float], rows: Losses) -> None:
     top = max(whole.values())
     for number, run in enumerate(runs):
         steps, losses = [step for step, _ in run], [loss for _, loss in run]
-        color = PALETTE[LIVES[number % len(LIVES)]]
-        ax.plot(steps, losses, color=color, lw=1.8)
-        below.plot(steps, [whole[step] - loss for step, loss in run], color=color, lw=2.5)
+        name, dashes = LIVES[number % len(LIVES)]
+        look = {"color": PALETTE[name], "ls": dashes}
+        ax.plot(steps, losses, lw=2, **look)
+        below.plot(steps, [whole[step] - loss for step, loss in run], lw=2.5, **look)
         if number < len(runs) - 1:
             for panel in (ax, below):
                 panel.axvline(steps[-1], color=PALETTE["failed"], lw=1.2, ls=":")
