@@ -35,7 +35,7 @@ from tutorial.sliders import with_sliders
 Losses = Sequence[tuple[int, float]]
 Notes = dict[str, int | float]
 LIVES = (("disk", "-"), ("gpu", "--"), ("ours", "-."), ("failed", "-"), ("limit", "--"))
-"""Dark on the grey band of the run that nobody killed; the dashes tell them apart in a grey print."""
+"""Dark on the grey band of the run that nobody killed; dashes tell them apart in a grey print."""
 HERE = Path(__file__).parent
 PATIENCE_S = 100.0
 BATCH, CONTEXT = 16, 32
