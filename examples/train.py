@@ -27,7 +27,13 @@ from terminal import Progress, ProgressLine, positive, usable_device
 from torch.nn.functional import cross_entropy
 
 import npydata
-from npydata import AsyncCheckpointer, AsyncDataLoader, NpyTokensDataset, TrainingState
+from npydata import (
+    AsyncCheckpointer,
+    AsyncDataLoader,
+    NpyTokensDataset,
+    TrainingState,
+    capture_rng,
+)
 
 
 def train(
@@ -48,7 +54,7 @@ def train(
     settings = {"vocab_size": vocab_size, "context": context, "batch_size": batch_size,
                 "seed": seed, "dropout": dropout, "learning_rate": learning_rate}  # fmt: skip
 
-    first, saved = resume(out, model, optimizer, loader, settings)
+    first, saved = resume_from(out, model, optimizer, loader, settings)
     if first >= steps:
         print(f"{out / saved}: {first:,} steps are done already", file=sys.stderr)
     begun = time.monotonic()
@@ -66,9 +72,8 @@ def train(
             if step % save_every == 0 or last or asked.save:
                 asked.save = False
                 saved = f"step-{step:06}"
-                now = TrainingState(step=step, tokens=step * batch_size * context, loss=loss,
-                                    lr=learning_rate, rng=npydata.capture_rng(),
-                                    loader=loader.state_dict(), extra=settings)  # fmt: skip
+                now = training_state(step, loader, settings, tokens=step * batch_size * context,
+                                     loss=loss, lr=learning_rate)  # fmt: skip
                 checkpointer.save(out / saved, model.state_dict(), optimizer.state_dict(), now)
             if last:
                 checkpointer.wait()
@@ -96,27 +101,47 @@ class Asked:
         self.end |= number == signal.SIGTERM
 
 
-def resume(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
-           settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
+def training_state(
+    step: int, loader: AsyncDataLoader, settings: dict[str, Any], **shown: Any
+) -> TrainingState:
+    """Return what decides the next step beside weights and optimizer; ``shown`` is for people."""
+    rng, place = capture_rng(), loader.state_dict()
+    return TrainingState(step=step, rng=rng, loader=place, extra=settings, **shown)
+
+
+def resume_from(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
+                settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
     """Continue from the newest checkpoint, if there is one; return its step and its name."""
     newest = npydata.latest_checkpoint(out)
     if newest is None:
         return 0, "none"
     weights, moments, state = npydata.load_checkpoint(newest)
+    require_same(settings, state.extra, newest)
+    restore(model, optimizer, loader, weights, moments, state)
+    return state.step, newest.name
+
+
+def require_same(settings: dict[str, Any], saved: dict[str, Any], checkpoint: Path) -> None:
+    """Raise if a checkpoint was made with other settings."""
     for name, value in settings.items():
-        if (was := state.extra.get(name, value)) != value:
+        if (was := saved.get(name, value)) != value:
             raise npydata.CheckpointError(
-                f"{newest}: was made with {name} {was}, not {value}: continue with that, or begin "
-                "in another folder"
+                f"{checkpoint}: was made with {name} {was}, not {value}: continue with that, or "
+                "begin in another folder"
             )
+
+
+def restore(model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
+            weights: dict[str, Any], moments: dict[str, Any] | None,
+            state: TrainingState) -> None:  # fmt: skip
+    """Put back what a checkpoint holds; one that another program made may lack some of it."""
     model.load_state_dict(weights)
-    if moments is not None:  # a checkpoint that another program made may lack some of these
+    if moments is not None:
         optimizer.load_state_dict(moments)
     if state.loader is not None:
         loader.load_state_dict(state.loader)
     if state.rng is not None:
         npydata.restore_rng(state.rng)  # last: what came before may draw numbers
-    return state.step, newest.name
 
 
 def train_step(

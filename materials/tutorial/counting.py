@@ -43,6 +43,8 @@ TOOLS = {
     "workers",
     "saving",
     "ranks",
+    "resuming",
+    "own_training",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")

@@ -67,7 +67,7 @@ class Card:
 def infect(card: Card) -> None:
     """Give the library's function the mutant's code, wherever it is used; in a child, for good."""
     symbol = parse_symbol(card.symbol)
-    module = import_module(symbol.module)
+    module = import_module(symbol.module.removeprefix("examples."))  # whose folder is on the path
     mutant = {"__name__": symbol.module, "__file__": "<mutant>"}
     exec(mutated(card.symbol, card.line, card.mutant), mutant)
     healthy, ill = getattr(module, symbol.name), mutant[symbol.name]

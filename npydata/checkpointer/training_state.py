@@ -34,14 +34,19 @@ class TrainingState:
 
 def capture_rng() -> dict[str, Any]:
     """Return the state of all random generators: Python's, numpy's, torch's, and each GPU's."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
-        "numpy": (name, np.asarray(keys).tobytes(), position, has_gauss, cached),
+        "numpy": (name, np.asarray(keys).tobytes(), *rest),
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "cuda": [state.numpy().tobytes() for state in cuda],
+        "cuda": capture_on_gpus(),
     }
+
+
+def capture_on_gpus() -> list[bytes]:
+    """Return the state of each GPU's generator."""
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [state.numpy().tobytes() for state in states]
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:

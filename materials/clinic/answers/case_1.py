@@ -20,7 +20,7 @@ def wait_shares(trace):
 
 
 def diagnose(trace):
-    """Exercise 2 of notebook 04."""
+    """What a trace says of a run, as in lesson 04."""
     consumer, worker = wait_shares(trace)
     if consumer <= 0.1:
         return "fed"
@@ -42,7 +42,7 @@ def step_s(step, count=10):
 
 
 def counted_beside(job):
-    """How far the main thread counts while another one is in `job`: section 1 of notebook 03."""
+    """How far the main thread counts while another one is in `job`, as in lesson 03."""
     done, count = [], 0
     thread = threading.Thread(target=lambda: done.append(job()))
     with long_turns():
