@@ -56,6 +56,12 @@ def ends(mine: Any, power: bool = False) -> dict[str, int]:
                             lambda root: loaded(mine, root), power=power)  # fmt: skip
 
 
+def listed(ends: dict[str, int], after: str) -> None:
+    """Print a line for each call: what loads when all ends there."""
+    for call, step in ends.items():
+        print(f"{after} {call:<32} step {step} loads")
+
+
 def files_of(step: int) -> dict[str, bytes]:
     """The files of a checkpoint that says which step it is of."""
     return {MODEL: b"weights of step %d" % step * 40, TRAINING: b"%d" % step}

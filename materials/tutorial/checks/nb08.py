@@ -297,6 +297,8 @@ def sizes_seen(answer, there, listed):
                 "raised": "CheckpointError",
                 "names its path": bool(bad) and str(folder / bad[0]) in str(error),
             }
+        except OSError as error:
+            return {"raised": type(error).__name__}
     return {"raised": "nothing"}
 
 
@@ -402,11 +404,16 @@ def commit_seen(answer, keep_last, again=False):
         return patch(f"os.{name}", wrapper)
 
     with run_of(library(), *([1, 2] if again else [1])) as root:
+        raised = "nothing"
         with noted("fsync"), noted("rename"), noted("replace"):
-            mine.save(root / "step_2", 2, files_of(2), keep_last)
+            try:
+                mine.save(root / "step_2", 2, files_of(2), keep_last)
+            except OSError as error:
+                raised = type(error).__name__
         modes = {path.stat().st_mode & 0o077 for path in (root / "step_2").glob("*")}
         latest = (root / LATEST).read_text() if (root / LATEST).exists() else "none"
-        left = {"checkpoints": names_in(root), "latest": latest, "others may read it": 0 not in modes}
+        left = {"raised": raised, "checkpoints": names_in(root), "latest": latest,
+                "others may read it": 0 not in modes}  # fmt: skip
         if again:
             return left
         return left | {"done too early": too_early(order), "never done": never(order, keep_last),
@@ -418,7 +425,7 @@ def too_early(order):
     for place, act in enumerate(order):
         missing = [one for one in ORDER[: ORDER.index(act)] if one not in order[:place]]
         if missing:
-            return f"{act}; still missing then: {missing[-1]}"
+            return f"{act}; still missing then: {missing[0]}"
     return "nothing"
 
 
