@@ -308,7 +308,7 @@ def _stack(ax: Axes, y: int, row: Mapping[str, float], longest: float, unit: str
 
 
 def _unnamed(rows: Sequence[Mapping[str, float]], longest: float) -> list[str]:
-    """All parts, if one of them is nowhere wide enough to carry its own name: a key has no holes."""
+    """All parts, if one of them is nowhere wide enough to carry its own name."""
     largest = {part: max(row.get(part, 0.0) for row in rows) for part in PARTS}
     there = {part: value for part, value in largest.items() if value > 0}
     return list(there) if any(value <= NAMED * longest for value in there.values()) else []

@@ -87,9 +87,7 @@ STEP_UNGUARDED = Build(
     reference=step_unguarded,
     cases=[(pickle.dumps(300, 2), steps) for steps in (1, 2, 3)] + [(b"NNN.", 3)],
     observe=stepped,
-    show=lambda case: (
-        f"{case[1]} step{'s' * (case[1] > 1)} over the bytes {case[0].hex(' ')}"
-    ),
+    show=lambda case: f"{case[1]} step{'s' * (case[1] > 1)} over the bytes {case[0].hex(' ')}",
     kept=False,
     wrong={
         "You look up the place, not the byte that lies there.": looks_up_the_place,
@@ -481,7 +479,7 @@ STEP = Build(
             step_as(back="one")
         ),
         "`self.malformed` makes the error; you don't raise it.": step_as(raises=False),
-        "You catch every error, also those that are no fault of the file, and never look at `end`.": (
+        "You catch every error, even one that is no fault of the file, and never look at `end`.": (
             step_as(Exception, guard=False)
         ),
         "`self.malformed` knows opcode and place; an error of your own doesn't say them.": (
@@ -707,7 +705,7 @@ REDUCE = Build(
         "You run our function yourself, and nobody checks the arguments: ask `self.describe`.": (
             reduce_as(describe=lambda self, known, function, args: known(self, *args))
         ),
-        "Our functions take the rebuilder before the arguments; `self.describe` gives it to them.": (
+        "Our functions take the rebuilder before the arguments; `self.describe` gives it.": (
             reduce_as(describe=lambda self, known, function, args: known(*args))
         ),
         "You look into `CALLS` first. A call that we know may have a part that is missing, too.": (
