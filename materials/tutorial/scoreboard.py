@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -151,18 +152,21 @@ def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
 def gained(part: str, steps: int = 10, saves: int = 10, **replaced: Any) -> float:
     """Compare the naive script with one in which a part is replaced: how many times less it takes.
 
-    Prints the spread of that part, and draws the run of either whose part is the median.
+    Prints the spread of that part, and draws the median of each.
     """
-    runs = [
-        sorted(kept, key=lambda score: score.parts()[part])
-        for kept in in_turn(3, steps, saves, replaced)
-    ]
+    runs = in_turn(3, steps, saves, replaced)
     for name, scores in zip(("naive", "replaced"), runs, strict=True):
-        first, *_, last = (score.parts()[part] for score in scores)
-        print(f"{name:<9}{part} took {first:.3f} to {last:.3f} s")
-    before, now = (scores[len(scores) // 2] for scores in runs)
+        took = [score.parts()[part] for score in scores]
+        print(f"{name:<9}{part} took {min(took):.3f} to {max(took):.3f} s")
+    before, now = map(of_medians, runs)
     draw(before, now, replaced=[part])
     return round(before.parts()[part] / now.parts()[part], 1)
+
+
+def of_medians(scores: Sequence[Scoreboard]) -> Scoreboard:
+    """Of each part the median of several runs."""
+    rows = zip(*(score.parts().values() for score in scores), strict=True)
+    return Scoreboard(*map(median, rows))
 
 
 _SCRATCH = TemporaryDirectory(prefix="npydata-tokens-")
