@@ -21,7 +21,7 @@ from npydata.checkpointer.manifest import MODEL, TRAINING, check_content, read_m
 from tutorial.figures import WIDTH, ink_on, use_style
 from tutorial.killed_writer import MOST, after_each_call, in_fork
 from tutorial.saving import COLORS
-from tutorial.sliders import with_sliders
+from tutorial.sliders import is_live, with_sliders
 from tutorial.symbols import ROOT
 from tutorial.toy_disk import NAME, NEW, OLD, Protocol, ToyDisk, loads, steps_of
 
@@ -54,6 +54,12 @@ def ends(mine: Any, power: bool = False) -> dict[str, int]:
 
     return after_every_call(lambda root: save(root, 1), lambda root: save(root, 2),
                             lambda root: loaded(mine, root), power=power)  # fmt: skip
+
+
+def listed(ends: dict[str, int], after: str) -> None:
+    """Print a line for each call: what loads when all ends there."""
+    for call, step in ends.items():
+        print(f"{after} {call:<32} step {step} loads")
 
 
 def files_of(step: int) -> dict[str, bytes]:
@@ -141,10 +147,19 @@ def power_cut(protocol: Protocol) -> None:
         ax.set(xlim=(0, 1), yticks=[], xlabel="share of the states that a power cut may leave")
         ax.set_title(f"The power fails after step {int(moment)}: {names[int(moment) - 1]}")
         plt.show()
-        ends = ", ".join(f"{end} in {count}" for end, count in sorted(counts.items()))
-        print(f"{counts.total()} states may be left; what loads: {ends}")
+        print(_states(counts))
 
     with_sliders(draw, moment=(len(names), 1, len(names), 1))
+    if not is_live():  # nobody can turn: all moments
+        for name, counts in zip(names, found, strict=True):
+            print(f"{name:<14}", _states(counts))
+
+
+def _states(counts: Counter[str]) -> str:
+    """How many states a power cut may leave, and what loads from them."""
+    ends = ", ".join(f"{end} in {count}" for end, count in sorted(counts.items()))
+    states = "1 state" if counts.total() == 1 else f"{counts.total()} states"
+    return f"{states} may be left; what loads: {ends}"
 
 
 # The page of verdicts

@@ -316,6 +316,7 @@ def _stack(ax: Axes, y: int, row: Mapping[str, float], longest: float, unit: str
 
 
 def _unnamed(rows: Sequence[Mapping[str, float]], longest: float) -> list[str]:
-    """The parts that are nowhere wide enough to carry their own name."""
+    """All parts, if one of them is nowhere wide enough to carry its own name."""
     largest = {part: max(row.get(part, 0.0) for row in rows) for part in PARTS}
-    return [part for part, value in largest.items() if 0 < value <= NAMED * longest]
+    there = {part: value for part, value in largest.items() if value > 0}
+    return list(there) if any(value <= NAMED * longest for value in there.values()) else []

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -154,10 +155,7 @@ def compare(
 
     Prints the spread of what the training loop waited for.
     """
-    runs: tuple[list[Scoreboard], list[Scoreboard]] = ([], [])
-    for _ in range(repeats):
-        for kept, parts in zip(runs, ({}, replaced), strict=True):
-            kept.append(measure(steps=steps, save_every=steps // saves, **parts).score)
+    runs = in_turn(repeats, steps, saves, replaced)
     for name, scores in zip(("naive", "replaced"), runs, strict=True):
         waits = sorted(1000 * (score.total - score.compute) / steps for score in scores)
         print(f"{name:<9}{waits[0]:>7.1f} to {waits[-1]:.1f} ms of waiting in a step")
@@ -165,6 +163,17 @@ def compare(
         sorted(kept, key=lambda score: score.total - score.compute)[repeats // 2] for kept in runs
     ]
     return medians[0], medians[1]
+
+
+def in_turn(
+    repeats: int, steps: int, saves: int, replaced: dict[str, Any]
+) -> tuple[list[Scoreboard], list[Scoreboard]]:
+    """Runs of the naive script and of one with parts replaced, the one after the other."""
+    runs: tuple[list[Scoreboard], list[Scoreboard]] = ([], [])
+    for _ in range(repeats):
+        for kept, parts in zip(runs, ({}, replaced), strict=True):
+            kept.append(measure(steps=steps, save_every=steps // saves, **parts).score)
+    return runs
 
 
 def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
@@ -177,11 +186,21 @@ def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
 def gained(part: str, steps: int = 10, saves: int = 10, **replaced: Any) -> float:
     """Compare the naive script with one in which a part is replaced: how many times less it takes.
 
-    Draws the medians of both.
+    Prints the spread of that part, and draws the median of each.
     """
-    before, now = compare(steps=steps, saves=saves, **replaced)
+    runs = in_turn(3, steps, saves, replaced)
+    for name, scores in zip(("naive", "replaced"), runs, strict=True):
+        took = [score.parts()[part] for score in scores]
+        print(f"{name:<9}{part} took {min(took):.3f} to {max(took):.3f} s")
+    before, now = map(of_medians, runs)
     draw(before, now, replaced=[part])
     return round(before.parts()[part] / now.parts()[part], 1)
+
+
+def of_medians(scores: Sequence[Scoreboard]) -> Scoreboard:
+    """Of each part the median of several runs."""
+    rows = zip(*(score.parts().values() for score in scores), strict=True)
+    return Scoreboard(*map(median, rows))
 
 
 _SCRATCH = TemporaryDirectory(prefix="npydata-tokens-")

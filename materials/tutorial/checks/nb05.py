@@ -46,10 +46,19 @@ def step_unguarded(machine):
 
 def stepped(answer, data, steps):
     """A machine after some steps that all go well."""
-    machine = machine_over(data)
-    for _ in range(steps):
-        answer(machine)
-    return left_in(machine)
+    machine, unknown = machine_over(data), "nothing"
+    try:
+        for _ in range(steps):
+            answer(machine)
+    except KeyError as error:
+        unknown = repr(error.args[0])
+    return left_in(machine) | {"looked up in vain": unknown}
+
+
+def looks_up_bytes(machine):
+    code = machine.data[machine.at : machine.at + 1]
+    machine.at += 1
+    machine.handlers[code](machine)
 
 
 def looks_up_the_place(machine):
@@ -78,10 +87,13 @@ STEP_UNGUARDED = Build(
     reference=step_unguarded,
     cases=[(pickle.dumps(300, 2), steps) for steps in (1, 2, 3)] + [(b"NNN.", 3)],
     observe=stepped,
-    show=lambda case: f"{case[1]} steps over the bytes {case[0].hex(' ')}",
+    show=lambda case: f"{case[1]} step{'s' * (case[1] > 1)} over the bytes {case[0].hex(' ')}",
     kept=False,
     wrong={
         "You look up the place, not the byte that lies there.": looks_up_the_place,
+        "A slice of bytes is bytes; `data[at]` is an int, and the table's keys are ints.": (
+            looks_up_bytes
+        ),
         "The machine stays where it is, and reads the opcode as its own argument.": (
             stays_in_its_place
         ),
@@ -103,6 +115,10 @@ def number_seen(answer, format, data):
     return left_in(machine)
 
 
+def pushes_at_once(format):
+    return machine.stack.append(machine.number(format))  # noqa: F821 - that is the mistake
+
+
 PUSH_NUMBER = Build(
     name="push_number",
     reference=push_number,
@@ -118,6 +134,9 @@ PUSH_NUMBER = Build(
         ),
         "You return no function: the table needs one that it can call later.": (
             lambda format: format
+        ),
+        "There is no machine yet when the table is made: a handler is given one later.": (
+            pushes_at_once
         ),
         "A new value goes on the top of the stack: at its end.": (
             lambda format: lambda machine: machine.stack.insert(0, machine.number(format))
@@ -169,6 +188,9 @@ PUSH_TEXT = Build(
             lambda raw: raw.decode("utf-8", "replace")
         ),
         "How long the length is, says the argument.": text_as(length_of="<I"),
+        "`length` is a format, not a number: the number stands in the file.": lambda length: (
+            lambda machine: machine.stack.append(machine.take(length).decode())
+        ),
     },
 )
 
@@ -181,7 +203,7 @@ def handled(code):
         before = machine.stack
         while machine.running and machine.at < len(data):
             machine.step()
-        return left_in(machine) | {"the same stack": machine.stack is before}
+        return left_in(machine) | {"the very stack of before": machine.stack is before}
 
     return seen
 
@@ -193,6 +215,16 @@ def in_hex(name):
 def clears_the_stack(machine):
     machine.metastack.append(machine.stack)
     machine.stack.clear()
+
+
+def copies_and_clears(machine):
+    machine.metastack.append(list(machine.stack))
+    machine.stack.clear()
+
+
+def copies_the_stack(machine):
+    machine.metastack.append(list(machine.stack))
+    machine.stack = []
 
 
 def pushes_a_mark(machine):
@@ -216,6 +248,10 @@ MARK = Build(
     show=in_hex("mark"),
     wrong={
         "What you put aside and what you clear are one list.": clears_the_stack,
+        "The values are right; but a copy makes every mark cost the whole stack.": copies_the_stack,
+        "The values are right; but to copy and to clear makes every mark cost the whole stack.": (
+            copies_and_clears
+        ),
         "A mark on the stack is a value like another: who tells them apart?": pushes_a_mark,
         "What lay below is gone; later opcodes want it back.": forgets_what_was,
         "Marks are set inside of marks: there can be several stacks aside.": keeps_one_mark,
@@ -385,7 +421,7 @@ def guarded(answer, data, end=None):
     return left_in(machine)
 
 
-def step_as(caught=MALFORMED, guard=True, back=True, own=False):
+def step_as(caught=MALFORMED, guard=True, back="begin", own=False, raises=True):
     """A step that may be wrong."""
 
     def step(self):
@@ -395,8 +431,10 @@ def step_as(caught=MALFORMED, guard=True, back=True, own=False):
                 raise IndexError
             self.handlers[self.data[begin]](self)
         except caught as error:
-            self.at = begin if back else self.at
-            raise (CheckpointError(str(error)) if own else self.malformed(str(error))) from None
+            self.at = {"begin": begin, "one": self.at - 1, "no": self.at}[back]
+            made = CheckpointError(str(error)) if own else self.malformed(str(error))
+            if raises:
+                raise made from None
 
     return step
 
@@ -435,7 +473,14 @@ STEP = Build(
         "You catch what is no fault of the file: running out of memory, say.": step_as(Exception),
         "The bytes may go on behind `end`: another pickle's.": step_as(guard=False),
         "The message names the byte where the machine stands: bring it back to the opcode.": (
-            step_as(back=False)
+            step_as(back="no")
+        ),
+        "One byte back is not the opcode: the handler may have read its argument by then.": (
+            step_as(back="one")
+        ),
+        "`self.malformed` makes the error; you don't raise it.": step_as(raises=False),
+        "You catch every error, even one that is no fault of the file, and never look at `end`.": (
+            step_as(Exception, guard=False)
         ),
         "`self.malformed` knows opcode and place; an error of your own doesn't say them.": (
             step_as(own=True)
@@ -554,10 +599,21 @@ LOAD_REDUCE = Build(
 def described(value):
     """What a record says, in values that can be compared."""
     if isinstance(value, Opaque):
-        return {"not called": value.cause, "with": described(value.args)}
+        name = value.function
+        kept = "a text, not a name" if isinstance(name, str) else str(name)
+        return {"not called": kept, "with": described(value.args)}
     if isinstance(value, StoredTensor):
-        return {"tensor": [value.storage.key, value.shape, value.stride, value.offset]}
-    return [described(one) for one in value] if isinstance(value, tuple) else repr(value)
+        return {"tensor": (value.storage.key, value.shape, value.stride, value.offset)}
+    if isinstance(value, tuple):
+        return tuple(map(described, value))
+    return value if isinstance(value, str | int) else repr(value)
+
+
+def in_words(value):
+    """An argument of a call as it is shown."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(in_words, value))}{',' * (len(value) == 1)})"
+    return f"storage {value.key!r}" if isinstance(value, Storage) else repr(value)
 
 
 UNMADE = Opaque(Global("os", "getpid"), ())
@@ -570,18 +626,33 @@ def reduce_seen(answer, function, args):
     return described(own(1000).reduce(function, args))
 
 
-def reduce_as(calls=True, hidden=True, validated=True):
+def note_of_part(function, args, part):
+    return Opaque(part.function, (part,))
+
+
+def reduce_as(
+    calls=True, hidden=True, validated=True, missing=note_of_part, noted=Opaque,
+    describe=lambda self, known, function, args: self.describe(known, function, args),
+):  # fmt: skip
     """A `reduce` that may be wrong."""
 
     def reduce(self, function, args):
         if validated:
             validate_call(function, args)
         if hidden and (unmade := first_opaque(args)) is not None:
-            return Opaque(unmade.function, (unmade,))
+            return missing(function, args, unmade)
         known = CALLS.get(str(function)) if calls else None
-        return Opaque(function, args) if known is None else self.describe(known, function, args)
+        return noted(function, args) if known is None else describe(self, known, function, args)
 
     return reduce
+
+
+def knows_before_it_looks(self, function, args):
+    validate_call(function, args)
+    if (known := CALLS.get(str(function))) is not None:
+        return self.describe(known, function, args)
+    unmade = first_opaque(args)
+    return Opaque(function, args) if unmade is None else Opaque(unmade.function, (unmade,))
 
 
 def refuses_the_unknown(self, function, args):
@@ -613,9 +684,10 @@ REDUCE = Build(
         ("os.makedirs", ("surprise",)),
         (Global("os", "makedirs"), ["surprise"]),
         (TENSOR, (ONE, -1, (2, 3), (3, 1))),
+        (TENSOR, (ONE,)),
     ],
     observe=reduce_seen,
-    show=lambda case: f"reduce({case[0]}, {described(case[1])})",
+    show=lambda case: f"reduce({case[0]}, {in_words(case[1])})",
     wrong={
         "Torch's own calls are harmless: `CALLS` has a function of ours for each.": (
             reduce_as(calls=False)
@@ -630,6 +702,29 @@ REDUCE = Build(
             refuses_the_unknown
         ),
         "What is not in `CALLS` has no function of ours to describe it.": describes_all,
+        "You run our function yourself, and nobody checks the arguments: ask `self.describe`.": (
+            reduce_as(describe=lambda self, known, function, args: known(self, *args))
+        ),
+        "Our functions take the rebuilder before the arguments; `self.describe` gives it.": (
+            reduce_as(describe=lambda self, known, function, args: known(*args))
+        ),
+        "You look into `CALLS` first. A call that we know may have a part that is missing, too.": (
+            knows_before_it_looks
+        ),
+        "The note should say which part is missing: its function, and the part alone.": (
+            reduce_as(missing=lambda function, args, part: Opaque(function, args))
+        ),
+        "A note of the whole call hides which part is missing.": (
+            reduce_as(missing=lambda function, args, part: Opaque(function, (part,)))
+        ),
+        "`self.describe` wants our function from the table, not the name of theirs.": reduce_as(
+            describe=lambda self, known, function, args: self.describe(
+                str(function), function, args
+            )
+        ),
+        "A note keeps the function as the file gave it; a text is no name that was asked for.": (
+            reduce_as(noted=lambda function, args: Opaque(str(function), args))
+        ),
     },
 )
 

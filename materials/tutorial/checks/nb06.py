@@ -17,7 +17,7 @@ from npydata.reader.files import OpenFile
 from npydata.reader.stored import Storage
 from npydata.reader.strides import byte_span, element_span, expand_index, slice_view, steps_of
 from npydata.reader.tensors import view
-from tutorial.building import Build
+from tutorial.building import Build, ChangedInPlaceError
 from tutorial.promised.reader import FILE_CARDS as CARDS  # noqa: F401
 from tutorial.promised.reader import FILE_PROMISES as PROMISES  # noqa: F401
 
@@ -58,6 +58,15 @@ PAYLOAD_BEGIN = Build(
             lambda header, at: -(-begins_as(header, at, extra=(0, 0)) // 64) * 64
         ),
         "The fixed part itself has 30 bytes.": partial(begins_as, fixed=0),
+        "One byte counts to 255; a length has two.": partial(
+            begins_as, name=(26, 27), extra=(28, 29)
+        ),
+        "The second byte of a length counts 256s: two bytes are no sum.": (
+            lambda header, at: at + 30 + sum(header[26:30])
+        ),
+        "`header` is the header alone: its byte 26 is there, wherever it lies in the file.": (
+            lambda header, at: begins_as(header, at, (at + 26, at + 28), (at + 28, at + 30))
+        ),
     },
 )
 
@@ -137,10 +146,13 @@ def scanned(answer, sizes, said, behind):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tail"
         path.write_bytes(content + bytes(behind))
+        given = list(storages)
         try:
-            found = answer(OpenFile(path), 24, storages)
+            found = answer(OpenFile(path), 24, given)
         except CheckpointError:
             return "CheckpointError"
+        if given != storages:
+            raise ChangedInPlaceError("storages")
     return {key: (one.offset, one.nbytes) for key, one in found.items()}
 
 
@@ -165,6 +177,21 @@ def reads_no_count(file, at, storages):
         nbytes = storage.numel * storage.dtype.itemsize
         extents[storage.key] = Extent(file, at + 8, nbytes)
         at += 8 + nbytes
+    require_end(file, at)
+    return extents
+
+
+def reads_the_whole(file, at, storages):
+    moved = scan_as(file, at, storages)
+    return {key: Extent(file, one.offset - 8, one.nbytes + 8) for key, one in moved.items()}
+
+
+def takes_them_out(file, at, storages):
+    extents = {}
+    while storages:
+        storage = storages.pop(0)
+        extents |= scan_as(file, at, [storage], ended=False)
+        at += 8 + extents[storage.key].nbytes
     require_end(file, at)
     return extents
 
@@ -204,6 +231,8 @@ SCAN_STORAGES = Build(
             scan_as, ended=False
         ),
         "The elements begin behind the count.": begins_at_the_count,
+        "The count is no part of the elements.": reads_the_whole,
+        "You take them out of the caller's list; a loop needs no `pop`.": takes_them_out,
     },
 )
 
@@ -234,10 +263,13 @@ ELEMENT_SPAN = Build(
         "How many elements a view holds says nothing of how far it reaches.": (
             lambda shape, stride, offset: (offset, offset + int(np.prod(shape)))
         ),
-        "From the first of 3 rows to the last it is 2 steps.": partial(
+        "From the first to the last of n there are n - 1 steps.": partial(
             span_as, steps=lambda size: size
         ),
-        "You return the last element; the end is the one after it.": partial(span_as, end=0),
+        "The end is one after the last.": partial(span_as, end=0),
+        "It is n - 1 steps from the first to the last of n, and one further to the end.": partial(
+            span_as, steps=lambda size: size, end=0
+        ),
         "A view without elements touches none.": partial(span_as, empty=False),
         "You count from the first element of the view, not of the storage.": (
             lambda shape, stride, offset: tuple(
@@ -273,16 +305,26 @@ BYTE_SPAN = Build(
 )
 
 
-def sliced_as(seen, index, forget=(), offset_step=True):
+def sliced_as(
+    seen, index, forget=(), offset_step=True, stays=lambda one, count: isinstance(one, slice)
+):
     """A slice that may be wrong."""
     shape, stride, offset = seen
     kept = []
     for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
         begin, count, by = steps_of(one, size)
         offset += 0 if "offset" in forget else begin * (step if offset_step else 1)
-        if isinstance(one, slice) or "integers" in forget:
+        if stays(one, count) or "integers" in forget:
             kept.append((count, step if "by" in forget else by * step))
     return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
+
+
+def reads_the_start(seen, index):
+    """`start` as it was written, not as it is meant."""
+    shape, stride, offset = seen
+    for one, step in zip(expand_index(index, len(shape)), stride, strict=True):
+        offset += (one.start if isinstance(one, slice) else one) * step
+    return *sliced_as(seen, index)[:2], offset
 
 
 def sliced_alone(seen, index):
@@ -292,7 +334,7 @@ def sliced_alone(seen, index):
 
 WHOLE = ((4, 6), (6, 1), 0)
 INDICES = [1, -1, (), (0, 2), (slice(1, 3),), (slice(1, 3), slice(0, 5, 2)),
-           (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), 9]  # fmt: skip
+           (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), (slice(1, 2),), 9]  # fmt: skip
 SLICED = Build(
     name="slice_view",
     reference=slice_view,
@@ -307,7 +349,15 @@ SLICED = Build(
         "An index moves the offset by whole rows: by its stride.": partial(
             sliced_as, offset_step=False
         ),
-        "Every second column: the next one is two strides away.": partial(sliced_as, forget=["by"]),
+        "With a step of 2, the next element is two strides away.": partial(
+            sliced_as, forget=["by"]
+        ),
+        "A slice keeps its dimension, also when it takes one element or none.": partial(
+            sliced_as, stays=lambda one, count: count > 1
+        ),
+        "A start may be left out, and an integer negative: `steps_of` says where it begins.": (
+            reads_the_start
+        ),
         "An integer takes its dimension away.": partial(sliced_as, forget=["integers"]),
         "You forget where the view began that you slice.": sliced_alone,
     },
@@ -325,11 +375,20 @@ def written(index):
 
 
 def gaps_seen(answer, places, begin, end):
+    extents = [Extent(None, a, b - a) for a, b in places]
+    given = list(extents)
     try:
-        answer([Extent(None, a, b - a) for a, b in places], begin, end)
+        answer(given, begin, end)
+        end = "accepted"
     except CheckpointError:
-        return "refused"
-    return "accepted"
+        end = "refused"
+    if given != extents:
+        raise ChangedInPlaceError("extents")
+    return end
+
+
+def from_to(*place):
+    return "from {} to {}".format(*place)
 
 
 def gaps_as(extents, begin, end, ordered=True, first=True, last=True, inner="both"):
@@ -343,6 +402,26 @@ def gaps_as(extents, begin, end, ordered=True, first=True, last=True, inner="bot
         at = max(at, one.offset + one.nbytes) if inner != "both" else one.offset + one.nbytes
     if last and at != end:
         raise CheckpointError("more")
+
+
+def looks_for_holes(extents, begin, end, last=lambda at, end: at != end):
+    at = begin
+    for one in sorted(extents, key=lambda one: (one.offset, one.nbytes)):
+        if one.offset > at:
+            raise CheckpointError("a gap")
+        at += one.nbytes
+    if last(at, end):
+        raise CheckpointError("more")
+
+
+def sorts_by_place_alone(extents, begin, end):
+    in_order = sorted(extents, key=lambda one: one.offset)
+    gaps_as(in_order, begin, end, ordered=False)
+
+
+def sorts_in_place(extents, begin, end):
+    extents.sort(key=lambda one: (one.offset, one.nbytes))
+    gaps_as(extents, begin, end)
 
 
 def sums_up(extents, begin, end):
@@ -375,7 +454,10 @@ CHECK_NO_GAPS = Build(
     reference=check_no_gaps,
     cases=[*((places, 10, 50) for places in PLACES), ([], 10, 10)],
     observe=gaps_seen,
-    show=lambda case: f"check_no_gaps of tensors at {case[0]}, from {case[1]} to {case[2]}",
+    show=lambda case: (
+        f"check_no_gaps(extents, {case[1]}, {case[2]})  # tensors: "
+        + (", ".join(from_to(*place) for place in case[0]) or "none")
+    ),
     wrong={
         "The sizes add up, and yet two tensors overlap and leave a hole.": sums_up,
         "The header lists tensors in any order: sort them by place first.": partial(
@@ -388,6 +470,11 @@ CHECK_NO_GAPS = Build(
         ),
         "Two tensors that share bytes are refused as well.": partial(gaps_as, inner="holes"),
         "A hole between two tensors is refused as well.": partial(gaps_as, inner="overlaps"),
+        "A tensor that begins too early shares bytes with the one before.": looks_for_holes,
+        "Of two that begin at the same byte, the one without bytes comes first.": (
+            sorts_by_place_alone
+        ),
+        "You sort the caller's own list; `sorted` makes another.": sorts_in_place,
         "You return whether it is right; who would look?": returns_a_verdict,
     },
 )

@@ -35,7 +35,7 @@ from npydata.checkpointer.manifest import (
     checksums,
 )
 from npydata.system.atomic_write import sync_folder
-from tutorial.building import Build
+from tutorial.building import Build, returned
 from tutorial.crashes import files_of
 from tutorial.killed_writer import shown
 from tutorial.promised.checkpointer import (
@@ -172,7 +172,8 @@ def synced(answer, fails):
                 raise OSError("the disk fails")
 
         before, end = len(os.listdir("/proc/self/fd")), "nothing"
-        with patch("os.fsync", fsync):
+        everything = patch("os.sync", lambda: calls.append("every disk"))
+        with patch("os.fsync", fsync), everything:
             try:
                 answer(folder)
             except OSError:
@@ -220,6 +221,9 @@ SYNC_FOLDER = Build(
             sync_as, where=lambda folder: folder / "a"
         ),
         "You catch the disk's error, and nobody hears that nothing was saved.": hides_the_error,
+        "`os.sync` is for every file of every program: it may take minutes, and hides errors.": (
+            lambda folder: os.sync()
+        ),
     },
 )
 
@@ -238,9 +242,16 @@ def sums_as(content, piece_bytes=PIECE_BYTES, begins=None, running=False, cut=Fa
     return tuple(sums)
 
 
+def sums_seen(answer, content, piece_bytes):
+    """The checksums; a list of them is told from a tuple."""
+    found = returned(answer, content, piece_bytes)
+    return f"a list: {found}" if isinstance(found, list) else found
+
+
 CHECKSUMS = Build(
     name="checksums",
     reference=checksums,
+    observe=sums_seen,
     cases=[(b"", 4), (b"abc", 4), (b"abcdefgh", 4), (b"abcdefghi", 4), (b"abcdabcd", 4)],
     wrong={
         "One sum of all the content: a reader should know which piece is damaged.": (
@@ -257,6 +268,9 @@ CHECKSUMS = Build(
         ),
         "A sum of each byte is as long as four of the content.": (
             lambda content, piece_bytes=PIECE_BYTES: sums_as(content, 1)
+        ),
+        "The sums are right, and come in a list: who gets it could change it.": (
+            lambda content, piece_bytes=PIECE_BYTES: list(sums_as(content, piece_bytes))
         ),
     },
 )
@@ -281,8 +295,10 @@ def sizes_seen(answer, there, listed):
             bad = [one for one in listed if there.get(one) != listed[one]]
             return {
                 "raised": "CheckpointError",
-                "names the file": str(folder / bad[0]) in str(error),
+                "names its path": bool(bad) and str(folder / bad[0]) in str(error),
             }
+        except OSError as error:
+            return {"raised": type(error).__name__}
     return {"raised": "nothing"}
 
 
@@ -347,7 +363,9 @@ CHECK_SIZES = Build(
         "A link is no file of ours: what it leads to may change or go.": partial(
             check_as, link=False
         ),
-        "The message should name the file.": partial(check_as, say=False),
+        "The message should name the file by its path: many folders have a file of that name.": (
+            partial(check_as, say=False)
+        ),
     },
 )
 
@@ -362,9 +380,13 @@ WORDS = {"fsync manifest.json": "the manifest is synced",
          "rename step_1": "step 1 is removed"}  # fmt: skip
 
 
-def commit_seen(answer, keep_last):
-    """In which order a commit does its work, and what it leaves."""
-    order, mine = [], library()
+ORDER = ("the manifest is synced", "the temporary folder is synced", "the folder gets its name",
+         "the root is synced", "latest names it", "step 1 is removed")  # fmt: skip
+
+
+def commit_seen(answer, keep_last, again=False):
+    """Where a commit leaves the order, and what it leaves on the disk."""
+    order, held, mine = [], [], library()
     mine.commit = answer
 
     def noted(name):
@@ -372,6 +394,8 @@ def commit_seen(answer, keep_last):
 
         def wrapper(*args, **options):
             said = WORDS.get(f"{name} {shown(args[0])}")
+            if name == "rename" and shown(args[0]) == "the temporary folder":
+                held.extend(sorted(os.listdir(args[0])))
             result = call(*args, **options)
             if said and said not in order:
                 order.append(said)
@@ -379,12 +403,36 @@ def commit_seen(answer, keep_last):
 
         return patch(f"os.{name}", wrapper)
 
-    with run_of(library(), 1) as root, noted("fsync"), noted("rename"), noted("replace"):
-        mine.save(root / "step_2", 2, files_of(2), keep_last)
+    with run_of(library(), *([1, 2] if again else [1])) as root:
+        raised = "nothing"
+        with noted("fsync"), noted("rename"), noted("replace"):
+            try:
+                mine.save(root / "step_2", 2, files_of(2), keep_last)
+            except OSError as error:
+                raised = type(error).__name__
         modes = {path.stat().st_mode & 0o077 for path in (root / "step_2").glob("*")}
         latest = (root / LATEST).read_text() if (root / LATEST).exists() else "none"
-        return {"order": order, "checkpoints": names_in(root), "latest": latest,
+        left = {"raised": raised, "checkpoints": names_in(root), "latest": latest,
                 "others may read it": 0 not in modes}  # fmt: skip
+        if again:
+            return left
+        return left | {"done too early": too_early(order), "never done": never(order, keep_last),
+                       "in it when it gets its name": held}  # fmt: skip
+
+
+def too_early(order):
+    """The first act of a commit that comes before another which it needs."""
+    for place, act in enumerate(order):
+        missing = [one for one in ORDER[: ORDER.index(act)] if one not in order[:place]]
+        if missing:
+            return f"{act}; still missing then: {missing[0]}"
+    return "nothing"
+
+
+def never(order, keep_last):
+    """The first act that a commit leaves out."""
+    wanted = ORDER if keep_last == 1 else ORDER[:-1]
+    return next((one for one in wanted if one not in order), "nothing")
 
 
 def commit_as(temporary, folder, manifest, keep_last, order="modes manifest sync place latest old"):
@@ -398,20 +446,40 @@ def commit_as(temporary, folder, manifest, keep_last, order="modes manifest sync
             sync_folder(temporary)
         elif act == "place":
             put_in_place(temporary, folder)
-        elif act == "late manifest":
+        elif act == "rename":
+            temporary.rename(folder)
+        elif act == "late-manifest":
             write_small(folder / MANIFEST, manifest.to_json(), mode)
+        elif act == "late-sync":
+            sync_folder(folder)
         elif act == "latest":
             name_latest(folder)
-        elif act == "old" and keep_last is not None:
+        elif act == "all" or (act == "old" and keep_last is not None):
             remove_old(folder.parent, keep_last, folder)
+
+
+def renames_and_syncs(temporary, folder, manifest, keep_last):
+    mode = open_to_others(temporary)
+    write_small(temporary / MANIFEST, manifest.to_json(), mode)
+    sync_folder(temporary)
+    temporary.rename(folder)
+    sync_folder(folder.parent)
+    name_latest(folder)
+    if keep_last is not None:
+        remove_old(folder.parent, keep_last, folder)
+
+
+def shown_commit(case):
+    there = "step_1 and an older step_2 are there" if case[1:] else "step_1 is there"
+    return f"commit(temporary, step_2, manifest, {case[0]})  # {there}"
 
 
 COMMIT = Build(
     name="commit",
     reference=commit,
-    cases=[(None,), (1,), (2,)],
+    cases=[(None,), (1,), (2,), (None, True)],
     observe=commit_seen,
-    show=lambda case: f"commit(temporary, step_2, manifest, {case[0]})  # step_1 is there",
+    show=shown_commit,
     wrong={
         "The folder gets its name before the disk has the names in it.": partial(
             commit_as, order="modes manifest place latest old"
@@ -419,6 +487,15 @@ COMMIT = Build(
         "You sync the folder too early: the manifest's name came after.": partial(
             commit_as, order="modes sync manifest place latest old"
         ),
+        "The manifest comes when the folder has its name: until then nothing tells that it is "
+        "whole.": partial(commit_as, order="modes sync place late-manifest latest old"),
+        "The manifest comes when the folder has its name; a sync after that mends only the end.": (
+            partial(commit_as, order="modes place late-manifest late-sync latest old")
+        ),
+        "A bare rename is not on the disk for sure: `latest` may get there before it.": partial(
+            commit_as, order="modes manifest sync rename latest old"
+        ),
+        "A bare rename fails where a checkpoint has that name already.": renames_and_syncs,
         "`latest` should name what is there: a reader may come in between.": partial(
             commit_as, order="modes manifest sync latest place old"
         ),
@@ -430,6 +507,9 @@ COMMIT = Build(
         ),
         "You never remove an old one.": partial(
             commit_as, order="modes manifest sync place latest"
+        ),
+        "You never ask whether `keep_last` is None: then nothing goes.": partial(
+            commit_as, order="modes manifest sync place latest all"
         ),
         "Only you can read it: the temporary folder was private.": partial(
             commit_as, order="manifest sync place latest old"
@@ -476,6 +556,15 @@ def never_falls_back(root):
     return folder if folder in committed(root) and is_complete(folder) else None
 
 
+def none_without_latest(root):
+    folder = named_latest(root)
+    if folder is None:
+        return None
+    if folder in committed(root) and is_complete(folder):
+        return folder
+    return first_complete(root)
+
+
 def newest_by_name(root):
     folder = named_latest(root)
     if folder in committed(root) and is_complete(folder):
@@ -507,6 +596,7 @@ LATEST_IN = Build(
     wrong={
         "You believe `latest`, and it names half a checkpoint.": believes_latest,
         "`latest` is wrong, and you stop there: a whole one lies beside it.": never_falls_back,
+        "Nothing is named, and you return None: another one is complete.": none_without_latest,
         "You never ask `latest`: it is how a person chooses another one.": first_complete,
         "The newest is the one committed last, not the one with the highest name.": newest_by_name,
         "The newest may be damaged: take the newest that is complete.": newest_unchecked,
@@ -559,14 +649,27 @@ def retention_seen(answer, steps, keep_last, newest, others):
             (theirs if step in others else mine).save(
                 root / f"step_{step}", step, files_of(step), None
             )
-        answer(root, keep_last, root / f"step_{newest}")
-        return names_in(root)
+        renamed, rename = [], os.rename
+
+        def noted(old, new, **options):
+            renamed.append(Path(old).name)
+            rename(old, new, **options)
+
+        with patch("os.rename", noted):
+            answer(root, keep_last, root / f"step_{newest}")
+        return {"left": names_in(root), "renamed away before it was deleted": sorted(renamed)}
 
 
 def remove_as(root, keep_last, newest, own=True, guard=True, which=lambda n: slice(n, None)):
     for folder in committed(root, run_of=newest if own else None)[which(keep_last)]:
         if folder != newest or not guard:
             remove_checkpoint(folder)
+
+
+def deletes_in_place(root, keep_last, newest):
+    for folder in committed(root, run_of=newest)[keep_last:]:
+        if folder != newest:
+            shutil.rmtree(folder)
 
 
 def removes_by_name(root, keep_last, newest):
@@ -597,6 +700,12 @@ REMOVE_OLD = Build(
         ),
         "You remove all of them but the one just saved.": partial(
             remove_as, which=lambda n: slice(None)
+        ),
+        "You keep the end of the list. It has the newest first: these are the oldest.": partial(
+            remove_as, which=lambda n: slice(None, -n)
+        ),
+        "`shutil.rmtree` deletes file by file: who looks meanwhile meets half a checkpoint.": (
+            deletes_in_place
         ),
         "You keep one more than was asked for.": partial(
             remove_as, which=lambda n: slice(n + 1, None)

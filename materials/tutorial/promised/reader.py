@@ -93,6 +93,7 @@ def tensors_are_described(mine):
     tensor = torch.arange(24.0).reshape(4, 6)[1:3, ::2]
     with a_folder() as folder:
         found = mine.open_file(saved(folder, {"model": tensor})).root["model"]
+    expect(type(found).__name__, "StoredTensor", "what the call becomes")
     expect((found.shape, found.stride, found.offset), ((2, 3), (6, 2), 6), "shape, stride, offset")
     expect((found.dtype, found.storage.numel), (torch.float32, 24), "dtype, elements")
 
@@ -148,17 +149,17 @@ MACHINE_CARDS = [
         right=2,
     ),
     Card(
-        name="a list of harmless names",
+        name="the last word of a name",
         symbol="npydata.reader.torch_rebuild.Rebuilder.reduce",
         line="known = CALLS.get(str(function))",
-        mutant="known = CALLS.get(str(function), lambda _, *a: __import__('os').makedirs(*a))",
-        promise=nothing_is_called,
+        mutant="known = CALLS.get(function.name)",
+        promise=tensors_are_described,
         symptoms=(
-            "A note in the file makes a folder when somebody looks at its tensors.",
-            "Every file with an unknown name is refused, its weights too.",
-            "Tensors get the wrong shape.",
+            "A file runs its own function, by giving it the name of a harmless one.",
+            "Every tensor is a note of a call that was not made.",
+            "Nothing: the module says only where a function comes from.",
         ),
-        right=1,
+        right=2,
     ),
 ]
 
