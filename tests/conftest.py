@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "materials"))
 
-import notebook_tools as tools  # noqa: E402
-from notebook_promises import FromModules, FromNotebooks  # noqa: E402
+from package_symbols import FromModules  # noqa: E402
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -57,14 +55,7 @@ def memory_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(params=os.environ.get("NPYDATA_TAUGHT", "module notebook").split())
-def taught(request: pytest.FixtureRequest) -> Any:
-    """The taught symbols by name, twice: as the modules have them, and as notebooks build them."""
-    return _taught(request.param)
-
-
-@cache
-def _taught(source: str) -> Any:
-    if source == "module":
-        return FromModules(tools.PACKAGE)
-    return FromNotebooks(tools.read_lessons())
+@pytest.fixture(scope="session")
+def taught() -> FromModules:
+    """The symbols of the package by name, wherever they are defined."""
+    return FromModules(ROOT / "npydata")

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import nbformat
 from notebook_tools import Lesson
-from tutorial.sync import machine_paths, tagged, tags
+from tutorial.sync import figures_of, machine_paths, tagged, tags
 
 LONGEST_CELL = 15
-CELLS_PER_PREDICTION = 6
+SHORTEST_TEXT = 30
 MOST_TERMS = 5
 
-SECTION = re.compile(r"^## (?:\d+\.) .+ · (core|go deeper) · (\d+) min$")
-EXERCISE = re.compile(r"^### Exercise \d+ · .+ · [●○]{3} · (\d+) min$")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PLOT = re.compile(r"\bplt\.show\(|\bscoreboard\(")
 VARIES = re.compile(
@@ -34,35 +32,6 @@ def markdown(lesson: Lesson) -> list[nbformat.NotebookNode]:
     return [cell for cell in lesson.cells if cell.cell_type == "markdown"]
 
 
-def minutes(lesson: Lesson) -> list[str]:
-    """The opening cell states what the headings add up to."""
-    total = {"core": 0, "go deeper": 0}
-    part, problems = "core", []
-    for line in (line for cell in markdown(lesson) for line in _headings(cell.source)):
-        if section := SECTION.match(line):
-            part = section[1]
-            total[part] += int(section[2])
-        elif exercise := EXERCISE.match(line):
-            total[part] += int(exercise[1])
-        elif line.startswith(("## ", "### Exercise")):
-            problems.append(f"{lesson.name}: heading without kind or minutes: {line}")
-    for kind, expected in total.items():
-        stated = _stated(lesson, kind)
-        if stated != expected:
-            problems.append(f"{lesson.name}: {kind} says {stated} min, headings sum to {expected}")
-    return problems
-
-
-def _headings(source: str) -> list[str]:
-    outside = re.sub(r"```.*?```", "", source, flags=re.DOTALL)
-    return [line.rstrip() for line in outside.splitlines() if line.startswith("#")]
-
-
-def _stated(lesson: Lesson, kind: str) -> int:
-    found = re.search(rf"{kind}\W*:\W*(\d+) min", lesson.cells[0].source, re.IGNORECASE)
-    return int(found[1]) if found else 0
-
-
 def long_cells(lesson: Lesson) -> list[str]:
     counts = [sum(bool(line.strip()) for line in cell.source.splitlines()) for cell in lesson.code]
     return [
@@ -74,48 +43,6 @@ def long_cells(lesson: Lesson) -> list[str]:
 
 def _begin(cell: nbformat.NotebookNode) -> str:
     return repr(cell.source.split("\n", 1)[0])
-
-
-def predictions(lesson: Lesson) -> list[str]:
-    """One question with a folded answer for every six code cells."""
-    asked = [cell for cell in lesson.cells if "predict" in tags(cell)]
-    needed = -(-len(lesson.code) // CELLS_PER_PREDICTION)
-    problems = [
-        f"{lesson.name}: a prediction without a folded answer: {_begin(cell)}"
-        for cell in asked
-        if "<details>" not in cell.source
-    ]
-    if len(asked) < needed:
-        cells = f"{len(lesson.code)} code cells"
-        problems.append(f"{lesson.name}: {len(asked)} predictions for {cells}, expected {needed}")
-    return problems
-
-
-def exercises(lesson: Lesson) -> list[str]:
-    """Two or more, each with heading, stub, check, hint and folded solution."""
-    names = [name for name, _ in lesson.with_tag("exercise:")]
-    headings = [line for cell in markdown(lesson) for line in _headings(cell.source)]
-    graded = [line for line in headings if EXERCISE.match(line)]
-    fewest = 1 if lesson.number == 0 else 2
-    problems = []
-    if len(names) < fewest:
-        problems.append(f"{lesson.name}: {len(names)} exercises, expected {fewest} or more")
-    if len(graded) != len(names):
-        problems.append(f"{lesson.name}: {len(graded)} exercise headings for {len(names)} stubs")
-    for part in ("check:", "hint:", "solution:"):
-        have = sorted(name for name, _ in lesson.with_tag(part))
-        if have != sorted(names):
-            problems.append(f"{lesson.name}: {part} cells for {have}, expected {sorted(names)}")
-    return problems + _unfolded(lesson)
-
-
-def _unfolded(lesson: Lesson) -> list[str]:
-    return [
-        f"{lesson.name}: {part}{name} is not folded in <details>"
-        for part in ("hint:", "solution:")
-        for name, cell in lesson.with_tag(part)
-        if "<details>" not in cell.source
-    ]
 
 
 def takeaways(lesson: Lesson) -> list[str]:
@@ -242,6 +169,16 @@ def execution(lesson: Lesson) -> list[str]:
         if any(output.output_type == "error" for output in cell.outputs):
             problems.append(f"{lesson.name}: the cell that begins {_begin(cell)} shows an error")
     return problems
+
+
+def alternative_texts(lesson: Lesson) -> list[str]:
+    """A figure is described for those who don't see it."""
+    return [
+        f"{lesson.name}: no alternative text for the figure of the cell that begins {_begin(cell)}"
+        for cell in lesson.code
+        for output in figures_of(cell)
+        if len(output.metadata.get("image/png", {}).get("alt", "")) < SHORTEST_TEXT
+    ]
 
 
 def paths_in_outputs(lesson: Lesson) -> list[str]:

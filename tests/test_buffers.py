@@ -4,21 +4,13 @@ import gc
 import threading
 import weakref
 
-import notebook_tools as tools
 import numpy as np
 import pytest
 import torch
-from notebook_promises import FromModules
 
 from npydata.loader.buffer_pool import BufferPool
 
 SHAPE = (2, 4, 3)
-
-
-@pytest.fixture
-def taught():
-    """The library's symbols by name."""
-    return FromModules(tools.PACKAGE)
 
 
 def pair(pool, value, batch_size=4):

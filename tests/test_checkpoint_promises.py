@@ -5,10 +5,8 @@ import os
 import weakref
 from pathlib import Path
 
-import notebook_tools as tools
 import pytest
 import torch
-from notebook_promises import FromModules
 
 import npydata
 from npydata.checkpointer.background import Calls
@@ -28,12 +26,6 @@ def a_state():
         "scalar": torch.tensor(2.5),
         "head": embedding,
     }
-
-
-@pytest.fixture
-def taught():
-    """The library's symbols by name."""
-    return FromModules(tools.PACKAGE)
 
 
 def fill(taught, state):

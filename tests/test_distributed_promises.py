@@ -4,11 +4,9 @@ import itertools
 import random
 import subprocess
 
-import notebook_tools as tools
 import numpy as np
 import pytest
 import torch.distributed as dist
-from notebook_promises import FromModules
 from tutorial import ranks
 
 import npydata
@@ -20,12 +18,6 @@ from npydata.distributed.group import Group
 from npydata.distributed.save_plan import Shard
 
 pytestmark = pytest.mark.notebook_09
-
-
-@pytest.fixture
-def taught():
-    """The library's symbols by name."""
-    return FromModules(tools.PACKAGE)
 
 
 def boxes(shape, cuts):

@@ -5,11 +5,9 @@ import pickle
 import struct
 import zipfile
 
-import notebook_tools as tools
 import numpy as np
 import pytest
 import torch
-from notebook_promises import FromModules
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
@@ -17,12 +15,6 @@ from npydata.reader.files import OpenFile
 from npydata.reader.torch_rebuild import STORAGES
 
 SHAPES = [(), (1,), (5,), (0,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 5, 1)]
-
-
-@pytest.fixture
-def taught():
-    """The library's symbols by name."""
-    return FromModules(tools.PACKAGE)
 
 
 def handlers(taught):

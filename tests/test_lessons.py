@@ -8,7 +8,6 @@ import textwrap
 import notebook_tools as tools
 import pytest
 import torch.distributed.checkpoint.default_planner  # noqa: F401 - a child has no second for it
-from notebook_exemptions import EXEMPT
 from tutorial import child, counting, keeping, sync
 from tutorial.building import judge
 from tutorial.lessons import PARTS, build_named
@@ -18,18 +17,13 @@ from tutorial.symbols import find, fingerprint, is_string, module_source, parse_
 from tutorial.workbench import OURS, YOURS, kept_by, run_card, sentence
 
 LESSONS = tools.read_lessons()
-REBUILT = [lesson for lesson in LESSONS if f"{lesson.number:02d}" not in EXEMPT["numbers"]]
 BUILDS = [build for part in PARTS.values() for build in part.builds]
 EQUIVALENT = 0.1
 """The share of mutants that may pass: those that change nothing one could see."""
 
-every_lesson = pytest.mark.parametrize("lesson", REBUILT, ids=[one.name for one in REBUILT])
+every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=[one.name for one in LESSONS])
 every_build = pytest.mark.parametrize("build", BUILDS, ids=[build.name for build in BUILDS])
 every_part = pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
-
-
-def test_a_lesson_is_rebuilt_or_exempt():
-    assert [lesson.name for lesson in LESSONS if lesson.rebuilt] == [one.name for one in REBUILT]
 
 
 def test_no_two_builds_share_a_name():
@@ -176,7 +170,7 @@ def test_every_promise_holds_on_the_library(part, lab):
 @every_part
 def test_every_promise_holds_on_the_solutions(part, lab):
     own = {}
-    for lesson in REBUILT:
+    for lesson in LESSONS:
         answers = solutions(lesson.cells)
         for build in part.kept():
             if build.name in answers:

@@ -2,10 +2,8 @@
 
 from itertools import pairwise
 
-import notebook_tools as tools
 import numpy as np
 import pytest
-from notebook_promises import FromModules
 
 from npydata import AsyncDataLoader, MmapDataset, write_tokens
 from npydata.loader.pipeline import lanes
@@ -18,12 +16,6 @@ from npydata.loader.tuning import (
     costs_of,
     recommend,
 )
-
-
-@pytest.fixture
-def taught():
-    """The library's symbols by name."""
-    return FromModules(tools.PACKAGE)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,8 @@ class NotebookPage:
         if "image/png" in data:
             name = f"{self.stem}_{len(self.pictures) + 1}.png"
             self.pictures[name] = base64.b64decode(data["image/png"])
-            return f"![Figure {len(self.pictures)} of this lesson]({name})"
+            alternative = output.metadata["image/png"]["alt"].replace("[", "(").replace("]", ")")
+            return f"![{alternative}]({name})"
         return fenced(output.get("text") or data["text/plain"], "text .output")
 
 

@@ -27,7 +27,7 @@ AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.
                      "materials/taught.md"]  # fmt: skip
 ON_THE_SITE = re.compile(
     r".*\.md|LICENSE|notebooks/[^/]+\.ipynb|(npydata|examples|materials/clinic)/.*\.py"
-    r"|materials/results/.*\.(json|png)"
+    r"|materials/results/.*\.(json|png)|materials/tutorial/(naive_train|own_training)\.py"
 )
 TERM = re.compile(r"^\*\*(.+?)\*\* - (.+) \((\d\d)\)$", re.M)
 TAUGHT = re.compile(r"^\| `(.+?)` \| \[(.+?)\]\((.+?)\) \| \[`(.+?)\.py`\]", re.M)

@@ -10,17 +10,6 @@ from typing import Any
 from tutorial.symbols import ROOT, Symbol, find, first_line, module_source, parse_symbol
 
 
-def mutation_card(symbol: str, *, line: str, mutant: str, promise: str) -> None:
-    """Print the change and the promise it breaks.
-
-    `line` is a line of the symbol's source, stripped, that occurs there exactly once; `mutant`
-    takes its place; `promise` is the test that must fail.
-    """
-    print(symbol)
-    print("\n".join(diff(symbol, line, mutant)))
-    print(f"breaks {promise}")
-
-
 def diff(symbol: str, line: str, mutant: str, root: Path = ROOT) -> list[str]:
     """The changed line with one line around it, as `diff -u` would show it."""
     before = module_source(parse_symbol(symbol, root).module, root).splitlines()
@@ -45,9 +34,6 @@ def _only_line(symbol: Symbol, line: str, lines: list[str]) -> int:
     if len(found) != 1:
         raise ValueError(f"{symbol.dotted}: {line!r} occurs {len(found)} times, expected once")
     return found[0]
-
-
-# Cards that run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def measure(
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
     folder: Path | None = None,
-    record: Callable[..., Any] = traces.record,
+    record: Callable[..., Any] = traces.record_span,
 ) -> Run:
     """Train for `steps` steps and time each part; checkpoints stay only if a `folder` is given.
 
@@ -256,7 +256,7 @@ class Stopwatch:
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        record: Callable[..., Any] = traces.record,
+        record: Callable[..., Any] = traces.record_span,
     ):
         self._clock, self._record = clock, record
         self._intervals: list[Interval] = []

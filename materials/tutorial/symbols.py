@@ -88,10 +88,6 @@ def class_named(nodes: list[ast.stmt], symbol: Symbol) -> ast.ClassDef:
     raise SymbolError(f"{symbol.dotted}: {symbol.name} is not a class")
 
 
-def module_class(symbol: Symbol, source: str) -> ast.ClassDef:
-    return class_named(find(Symbol(symbol.module, symbol.name), source), symbol)
-
-
 @cache
 def _parsed(source: str) -> ast.Module:
     return ast.parse(source)
@@ -120,124 +116,9 @@ def fingerprint(nodes: list[ast.stmt]) -> str:
     return "\n".join(ast.dump(node) for node in stripped)
 
 
-def header(node: ast.ClassDef) -> str:
-    """What a class statement says before its body: name, bases, keywords, decorators."""
-    return fingerprint([_emptied(node)])
-
-
-def _emptied(node: ast.ClassDef) -> ast.ClassDef:
-    bare = copy.copy(node)
-    bare.body = []
-    return bare
-
-
 # Rendering
-
-
-def render(symbols: list[Symbol], *, seen: set[str], docs: bool = True, root: Path = ROOT) -> str:
-    """The text of a cell that teaches `symbols`, in this order.
-
-    `seen` holds the classes that an earlier cell began; this adds the ones begun here, so a
-    second call continues them with `class X(X):`.
-    """
-    blocks: list[str] = []
-    for group in _grouped(symbols):
-        blocks.append(_render_group(group, seen, docs, root))
-    return "\n\n\n".join(blocks)
-
-
-def _grouped(symbols: list[Symbol]) -> list[list[Symbol]]:
-    groups: list[list[Symbol]] = []
-    for symbol in symbols:
-        last = groups[-1][-1] if groups else None
-        if last and symbol.member and last.member and last.name == symbol.name:
-            groups[-1].append(symbol)
-        else:
-            groups.append([symbol])
-    return groups
-
-
-def _render_group(group: list[Symbol], seen: set[str], docs: bool, root: Path) -> str:
-    first = group[0]
-    source = module_source(first.module, root)
-    if first.member is None:
-        return _joined(find(first, source), source, docs, gap="\n\n\n")
-    members = [_joined(find(symbol, source), source, docs, gap="\n\n") for symbol in group]
-    head = _class_head(module_class(first, source), source, docs, continued=first.name in seen)
-    seen.add(first.name)
-    return head + "\n" + "\n\n".join(members)
-
-
-def _joined(nodes: list[ast.stmt], source: str, docs: bool, gap: str) -> str:
-    return gap.join(_text(node, source, docs) for node in nodes)
-
-
-def _class_head(node: ast.ClassDef, source: str, docs: bool, *, continued: bool) -> str:
-    if continued:
-        return f"class {node.name}({node.name}):"
-    lines = source.splitlines()[first_line(node) - 1 : first_line(node.body[0]) - 1]
-    while not lines[-1].strip() or lines[-1].lstrip().startswith("#"):
-        lines.pop()
-    doc = ast.get_docstring(node)
-    if docs and doc:
-        lines.append(f'    """{doc.splitlines()[0]}"""\n')
-    return "\n".join(lines)
 
 
 def first_line(node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
-
-
-def _text(node: ast.stmt, source: str, docs: bool) -> str:
-    """The lines of a node with the comment above it, its docstrings cut to their first line."""
-    lines = source.splitlines()
-    first, last = first_line(node), node.end_lineno or node.lineno
-    replaced = {start: (end, text) for start, end, text in _shortened(node, docs)}
-    kept = _comment_above(lines, first)
-    number = first
-    while number <= last:
-        if number in replaced:
-            number, text = replaced[number]
-            kept += [text] if text else []
-        else:
-            kept.append(lines[number - 1])
-        number += 1
-    return "\n".join(_without_double_blanks(kept))
-
-
-def _comment_above(lines: list[str], first: int) -> list[str]:
-    start = first - 1
-    while start and lines[start - 1].lstrip().startswith("#"):
-        start -= 1
-    # A comment that stands in the middle of nowhere belongs to a section, not to this symbol.
-    return lines[start : first - 1]
-
-
-def _shortened(node: ast.stmt, docs: bool) -> list[tuple[int, int, str | None]]:
-    """(first line, last line, replacement) of every docstring inside a node."""
-    found = []
-    for parent in ast.walk(node):
-        body = getattr(parent, "body", None)
-        for child in body if isinstance(body, list) else []:
-            if is_string(child):
-                found.append((child.lineno, child.end_lineno, _one_line(child, body, docs)))
-    return found
-
-
-def _one_line(child: ast.Expr, body: list[ast.stmt], docs: bool) -> str | None:
-    alone = len(body) == 1
-    if not docs and not alone:
-        return None
-    text = child.value.value.strip().splitlines()[0]
-    return f'{" " * child.col_offset}"""{text}"""'
-
-
-def _without_double_blanks(lines: list[str]) -> list[str]:
-    """A dropped docstring leaves the blank line that followed it; one is enough, none after def."""
-    kept: list[str] = []
-    for line in lines:
-        after_gap = not kept or not kept[-1].strip() or kept[-1].rstrip().endswith(":")
-        if line.strip() or not after_gap:
-            kept.append(line)
-    return kept

@@ -1,16 +1,16 @@
-"""Bring the notebooks up to date: module code into their cells, outputs from a real run.
+"""Bring the notebooks up to date: solutions from the modules, outputs from a real run.
 
-python materials/tutorial/sync.py              rewrite the tagged cells from the modules
+python materials/tutorial/sync.py              rewrite the solutions from the modules
 python materials/tutorial/sync.py --execute    and run every notebook in place
 python materials/tutorial/sync.py 01 --execute only the notebooks whose name starts so
 """
 
 import argparse
-import ast
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -19,13 +19,9 @@ if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tutorial.symbols import (
-    ASSIGNMENTS,
     ROOT,
     Symbol,
-    defined_name,
-    is_string,
     parse_symbol,
-    render,
 )
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -34,6 +30,8 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+MARKDOWN = re.compile(r"[*`]+|\[([^]]*)\]\([^)]*\)")
+"""Marks that a reader of the page does not see."""
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|tmp|work|var/folders)/\S+")
 
 
@@ -51,28 +49,14 @@ def symbols_of(cell: nbformat.NotebookNode, root: Path = ROOT) -> list[Symbol]:
 
 
 def fill(notebook: nbformat.NotebookNode, root: Path = ROOT) -> int:
-    """Rewrite each tagged cell from the module's source; returns how many cells changed."""
-    seen: set[str] = set()
+    """Rewrite each solution from its module's source; returns how many cells changed."""
     changed = 0
     for cell in notebook.cells:
-        if symbols := symbols_of(cell, root):
-            if cell.cell_type == "markdown":
-                source = solution(cell.source, symbols[0])
-            else:
-                source = filled(cell.source, symbols, seen, root)
+        for symbol in symbols_of(cell, root):
+            source = solution(cell.source, symbol)
             changed += source != cell.source
             cell.source = source
     return changed
-
-
-def filled(source: str, symbols: list[Symbol], seen: set[str], root: Path = ROOT) -> str:
-    """The cell's new text: the symbols as the module has them, then what the cell did with them.
-
-    A cell whose author removed the docstrings stays without them.
-    """
-    tree = ast.parse(source)
-    code = render(symbols, seen=seen, docs=_has_docstrings(tree), root=root)
-    return with_tail(code, _after_definitions(source, tree))
 
 
 def solution(source: str, symbol: Symbol) -> str:
@@ -80,23 +64,6 @@ def solution(source: str, symbol: Symbol) -> str:
     from tutorial.solving import FENCE, fenced, plain
 
     return source.replace(FENCE + fenced(source), FENCE + plain(symbol))
-
-
-def with_tail(code: str, tail: str) -> str:
-    """Two blank lines after a def, as the formatter wants them; none after a constant."""
-    if not tail:
-        return code
-    constant = isinstance(ast.parse(code).body[-1], ASSIGNMENTS)
-    return f"{code}\n{tail}" if constant else f"{code}\n\n\n{tail}"
-
-
-def _has_docstrings(tree: ast.Module) -> bool:
-    return any(is_string(node) for node in ast.walk(tree)) or not tree.body
-
-
-def _after_definitions(source: str, tree: ast.Module) -> str:
-    ends = [node.end_lineno or 0 for node in tree.body if defined_name(node)]
-    return "\n".join(source.splitlines()[max(ends, default=0) :]).strip("\n")
 
 
 def execute(
@@ -130,6 +97,20 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({"tags": tags(cell)} if tags(cell) else {})
+    describe_figures(notebook)
+
+
+def describe_figures(notebook: nbformat.NotebookNode) -> None:
+    """Give each figure an alternative text: what the page says under it."""
+    for cell, below in pairwise([*notebook.cells, nbformat.v4.new_markdown_cell("")]):
+        for output in figures_of(cell):
+            text = MARKDOWN.sub(r"\1", below.source.split("\n\n")[0])
+            output.metadata = nbformat.from_dict({"image/png": {"alt": text}})
+
+
+def figures_of(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """Return the outputs of a cell that are pictures."""
+    return [one for one in cell.get("outputs", []) if "image/png" in one.get("data", {})]
 
 
 def machine_paths(notebook: nbformat.NotebookNode) -> list[str]:

@@ -11,7 +11,7 @@ Interval = tuple[str, float, float, str]
 """Lane, start, end, part; times in seconds."""
 
 
-def record(
+def record_span(
     trace: list[Interval],
     clock: Callable[[], float],
     lane: str,

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from npydata.bench.trace import idle_share, record, seconds_by_part, side_by_side, speedup
+from npydata.bench.trace import idle_share, record_span, seconds_by_part, side_by_side, speedup
 from npydata.system.page_cache import counter_in, moved_by
 from tutorial.building import Build
 from tutorial.promised.start import CARDS, PROMISES  # noqa: F401
@@ -67,7 +67,7 @@ def looks_first(trace, clock, lane, part, work):
 
 
 def works_twice(trace, clock, lane, part, work):
-    record(trace, clock, lane, part, work)
+    record_span(trace, clock, lane, part, work)
     return work()
 
 
@@ -78,16 +78,16 @@ def works_first(trace, clock, lane, part, work):
 
 
 def hides_the_row(trace, clock, lane, part, work):
-    return record([*trace], clock, lane, part, work)
+    return record_span([*trace], clock, lane, part, work)
 
 
 RECORD = Build(
-    name="record",
-    reference=record,
+    name="record_span",
+    reference=record_span,
     cases=[(0, ()), (100, ()), (100, (("gpu", 3, 9, "compute"),))],
     observe=record_seen,
     show=lambda case: (
-        f'record(trace, clock, "cpu", "data wait", work)  # the clock shows {case[0]}; '
+        f'record_span(trace, clock, "cpu", "data wait", work)  # the clock shows {case[0]}; '
         f"{len(case[1])} rows so far"
     ),
     wrong={

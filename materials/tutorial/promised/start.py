@@ -72,7 +72,9 @@ def the_slower_sets_the_pace(mine):
 def the_work_comes_back(mine):
     """A row is noted for each piece of work, and its result comes back"""
     trace, ticks = [], iter(range(100))
-    results = [mine.record(trace, ticks.__next__, "cpu", "load", lambda k=k: k) for k in range(3)]
+    results = [
+        mine.record_span(trace, ticks.__next__, "cpu", "load", lambda k=k: k) for k in range(3)
+    ]
     expect(results, [0, 1, 2], "results")
     expect(trace, [("cpu", 2 * k, 2 * k + 1, "load") for k in range(3)], "rows")
 
