@@ -8,8 +8,8 @@ import resource
 import signal
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 CPU_S = 3
-"""Seconds of computing a child may take: an endless loop ends here."""
+"""Seconds of computing a child may take: an endless loop that nothing can interrupt ends here."""
+MOST_CPU_S = 30
+"""Seconds for a child that has more to do than the learner's code."""
 WALL_S = 10.0
 """Seconds until a child that waits is given up: thousands of times what a right answer takes."""
 MEMORY_BYTES = 4 << 30
@@ -72,6 +74,36 @@ def in_child(work: Callable[[At], Any]) -> Ended:
     return Ended(value, printed, int.from_bytes(reached[:]), why)
 
 
+class LastsError(BaseException):
+    """Code that was interrupted; no `Exception`, which the learner's code might catch."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Interrupt what computes longer than that, where Python can be interrupted."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise LastsError
+
+    before = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def patience() -> float:
+    """Seconds of computing after which the learner's code is interrupted."""
+    return 0.7 * CPU_S
+
+
+def may_take_longer() -> None:
+    """In a child: what follows is our own code."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S + 1))
+
+
 def what_happens(work: Callable[[], Any]) -> str:
     """Say in one line how `work` ends in a child process: its value, its error, or its death."""
     ended = in_child(lambda at: str(work()))
@@ -99,7 +131,7 @@ def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
 
 def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, MOST_CPU_S + 1))
     if STATM.exists():
         room = int(STATM.read_text().split()[0]) * mmap.PAGESIZE + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (room, room))

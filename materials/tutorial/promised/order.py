@@ -150,6 +150,10 @@ CARDS = [
             "A resumed run sees other samples than the run that crashed.",
         ),
         right=2,
+        reasons={
+            1: "The moves are the same ones, so each can still be undone: every sample comes once.",
+            3: "One order for all is the same order before the crash and after it.",
+        },
     ),
     Card(
         name="from the beginning",
@@ -163,6 +167,10 @@ CARDS = [
             "The ranks of a resumed run get different numbers of batches.",
         ),
         right=1,
+        reasons={
+            2: "How many batches are left was computed before; only where they lie is wrong.",
+            3: "No rank computes another number of batches: all of them make the same mistake.",
+        },
     ),
     Card(
         name="the last round",
@@ -176,5 +184,9 @@ CARDS = [
             "The last rank is given positions that don't exist: an IndexError after a whole epoch.",
         ),
         right=3,
+        reasons={
+            1: "All ranks still get equally many batches, so nobody waits for another.",
+            2: "Every rank has its last batch; that of the last rank reaches beyond the samples.",
+        },
     ),
 ]
