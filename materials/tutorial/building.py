@@ -36,6 +36,8 @@ IN_PLACE = "Your code changes its argument {}: the caller's own data."
 NOTHING_RAISED = "Nothing was raised here; expected {}."
 ERROR_RETURNED = "You return the error; raise it."
 ENDLESS = "Does what your loop tests ever change?"
+SLIPS = NameError, TypeError, AttributeError
+"""Errors that end many an answer, for as many reasons."""
 SHOWN = 50
 """Letters on either side of where two long texts part."""
 PATIENCE = 4
@@ -238,26 +240,34 @@ def agree(expected: Seen, got: Seen, compare_dtype: bool) -> bool:
 def _belief(
     build: Build, inputs: list[Case], got: list[Seen], expected: list[Seen], seconds: float
 ) -> str | None:
-    """The sentence of the wrong answer that does the same, case by case."""
-    for sentence, wrong in build.wrong.items():
-        number = 0
-        try:
-            with within(seconds):
-                for number, case in enumerate(inputs):
-                    theirs = look(build, wrong, case)
-                    if not _alike(theirs, got[number], expected[number], build.compare_dtype):
-                        break
-                else:
+    """The sentence of the wrong answer that does the same: in all cases, or where it matters.
+
+    An answer with two mistakes is like none in all cases. Then the same in every failing case is
+    enough, if there are several: one alone may agree by chance.
+    """
+    dtype = build.compare_dtype
+    everywhere = list(range(len(inputs)))
+    failing = [k for k in everywhere if not agree(expected[k], got[k], dtype)]
+    for places in (everywhere, failing)[: 1 + (len(failing) > 1)]:
+        for sentence, wrong in build.wrong.items():
+            number = places[0]
+            try:
+                with within(seconds):
+                    for number in places:
+                        theirs = look(build, wrong, inputs[number])
+                        if not _alike(theirs, got[number], expected[number], dtype):
+                            break
+                    else:
+                        return sentence
+            except LastsError:
+                if isinstance(got[number].error, LastsError):
                     return sentence
-        except LastsError:
-            if isinstance(got[number].error, LastsError):
-                return sentence
     return None
 
 
 def _alike(theirs: Seen, got: Seen, expected: Seen, dtype: bool) -> bool:
-    """Two answers do the same; an error that nobody asked for must also say the same."""
-    if theirs.error and got.error and not expected.error:
+    """Two answers do the same; a slip that nobody asked for must also say the same."""
+    if isinstance(got.error, SLIPS) and theirs.error and not expected.error:
         return in_one_line(theirs.error) == in_one_line(got.error)
     return agree(theirs, got, dtype)
 

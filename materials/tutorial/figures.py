@@ -145,7 +145,7 @@ def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
         ax.set_title("Three windows, and the pages that the disk delivers", pad=28)
         plt.show()
         counts = [sum(state != "absent" for state in row) for row in (needed, read)]
-        print(f"{int(seq_len)} tokens a window: {counts[0]} pages needed, {counts[1]} read")
+        print(f"windows of {int(seq_len) + 1:,} tokens: {counts[0]} pages needed, {counts[1]} read")
 
     with_sliders(draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1))
 

@@ -36,6 +36,15 @@ def every_sample_comes_once(mine):
         expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
 
 
+def neighbours_part(mine):
+    """Neighbours do not stay neighbours"""
+    for side in (30, 50):
+        shuffle = mine.MyPermutation(side**2, 3)
+        steps = np.diff(shuffle(np.arange(side**2))) % side
+        most = np.bincount(steps).max() / len(steps)
+        expect(bool(most < 0.2), True, "pairs that are as far apart as most others: under a fifth")
+
+
 def no_list_is_kept(mine):
     """A trillion samples take no memory"""
     for n in (10**12, 4**20 + 1, 2**62):
@@ -125,6 +134,7 @@ def iterators_begin_where_they_should(mine):
 
 PROMISES = [
     every_sample_comes_once,
+    neighbours_part,
     no_list_is_kept,
     seeds_decide,
     epochs_differ,
