@@ -361,6 +361,12 @@ def test_an_author_says_what_is_near_and_may_write_a_truth_with_commas(capsys):
     assert capsys.readouterr().out.count("near enough") == 2
 
 
+def test_a_choice_that_is_a_number_may_be_given_as_one(capsys):
+    predict("pages", "1.0", "1.5", mine=1)
+    reveal("pages", "1.0")
+    assert "you said 1.0: right" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mine", ["many", "8 or 9", True, None])
 def test_what_is_no_number_is_no_answer(capsys, mine):
     predict("size", unit="bytes", mine=mine)

@@ -28,8 +28,7 @@ def bytes_for(path: Path, look: Callable[[], object]) -> int:
         return SAVED
     look()
     pages = _when_settled(path)
-    all_of_it = ", all of it," if pages.all() else ""
-    print(f"{pages.sum():,} pages of the file{all_of_it} are in memory now;")
+    print(f"{pages.sum():,} of the file's {len(pages):,} pages are in memory now;")
     print(f"the device reads ahead {readahead_kb(path):,} KiB")
     return bytes_read() - before
 

@@ -56,8 +56,12 @@ def predict(
 
 def _choice(mine: Any, choices: tuple[str, ...]) -> Any:
     """The choice that was meant, "No" or 1.5 too; dots where none was."""
-    said = str(mine).strip().casefold()
-    return next((one for one in choices if one.casefold() == said), ...)
+    said, number = str(mine).strip().casefold(), _number(mine, "")
+
+    def meant(one: str) -> bool:
+        return one.casefold() == said or (number is not ... and _number(one, "") == number)
+
+    return next(filter(meant, choices), ...)
 
 
 def _number(mine: Any, unit: str) -> Any:
