@@ -459,6 +459,19 @@ def test_an_error_that_is_returned_should_be_raised():
     assert "You return the error; raise it." in judge(pair, gives_the_error).text
 
 
+def test_a_fraction_where_a_count_is_asked_for_is_named():
+    half = Build(name="f", reference=lambda n: n // 2, cases=[(2,), (3,)])
+    assert "a float came back, expected an int" in judge(half, lambda n: n / 2).text
+
+
+def test_an_answer_with_two_mistakes_is_told_what_fits_all_failing_cases():
+    """It is right on the even numbers, where the wrong one is not."""
+    odd = Build(name="f", reference=lambda n: n + 1, cases=[(n,) for n in range(6)],
+                wrong={"You stay.": lambda n: n})  # fmt: skip
+    assert "You stay." in judge(odd, lambda n: n + 1 - n % 2).text
+    assert "You stay." not in judge(odd, lambda n: n + (n != 3)).text  # one case: by chance
+
+
 def test_none_is_an_answer_where_the_reference_gives_none():
     found = Build(name="f", reference=lambda n: n if n > 2 else None, cases=[(1,), (2,), (3,)])
     assert "returns nothing" not in judge(found, lambda n: n if n > 1 else None).text

@@ -218,6 +218,9 @@ def _reasons(
     """What is told of a failing case: where an error was raised, and one reason."""
     wanted, found, dtype = expected[first], got[first], build.compare_dtype
     lines = [line] if (line := line_of(answer, found.error)) and not wanted.error else []
+    error = _error_expected(wanted, found, dtype)
+    if error and any(isinstance(one, BaseException) for one in found.returns):
+        return [ERROR_RETURNED]
     if belief := _belief(build, inputs, got, expected, seconds):
         return [*lines, belief]
     if isinstance(found.error, LastsError):
@@ -277,8 +280,7 @@ def _what_kind(got: Seen, expected: Seen, dtype: bool) -> str | None:
     if isinstance(got.error, ChangedInPlaceError):
         return IN_PLACE.format(got.error)
     if error := _error_expected(expected, got, dtype):
-        returned = any(isinstance(one, BaseException) for one in got.returns)
-        return ERROR_RETURNED if returned else NOTHING_RAISED.format(error)
+        return NOTHING_RAISED.format(error)
     if any(one is None for one in got.returns) and _gives_values(expected):
         return NO_RETURN
     if got.error is None and got.value is None and expected.value is not None:
@@ -346,6 +348,8 @@ def _other_kind(expected: Seen, got: Seen) -> str | None:
     """Another kind of value altogether: a list where one number was asked for."""
     if expected.error or got.error:
         return None
+    if isinstance(got.value, float) and isinstance(expected.value, int | np.integer):
+        return "a float came back, expected an int"
     kinds = [_kind(seen.value) for seen in (got, expected)]
     return None if kinds[0] == kinds[1] else f"{kinds[0]} came back, expected {kinds[1]}"
 
@@ -396,7 +400,7 @@ def _both_texts(expected: Seen, got: Seen, dtype: bool) -> tuple[str, str]:
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return _texts_apart(a, b, dtype)
     rows = {key: _texts_apart(a[key], b[key], dtype) for key in a if key in b}
-    rows |= {key: (text_of(a[key], dtype), "missing") for key in a if key not in b}
+    rows = rows or {key: (text_of(a[key], dtype), "missing") for key in a}
     one, other = (", ".join(f"{key}: {row[k]}" for key, row in rows.items()) for k in (0, 1))
     return one, other
 

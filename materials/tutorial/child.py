@@ -96,7 +96,7 @@ def within(seconds: float) -> Iterator[None]:
 
 def patience() -> float:
     """Seconds of computing after which the learner's code is interrupted."""
-    return 0.7 * CPU_S
+    return CPU_S / 2
 
 
 def may_take_longer() -> None:

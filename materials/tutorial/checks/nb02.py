@@ -559,6 +559,12 @@ def after_up_to_the_end(self, batches):
     return min(self.start + batches * self.batch_size * self.world_size, self.num_samples)
 
 
+def after_all_again(self, batches):
+    full = min(batches, self.full_batches)
+    last = self.num_samples if batches > full else 0
+    return self.start + (full * self.batch_size + last) * self.world_size
+
+
 def after_all_from_zero(self, batches):
     return min(batches * self.batch_size * self.world_size, self.num_samples)
 
@@ -575,6 +581,7 @@ SAMPLES_AFTER = Build(
         "You count the samples of one rank; all of them together are asked for.": after_of_one_rank,
         "The samples of the short batch are given out, too.": after_full_ones,
         "You count the short batch as if it were full.": after_all_full,
+        "You add all samples of the epoch where the short batch's are meant.": after_all_again,
         "At the end you count the dropped samples too, which nobody was given.": (
             after_up_to_the_end
         ),
@@ -749,6 +756,14 @@ def keeps_the_samples(self):
     return Cursor(self.epoch + 1 if self.begun else self.epoch, self.samples)
 
 
+def moves_and_gives_itself(self):
+    if self.after_failure is not None:
+        return self.after_failure
+    if self.begun:
+        self.move_to_next_epoch()
+    return self
+
+
 def gives_itself(self):
     if self.after_failure is not None:
         return self.after_failure
@@ -794,6 +809,7 @@ FOR_NEXT_ITERATOR = Build(
         "You go on in the right epoch, but from its beginning.": forgets_the_samples,
         "A new epoch begins at its first sample.": keeps_the_samples,
         "You return the cursor itself; the old iterator may still move it.": gives_itself,
+        "You move the old iterator's cursor, and give it to the new one.": moves_and_gives_itself,
         "You change the cursor itself; it says where the old iterator stands.": moves_itself,
     },
 )
