@@ -454,6 +454,14 @@ def test_a_missing_return_and_a_missing_error_are_named(answer, told, observe):
     assert told in judge(pair, answer).text
 
 
+def test_a_text_where_a_mapping_is_expected_is_no_mishap_of_ours():
+    pair = Build(name="f", reference=halves, cases=[([1, 2],)], observe=halves_seen)
+    text = judge(pair, lambda numbers: 1 / 0).text
+    assert "got       ZeroDivisionError" in text
+    stopped = Build(name="f", reference=lambda n: {"n": n}, cases=[(1,), (2,)])
+    assert "a str came back, expected a dict" in judge(stopped, lambda n: "ValueError").text
+
+
 def test_an_error_that_is_returned_should_be_raised():
     pair = Build(name="f", reference=halves, cases=[([1, 2],), ([],)])
     assert "You return the error; raise it." in judge(pair, gives_the_error).text

@@ -301,9 +301,8 @@ def _error_expected(expected: Seen, got: Seen, dtype: bool) -> str | None:
         return type(expected.error).__name__
     wanted, found = (seen.value for seen in _parted(expected, got, dtype))
     if isinstance(wanted, dict):
-        wanted, found = wanted.get("raised"), (found or {}).get("raised", "")
-        if found not in ("", "nothing", None):
-            return None
+        found = found.get("raised") if isinstance(found, dict) else None
+        wanted = wanted.get("raised") if found in ("nothing", None) else None
     elif isinstance(found, str):
         return None
     return wanted if isinstance(wanted, str) and re.fullmatch(r"\w*Error", wanted) else None
