@@ -10,15 +10,21 @@ told. The fix is never shown.
 import ast
 import copy
 import inspect
+import linecache
+import re
 import textwrap
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
-from tutorial.child import KILLED, At, Ended, in_child, in_one_line
+from tutorial import child
+from tutorial.child import KILLED, SLOW, At, Ended, LastsError, in_child, in_one_line, within
 from tutorial.grading import same, text_of
 
 Case = tuple[Any, ...]
@@ -27,6 +33,15 @@ Observe = Callable[..., Any]
 GENERIC = "Work this case out by hand and compare it with what your code does."
 NO_RETURN = "Your code returns nothing: what should a call give back?"
 IN_PLACE = "Your code changes its argument {}: the caller's own data."
+NOTHING_RAISED = "Nothing was raised here; expected {}."
+ERROR_RETURNED = "You return the error; raise it."
+ENDLESS = "Does what your loop tests ever change?"
+SLIPS = NameError, TypeError, AttributeError
+"""Errors that end many an answer, for as many reasons."""
+SHOWN = 50
+"""Letters on either side of where two long texts part."""
+PATIENCE = 4
+"""A wrong answer may take so many times as long as the reference, and then is another one."""
 
 
 class ChangedInPlaceError(Exception):
@@ -93,8 +108,12 @@ class Seen:
 
     value: Any = None
     error: BaseException | None = None
+    returns: tuple[Any, ...] = ()
+    """What the answer returned, call by call, while it was looked at."""
 
     def text(self, dtype: bool) -> str:
+        if isinstance(self.error, LastsError):
+            return f"nothing: {SLOW}"
         if self.error is not None:
             return in_one_line(self.error)
         if isinstance(self.value, dict):
@@ -131,35 +150,87 @@ def _deadly(build: Build, inputs: list[Case], ended: Ended) -> list[str]:
 
 def look(build: Build, answer: Any, case: Case) -> Seen:
     """Observe an answer on its own copy of a case."""
+    returns: list[Any] = []
     try:
-        return Seen(build.observe(answer, *copy.deepcopy(case)))
+        value = build.observe(noting(answer, returns), *copy.deepcopy(case))
+        return Seen(value, returns=tuple(returns))
     except Exception as error:  # the learner's mistake, or what the case asks for
-        return Seen(error=error)
+        return Seen(error=error, returns=tuple(returns))
+
+
+def noting(answer: Any, returns: list[Any]) -> Any:
+    """The same function, with a note of each value it returns; a class stays as it is."""
+    if not isinstance(answer, FunctionType):
+        return answer
+
+    @wraps(answer)
+    def noted(*args: Any, **options: Any) -> Any:
+        value = answer(*args, **options)
+        returns.append(value)
+        return value
+
+    return noted
+
+
+def _look_at_all(
+    build: Build, inputs: list[Case], answer: Any, seconds: float, at: At | None = None
+) -> list[Seen]:
+    """Observe case by case; a case that does not come to an end is the last one."""
+    seen: list[Seen] = []
+    try:
+        with within(seconds):
+            for number, case in enumerate(inputs):
+                if at:
+                    at(number)
+                seen.append(look(build, answer, case))
+    except LastsError as error:
+        seen.append(Seen(error=error))
+    return seen
 
 
 def _grade(build: Build, inputs: list[Case], answer: Any, at: At) -> tuple[bool, str]:
     """In the child: compare case by case."""
-    got = []
-    for number, case in enumerate(inputs):
-        at(number)
-        got.append(look(build, answer, case))
+    got = _look_at_all(build, inputs, answer, child.patience(), at)
+    child.may_take_longer()
+    inputs = inputs[: len(got)]
+    begin = time.process_time()
     expected = [look(build, build.reference, case) for case in inputs]
-    failing = [
-        number
-        for number in range(len(inputs))
-        if not agree(expected[number], got[number], build.compare_dtype)
-    ]
+    seconds = max(0.2, PATIENCE * (time.process_time() - begin))
+    dtype = build.compare_dtype
+    failing = [k for k in range(len(inputs)) if not agree(expected[k], got[k], dtype)]
     if not failing:
         return True, f"{build.name}: right on all {len(inputs)} cases."
-    first = failing[0]
-    other = _other_kind(expected[first], got[first])
-    belief = _belief(build, inputs, got) or _what_kind(got[first], expected[first])
-    where = _difference(expected[first], got[first], build.compare_dtype)
-    named = isinstance(expected[first].value, dict)  # the entries shown say what is wrong
-    reasons = [belief] if belief else [other] if other else where if named else [*where, GENERIC]
-    parted = _parted(expected[first], got[first], build.compare_dtype)
-    texts = (seen.text(build.compare_dtype) for seen in parted)
+    first = failing[-1] if isinstance(got[-1].error, LastsError) else failing[0]
+    reasons = _reasons(build, inputs, answer, expected, got, first, seconds)
+    texts = _both_texts(*_parted(expected[first], got[first], dtype), dtype)
     return False, _report(build, inputs[first], *texts, reasons)
+
+
+def _reasons(
+    build: Build,
+    inputs: list[Case],
+    answer: Any,
+    expected: list[Seen],
+    got: list[Seen],
+    first: int,
+    seconds: float,
+) -> list[str]:
+    """What is told of a failing case: where an error was raised, and one reason."""
+    wanted, found, dtype = expected[first], got[first], build.compare_dtype
+    lines = [line] if (line := line_of(answer, found.error)) and not wanted.error else []
+    error = _error_expected(wanted, found, dtype)
+    if error and any(isinstance(one, BaseException) for one in found.returns):
+        return [ERROR_RETURNED]
+    if belief := _belief(build, inputs, got, expected, seconds):
+        return [*lines, belief]
+    if isinstance(found.error, LastsError):
+        return [*lines, ENDLESS]
+    if kind := _what_kind(found, wanted, dtype):
+        return [*lines, kind]
+    where = _difference(wanted, found, dtype)
+    if isinstance(wanted.value, dict):  # the entries shown say what is wrong
+        return lines + where
+    return lines or [*where, GENERIC]
 
 
 def agree(expected: Seen, got: Seen, compare_dtype: bool) -> bool:
@@ -169,21 +240,97 @@ def agree(expected: Seen, got: Seen, compare_dtype: bool) -> bool:
     return same(expected.value, got.value, compare_dtype)
 
 
-def _belief(build: Build, inputs: list[Case], got: list[Seen]) -> str | None:
-    """The sentence of the wrong answer that does the same, case by case."""
-    for sentence, wrong in build.wrong.items():
-        theirs = (look(build, wrong, case) for case in inputs)
-        if all(agree(a, b, build.compare_dtype) for a, b in zip(theirs, got, strict=True)):
-            return sentence
+def _belief(
+    build: Build, inputs: list[Case], got: list[Seen], expected: list[Seen], seconds: float
+) -> str | None:
+    """The sentence of the wrong answer that does the same: in all cases, or where it matters.
+
+    An answer with two mistakes is like none in all cases. Then the same in every failing case is
+    enough, if there are several: one alone may agree by chance.
+    """
+    dtype = build.compare_dtype
+    everywhere = list(range(len(inputs)))
+    failing = [k for k in everywhere if not agree(expected[k], got[k], dtype)]
+    for places in (everywhere, failing)[: 1 + (len(failing) > 1)]:
+        for sentence, wrong in build.wrong.items():
+            number = places[0]
+            try:
+                with within(seconds):
+                    for number in places:
+                        theirs = look(build, wrong, inputs[number])
+                        if not _alike(theirs, got[number], expected[number], dtype):
+                            break
+                    else:
+                        return sentence
+            except LastsError:
+                if isinstance(got[number].error, LastsError):
+                    return sentence
     return None
 
 
-def _what_kind(got: Seen, expected: Seen) -> str | None:
+def _alike(theirs: Seen, got: Seen, expected: Seen, dtype: bool) -> bool:
+    """Two answers do the same; a slip that nobody asked for must also say the same."""
+    if isinstance(got.error, SLIPS) and theirs.error and not expected.error:
+        return in_one_line(theirs.error) == in_one_line(got.error)
+    return agree(theirs, got, dtype)
+
+
+def _what_kind(got: Seen, expected: Seen, dtype: bool) -> str | None:
+    """What is wrong with the kind of thing that came back, whatever its value."""
     if isinstance(got.error, ChangedInPlaceError):
         return IN_PLACE.format(got.error)
+    if error := _error_expected(expected, got, dtype):
+        return NOTHING_RAISED.format(error)
+    if any(one is None for one in got.returns) and _gives_values(expected):
+        return NO_RETURN
     if got.error is None and got.value is None and expected.value is not None:
         return NO_RETURN
-    return None
+    return _other_kind(expected, got)
+
+
+def _gives_values(expected: Seen) -> bool:
+    """Whether the reference returned something in each of its calls."""
+    return bool(expected.returns) and all(one is not None for one in expected.returns)
+
+
+def _error_expected(expected: Seen, got: Seen, dtype: bool) -> str | None:
+    """The error that the reference ends in, where the answer ends in none."""
+    if got.error:
+        return None
+    if expected.error:
+        return type(expected.error).__name__
+    wanted, found = (seen.value for seen in _parted(expected, got, dtype))
+    if isinstance(wanted, dict):
+        found = found.get("raised") if isinstance(found, dict) else None
+        wanted = wanted.get("raised") if found in ("nothing", None) else None
+    elif isinstance(found, str):
+        return None
+    return wanted if isinstance(wanted, str) and re.fullmatch(r"\w*Error", wanted) else None
+
+
+def line_of(answer: Any, error: BaseException | None) -> str | None:
+    """The last line of the learner's own code that an error passed through."""
+    if error is None:
+        return None
+    own = set(_codes(answer))
+    frames = [frame for frame in traceback.walk_tb(error.__traceback__) if frame[0].f_code in own]
+    if not frames:
+        return None
+    frame, number = frames[-1]
+    text = linecache.getline(frame.f_code.co_filename, number).strip()
+    return f"in your line {number}: {text}" if text else None
+
+
+def _codes(answer: Any) -> Iterator[CodeType]:
+    """The code of a function, or of a class's methods, and of what is defined inside."""
+    if inspect.isclass(answer):
+        for one in vars(answer).values():
+            yield from _codes(getattr(one, "__func__", one))
+    waiting = [answer.__code__] if isinstance(answer, FunctionType) else []
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
 
 
 def _parted(expected: Seen, got: Seen, dtype: bool) -> tuple[Seen, Seen]:
@@ -200,6 +347,8 @@ def _other_kind(expected: Seen, got: Seen) -> str | None:
     """Another kind of value altogether: a list where one number was asked for."""
     if expected.error or got.error:
         return None
+    if isinstance(got.value, float) and isinstance(expected.value, int | np.integer):
+        return "a float came back, expected an int"
     kinds = [_kind(seen.value) for seen in (got, expected)]
     return None if kinds[0] == kinds[1] else f"{kinds[0]} came back, expected {kinds[1]}"
 
@@ -214,13 +363,16 @@ def _kind(value: Any) -> str:
 
 
 def _difference(expected: Seen, got: Seen, dtype: bool) -> list[str]:
-    """Where two arrays part, or two pairs of them: looking at them whole may not show it."""
+    """Where two arrays part, or two pairs or mappings of them: as a whole they may look alike."""
     a, b = expected.value, got.value
+    if isinstance(a, dict) and isinstance(b, dict):
+        parts = [(str(key), a[key], b[key]) for key in a if key in b]
+        found = [_different_part(*part, dtype) for part in parts]
+        return [line for lines in found for line in lines][:1]
     if isinstance(a, tuple) and isinstance(b, tuple | list) and len(a) == len(b):
         for number, (one, other) in enumerate(zip(a, b, strict=True)):
             if not same(one, other, dtype):
-                found = _difference(Seen(one), Seen(other), dtype)
-                return [f"part {number}: {text}" for text in found]
+                return _different_part(f"part {number}", one, other, dtype)
     if not (hasattr(a, "shape") and hasattr(b, "shape")):
         return []
     left, right = np.asarray(a), np.asarray(b)
@@ -233,6 +385,39 @@ def _difference(expected: Seen, got: Seen, dtype: bool) -> list[str]:
         return []
     where = tuple(places[0].tolist())
     return [f"first difference at {list(where)}: {right[where]}, expected {left[where]}"]
+
+
+def _different_part(name: str, expected: Any, got: Any, dtype: bool) -> list[str]:
+    return [f"{name}: {text}" for text in _difference(Seen(expected), Seen(got), dtype)]
+
+
+def _both_texts(expected: Seen, got: Seen, dtype: bool) -> tuple[str, str]:
+    """What is shown of two observations; where long ones are cut, where they part."""
+    if expected.error or got.error:
+        return expected.text(dtype), got.text(dtype)
+    a, b = expected.value, got.value
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return _texts_apart(a, b, dtype)
+    rows = {key: _texts_apart(a[key], b[key], dtype) for key in a if key in b}
+    rows = rows or {key: (text_of(a[key], dtype), "missing") for key in a}
+    one, other = (", ".join(f"{key}: {row[k]}" for key, row in rows.items()) for k in (0, 1))
+    return one, other
+
+
+def _texts_apart(expected: Any, got: Any, dtype: bool) -> tuple[str, str]:
+    """Two values as texts that differ where the values do."""
+    one, other = text_of(expected, dtype), text_of(got, dtype)
+    if one == other and not one.endswith("..."):
+        return f"{one} ({_kind(expected)})", f"{other} ({_kind(got)})"
+    if not (one.endswith("...") and other.endswith("...")):
+        return one, other
+    whole, theirs = repr(expected), repr(got)
+    pairs = enumerate(zip(whole, theirs, strict=False))
+    place = next((k for k, (a, b) in pairs if a != b), min(len(whole), len(theirs)))
+    if place < len(one) - SHOWN // 2:
+        return one, other
+    begin, end = place - SHOWN, place + SHOWN
+    return f"...{whole[begin:end]}...", f"...{theirs[begin:end]}..."
 
 
 def _report(build: Build, case: Case, expected: str, got: str, reasons: list[str]) -> str:

@@ -8,8 +8,8 @@ import resource
 import signal
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 CPU_S = 3
-"""Seconds of computing a child may take: an endless loop ends here."""
+"""Seconds of computing a child may take: an endless loop that nothing can interrupt ends here."""
+MOST_CPU_S = 30
+"""Seconds of computing, and of waiting, for what a child does beside the learner's code."""
 WALL_S = 10.0
 """Seconds until a child that waits is given up: thousands of times what a right answer takes."""
 MEMORY_BYTES = 4 << 30
@@ -29,6 +31,9 @@ SLOW = "it computed for seconds, and had not come to an end"
 BUSY_S = 0.5
 """Of the time it had, a child that only waits computes less."""
 STATM = Path("/proc/self/statm")
+
+_reached: mmap.mmap | None = None
+"""In a child: the step it has come to, and whether the learner's code is done."""
 
 At = Callable[[int], None]
 
@@ -50,16 +55,18 @@ def in_child(work: Callable[[At], Any]) -> Ended:
 
     The value must be picklable. An exception that leaves `work` is told in `why`.
     """
-    reached = mmap.mmap(-1, 8)
+    reached = mmap.mmap(-1, 9)
     receive, send = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a kernel has threads; we only compute
         pid = os.fork()
     if not pid:
+        global _reached
+        _reached = reached
         _work(work, lambda step: reached.write(step.to_bytes(8)) and reached.seek(0), send)
     send.close()
     try:
-        in_time = receive.poll(WALL_S)
+        in_time = receive.poll(WALL_S) or (reached[8] and receive.poll(MOST_CPU_S))
         value, printed, why = receive.recv() if in_time else (None, "", None)
     except EOFError:  # it died, and its end of the pipe was closed with it
         value, printed, why = None, "", _in_words(os.waitpid(pid, 0)[1])
@@ -69,7 +76,39 @@ def in_child(work: Callable[[At], Any]) -> Ended:
         computed_s = _end(pid) if pid else 0.0
     if pid and not in_time:
         why = SLOW if computed_s > BUSY_S else "it waited without end"
-    return Ended(value, printed, int.from_bytes(reached[:]), why)
+    return Ended(value, printed, int.from_bytes(reached[:8]), why)
+
+
+class LastsError(BaseException):
+    """Code that was interrupted; no `Exception`, which the learner's code might catch."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Interrupt what computes longer than that, where Python can be interrupted."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise LastsError
+
+    before = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def patience() -> float:
+    """Seconds of computing after which the learner's code is interrupted."""
+    return CPU_S / 2
+
+
+def may_take_longer() -> None:
+    """In a child: what follows is our own code."""
+    if _reached is not None:
+        _reached[8] = 1
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S + 1))
 
 
 def what_happens(work: Callable[[], Any]) -> str:
@@ -99,7 +138,7 @@ def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
 
 def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, MOST_CPU_S + 1))
     if STATM.exists():
         room = int(STATM.read_text().split()[0]) * mmap.PAGESIZE + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (room, room))

@@ -1,7 +1,10 @@
 """What reading costs, counted: bytes from the disk, bytes copied, pages."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from npydata.system.page_cache import (
     bytes_read,
@@ -32,9 +35,22 @@ def bytes_for(path: Path, look: Callable[[], object]) -> int:
         print("(the file stays in memory here; this is from another machine)")
         return SAVED
     look()
-    print(f"{resident_pages(path).sum():,} pages of the file are in memory now;")
-    print(f"the device reads ahead {readahead_kb(path)} KiB")
+    pages = _when_settled(path)
+    print(f"{pages.sum():,} of the file's {len(pages):,} pages are in memory now;")
+    print(f"the device reads ahead {readahead_kb(path):,} KiB")
     return bytes_read() - before
+
+
+def _when_settled(path: Path) -> np.ndarray:
+    """The pages in memory once no more come: what is read ahead arrives a little later."""
+    pages, last = resident_pages(path), -1
+    for _ in range(100):
+        if pages.sum() == last:
+            break
+        last = pages.sum()
+        time.sleep(0.02)
+        pages = resident_pages(path)
+    return pages
 
 
 def bytes_copied_in(job: Callable[[], object]) -> int:

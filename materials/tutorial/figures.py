@@ -145,33 +145,48 @@ def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
         ax.set_title("Three windows, and the pages that the disk delivers", pad=28)
         plt.show()
         counts = [sum(state != "absent" for state in row) for row in (needed, read)]
-        print(f"{int(seq_len)} tokens a window: {counts[0]} pages needed, {counts[1]} read")
+        print(f"windows of {int(seq_len) + 1:,} tokens: {counts[0]} pages needed, {counts[1]} read")
 
     with_sliders(draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1))
 
 
 def shuffle_rounds(make: Callable[[int], Any]) -> None:
-    """Turn the number of samples and of rounds: where the cells of a shuffle's grid go."""
+    """Turn the number of samples: where the cells of a shuffle's grid go, round by round."""
     use_style()
 
-    def draw(n: float, rounds: float) -> None:
+    def draw(n: float) -> None:
         shuffle = make(int(n))
-        shuffle.keys = shuffle.keys[: int(rounds)]
+        keys = shuffle.keys
         shape = int(shuffle.rows), int(shuffle.columns)
         cells = np.arange(shape[0] * shape[1], dtype=np.uint64)
-        places = np.asarray(shuffle.scramble(cells)).astype(int).reshape(shape)
-        _, ax = plt.subplots(figsize=(WIDTH, 3.2))
-        for (row, column), cell in np.ndenumerate(places):
-            fill = PALETTE["failed"] if cell >= n else plt.cm.Blues(0.1 + 0.5 * cell / n)
-            _numbered(ax, column, row, cell, fill, "white" if cell >= n else INK)
-        _bare(ax, shape, f"{int(n)} samples after {int(rounds)} rounds; red: no sample")
+        _, panels = plt.subplots(1, len(keys) + 1, figsize=(WIDTH + 2, 2.9))
+        for rounds, ax in enumerate(panels):
+            shuffle.keys = keys[:rounds]
+            places = np.asarray(shuffle.scramble(cells)).astype(int)
+            for position, cell in enumerate(places.tolist()):
+                _one_place(ax, *reversed(divmod(position, shape[1])), position, cell, n)
+            _bare(ax, shape, _counted(rounds, "round"))
+        plt.suptitle(f"Where the cells go: {int(n)} samples on a grid of {len(cells)} cells")
         plt.show()
-        outside = int((places.ravel()[: int(n)] >= n).sum())
-        print(
-            f"{len(cells)} cells; {outside} of {int(n)} positions lead to a cell without a sample"
-        )
+        outside = int((places[: int(n)] >= n).sum())
+        leads = "leads" if outside == 1 else "lead"
+        print(f"{len(cells)} cells; {outside} of {int(n)} positions {leads} outside the samples")
 
-    with_sliders(draw, n=(22, 2, 48, 1), rounds=(1, 0, 3, 1))
+    with_sliders(draw, n=(22, 2, 48, 1))
+
+
+def _one_place(ax: Axes, x: float, y: float, position: int, cell: int, n: float) -> None:
+    """A place of the grid, and the cell it leads to; the places behind n are nobody's."""
+    fill = PALETTE["failed"] if cell >= n else plt.cm.Blues(0.1 + 0.5 * cell / n)
+    if position >= n:
+        fill = "white"
+    ink = "white" if cell >= n and position < n else INK
+    _numbered(ax, x, y, f"({cell})" if position >= n else cell, fill, ink)
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def dealt_out(make: Callable[..., Any]) -> None:
@@ -194,7 +209,8 @@ def dealt_out(make: Callable[..., Any]) -> None:
             _numbered(ax, column, row, text[position], fill[position], ink)
         _bare(ax, (2, 23), "46 positions, each with its rank; grey: given before, red: dropped")
         plt.show()
-        print(f"{len(sampler)} batches for each rank, {sampler.dropped} samples dropped")
+        each, dropped = _counted(len(sampler), "batch"), _counted(sampler.dropped, "sample")
+        print(f"{each} for each rank, {dropped} dropped")
 
     with_sliders(draw, batch_size=(4, 1, 12, 1), ranks=(3, 1, 4, 1), start=(0, 0, 46, 1))
 

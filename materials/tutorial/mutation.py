@@ -1,8 +1,8 @@
 """One-line changes that break a promise: the learner predicts the symptom, CI confirms it."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Card:
     symptoms: tuple[str, ...]
     right: int
     """The number of the symptom, from 1."""
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    """Why another symptom is not what happens, by its number."""
 
 
 def infect(card: Card) -> None:

@@ -1,18 +1,22 @@
 """Predictions: the learner commits to an answer before a cell runs, and is told how it went.
 
     predict("copy", "yes", "no", mine=...)      # one of some choices
-    predict("bytes", unit="bytes", mine=...)    # a number; within a factor of 2 is right
+    predict("bytes", unit="bytes", mine=...)    # a number; a quarter more or less is near enough
+    predict("wait", unit="ms", near=2, mine=...)    # a measured one: half or twice is near enough
     reveal("copy", "no")                        # in the cell that shows it; counts so far
 
 In JupyterLab a widget takes the answer; elsewhere it stands in the call.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from tutorial.sliders import is_live
 
-NEAR = 2.0
+NEAR = 1.25
+MEASURED = {"times", "s", "ms", "us", "seconds", "MB/s", "GB/s"}
+"""Units of what a clock says: another run says something else, so that twice or half is near."""
 OPEN = "your prediction: none yet. Write it in place of the dots, then run the cell."
 
 
@@ -21,6 +25,9 @@ class Prediction:
     """What was asked, answered and seen."""
 
     choices: tuple[str, ...]
+    unit: str = ""
+    near: float = NEAR
+    """A number that is so many times too large or too small is near enough."""
     mine: Any = ...
     right: bool | None = None
 
@@ -28,22 +35,46 @@ class Prediction:
 MADE: dict[str, Prediction] = {}
 
 
-def predict(name: str, *choices: str, unit: str = "", mine: Any = ...) -> None:
+def predict(
+    name: str, *choices: str, unit: str = "", near: float | None = None, mine: Any = ...
+) -> None:
     """Note the learner's answer to a question."""
-    MADE[name] = asked = Prediction(choices)
+    near = near or (2.0 if unit in MEASURED else NEAR)
+    MADE[name] = asked = Prediction(choices, unit, near)
     what = f"one of {', '.join(map(repr, choices))}" if choices else f"a number of {unit}".rstrip()
-    if mine is not ... and not _fits(mine, choices):
-        print(f"{mine!r} is no answer here, expected {what}")
-        return
-    asked.mine = mine
+    if mine is not ...:
+        asked.mine = _choice(mine, choices) if choices else _number(mine, unit)
+        if asked.mine is ...:
+            print(f"{mine!r} is no answer here, expected {what}")
+            return
     if mine is ... and is_live():
         _widget(asked, unit)
     else:
-        print(OPEN if mine is ... else f"your prediction: {mine} {unit}".rstrip(), f"({what})")
+        said = OPEN if mine is ... else f"your prediction: {asked.mine} {unit}".rstrip()
+        print(said, f"({what})")
 
 
-def _fits(mine: Any, choices: tuple[str, ...]) -> bool:
-    return mine in choices if choices else isinstance(mine, int | float)
+def _choice(mine: Any, choices: tuple[str, ...]) -> Any:
+    """The choice that was meant, "No" or 1.5 too; dots where none was."""
+    said, number = str(mine).strip().casefold(), _number(mine, "")
+
+    def meant(one: str) -> bool:
+        return one.casefold() == said or (number is not ... and _number(one, "") == number)
+
+    return next(filter(meant, choices), ...)
+
+
+def _number(mine: Any, unit: str) -> Any:
+    """The number that was meant, "30 %" or "8,388,608 bytes" too; dots where none was."""
+    if isinstance(mine, bool):
+        return ...
+    if not isinstance(mine, str):
+        return mine if isinstance(mine, int | float) else ...
+    text = mine.strip().casefold().removesuffix(unit.casefold()).removesuffix("%")
+    text = re.sub(r"[ ,_]", "", text)
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text):
+        return ...
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
 
 
 def _widget(asked: Prediction, unit: str) -> None:
@@ -64,9 +95,12 @@ def reveal(name: str, truth: Any) -> None:
     if asked.mine is ...:
         print(f"it is: {truth}\n(you made no prediction)")
         return
-    asked.right = _begins(asked.mine, truth) if asked.choices else _near(asked.mine, truth)
+    number = not asked.choices
+    asked.right = _near(asked, truth) if number else _begins(asked.mine, truth)
     made = [one.right for one in MADE.values() if one.right is not None]
     verdict = "right" if asked.right else "not so"
+    if number and asked.right and asked.mine != truth:
+        verdict = "near enough"
     print(f"it is: {truth}\nyou said {asked.mine}: {verdict} ({sum(made)} of {len(made)} right)")
 
 
@@ -75,5 +109,8 @@ def _begins(mine: str, truth: Any) -> bool:
     return str(truth).startswith(mine)
 
 
-def _near(mine: float, truth: float) -> bool:
-    return mine == truth or (mine > 0 and truth / NEAR <= mine <= truth * NEAR)
+def _near(asked: Prediction, truth: Any) -> bool:
+    """Exact, or hardly more or less. A truth may be written with commas."""
+    truth = _number(truth, asked.unit) if isinstance(truth, str) else truth
+    mine = asked.mine
+    return mine == truth or (mine > 0 and truth / asked.near <= mine <= truth * asked.near)

@@ -158,7 +158,8 @@ def compare(
     runs = in_turn(repeats, steps, saves, replaced)
     for name, scores in zip(("naive", "replaced"), runs, strict=True):
         waits = sorted(1000 * (score.total - score.compute) / steps for score in scores)
-        print(f"{name:<9}{waits[0]:>7.1f} to {waits[-1]:.1f} ms of waiting in a step")
+        spread = f"{waits[0]:>7.1f} to {waits[-1]:.1f} ms a step"
+        print(f"{name:<9}{spread} of waiting for data, saves and loads")
     medians = [
         sorted(kept, key=lambda score: score.total - score.compute)[repeats // 2] for kept in runs
     ]

@@ -33,6 +33,10 @@ __all__ = [
 
 YOURS = "Yours runs from here on."
 OURS = "The library's runs from here on."
+PRACTICE = "(Practice: it is no piece of your package.)"
+EARLIER = "In lab/mine stays the answer of yours that was right before; promises tests that one."
+REFUSED: set[str] = set()
+"""Builds whose last answer was not right, though an earlier one lies in the package."""
 
 
 def checked(name: str, answer: Any) -> Any:
@@ -43,8 +47,14 @@ def checked(name: str, answer: Any) -> Any:
         print(f"your code printed, at first:\n{verdict.printed}\n")
     print(verdict.text, end="\n" if verdict.right is False else " ")
     print(YOURS if verdict.right else OURS)
+    REFUSED.discard(name)
     if verdict.right:
         keeping.keep(part, build, answer)
+        if not build.kept:
+            print(PRACTICE)
+    elif name in keeping.pieces(part):
+        REFUSED.add(name)
+        print(EARLIER)
     chosen = answer if verdict.right else build.reference
     if owner := getattr(answer, "owner", None):
         setattr(owner, name, chosen)
@@ -69,6 +79,8 @@ def promises(part: str) -> None:
     holding = sum(why is None for why in broken.values())
     print(*lines, f"{holding} of {len(broken)} promises hold.", sep="\n", end=" ")
     print(keeping.owned_by(chosen))
+    if earlier := [build.name for build in chosen.kept() if build.name in REFUSED]:
+        print(f"Of {', '.join(earlier)} an earlier answer of yours was tested, not your last one.")
 
 
 def mine(part: str) -> Any:
@@ -97,7 +109,16 @@ def card(name: str, mine: Any = ...) -> None:
     if mine is ...:
         print("Write the number in place of the dots, then run the cell.\n")
         return
-    print(f"You say {mine}:", "right." if mine == found.right else f"it is {found.right}.")
+    numbers = [str(number) for number in range(1, len(found.symptoms) + 1)]
+    if str(mine).strip() not in numbers:
+        print(f"{mine!r} is no answer here, expected one of {', '.join(numbers)}\n")
+        return
+    picked = int(mine)
+    if picked == found.right:
+        print(f"You say {picked}: right.")
+    else:
+        reason = found.reasons.get(picked, "")
+        print(f"You say {picked}: not so, it is {found.right}. {reason}".rstrip())
     why = in_child(lambda at: run_card(part, found)).why
     print(f"Run with that line: '{sentence(found.promise)}' {'broke' if why else 'held'}")
     print(f"    {why or 'nothing was noticed'}\n")

@@ -64,8 +64,13 @@ COUNT = Build(
         ),
         "You count windows that would hang over the end of the file.": lambda n, t, s: n // s,
         "You lay the windows side by side, whatever the stride is.": lambda n, t, s: n // (t + 1),
-        "You count how often a stride fits before the last start; the window at 0 counts too, "
-        "and a short file has none.": lambda n, t, s: (n - t) // s,
+        "You round down and lose a window: one begins in the last stride too, though the stride "
+        "is cut short.": lambda n, t, s: max(0, (n - t) // s),
+        "You round down, though a window begins in a last stride that is cut short; and where a "
+        "file is too short, you count below zero.": lambda n, t, s: (n - t) // s,
+        "Windows are counted whole; / leaves a fraction of one.": (
+            lambda n, t, s: (n - t - 1) / s + 1 if n > t else 0
+        ),
     },
 )
 
@@ -94,6 +99,15 @@ OFFSETS = Build(
             lambda w, n, r, s: w % n * s
         ),
         "An offset is a whole number of tokens.": lambda w, n, r, s: w / n // 1 * r + w % n * s,
+        "You count parts of rows; a row is passed as a whole or not at all.": (
+            lambda w, n, r, s: w * s + w / n * (r - n * s)
+        ),
+        "You let windows begin at every token of a row; the stride says how far apart they are.": (
+            lambda w, n, r, s: w // n * r + w % n
+        ),
+        "You return a list; arrays go in, and an array should come out.": (
+            lambda w, n, r, s: [k // n * r + k % n * s for k in w.tolist()]
+        ),
     },
 )
 
@@ -117,6 +131,9 @@ PAGES = Build(
         "You return a page beyond the last one, as a range would.": (
             lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c) * i - 1) // p + 1)
         ),
+        "// comes before + and -: you divide a part of the sum only.": (
+            lambda s, c, i, o, p: (o + s * i // p, o + (s + c) * i - 1 // p)
+        ),
     },
 )
 
@@ -130,6 +147,42 @@ def gather_cases(rng):
     return small + drawn
 
 
+class Asked(np.ndarray):
+    """An array that notes how often it is asked for an element or a slice."""
+
+    times = 0
+
+    def __getitem__(self, index):
+        Asked.times += np.ndim(index) == 0  # a number or a slice; not an array of them
+        return super().__getitem__(index)
+
+    def __iter__(self):
+        Asked.times += len(self)
+        return iter(np.asarray(self))
+
+    def tolist(self):
+        Asked.times += len(self)
+        return np.asarray(self).tolist()
+
+
+def gather_seen(answer, tokens, starts, width):
+    """What a gather returns, and how often Python is asked for it."""
+    Asked.times = 0
+    windows = answer(tokens.view(Asked), starts.view(Asked), width)
+    if Asked.times >= len(starts):
+        return {"Python is asked": "once for each window"}
+    none = answer(tokens.copy(), starts[:0].copy(), width)
+    return {
+        "Python is asked": "once for all windows",
+        "windows": None if windows is None else np.asarray(windows),
+        "shape of the windows at no starts": np.shape(none),
+    }
+
+
+def one_by_one(tokens, starts, width):
+    return np.stack([tokens[start : start + width] for start in starts])
+
+
 def gather_unguarded(tokens, starts, width):
     return sliding_window_view(tokens, width)[starts]
 
@@ -138,9 +191,11 @@ GATHER_UNGUARDED = Build(
     name="gather_unguarded",
     reference=gather_unguarded,
     cases=gather_cases,
+    observe=gather_seen,
     compare_dtype=True,
     kept=False,
     wrong={
+        "You still ask Python once for each window.": one_by_one,
         "A row has one token too many.": lambda t, s, w: sliding_window_view(t, w + 1)[s],
         "You cut the windows out one after the other, side by side; starts say where.": (
             lambda t, s, w: t[: len(s) * w].reshape(len(s), w)
@@ -171,7 +226,7 @@ def pair_seen(answer, tokens, with_out):
 
 def pair_cases(rng):
     small = np.arange(10, 18, dtype=np.uint16).reshape(2, 4)
-    wide = rng.integers(2**31, 2**32, (3, 9), dtype=np.uint32)
+    wide = rng.integers(2**31, 2**32, (1, 5), dtype=np.uint32)
     return [(small, False), (small, True), (wide, False), (wide, True)]
 
 
@@ -195,6 +250,9 @@ SHIFTED_PAIR = Build(
         "You return y before x.": partial(pair_as, x=np.s_[:, 1:], y=np.s_[:, :-1]),
         "A float loses ids above 2^24; a tensor of ids is int64.": partial(
             pair_as, dtype=np.float32, into=False
+        ),
+        "Ids above 2^24 don't survive a float32, not even on the way to int64.": (
+            lambda tokens, out=None: pair_as(tokens.astype(np.float32), out)
         ),
         "The caller brought memory, and you didn't write into it.": partial(pair_as, into=False),
         "These are slices of one array; y.view(-1) will fail on them.": lambda tokens, out=None: (
@@ -391,6 +449,9 @@ RANDOM_WINDOWS = Build(
             i, n, (s + e,)
         ),
         "The windows come in order: nothing is random.": lambda i, n, s, e: (i + s + e) % n,
+        "You return uint64; together with an int64 it turns into a float.": lambda i, n, s, e: (
+            hash_of(i, s, e) % np.uint64(n)
+        ),
         "These are hashes; they don't stop at `count`.": lambda i, n, s, e: hash_of(i, s, e).view(
             np.int64
         ),
@@ -405,10 +466,11 @@ def choice_seen(answer, own_seed, seed, epoch):
         dataset.set_epoch(3)
         asked = np.array([5, 9, 5, 1000])
         first, again = (dataset.windows_of(asked, seed, epoch) for _ in range(2))
+        seeds, epochs = {5, 7, seed} - {None}, {1, 3, epoch} - {None}  # 0 only where it is given
         alike = {
             f"as seed {s}, epoch {e}": np.array_equal(dataset.windows_of(asked, s, e), first)
-            for s in (0, 7)
-            for e in (0, 3)
+            for s in sorted(seeds)
+            for e in sorted(epochs)
         }
         fits = bool(max(first) < dataset.windows.count) and len(first) == len(asked)
         return {

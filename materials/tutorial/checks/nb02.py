@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from npydata.dataset.hashing import GOLDEN, mix64
+from npydata.dataset.hashing import GOLDEN, mix64, stream_key
 from npydata.dataset.permutation import Permutation, shift
 from npydata.loader.sampler import BatchSampler, epoch_seed
 from npydata.loader.state import Cursor
@@ -17,6 +17,7 @@ from tutorial.promised.order import CARDS, PROMISES, batches  # noqa: F401
 PART = "order"
 HASHES = np.random.default_rng(0).integers(0, 2**64, 400, np.uint64, endpoint=False)
 ALL_BITS = (1 << 64) - 1
+MOST_LISTED = 10**6
 
 
 # The grid
@@ -115,26 +116,62 @@ SHIFT = Build(
 
 
 def scramble_seen(answer, n, *keys):
-    """Where the cells of a grid go."""
+    """Where the cells of a grid go: all of them, or some of a grid that nobody could list."""
     shuffle = with_method(MyPermutation, "scramble", answer)(n, 1)
     rows, columns = int(shuffle.rows), int(shuffle.columns)
-    cells = np.arange(rows * columns, dtype=np.uint64)
+    if n > MOST_LISTED:
+        cells = np.arange(n - 1000, n, dtype=np.uint64)
+    else:
+        cells = np.arange(rows * columns, dtype=np.uint64)
+    old = cells.astype(np.int64)
 
     def places(*keys):
         shuffle.keys = [np.array(key, np.uint64) for key in keys]
         return np.asarray(shuffle.scramble(cells.copy())).astype(np.int64)
 
-    moved, old = places(*keys), cells.astype(np.int64)
-    down = (moved // columns - old // columns) % rows
-    along = (moved % columns - old % columns) % columns
-    return {
+    moved = places(*keys)
+    others = [[key ^ 5 * (k == j) for k, key in enumerate(keys)] for j in range(len(keys))]
+    seen = {
         "shape": moved.shape,
-        "largest place": int(moved.max()),
-        "places that nobody comes to": rows * columns - len(np.unique(moved)),
-        "columns shifted by different amounts": most_common(down) < 0.5,
-        "rows shifted by different amounts": most_common(along) < 0.5,
-        "other keys, another order": not np.array_equal(places(*(key ^ 5 for key in keys)), moved),
+        "inside the grid": bool((moved >= 0).all() and (moved < rows * columns).all()),
+        "no two to the same place": len(np.unique(moved)) == len(cells),
+        "keys that change the order": sum(not np.array_equal(places(*o), moved) for o in others),
     }
+    if n > MOST_LISTED:
+        return seen
+    down, along = by_how_much(old, moved, rows, columns)
+    seen["columns shifted by different amounts"] = most_common(down) < 0.5
+    seen["rows shifted by different amounts"] = most_common(along) < 0.5
+    if not seen["no two to the same place"]:  # not shown: it tells the wrong answers apart
+        seen["traits"] = traits_of_a_round(old, places, keys[:1], rows, columns)
+    return seen
+
+
+def by_how_much(old, moved, rows, columns):
+    """How far each cell went down, and along."""
+    down = (moved // columns - old // columns) % rows
+    return down, (moved % columns - old % columns) % columns
+
+
+def traits_of_a_round(old, places, key, rows, columns):
+    """What decides how far a cell is shifted in a single round; None where there is none."""
+    try:
+        moved = places(*key)
+    except IndexError:
+        return None
+    down, along = by_how_much(old, moved, rows, columns)
+
+    def decided(shifts, by):
+        return all(len(np.unique(shifts[by == one])) == 1 for one in np.unique(by))
+
+    return (
+        decided(along, old // columns),
+        decided(along, old % columns),
+        decided(down, old // columns),
+        decided(down, old % columns),
+        decided(down, moved % columns),
+        int(moved.max()) <= (rows - 1) * rows + columns - 1,
+    )
 
 
 def most_common(values):
@@ -171,6 +208,35 @@ def row_by_row(self, cells):
     return row * self.columns + column
 
 
+def column_by_itself(self, cells):
+    row, column = np.divmod(cells, self.columns)
+    for key in self.keys:
+        column = shift(column, hashed(column, key), self.columns)
+        row = shift(row, hashed(column, ~key), self.rows)
+    return row * self.columns + column
+
+
+def row_by_itself(self, cells):
+    row, column = np.divmod(cells, self.columns)
+    for key in self.keys:
+        column = shift(column, hashed(row, key), self.columns)
+        row = shift(row, hashed(row, ~key), self.rows)
+    return row * self.columns + column
+
+
+def one_round(self, cells):
+    row, column = np.divmod(cells, self.columns)
+    for key in self.keys:
+        column = shift(column, hashed(row, key), self.columns)
+        row = shift(row, hashed(column, ~key), self.rows)
+        return row * self.columns + column
+
+
+def listed(self, cells):
+    generator = np.random.default_rng([int(key) for key in self.keys])
+    return generator.permutation(int(self.rows * self.columns)).astype(np.uint64)[cells]
+
+
 def without_keys(self, cells):
     row, column = np.divmod(cells, self.columns)
     for k in range(3):
@@ -191,22 +257,37 @@ def wrong_width(self, cells):
     return row * self.rows + column
 
 
+def scramble_text(case):
+    which = "all cells" if case[0] < MOST_LISTED else "1000 of the cells"
+    return f"MyPermutation({case[0]}, seed).scramble({which})  # keys {case[1:]}"
+
+
 SCRAMBLE = Build(
     name="scramble",
     reference=Permutation.scramble,
     owner="MyPermutation",
-    cases=[(90, 3, 4, 5), (90, 0, 0, 0), (90, ALL_BITS, ALL_BITS, ALL_BITS), (2500, 7, 8, 9)],
+    cases=[
+        (90, 3, 4, 5),
+        (90, 0, 0, 0),
+        (90, ALL_BITS, ALL_BITS, ALL_BITS),
+        (2500, 7, 8, 9),
+        (10**12, 3, 4, 5),
+    ],
     observe=scramble_seen,
-    show=lambda case: f"MyPermutation({case[0]}, seed).scramble(all cells)  # keys {case[1:]}",
+    show=scramble_text,
     wrong={
         "Each cell is shifted by a hash of its own: two of a row may meet.": by_its_own_hash,
-        "The second shift should look at the column where the cell is now.": both_at_once,
-        "A row that is moved by a hash of itself can't be moved back: two rows may meet.": (
-            row_by_row
-        ),
+        "The second shift hashes the old column. Where a cell is now, nobody knows its old column, "
+        "so nobody can walk back.": both_at_once,
+        "You move rows and columns by hashes of themselves: two of them may meet, and who could "
+        "move them back?": row_by_row,
+        "You move a column by a hash of itself: two columns may meet.": column_by_itself,
+        "You move a row by a hash of itself: two rows may meet.": row_by_itself,
+        "Only your first key has an effect.": one_round,
         "The keys have no say, so every seed has the same order.": without_keys,
         "No cell ever leaves its row.": rows_only,
         "A row of the grid is as long as there are columns.": wrong_width,
+        "You make the list of all cells, which is what we wanted to avoid.": listed,
     },
 )
 
@@ -298,6 +379,14 @@ def all_walk_on(self, positions):
     return samples
 
 
+def looks_once(self, positions):
+    samples = self.scramble(positions)
+    outside = np.flatnonzero(samples >= self.n)
+    while outside.size:
+        samples[outside] = self.scramble(samples[outside])
+    return samples
+
+
 SAMPLES_AT = Build(
     name="samples_at",
     reference=Permutation.samples_at,
@@ -310,6 +399,7 @@ SAMPLES_AT = Build(
     ),
     wrong={
         "You go on only once; the cell after that may lie outside too.": one_step,
+        "You look once who is outside, and never again: so nobody ever comes in.": looks_once,
         "All of them walk on as long as one is outside: those inside should stay.": all_walk_on,
         "A remainder brings every cell into range, but two positions share a sample.": (
             lambda self, positions: self.scramble(positions) % np.uint64(self.n)
@@ -331,7 +421,7 @@ def epoch_seed_seen(answer, one, other):
     """Whether two pairs of seed and epoch get one seed."""
     seeds = [answer(*pair) for pair in (one, other, one)]
     return {
-        "an integer": all(isinstance(seed, int | np.integer) for seed in seeds),
+        "a plain int": all(type(seed) is int for seed in seeds),
         "the same when asked again": bool(seeds[0] == seeds[2]),
         f"{one} and {other} get the same seed": bool(seeds[0] == seeds[1]),
     }
@@ -344,6 +434,9 @@ EPOCH_SEED = Build(
     observe=epoch_seed_seen,
     show=lambda case: f"epoch_seed{case[0]} and epoch_seed{case[1]}",
     wrong={
+        "What `stream_key` gives is an array of 64 bits, not yet an int.": (
+            lambda seed, epoch: stream_key(seed, epoch)
+        ),
         "Every epoch has the same order.": lambda seed, epoch: seed,
         "Every seed has the same order.": lambda seed, epoch: epoch,
         "Seed 0 in epoch 1 and seed 1 in epoch 0 share an order.": lambda s, e: s + e,
@@ -462,6 +555,20 @@ def after_all_full(self, batches):
     return self.start + batches * self.batch_size * self.world_size
 
 
+def after_up_to_the_end(self, batches):
+    return min(self.start + batches * self.batch_size * self.world_size, self.num_samples)
+
+
+def after_all_again(self, batches):
+    full = min(batches, self.full_batches)
+    last = self.num_samples if batches > full else 0
+    return self.start + (full * self.batch_size + last) * self.world_size
+
+
+def after_all_from_zero(self, batches):
+    return min(batches * self.batch_size * self.world_size, self.num_samples)
+
+
 SAMPLES_AFTER = Build(
     name="samples_after",
     reference=BatchSampler.samples_after,
@@ -474,6 +581,12 @@ SAMPLES_AFTER = Build(
         "You count the samples of one rank; all of them together are asked for.": after_of_one_rank,
         "The samples of the short batch are given out, too.": after_full_ones,
         "You count the short batch as if it were full.": after_all_full,
+        "You add all samples of the epoch where the short batch's are meant.": after_all_again,
+        "At the end you count the dropped samples too, which nobody was given.": (
+            after_up_to_the_end
+        ),
+        "You count from 0 up to all samples: but the run began at `start`, and nobody was given "
+        "the dropped ones.": after_all_from_zero,
     },
 )
 
@@ -481,12 +594,13 @@ SAMPLES_AFTER = Build(
 def positions_seen(answer, samples, batch, ranks, drop_last, start):
     """The batches of each rank."""
     cls = with_method(MySampler, "positions", answer)
-    return {
-        f"rank {rank}": batches(
-            cls(samples, batch, rank=rank, world_size=ranks, drop_last=drop_last, start=start)
-        )
+    samplers = [
+        cls(samples, batch, rank=rank, world_size=ranks, drop_last=drop_last, start=start)
         for rank in range(ranks)
-    }
+    ]
+    kinds = {type(one.positions(k)).__name__ for one in samplers for k in range(len(one))}
+    ranges = {f"rank {rank}": batches(one) for rank, one in enumerate(samplers)}
+    return ranges | {"kind": ", ".join(sorted(kinds))}
 
 
 def positions_as(self, batch, size=None, rank=None):
@@ -522,6 +636,10 @@ def without_start(self, batch):
     return range(begin, begin + size)
 
 
+def as_a_list(self, batch):
+    return list(positions_as(self, batch))
+
+
 POSITIONS = Build(
     name="positions",
     reference=BatchSampler.positions,
@@ -537,6 +655,7 @@ POSITIONS = Build(
             block_of_the_epoch
         ),
         "You begin at 0, wherever the epoch was left.": without_start,
+        "You return a list; a range is two numbers, however large the batch is.": as_a_list,
     },
 )
 
@@ -596,11 +715,14 @@ def next_seen(answer, epoch, samples, begun, failed):
     cursor = with_method(MyCursor, "for_next_iterator", answer)(epoch, samples, begun, behind)
     found = cursor.for_next_iterator()
     now = (cursor.epoch, cursor.samples, cursor.begun)
+    if now != (epoch, samples, begun):
+        return {"the cursor itself is left as it was": False}
     return {
+        "the cursor itself is left as it was": True,
+        "a cursor of its own": found is not cursor,
         "epoch": found.epoch,
         "samples": found.samples,
         "begun": found.begun,
-        "the cursor itself is left as it was": now == (epoch, samples, begun),
     }
 
 
@@ -616,10 +738,36 @@ def ignores_failure(self):
     return Cursor(self.epoch + 1) if self.begun else Cursor(self.epoch, self.samples)
 
 
+def failure_comes_last(self):
+    if self.begun:
+        return Cursor(self.epoch + 1)
+    return self.after_failure or Cursor(self.epoch, self.samples)
+
+
 def forgets_the_samples(self):
     if self.after_failure is not None:
         return self.after_failure
     return Cursor(self.epoch + 1) if self.begun else Cursor(self.epoch)
+
+
+def keeps_the_samples(self):
+    if self.after_failure is not None:
+        return self.after_failure
+    return Cursor(self.epoch + 1 if self.begun else self.epoch, self.samples)
+
+
+def moves_and_gives_itself(self):
+    if self.after_failure is not None:
+        return self.after_failure
+    if self.begun:
+        self.move_to_next_epoch()
+    return self
+
+
+def gives_itself(self):
+    if self.after_failure is not None:
+        return self.after_failure
+    return Cursor(self.epoch + 1) if self.begun else self
 
 
 def moves_itself(self):
@@ -643,18 +791,26 @@ FOR_NEXT_ITERATOR = Build(
     cases=[
         (0, 0, False, 0),
         (2, 64, False, 0),
+        (5, 96, False, 0),
         (2, 64, True, 0),
+        (7, 32, True, 0),
         (2, 64, True, 96),
+        (3, 32, True, 64),
         (0, 0, False, 32),
+        (1, 64, False, 96),
     ],
     observe=next_seen,
     show=next_text,
     wrong={
-        "The epoch never ends: a second iterator goes on in it.": stays,
-        "A place that was loaded is lost: it has begun nothing yet.": always_next,
+        "An epoch that gave batches is over; you go on in it.": stays,
+        "Where nothing was begun, a place that was loaded is lost.": always_next,
         "The batch that failed would fail again, for ever.": ignores_failure,
+        "The failure goes first, whatever was begun.": failure_comes_last,
         "You go on in the right epoch, but from its beginning.": forgets_the_samples,
-        "You move the cursor itself; it says where the old iterator stands.": moves_itself,
+        "A new epoch begins at its first sample.": keeps_the_samples,
+        "You return the cursor itself; the old iterator may still move it.": gives_itself,
+        "You move the old iterator's cursor, and give it to the new one.": moves_and_gives_itself,
+        "You change the cursor itself; it says where the old iterator stands.": moves_itself,
     },
 )
 

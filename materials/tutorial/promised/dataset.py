@@ -175,6 +175,10 @@ CARDS = [
             "The loss jumps once in an epoch.",
         ),
         right=2,
+        reasons={
+            1: "One window too few is counted; an IndexError needs one too many.",
+            3: "Nothing is read that shouldn't be: the loss has no reason to jump.",
+        },
     ),
     Card(
         name="an easy target",
@@ -188,6 +192,10 @@ CARDS = [
             "The shapes don't fit, and the loss raises an error.",
         ),
         right=1,
+        reasons={
+            2: "There is very much to learn here, and it is easy: the answer stands in the input.",
+            3: "Both slices leave out one token, so the shapes are the same.",
+        },
     ),
     Card(
         name="one epoch for ever",
@@ -201,5 +209,9 @@ CARDS = [
             "From the second epoch on, the training loss falls faster than the validation loss.",
         ),
         right=3,
+        reasons={
+            1: "Each index has a hash of its own, and no two workers get the same index.",
+            2: "It draws what the crashed run drew: seed and index still decide.",
+        },
     ),
 ]

@@ -36,6 +36,16 @@ def every_sample_comes_once(mine):
         expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
 
 
+def neighbours_part(mine):
+    """Neighbours do not stay neighbours"""
+    for side in (30, 50):
+        shuffle = mine.MyPermutation(side**2, 3)
+        steps = np.diff(shuffle(np.arange(side**2))) % side
+        most = np.bincount(steps).max() / len(steps)
+        found = "under a fifth" if most < 0.2 else f"{most:.0%}"
+        expect(found, "under a fifth", "neighbours that end equally far from each other")
+
+
 def no_list_is_kept(mine):
     """A trillion samples take no memory"""
     for n in (10**12, 4**20 + 1, 2**62):
@@ -125,6 +135,7 @@ def iterators_begin_where_they_should(mine):
 
 PROMISES = [
     every_sample_comes_once,
+    neighbours_part,
     no_list_is_kept,
     seeds_decide,
     epochs_differ,
@@ -150,6 +161,10 @@ CARDS = [
             "A resumed run sees other samples than the run that crashed.",
         ),
         right=2,
+        reasons={
+            1: "The moves are the same ones, so each can still be undone: every sample comes once.",
+            3: "One order for all is the same order before the crash and after it.",
+        },
     ),
     Card(
         name="from the beginning",
@@ -163,6 +178,10 @@ CARDS = [
             "The ranks of a resumed run get different numbers of batches.",
         ),
         right=1,
+        reasons={
+            2: "How many batches are left was computed before; only where they lie is wrong.",
+            3: "No rank computes another number of batches: all of them make the same mistake.",
+        },
     ),
     Card(
         name="the last round",
@@ -176,5 +195,9 @@ CARDS = [
             "The last rank is given positions that don't exist: an IndexError after a whole epoch.",
         ),
         right=3,
+        reasons={
+            1: "All ranks still get equally many batches, so nobody waits for another.",
+            2: "Every rank has its last batch; that of the last rank reaches beyond the samples.",
+        },
     ),
 ]
