@@ -82,7 +82,9 @@ class StoredTensor:
     neg: bool = False
     kind: str = "dense"
     """``dense``, or why it is listed and not read: ``sparse``, ``quantized``, ``nested``, ``meta``,
-    ``subclass``."""
+    or the dtype that torch has none for."""
+    parts: dict[str, Any] | None = None
+    """What it is made of, by name, where it is not dense: tensors to be read, and numbers."""
 
 
 @dataclass(slots=True, eq=False)

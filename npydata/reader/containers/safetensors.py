@@ -18,7 +18,13 @@ from npydata.reader.archive import Archive, Extent
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.stored import Storage, StoredTensor
-from npydata.reader.strides import MAX_COUNT, MAX_DIMS, contiguous_stride, in_range
+from npydata.reader.strides import (
+    MAX_COUNT,
+    MAX_DIMS,
+    contiguous_stride,
+    in_range,
+    more_than_counted,
+)
 from npydata.reader.typed_json import decode
 
 LENGTH_BYTES = 8
@@ -69,7 +75,9 @@ def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
     text = file.read(LENGTH_BYTES, length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
-                            parse_constant=no_such_constant)  # fmt: skip
+                            parse_int=whole_number, parse_constant=no_such_constant)  # fmt: skip
+        if b"\\u" in text:
+            require_text(header)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict) or text[:1] != b"{":
@@ -103,6 +111,18 @@ def no_such_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def whole_number(text: str) -> int:
+    """Return an integer; ``-0`` is none in other readers of JSON."""
+    if text == "-0":
+        raise ValueError("-0 is no count")
+    return int(text)
+
+
+def require_text(header: Any) -> None:
+    """Refuse half a character, which an escape can say: other readers of JSON refuse it."""
+    json.dumps(header, ensure_ascii=False).encode()
+
+
 def check_metadata(metadata: Any) -> dict[str, Any]:
     """Return the metadata, which must be texts by name."""
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -119,6 +139,8 @@ def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
     numel = math.prod(shape)
+    if more_than_counted(shape):
+        raise CheckpointError(f"tensor {name!r}: its shape makes more than 2^63 elements")
     if end - begin != numel * dtype.itemsize:
         raise CheckpointError(
             f"tensor {name!r} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
@@ -186,7 +208,11 @@ def is_safetensors(start: bytes, nbytes: int) -> bool:
 
 
 CONTAINER = Container(
-    "safetensors", "a safetensors file", is_safetensors, read_safetensors, (".safetensors",)
+    "safetensors",
+    "a safetensors file",
+    is_safetensors,
+    read_safetensors,
+    suffixes=(".safetensors",),
 )
 
 
