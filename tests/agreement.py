@@ -150,7 +150,8 @@ class Shown:
 
     def of_container(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return ["dict", [[self.of(key), self.of(one)] for key, one in dict.items(value)]]
+            pairs = [["pair", [self.of(key), self.of(one)]] for key, one in dict.items(value)]
+            return ["dict", pairs]
         return ["tuple" if isinstance(value, tuple) else "list", [self.of(one) for one in value]]
 
     def of_plain(self, value: Any) -> Any:
@@ -164,7 +165,7 @@ class Shown:
             members = sorted(json.dumps(self.of(one)) for one in value)
             return [type(value).__name__, members]
         if isinstance(value, torch.layout):
-            return ["str", str(value)]
+            return ["str", repr(str(value))]
         return [type(value).__name__, repr(value)[:1000]]
 
 
@@ -186,19 +187,14 @@ def shown_tensor(value: torch.Tensor) -> Any:
 
 def differences(ours: Any, theirs: Any, at: str = "") -> Iterator[str]:
     """Where we show something that torch does not; what we refuse is no difference."""
-    if ours == ["refused"] or ours == REFUSED or ours == theirs:
+    if ours == ["refused"] or ours == theirs:
         return
     both = isinstance(ours, list) and isinstance(theirs, list)
-    if both and ours[:1] == theirs[:1] and ours[0] in ("dict", "list", "tuple"):
-        if len(ours[1]) == len(theirs[1]):
-            for number, pair in enumerate(zip(ours[1], theirs[1], strict=True)):
-                if ours[0] != "dict":
-                    yield from differences(*pair, f"{at}/{number}")
-                    continue
-                if pair[0][0] != pair[1][0] and pair[0][0] != ["refused"]:
-                    yield f"{at}: key {pair[0][0]} and {pair[1][0]}"
-                yield from differences(pair[0][1], pair[1][1], f"{at}/{pair[0][0]}")
-            return
+    nested = both and ours[:1] == theirs[:1] and ours[0] in ("dict", "list", "tuple", "pair")
+    if nested and len(ours[1]) == len(theirs[1]):
+        for number, pair in enumerate(zip(ours[1], theirs[1], strict=True)):
+            yield from differences(*pair, f"{at}/{number}")
+        return
     yield f"{at}: {str(ours)[:300]} and {str(theirs)[:300]}"
 
 
@@ -210,7 +206,8 @@ def answer(path: Path) -> dict[str, Any]:
     ask = safetensors_shows if path.suffix == ".safetensors" else torch_shows
     theirs, their_why = ask(path)
     if theirs == REFUSED:
-        return {"end": "alone", "why": their_why, "unsafe": our_why}
+        in_part = "refused" if '["refused"]' in json.dumps(ours) else ""
+        return {"end": "alone", "why": their_why, "unsafe": our_why, "in_part": in_part}
     ours, theirs = json.loads(json.dumps([ours, theirs]))
     found = list(differences(ours, theirs))
     return {"end": "differ" if found else "agree", "why": "; ".join(found)[:1000]}

@@ -18,7 +18,7 @@ from npydata.reader.pickle_machine import (
     Handlers,
     PickleMachine,
 )
-from npydata.reader.stored import Opaque, safe_key
+from npydata.reader.stored import Opaque, add_all, safe_key
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
 FLOAT = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
@@ -240,7 +240,7 @@ def collect_dict(machine: PickleMachine) -> None:
 def collect_frozenset(machine: PickleMachine) -> None:
     """Push what was collected since the mark, as a frozen set."""
     items = machine.pop_to_mark()
-    machine.stack.append(frozenset(map(safe_key, items)))
+    machine.stack.append(frozenset(add_all(set(), items)))
 
 
 def append_one(machine: PickleMachine) -> None:
@@ -274,7 +274,7 @@ def add_many(machine: PickleMachine) -> None:
     if isinstance(target, Opaque):
         target.items.extend(items)
     elif isinstance(target, set):
-        target.update(map(safe_key, items))
+        add_all(target, items)
     else:
         raise ValueError(f"adds to a {type(target).__name__}, expected a set")
 
@@ -298,7 +298,7 @@ def store_pairs(target: Any, items: list[Any]) -> None:
         target.pairs.extend(pairs)
     elif isinstance(target, dict):
         for key, value in pairs:  # a Counter's update would add to what it has
-            target[safe_key(key)] = value
+            target[safe_key(key, len(target))] = value
     else:
         raise ValueError(f"stores in a {type(target).__name__}, expected a dictionary")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, add_all, safe_key
 from npydata.reader.strides import MAX_COUNT, MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -41,8 +41,8 @@ PLAIN_CLASSES = {"builtins.object", "builtins.dict", "builtins.list", "builtins.
 QSCHEMES = {f"torch.{name}": name for name in vars(torch) if name.startswith("per_")
             and isinstance(getattr(torch, name), torch.qscheme)}  # fmt: skip
 """How quantized numbers are scaled; plain names here."""
-MAX_NAME_CHARACTERS = 1024
-"""Of a name: one on the stack is a few bytes each time it is said, however long it is."""
+NAMED_PER_BYTE = 8
+"""Characters of names for each byte of the pickle: a long one on the stack can be said again."""
 WRAPPER = "torch._utils._rebuild_wrapper_subclass"
 QUANTIZED = {
     torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32,
@@ -67,11 +67,13 @@ class Rebuilder:
         self.named = False
         """Whether any name was met, known or not."""
         self._copies_left = 65536 + COPIED_PER_BYTE * nbytes
+        self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for: a dtype, or the name itself."""
-        if len(module) + len(name) > MAX_NAME_CHARACTERS:
-            raise CheckpointError(f"a name of {len(module) + len(name):,} characters")
+        self._characters_left -= len(module) + len(name)
+        if self._characters_left < 0:
+            raise CheckpointError("says names that are far longer than the pickle")
         known = Global(PYTHON_2_MODULES.get(module, module), name)
         if (dtype := DTYPES.get(str(known))) is not None:
             return dtype
@@ -257,6 +259,8 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
     if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:
         require_attributes(state)
         return replace(made, is_parameter=str(kind) == PARAMETER)
+    if str(kind) in KNOWN:
+        raise CheckpointError(f"a tensor of type {kind}, which is none")
     return Opaque(kind, (made,), {"tensor": made} | (state if isinstance(state, dict) else {}))
 
 
@@ -328,11 +332,11 @@ def in_parts(kind: str, elements: Any, size: Any, parts: dict[str, Any]) -> Stor
 def viewed(storage: Storage, view: Any) -> Storage:
     """Return the part of a storage that a view of it is: ``(view key, offset, size)``."""
     if not (isinstance(view, tuple) and len(view) == 3):
-        raise CheckpointError(f"view {brief(view)} of storage {storage.key!r}")
+        raise CheckpointError(f"view {brief(view)} of storage {brief(storage.key)}")
     start, numel = count(view[1], "offset of a view"), count(view[2], "size of a view")
     if start + numel > storage.numel:
         raise CheckpointError(
-            f"a view of elements {start:,} to {start + numel:,} of storage {storage.key!r}, "
+            f"a view of elements {start:,} to {start + numel:,} of storage {brief(storage.key)}, "
             f"which has {storage.numel:,}"
         )
     return replace(storage, start=storage.start + start, numel=numel)
@@ -344,7 +348,7 @@ def ordered_dict(_: Rebuilder, pairs: Any = ()) -> dict[Any, Any]:
     if not isinstance(pairs, list | tuple) or not all(isinstance(o, list | tuple) for o in pairs):
         raise CheckpointError(f"an OrderedDict of {brief(pairs)}, expected pairs")
     for key, value in pairs:
-        made[safe_key(key)] = value
+        made[safe_key(key, len(made))] = value
     return made
 
 
@@ -387,12 +391,12 @@ def some_bytes(_: Rebuilder, content: Any = b"", encoding: Any = None) -> bytes:
 
 def some_set(_: Rebuilder, items: Any = ()) -> set[Any]:
     """Read ``set``."""
-    return set(map(safe_key, members(items)))
+    return add_all(set(), members(items))
 
 
 def frozen_set(_: Rebuilder, items: Any = ()) -> frozenset[Any]:
     """Read ``frozenset``."""
-    return frozenset(map(safe_key, members(items)))
+    return frozenset(add_all(set(), members(items)))
 
 
 def members(items: Any) -> Any:

@@ -12,8 +12,8 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
-from npydata.reader.stored import Storage
-from npydata.reader.torch_rebuild import Rebuilder
+from npydata.reader.stored import Global, Opaque, Storage
+from npydata.reader.torch_rebuild import Rebuilder, brief
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
@@ -48,6 +48,8 @@ class WithViews(Rebuilder):
     def persistent_load(self, saved: Any) -> Any:
         """Return the storage, or the module class, that a persistent id stands for."""
         if isinstance(saved, tuple) and saved[:1] == ("module",) and len(saved) == 4:
+            if not isinstance(saved[1], Global | Opaque):
+                raise CheckpointError("a module whose class is no name")
             return saved[1]
         return super().persistent_load(saved)
 
@@ -59,7 +61,7 @@ def check_magic(data: Any) -> int:
         raise CheckpointError("does not begin with torch's magic number")
     version, at = read_facts(data, at)
     if version != PROTOCOL_VERSION:
-        raise CheckpointError(f"version {version!r} of the format, expected {PROTOCOL_VERSION}")
+        raise CheckpointError(f"version {brief(version)} of the format, expected {PROTOCOL_VERSION}")
     _, at = read_facts(data, at)
     return at
 
@@ -72,7 +74,7 @@ def in_file_order(keys: Any, storages: dict[str, Storage]) -> list[Storage]:
         raise CheckpointError("the list of storages names one twice")
     if strange := set(keys) ^ storages.keys():
         raise CheckpointError(
-            f"storage {min(strange)!r} is in the list or in the object, not in both"
+            f"storage {min(strange)!r:.80} is in the list or in the object, not in both"
         )
     return [storages[key] for key in keys]
 
@@ -96,7 +98,7 @@ def require_count(storage: Storage, count: int) -> None:
     """Refuse a count that is not the pickle's."""
     if count != storage.numel:
         raise CheckpointError(
-            f"storage {storage.key!r} has {count:,} elements, {storage.numel:,} by the pickle"
+            f"storage {storage.key!r:.80} has {count:,} elements, {storage.numel:,} by the pickle"
         )
 
 

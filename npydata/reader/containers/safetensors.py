@@ -133,17 +133,17 @@ def check_metadata(metadata: Any) -> dict[str, Any]:
 def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     """Return a tensor and the range of its bytes, from its entry in the header."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"tensor {name!r}: expected dtype, shape and data_offsets")
+        raise CheckpointError(f"tensor {name!r:.80}: expected dtype, shape and data_offsets")
     if (dtype := DTYPES.get(str(entry["dtype"]))) is None:
-        raise CheckpointError(f"tensor {name!r} has dtype {entry['dtype']!r}, which is not known")
+        raise CheckpointError(f"tensor {name!r:.80} has dtype {entry['dtype']!r:.80}, which is not known")
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
     numel = math.prod(shape)
     if more_than_counted(shape):
-        raise CheckpointError(f"tensor {name!r}: its shape makes more than 2^63 elements")
+        raise CheckpointError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
     if end - begin != numel * dtype.itemsize:
         raise CheckpointError(
-            f"tensor {name!r} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
+            f"tensor {name!r:.80} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
             f"{dtype.itemsize} bytes"
         )
     storage = Storage(name, dtype, numel)
@@ -156,7 +156,7 @@ def integers(
     """Return a list of counts from the header."""
     fits = isinstance(values, list) and (len(values) == most if exactly else len(values) <= most)
     if not fits or set(map(type, values)) - {int} or not in_range(values, MAX_COUNT):
-        raise CheckpointError(f"tensor {name!r}: {what} is not a list of counts")
+        raise CheckpointError(f"tensor {name!r:.80}: {what} is not a list of counts")
     return tuple(values)
 
 

@@ -63,12 +63,12 @@ def walk_members(file: OpenFile) -> Iterator[tuple[str, Extent]]:
             size = pax_size(file, Extent(file, at, file.size - at).part(0, nbytes), size)
         elif kind in (b"0", b"\0"):
             if name in seen:
-                raise CheckpointError(f"two members are called {name!r}")
+                raise CheckpointError(f"two members are called {name!r:.80}")
             seen.add(name)
             nbytes, size = nbytes if size is None else size, None
             yield name, Extent(file, at, file.size - at).part(0, nbytes)
         elif kind != b"5":
-            raise CheckpointError(f"member {name!r} is of type {kind!r}, expected a file")
+            raise CheckpointError(f"member {name!r:.80} is of type {kind!r}, expected a file")
         at += -(-nbytes // BLOCK) * BLOCK
     raise CheckpointError("the tar file is cut off")
 
@@ -148,7 +148,7 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
         (numel,) = cursor.numbers("<q")
         storage = Storage(str(key), STORAGES[str(kind)], count(numel, "elements of a storage"))
         if storages.setdefault(key, storage) is not storage or storage.key in extents:
-            raise CheckpointError(f"two storages are called {storage.key!r}")
+            raise CheckpointError(f"two storages are called {storage.key!r:.80}")
         extents[storage.key] = cursor.skip(numel * storage.dtype.itemsize)
     views = cursor.pickle()
     for one in views if isinstance(views, list) else [views]:

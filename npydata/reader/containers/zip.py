@@ -114,7 +114,7 @@ def read_directory(file: OpenFile) -> tuple[list[Record], int]:
     refuse_programs({record.name for record in records})
     for record in records:
         if not record.stored:
-            raise CheckpointError(f"record {record.name!r} is compressed or encrypted")
+            raise CheckpointError(f"record {record.name!r:.80} is compressed or encrypted")
     return sorted(records, key=lambda record: record.header), begin
 
 
@@ -189,9 +189,9 @@ def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
     nbytes, packed, header = long_values(name, extra, [nbytes, packed, header])
     stored = method == STORED and packed == nbytes and not flags & ENCRYPTED
     if disk not in (0, UNKNOWN_16):
-        raise CheckpointError(f"record {name!r} is on disk {disk}")
+        raise CheckpointError(f"record {name!r:.80} is on disk {disk}")
     if attributes & DIRECTORY:
-        raise CheckpointError(f"record {name!r} has the attributes of a folder")
+        raise CheckpointError(f"record {name!r:.80} has the attributes of a folder")
     return Record(name, nbytes, header, stored), end
 
 
@@ -216,14 +216,14 @@ def long_values(name: str, extra: bytes, values: list[int]) -> list[int]:
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == 1:
             if field:
-                raise CheckpointError(f"record {name!r} has two fields of 64-bit sizes")
+                raise CheckpointError(f"record {name!r:.80} has two fields of 64-bit sizes")
             field = extra[at + 4 : at + 4 + length]
         at += 4 + length
     longs = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
     try:
         return [next(longs) if value == UNKNOWN_32 else value for value in values]
     except StopIteration:
-        raise CheckpointError(f"record {name!r} has no 64-bit sizes, expected some") from None
+        raise CheckpointError(f"record {name!r:.80} has no 64-bit sizes, expected some") from None
 
 
 def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record, Extent]]:
@@ -244,7 +244,7 @@ def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
     require_same(record, header)
     begin = payload_begin(header, record.header)
     if (end := begin + record.nbytes) > stop:
-        raise CheckpointError(f"record {record.name!r} ends at {end:,}, the next is at {stop:,}")
+        raise CheckpointError(f"record {record.name!r:.80} ends at {end:,}, the next is at {stop:,}")
     return begin
 
 
@@ -254,9 +254,9 @@ def require_same(record: Record, header: bytes) -> None:
     magic, _, flags, method, _, _, _, packed, nbytes, name, _ = LOCAL.unpack_from(header)
     sizes_fit = {packed, nbytes} <= {0, UNKNOWN_32, record.nbytes}
     if magic != b"PK\x03\x04" or flags & ENCRYPTED or method != STORED or not sizes_fit:
-        raise CheckpointError(f"record {record.name!r}: its two headers do not agree")
+        raise CheckpointError(f"record {record.name!r:.80}: its two headers do not agree")
     if name != len(raw) or header[LOCAL.size :] != raw:
-        raise CheckpointError(f"record {record.name!r}: its own header has another name")
+        raise CheckpointError(f"record {record.name!r:.80}: its own header has another name")
 
 
 def payload_begin(header: bytes, at: int) -> int:
@@ -273,7 +273,7 @@ def find_prefix(file: OpenFile, extents: dict[str, Extent]) -> str:
         raise CheckpointError(f"{len(found)} records called data.pkl, expected one, in one folder")
     prefix = found[0].removesuffix("/data.pkl")
     if strays := [name for name in extents if not name.startswith(f"{prefix}/")]:
-        raise CheckpointError(f"record {strays[0]!r} is not in the folder {prefix!r}")
+        raise CheckpointError(f"record {strays[0]!r:.80} is not in the folder {prefix!r:.80}")
     return prefix
 
 
