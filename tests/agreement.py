@@ -27,7 +27,7 @@ from checkpoint_reading import bytes_of
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader.checkpoint import TensorInfo
-from npydata.reader.stored import Global, Opaque, Storage
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 
 NODES = 20_000
 """Of a value that is larger only so much is compared."""
@@ -44,7 +44,7 @@ REFUSED = ("refused",)
 
 
 def is_harmless(module: str, name: str) -> bool:
-    """Whether the plain loader may have what a name stands for: it makes values and nothing else."""
+    """Whether the plain loader may have what a name stands for: what only makes values."""
     if name in HARMLESS.get(module, ()):
         return True
     if module == "torch._utils":
@@ -144,7 +144,7 @@ class Shown:
         if isinstance(value, torch.TypedStorage | torch.UntypedStorage):
             dtype = getattr(value, "dtype", torch.uint8)
             value = torch.empty(0, dtype=dtype).set_(getattr(value, "_untyped_storage", value))
-        if isinstance(value, Storage):
+        if isinstance(value, Storage | StoredTensor):  # as a key: described, and not data
             return REFUSED
         return self.of_plain(value)
 

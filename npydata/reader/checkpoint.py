@@ -201,9 +201,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             CheckpointError: A tensor is of a kind that can't be read.
         """
         with naming_errors(str(self.path)):
-            return convert(
-                self, dst, dtype=dtype, progress=progress, allow_larger=allow_larger
-            )
+            return convert(self, dst, dtype=dtype, progress=progress, allow_larger=allow_larger)
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""

@@ -15,6 +15,7 @@ import torch
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.containers.safetensors import (
+    BITS,
     CODES,
     COMPLEX_AS_REAL,
     NOTES,
@@ -150,6 +151,8 @@ def written_dtype(name: str, stored: StoredTensor, dtype: torch.dtype | None) ->
     try:
         if not isinstance(stored, ChunkedTensor):
             require_readable(stored)
+        if stored.kind in BITS:
+            raise CheckpointError(f"has dtype {stored.kind}, which torch has none for")
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     if dtype is not None and stored.dtype.is_floating_point:
@@ -194,10 +197,13 @@ def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tup
     """Return the new file's metadata, and the names of what it can't hold."""
     texts, values, left_out, nbytes = {"format": "pt"}, {}, [], 0
     held = checkpoint.metadata
+    weights: dict[int, int] = {}  # of each value, which may have many names
     for name in held:
         try:
             value = held[name]
-            if weigh(value, MAX_VALUES_BYTES - nbytes) > MAX_VALUES_BYTES - nbytes:
+            if (weight := weights.get(id(value), -1)) < 0:
+                weight = weights[id(value)] = weigh(value, MAX_VALUES_BYTES)
+            if weight > MAX_VALUES_BYTES - nbytes:
                 left_out.append(name)
                 continue
             typed = encode(value)

@@ -143,6 +143,7 @@ def tensor_rows(checkpoint: LazyCheckpoint, ties: dict[str, str]) -> Iterator[Te
 def sorted_values(checkpoint: LazyCheckpoint) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values that JSON can hold, and a description of the others."""
     held, other, left = {}, {}, MAX_SHOWN
+    weights: dict[int, int] = {}  # of each value, which may have many names
     metadata = checkpoint.metadata
     for name in metadata:
         try:
@@ -151,7 +152,8 @@ def sorted_values(checkpoint: LazyCheckpoint) -> tuple[dict[str, Any], dict[str,
             cause = str(error).removeprefix(f"{checkpoint.path}: {name} ")
             other[name] = cause.split(", which the file names")[0]
             continue
-        weight = weigh(value, left)
+        if (weight := weights.get(id(value), -1)) < 0:
+            weight = weights[id(value)] = weigh(value, MAX_SHOWN)
         if weight <= left and json_holds(value):
             held[name], left = value, left - weight
         else:

@@ -206,10 +206,15 @@ def nested(value: Any, leaf: Any, made: dict[int, Any]) -> Any:
     if id(value) in made:
         return made[id(value)]
     inner = list(parts(value))
-    if not inner or isinstance(value, StoredTensor):
+    if isinstance(value, StoredTensor):
         return leaf(value)
+    if not inner:
+        result = leaf(value)
+        if isinstance(value, CONTAINERS):  # a long list of numbers is looked through once
+            made[id(value)] = result
+        return result
     if isinstance(value, list | tuple):
-        result: Any = [nested(part, leaf, made) for _, part in inner]
+        result = [nested(part, leaf, made) for _, part in inner]
         result = tuple(result) if isinstance(value, tuple) else result
     else:
         result = {key: nested(part, leaf, made) for key, part in inner}
@@ -229,7 +234,7 @@ def weigh(value: Any, most: int) -> int:
         elif isinstance(one, dict):
             weight += 2
             waiting.append(chain.from_iterable(one.items()))
-        elif isinstance(one, CONTAINERS) or isinstance(one, set | frozenset):
+        elif isinstance(one, (CONTAINERS, set | frozenset)):
             weight += 2
             waiting.append(iter(one))
         else:

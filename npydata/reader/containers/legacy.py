@@ -61,7 +61,9 @@ def check_magic(data: Any) -> int:
         raise CheckpointError("does not begin with torch's magic number")
     version, at = read_facts(data, at)
     if version != PROTOCOL_VERSION:
-        raise CheckpointError(f"version {brief(version)} of the format, expected {PROTOCOL_VERSION}")
+        raise CheckpointError(
+            f"version {brief(version)} of the format, expected {PROTOCOL_VERSION}"
+        )
     _, at = read_facts(data, at)
     return at
 

@@ -48,6 +48,9 @@ DTYPES = {
 }  # fmt: skip
 if hasattr(torch, "float8_e8m0fnu"):
     DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""dtypes that torch has none for, and the bits of an element: they come as the bytes they are, and
+their kind is the dtype."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
@@ -134,13 +137,19 @@ def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     """Return a tensor and the range of its bytes, from its entry in the header."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"tensor {name!r:.80}: expected dtype, shape and data_offsets")
-    if (dtype := DTYPES.get(str(entry["dtype"]))) is None:
-        raise CheckpointError(f"tensor {name!r:.80} has dtype {entry['dtype']!r:.80}, which is not known")
+    code = entry["dtype"] if isinstance(entry["dtype"], str) else ""
+    if (dtype := DTYPES.get(code)) is None and code not in BITS:
+        raise CheckpointError(f"tensor {name!r:.80} has dtype {code!r:.80}, which is not known")
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
     numel = math.prod(shape)
     if more_than_counted(shape):
         raise CheckpointError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
+    if dtype is None:
+        if (end - begin) * 8 != numel * BITS[code]:
+            raise CheckpointError(f"tensor {name!r:.80}: {end - begin:,} bytes, {shape} of {code}")
+        raw = Storage(name, torch.uint8, end - begin)
+        return StoredTensor(raw, torch.uint8, (end - begin,), (1,), 0, kind=code), (begin, end)
     if end - begin != numel * dtype.itemsize:
         raise CheckpointError(
             f"tensor {name!r:.80} has bytes {begin:,} to {end:,}, and {numel:,} elements of "

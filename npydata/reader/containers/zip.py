@@ -177,7 +177,8 @@ def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
     """Return one record of the directory, and where the next one begins."""
     try:
         (magic, _, _, flags, method, _, _, _, packed, nbytes, name_length, extra_length,
-         comment_length, disk, _, attributes, header) = ENTRY.unpack_from(directory, at)  # fmt: skip
+         comment_length, disk, _, attributes, header,
+         ) = ENTRY.unpack_from(directory, at)  # fmt: skip
     except struct.error:
         raise CheckpointError("the directory is cut off") from None
     at += ENTRY.size
@@ -244,7 +245,9 @@ def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
     require_same(record, header)
     begin = payload_begin(header, record.header)
     if (end := begin + record.nbytes) > stop:
-        raise CheckpointError(f"record {record.name!r:.80} ends at {end:,}, the next is at {stop:,}")
+        raise CheckpointError(
+            f"record {record.name!r:.80} ends at {end:,}, the next is at {stop:,}"
+        )
     return begin
 
 
