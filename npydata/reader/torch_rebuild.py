@@ -287,7 +287,7 @@ SPARSE_PARTS = {
 
 def sparse(_: Rebuilder, layout: Any, data: Any) -> StoredTensor:
     """Read ``_rebuild_sparse_tensor``: listed, and read by its parts."""
-    names = SPARSE_PARTS.get(layout if isinstance(layout, str) else "")
+    names = SPARSE_PARTS.get(str(layout) if isinstance(layout, str | Global) else "")
     if names is None or not isinstance(data, tuple) or len(data) not in (len(names) + 1, 4):
         raise CheckpointError(f"a sparse tensor made of {brief((layout, data))}")
     parts = dict(zip(names, data, strict=False))
