@@ -11,8 +11,16 @@ import pytest
 import torch
 from agreement import answers
 from attacks import FAMILIES, family
-from checkpoint_files import checkpoint_records, payload, stored_zip
-from pickle_code import NONE, call, name, program, storage
+from checkpoint_files import (
+    TarTensor,
+    checkpoint_records,
+    payload,
+    small_tar,
+    stored_zip,
+    tar_file,
+    tar_members,
+)
+from pickle_code import NONE, call, name, persistent, program, storage
 
 from npydata import open_checkpoint
 
@@ -71,10 +79,22 @@ def test_torch_forgets_to_swap_big_endian_numbers_of_a_dtype_given_apart(tmp_pat
 
 def test_torch_reads_a_tar_file_only_where_everything_may_run(tmp_path):
     """Not a difference in content: ``weights_only`` refuses every file of before 0.1.10."""
-    from checkpoint_files import small_tar
-
     path = small_tar(tmp_path / "a.tar")
     with pytest.raises(RuntimeError, match="weights_only"):
         torch.load(path, weights_only=True)
     with open_checkpoint(path) as checkpoint:
         assert bytes(checkpoint["weight"].view(torch.uint8).numpy().tobytes()) == payload(16)
+
+
+def test_a_view_of_a_view_is_counted_from_the_view(tmp_path):
+    """As torch reads it: element 1 of the elements from 2 on."""
+    members = tar_members(
+        program(persistent("30", python=2)),
+        [(10, "FloatStorage", 4, struct.pack("<4f", 0, 1, 2, 3))],
+        [TarTensor(key=30, storage=12, size=(1,), stride=(1,))],
+        views=[(11, 10, 2, 2), (12, 11, 1, 1)],
+    )
+    path = tar_file(tmp_path / "a.tar", members)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint["tensor"].tolist() == [3.0]
+    assert answers([path])[0]["end"] == "agree"

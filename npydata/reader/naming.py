@@ -47,7 +47,7 @@ def name_entries(root: Any, most: int) -> dict[str, Any]:
         if is_entry(value, inner):
             namer.put(name, link, value)
         if inner:
-            waiting.append(namer.below(name, link, inner))
+            waiting.append(namer.inside(name, link, inner))
     return namer.named
 
 
@@ -62,7 +62,7 @@ class Namer:
         self.named: dict[str, Any] = {}
         self._left = most
 
-    def below(self, name: str, link: Link, inner: Pairs) -> Iterator[tuple[str, Link, Any]]:
+    def inside(self, name: str, link: Link, inner: Pairs) -> Iterator[tuple[str, Link, Any]]:
         """Yield what lies in a container with its name."""
         for key, part in inner:
             self._spend(len(name) + characters_of(key))

@@ -759,9 +759,7 @@ def safetensors_and_zip(folder):
 
 @attack("be a safetensors file and a pickle that says a name")
 def safetensors_and_a_pickle_that_runs(folder):
-    text = (
-        b'{"__metadata__":{"n":"0(ios"\n:\n""},"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
-    )
+    text = b'{"__metadata__":{"0(ios"\n:\n""},"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
     skipped = (
         text.index(b"0(ios") + 3
     )  # a text from the length's last bytes on, as BINUNICODE has it

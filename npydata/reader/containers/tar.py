@@ -16,13 +16,12 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
+from npydata.reader.plain_calls import brief, count
 from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 from npydata.reader.strides import MAX_DIMS
 from npydata.reader.torch_rebuild import (
     STORAGES,
     Rebuilder,
-    brief,
-    count,
     require_location,
     viewed,
 )
