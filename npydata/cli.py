@@ -198,7 +198,9 @@ def run_convert(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     with open_checkpoint(args.file) as checkpoint:
-        done = checkpoint.to_safetensors(args.output, dtype=dtype, progress=not args.quiet)
+        done = checkpoint.to_safetensors(
+            args.output, dtype=dtype, progress=not args.quiet, allow_larger=args.allow_larger
+        )
     seconds = time.perf_counter() - begin
     ties = f" ({done.ties:,} tied)" if done.ties else ""
     print(
@@ -344,6 +346,8 @@ is left out, and named. If the run fails or is killed, OUT is what it was before
         "--dtype": {"choices": FLOATS, "metavar": "D",
                     "help": f"write tensors of floating point as D: {', '.join(FLOATS)} (default: "
                             "as they are)"},
+        "--allow-larger": {"action": "store_true",
+                           "help": "write out expanded tensors, however large the file becomes"},
         "-q --quiet": QUIET,
     },
     examples="""\

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_reading import read_everything
+from fuzz_agreement import fuzz
 from fuzz_checkpoints import case_file, good_files
 
 SCRIPT = Path(__file__).with_name("fuzz_checkpoints.py")
@@ -57,3 +58,15 @@ def test_a_case_follows_from_its_seed_and_number(tmp_path):
     first = [case_file(files, 3, number, tmp_path) for number in range(50)]
     assert first == [case_file(files, 3, number, tmp_path) for number in range(50)]
     assert len({content for _, content in first}) > 45
+
+
+@pytest.mark.timeout(300)
+def test_300_mutated_files_are_shown_as_torch_loads_them():
+    assert fuzz(0, range(300))["failures"] == []
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_500_000_mutated_files_are_shown_as_torch_loads_them(seed):
+    assert fuzz(seed, range(50_000))["failures"] == []

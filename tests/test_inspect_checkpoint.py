@@ -78,8 +78,8 @@ def test_the_totals_count_tied_tensors_once(model):
     assert head["file"] == str(model)
     assert head["format"] == "zip"
     assert f"({size:,} bytes)" in head["size"]
-    assert head["tensors"] == "5, 1 of them tied to another"
-    assert head["parameters"] == "1,015 (4.04 kB)"
+    assert head["tensors"] == "7, 1 of them tied to another"
+    assert head["parameters"] == "1,017 (4.07 kB)"
 
 
 def test_a_kind_that_cannot_be_read_is_marked(model):
@@ -136,8 +136,8 @@ def test_a_name_that_is_also_a_group_shows_both(tmp_path):
 
 def test_json_has_what_the_checkpoint_itself_says(model):
     report = json.loads(inspect_checkpoint(model).to_json())
-    assert (report["format"], report["num_tensors"], report["num_ties"]) == ("zip", 5, 1)
-    assert (report["parameters"], report["nbytes"]) == (1015, 4044)
+    assert (report["format"], report["num_tensors"], report["num_ties"]) == ("zip", 7, 1)
+    assert (report["parameters"], report["nbytes"]) == (1017, 4068)
     assert report["file_bytes"] == model.stat().st_size
     assert report["files"] == [str(model)]
     with open_checkpoint(model) as checkpoint:

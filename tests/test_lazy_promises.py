@@ -4,6 +4,7 @@ import itertools
 import pickle
 import struct
 import zipfile
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -68,7 +69,9 @@ def call_known(taught):
     def call(function, args):
         if str(function) == "torch._utils._rebuild_tensor_v2":
             return taught.tensor(None, *args)
-        return {} if str(function) == "collections.OrderedDict" else taught.Opaque(function, args)
+        if str(function) == "collections.OrderedDict":
+            return OrderedDict()
+        return taught.Opaque(function, args)
 
     return call
 
@@ -188,9 +191,9 @@ class TestPromises:
 
     def test_a_tensor_is_made_of_a_storage_and_of_nothing_else(self, taught):
         storage = taught.Storage("0", torch.float32, 6)
-        assert taught.tensor(None, storage, 0, (2, 3), (3, 1)).dtype is torch.float32
+        assert taught.tensor(None, storage, 0, (2, 3), (3, 1), False, None).dtype is torch.float32
         with pytest.raises(CheckpointError, match=r"storage .* of a tensor"):
-            taught.tensor(None, "0", 0, (2, 3), (3, 1))
+            taught.tensor(None, "0", 0, (2, 3), (3, 1), False, None)
 
     # Where the bytes lie
 

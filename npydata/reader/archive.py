@@ -1,5 +1,6 @@
 """What every reader of a file format returns: where the bytes lie, and what the file describes."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,20 @@ def read_pickle(
                             persistent_load=rebuilder.persistent_load, reduce=rebuilder.reduce,
                             at=at, end=end)  # fmt: skip
     return machine.run(), machine.at, rebuilder
+
+
+def read_facts(
+    data: Any, at: int, end: int | None = None, named: re.Pattern[str] | None = None
+) -> tuple[Any, int]:
+    """Return what a pickle beside the checkpoint's own says: numbers and keys.
+
+    It is no place for names, apart from those that match ``named``: nobody would be told of them.
+    """
+    value, at, rebuilder = read_pickle(data, at, end)
+    for one in [*rebuilder.unknown, *rebuilder.storages]:
+        if named is None or not named.fullmatch(one):
+            raise CheckpointError(f"a pickle beside the checkpoint's own names {one:.200}")
+    return value, at
 
 
 def names_for(pickle_bytes: int) -> int:

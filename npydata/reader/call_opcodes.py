@@ -3,10 +3,12 @@
 Built in ``notebooks/05_pickle_program``.
 """
 
+from collections import Counter, OrderedDict
 from typing import Any
 
 from npydata.reader.pickle_machine import Handler, PickleMachine
-from npydata.reader.stored import Global, Opaque
+from npydata.reader.stored import Global, Opaque, StoredTensor
+from npydata.reader.torch_rebuild import CALLED_ONLY
 
 
 def name_global(machine: PickleMachine) -> None:
@@ -50,7 +52,14 @@ def load_reduce(machine: PickleMachine) -> None:
 
 
 def new_object(machine: PickleMachine) -> None:
-    """Where pickle would make an object of a class without calling its ``__init__``."""
+    """Where pickle would make an object of a class without calling its ``__init__``.
+
+    What is not called does not look at its arguments: a set of these is empty, a function of torch
+    is an error.
+    """
+    function, args = machine.stack[-2:]
+    if isinstance(function, Global) and str(function) in CALLED_ONLY and args != ():
+        raise ValueError(f"makes a {function} of arguments, which only a call would look at")
     load_reduce(machine)
 
 
@@ -74,11 +83,32 @@ def make_object(machine: PickleMachine) -> None:
 
 
 def build(machine: PickleMachine) -> None:
-    """Where pickle would set an object's state: note it on the object."""
+    """Where pickle would set an object's state: note it on the object.
+
+    An ``OrderedDict`` or ``Counter`` has attributes beside its items, and they are passed over. The
+    state of a tensor would put another in its place, but for what torch wrote before 0.4.
+    """
     state = machine.stack.pop()
     target = machine.stack[-1]
     if isinstance(target, Opaque):
         target.state = state
+    elif isinstance(target, OrderedDict | Counter):
+        if not isinstance(state, dict):
+            raise ValueError(f"sets a {type(state).__name__} on a dictionary, expected attributes")
+    elif isinstance(target, StoredTensor) and target.is_parameter and is_old_state(state):
+        target.requires_grad = state[0]
+    else:
+        raise ValueError(f"sets the state of a {type(target).__name__}")
+
+
+def is_old_state(state: Any) -> bool:
+    """Whether a state is that of a parameter of old: requires_grad, volatile, and its hooks."""
+    return (
+        isinstance(state, tuple)
+        and len(state) == 3
+        and isinstance(state[0], bool)
+        and isinstance(state[2], dict | None)
+    )
 
 
 def as_function(function: Any) -> Any:

@@ -187,7 +187,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 tensor, replace(entry.value, is_parameter=False, requires_grad=False)
             )
 
-    @property
+    @cached_property
     def metadata(self) -> Mapping[str, Any]:
         """Everything that is not a tensor, by name; reading what needs foreign code raises."""
         return Metadata(self.path, {name: entry.value for name, entry in self._others.items()})
@@ -230,19 +230,21 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         *,
         dtype: torch.dtype | None = None,
         progress: bool = False,
+        allow_larger: bool = False,
     ) -> Converted:
         """Write all tensors into one safetensors file, whole or not at all.
 
         No more than one tensor is in memory at a time, and of those that lie in order only a chunk.
         Tied tensors are written once; ties, values that JSON can hold, and what the format has no
         words for go into the metadata, from which :func:`open_checkpoint` restores them. ``dtype``
-        casts tensors of floating point.
+        casts tensors of floating point. Expanded tensors are written out; where that would make
+        more than eight times the bytes of the source, it is refused unless ``allow_larger``.
 
         Raises:
             CheckpointError: A tensor is of a kind that can't be read.
         """
         with naming_errors(str(self.path)):
-            return convert(self, dst, dtype=dtype, progress=progress)
+            return convert(self, dst, dtype=dtype, progress=progress, allow_larger=allow_larger)
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""
@@ -299,10 +301,18 @@ class Metadata(Mapping[str, Any]):
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self._path, self._values = path, values
+        self._plain: set[int] = set()
+        """Sets that were looked through: a file may have one under many names."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a plain value; one that code would have to make raises UnsafeCheckpointError."""
-        return plain_value(self._path, name, self._values[name])
+        value = self._values[name]
+        if id(value) in self._plain:
+            return value
+        plain = plain_value(self._path, name, value)
+        if isinstance(value, set | frozenset):
+            self._plain.add(id(value))
+        return plain
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -15,6 +15,7 @@ import torch
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.containers.safetensors import (
+    BITS,
     CODES,
     COMPLEX_AS_REAL,
     NOTES,
@@ -27,6 +28,7 @@ from npydata.reader.elements import (
     copy_slice,
     element_chunks,
 )
+from npydata.reader.naming import weigh
 from npydata.reader.sharded import ChunkedTensor, blocks, in_rows
 from npydata.reader.stored import StoredTensor
 from npydata.reader.tensors import Entry, require_readable
@@ -34,6 +36,8 @@ from npydata.reader.typed_json import encode
 from npydata.system.atomic_write import replacing
 from npydata.system.progress import Bar, progress_bar
 
+MAX_GROWTH = 8
+"""How many times larger than the source the tensors may be, when an expanded one is written out."""
 MAX_VALUES_BYTES = 1 << 24
 """What the values beside the tensors may take in the header; those beyond are left out."""
 
@@ -104,12 +108,15 @@ def convert(
     *,
     dtype: torch.dtype | None = None,
     progress: bool = False,
+    allow_larger: bool = False,
 ) -> Converted:
     """Write every tensor of an open checkpoint to ``dst``, whole or not at all."""
     if dtype is not None and not (dtype.is_floating_point and dtype in CODES):
         raise CheckpointError(f"dtype={dtype}, expected one of floating point in safetensors")
     require_another_file(checkpoint.files, dst)
     slots = lay_out(checkpoint.distinct(), dtype)
+    if not allow_larger:
+        require_no_growth(checkpoint.files, slots)
     metadata, left_out = describe(checkpoint, slots)
     header = header_bytes({slot.name: slot.header for slot in slots}, metadata)
     total = sum(slot.nbytes for slot in slots)
@@ -144,6 +151,8 @@ def written_dtype(name: str, stored: StoredTensor, dtype: torch.dtype | None) ->
     try:
         if not isinstance(stored, ChunkedTensor):
             require_readable(stored)
+        if stored.kind in BITS:
+            raise CheckpointError(f"has dtype {stored.kind}, which torch has none for")
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     if dtype is not None and stored.dtype.is_floating_point:
@@ -161,6 +170,19 @@ def require_another_file(sources: Iterable[Path], dst: str | os.PathLike[str]) -
             raise CheckpointError(f"is to be read and cannot be written as well: {os.fspath(dst)}")
 
 
+def require_no_growth(sources: Iterable[Path], slots: Iterable[Slot]) -> None:
+    """Refuse to write out tensors that repeat the same bytes again and again."""
+    there = sum(source.stat().st_size for source in sources)
+    wanted = sum(
+        math.prod(slot.entry.value.shape) * slot.entry.value.dtype.itemsize for slot in slots
+    )
+    if wanted > MAX_GROWTH * there:
+        raise CheckpointError(
+            f"its tensors have {wanted:,} bytes when they are written out, it has {there:,}: "
+            "allow_larger=True (--allow-larger) writes them"
+        )
+
+
 def require_room(dst: str | os.PathLike[str], nbytes: int) -> None:
     """Refuse at once what the disk can't take, rather than when it is full."""
     folder = Path(dst).absolute().parent
@@ -174,9 +196,16 @@ def require_room(dst: str | os.PathLike[str], nbytes: int) -> None:
 def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the new file's metadata, and the names of what it can't hold."""
     texts, values, left_out, nbytes = {"format": "pt"}, {}, [], 0
-    for name in checkpoint.metadata:
+    held = checkpoint.metadata
+    weights: dict[int, int] = {}  # of each value, which may have many names
+    for name in held:
         try:
-            value = checkpoint.metadata[name]
+            value = held[name]
+            if (weight := weights.get(id(value), -1)) < 0:
+                weight = weights[id(value)] = weigh(value, MAX_VALUES_BYTES)
+            if weight > MAX_VALUES_BYTES - nbytes:
+                left_out.append(name)
+                continue
             typed = encode(value)
             length = len(json.dumps({name: typed}))
         except (UnsafeCheckpointError, TypeError, ValueError, RecursionError):

@@ -7,12 +7,14 @@ which may be hostile: what is printed cannot steer a terminal, and is no longer 
 import json
 import math
 import os
+import reprlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from npydata.errors import UnsafeCheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint, TensorInfo
+from npydata.reader.naming import weigh
 from npydata.reader.open import open_checkpoint
 from npydata.system.progress import harmless, human_bytes, printable
 
@@ -20,6 +22,10 @@ MAX_LEVELS = 32
 """Dots beyond these do not open another group."""
 LABEL_WIDTH = 56
 WARNINGS = 50
+IN_PARTS = ("sparse", "quantized", "nested")
+"""Kinds of tensors that are counted by their parts."""
+MAX_SHOWN = 1 << 24
+"""Characters of values that a report holds; of those beyond it has a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         metadata, other = sorted_values(checkpoint)
         ties = checkpoint.ties()
         rows = list(tensor_rows(checkpoint, ties))
-        distinct = [row for row in rows if row.same_as is None]
+        distinct = [row for row in rows if row.same_as is None and row.kind not in IN_PARTS]
         return CheckpointReport(
             path=printable(path),
             format=checkpoint.format,
@@ -136,16 +142,20 @@ def tensor_rows(checkpoint: LazyCheckpoint, ties: dict[str, str]) -> Iterator[Te
 
 def sorted_values(checkpoint: LazyCheckpoint) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values that JSON can hold, and a description of the others."""
-    held, other = {}, {}
-    for name in checkpoint.metadata:
+    held, other, left = {}, {}, MAX_SHOWN
+    weights: dict[int, int] = {}  # of each value, which may have many names
+    metadata = checkpoint.metadata
+    for name in metadata:
         try:
-            value = checkpoint.metadata[name]
+            value = metadata[name]
         except UnsafeCheckpointError as error:
             cause = str(error).removeprefix(f"{checkpoint.path}: {name} ")
             other[name] = cause.split(", which the file names")[0]
             continue
-        if json_holds(value):
-            held[name] = value
+        if (weight := weights.get(id(value), -1)) < 0:
+            weight = weights[id(value)] = weigh(value, MAX_SHOWN)
+        if weight <= left and json_holds(value):
+            held[name], left = value, left - weight
         else:
             other[name] = brief(value)
     return held, other
@@ -171,7 +181,7 @@ def brief(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value):,}"
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length():,} bits"
-    return repr(value)
+    return reprlib.repr(value)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ that is not text; and numbered if that is taken too. Built in ``notebooks/06_laz
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from npydata.errors import CheckpointError
@@ -22,6 +23,7 @@ COMPOUND = (*CONTAINERS, Global, Opaque, Storage, StoredTensor, Entry)
 """What makes a list more than a list of plain values."""
 
 Path = tuple[Any, ...]
+Pairs = tuple[tuple[Any, Any], ...]
 
 
 def name_entries(root: Any, most: int) -> dict[str, Any]:
@@ -31,47 +33,115 @@ def name_entries(root: Any, most: int) -> dict[str, Any]:
         CheckpointError: There are more than ``most``, as when a short file refers to the same
             containers again and again; or containers are nested too deep, or in themselves.
     """
-    if count_entries(root, {}, 0) > most:
+    members = Members()
+    if count_entries(root, members, {}, 0) > most:
         raise CheckpointError(f"more than {most:,} entries, which is more than its size allows")
-    named: dict[str, Any] = {}
-    characters = 0
-    for path, value in entries(root, ()):
-        characters += sum(len(key) for key in path if isinstance(key, str))
-        if characters > most * NAME_CHARACTERS:
+    namer = Namer(most * NAME_CHARACTERS)
+    waiting: list[Iterator[tuple[str, Link, Any]]] = [iter([("", None, root)])]
+    while waiting:
+        if (found := next(waiting[-1], None)) is None:
+            waiting.pop()
+            continue
+        name, link, value = found
+        inner = members.of(value)
+        if is_entry(value, inner):
+            namer.put(name, link, value)
+        if inner:
+            waiting.append(namer.inside(name, link, inner))
+    return namer.named
+
+
+Link = tuple["Link", Any] | None
+"""A path from its end: the path to the container, and the key in it; ``None`` is the root."""
+
+
+class Namer:
+    """Gives names, and counts their characters: a short file could ask for many long ones."""
+
+    def __init__(self, most: int) -> None:
+        self.named: dict[str, Any] = {}
+        self._left = most
+
+    def inside(self, name: str, link: Link, inner: Pairs) -> Iterator[tuple[str, Link, Any]]:
+        """Yield what lies in a container with its name."""
+        for key, part in inner:
+            self._spend(len(name) + characters_of(key))
+            text = str(key)
+            yield text if link is None else f"{name}.{text}", (link, key), part
+
+    def put(self, name: str, link: Link, value: Any) -> None:
+        """Give an entry its name, or another if that is taken or none."""
+        if not name or name in self.named:
+            path = path_of(link)
+            self._spend(sum(map(characters_of, path)))
+            name = free_name(path, self.named)
+        self.named[name] = value
+
+    def _spend(self, characters: int) -> None:
+        self._left -= characters
+        if self._left < 0:
             raise CheckpointError("its names are far longer than its size allows")
-        named[free_name(path, named)] = value
-    return named
 
 
-def count_entries(value: Any, seen: dict[int, int | None], depth: int) -> int:
+def characters_of(key: Any) -> int:
+    """Return about how long a key is as text, without making that."""
+    if isinstance(key, str):
+        return len(key)
+    if isinstance(key, bytes):
+        return 4 * len(key)
+    if isinstance(key, tuple):
+        return sum(map(characters_of, key))
+    return len(key.module) + len(key.name) if isinstance(key, Global) else 16
+
+
+def path_of(link: Link) -> Path:
+    """Return the keys that lead to an entry."""
+    keys = []
+    while link is not None:
+        link, key = link
+        keys.append(key)
+    return tuple(reversed(keys))
+
+
+class Members:
+    """What lies in each container, found once however often the file refers to it."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Pairs] = {}
+
+    def of(self, value: Any) -> Pairs:
+        """Return the keys and parts of a value; those of a list of plain values are none."""
+        if not isinstance(value, (*CONTAINERS, Opaque, StoredTensor)):
+            return ()
+        if (found := self._found.get(id(value))) is None:
+            found = self._found[id(value)] = tuple(parts(value))
+        return found
+
+
+def count_entries(value: Any, members: Members, seen: dict[int, int | None], depth: int) -> int:
     """Return how many entries a value has; what is shared is looked into once."""
     if depth > MAX_DEPTH:
         raise CheckpointError(f"its containers are nested more than {MAX_DEPTH} deep")
-    if not isinstance(value, (*CONTAINERS, Opaque)):
+    if not isinstance(value, (*CONTAINERS, Opaque, StoredTensor)):
         return 1
     if id(value) in seen:
         if (known := seen[id(value)]) is None:
             raise CheckpointError("it holds a container that holds itself")
         return known
     seen[id(value)] = None
-    inner = [part for _, part in parts(value)]
-    count = sum(count_entries(part, seen, depth + 1) for part in inner)
+    inner = members.of(value)
+    count = sum(count_entries(part, members, seen, depth + 1) for _, part in inner)
     seen[id(value)] = count = count + is_entry(value, inner)
     return count
 
 
-def entries(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield each entry and the keys that lead to it."""
-    inner = list(parts(value))
-    if is_entry(value, inner):
-        yield path, value
-    for key, part in inner:
-        yield from entries(part, (*path, key))
-
-
-def is_entry(value: Any, inner: list[Any]) -> bool:
-    """Whether a value is itself an entry; an object that is not made is one beside its parts."""
-    return not inner or (isinstance(value, Opaque) and not is_module(value))
+def is_entry(value: Any, inner: Pairs) -> bool:
+    """Whether a value is itself an entry: an object that is not made is one beside its parts."""
+    return (
+        not inner
+        or isinstance(value, StoredTensor)
+        or (isinstance(value, Opaque) and not is_module(value))
+    )
 
 
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -83,6 +153,8 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from enumerate(value)
     elif isinstance(value, Opaque):
         yield from module_parts(value) if is_module(value) else object_parts(value)
+    elif isinstance(value, StoredTensor) and value.parts:
+        yield from value.parts.items()
 
 
 def is_module(value: Any) -> bool:
@@ -134,12 +206,38 @@ def nested(value: Any, leaf: Any, made: dict[int, Any]) -> Any:
     if id(value) in made:
         return made[id(value)]
     inner = list(parts(value))
-    if not inner:
+    if isinstance(value, StoredTensor):
         return leaf(value)
+    if not inner:
+        result = leaf(value)
+        if isinstance(value, CONTAINERS):  # a long list of numbers is looked through once
+            made[id(value)] = result
+        return result
     if isinstance(value, list | tuple):
-        result: Any = [nested(part, leaf, made) for _, part in inner]
+        result = [nested(part, leaf, made) for _, part in inner]
         result = tuple(result) if isinstance(value, tuple) else result
     else:
         result = {key: nested(part, leaf, made) for key, part in inner}
     made[id(value)] = result
     return result
+
+
+def weigh(value: Any, most: int) -> int:
+    """Return about how many characters a value has as text; more than ``most`` is enough.
+
+    What is shared counts each time, as it would be written each time.
+    """
+    weight, waiting = 0, [iter((value,))]
+    while waiting and weight <= most:
+        if (one := next(waiting[-1], waiting)) is waiting:
+            waiting.pop()
+        elif isinstance(one, dict):
+            weight += 2
+            waiting.append(chain.from_iterable(one.items()))
+        elif isinstance(one, (CONTAINERS, set | frozenset)):
+            weight += 2
+            waiting.append(iter(one))
+        else:
+            weight += 2 + (len(one) if isinstance(one, str | bytes | bytearray) else 16)
+            weight += one.bit_length() // 3 if isinstance(one, int) else 0
+    return weight

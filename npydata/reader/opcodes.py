@@ -6,6 +6,7 @@ Opcodes are described in Python's ``pickletools``. Built in ``notebooks/05_pickl
 
 import codecs
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,11 @@ from npydata.reader.pickle_machine import (
     Handlers,
     PickleMachine,
 )
-from npydata.reader.stored import Opaque, safe_key
+from npydata.reader.stored import Opaque, add_all, safe_key
+
+INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
+FLOAT = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
+"""Numbers as Python writes them."""
 
 # Plain values, and the memo
 
@@ -70,12 +75,22 @@ def push_decimal(machine: PickleMachine) -> None:
     if len(text) > 2 * MAX_INTEGER_BYTES:
         raise ValueError(f"an integer of {len(text):,} digits")
     value = {b"00": False, b"01": True}.get(text)
-    machine.stack.append(int(text.removesuffix(b"L")) if value is None else value)
+    machine.stack.append(digits(text.removesuffix(b"L")) if value is None else value)
 
 
 def push_decimal_float(machine: PickleMachine) -> None:
     """Push a float written in digits."""
-    machine.stack.append(float(machine.line()))
+    text = machine.line()
+    if not FLOAT.fullmatch(text):
+        raise ValueError(f"{text[:60]!r} is not a float")
+    machine.stack.append(float(text))
+
+
+def digits(text: bytes) -> int:
+    """Return an integer as Python writes one; of ``010`` its readers make 8, 10 or an error."""
+    if not INTEGER.fullmatch(text):
+        raise ValueError(f"{text[:60]!r} is not an integer")
+    return int(text)
 
 
 def push_quoted_text(machine: PickleMachine) -> None:
@@ -133,7 +148,7 @@ def decimal(machine: PickleMachine) -> int:
     text = machine.line()
     if len(text) > 20:
         raise ValueError(f"an index of {len(text)} digits")
-    return int(text)
+    return digits(text)
 
 
 def next_free(machine: PickleMachine) -> int:
@@ -225,7 +240,7 @@ def collect_dict(machine: PickleMachine) -> None:
 def collect_frozenset(machine: PickleMachine) -> None:
     """Push what was collected since the mark, as a frozen set."""
     items = machine.pop_to_mark()
-    machine.stack.append(frozenset(map(safe_key, items)))
+    machine.stack.append(frozenset(add_all(set(), items)))
 
 
 def append_one(machine: PickleMachine) -> None:
@@ -259,7 +274,7 @@ def add_many(machine: PickleMachine) -> None:
     if isinstance(target, Opaque):
         target.items.extend(items)
     elif isinstance(target, set):
-        target.update(map(safe_key, items))
+        add_all(target, items)
     else:
         raise ValueError(f"adds to a {type(target).__name__}, expected a set")
 
@@ -282,7 +297,8 @@ def store_pairs(target: Any, items: list[Any]) -> None:
     if isinstance(target, Opaque):
         target.pairs.extend(pairs)
     elif isinstance(target, dict):
-        target.update((safe_key(key), value) for key, value in pairs)
+        for key, value in pairs:  # a Counter's update would add to what it has
+            target[safe_key(key, len(target))] = value
     else:
         raise ValueError(f"stores in a {type(target).__name__}, expected a dictionary")
 

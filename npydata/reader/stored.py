@@ -5,12 +5,15 @@ done, and how, is decided elsewhere. Built in ``notebooks/05_pickle_program``.
 """
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 MAX_KEY_PARTS = 64
+MAX_FORESEEN = 4096
+"""Keys with the same hash are compared with each other: so many take half a second."""
 MAX_KEY_INTEGER = sys.hash_info.modulus
 """Integers below it are their own hash."""
 
@@ -26,11 +29,12 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
-def safe_key(key: Any) -> Any:
+def safe_key(key: Any, held: int = 0) -> Any:
     """Return a key of a dictionary, or a member of a set, that takes no time to find.
 
     Nested tuples could take forever to hash. Large integers have few hashes, so a file could give
-    all its keys the same one; small ones have one each, and those of texts can't be foreseen.
+    all its keys the same one; small ones have one each, and those of texts can't be foreseen. Those
+    of tuples of numbers can, so there may be few: ``held`` is how many keys are there already.
 
     Raises:
         ValueError: It is of such a kind.
@@ -38,15 +42,25 @@ def safe_key(key: Any) -> Any:
     """
     if type(key) is str or (type(key) is int and abs(key) < MAX_KEY_INTEGER):
         return key
-    parts = key if isinstance(key, tuple) else (key,)
+    nested = isinstance(key, tuple)
+    parts = key if nested else (key,)
     if len(parts) > MAX_KEY_PARTS or any(isinstance(part, tuple | frozenset) for part in parts):
         raise ValueError("a key that is made of tuples or sets")
     if any(isinstance(part, int) and abs(part) >= MAX_KEY_INTEGER for part in parts):
         raise ValueError("a key that is an integer of more than 60 bits")
     if any(isinstance(part, complex) for part in parts):
         raise ValueError("a key that is a complex number")
+    if held >= MAX_FORESEEN and nested and set(map(type, parts)) - {str, bytes}:
+        raise ValueError(f"more than {MAX_FORESEEN:,} keys, with tuples of numbers among them")
     hash(key)
     return key
+
+
+def add_all(made: set[Any], items: Iterable[Any]) -> set[Any]:
+    """Return a set with more members, of which none takes any time to find."""
+    for one in items:
+        made.add(safe_key(one, len(made)))
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,9 @@ class StoredTensor:
     neg: bool = False
     kind: str = "dense"
     """``dense``, or why it is listed and not read: ``sparse``, ``quantized``, ``nested``, ``meta``,
-    ``subclass``."""
+    or the dtype that torch has none for."""
+    parts: dict[str, Any] | None = None
+    """What it is made of, by name, where it is not dense: tensors to be read, and numbers."""
 
 
 @dataclass(slots=True, eq=False)

@@ -52,6 +52,11 @@ def in_range(values: Sequence[int], most: int) -> bool:
     return not values or (min(values) >= 0 and max(values) <= most)
 
 
+def more_than_counted(shape: Sequence[int]) -> bool:
+    """Whether sizes make more elements than can be counted, were none of them 0."""
+    return math.prod(size for size in shape if size) > MAX_COUNT
+
+
 def validate_view(
     shape: Sequence[int], stride: Sequence[int], offset: int, numel: int
 ) -> str | None:
@@ -60,7 +65,7 @@ def validate_view(
         return f"{len(shape)} sizes and {len(stride)} strides"
     if not in_range((*shape, *stride, offset), MAX_COUNT):
         return f"sizes {list(shape)}, strides {list(stride)}, offset {offset}: not all in 0 to 2^63"
-    if math.prod(shape) > MAX_COUNT:
+    if more_than_counted(shape):
         return f"sizes {list(shape)} make more than 2^63 elements"
     first, end = element_span(shape, stride, offset)
     if end > numel and first < end:

@@ -64,18 +64,18 @@ class TensorReader:
             return
         extent = self.archive.extents.get(storage.key)
         if extent is None:
-            raise CheckpointError(f"storage {storage.key!r} is not in the file")
+            raise CheckpointError(f"storage {storage.key!r:.80} is not in the file")
         nbytes = storage.numel * storage.dtype.itemsize
         end = nbytes + storage.start * storage.dtype.itemsize
         if end > extent.nbytes:
             raise CheckpointError(
-                f"storage {storage.key!r} has {extent.nbytes:,} bytes in the file, "
+                f"storage {storage.key!r:.80} has {extent.nbytes:,} bytes in the file, "
                 f"{end:,} by its description"
             )
         if why := validate_view(
             stored.shape, stored.stride, stored.offset, nbytes // stored.dtype.itemsize
         ):
-            raise CheckpointError(f"a tensor of storage {storage.key!r}: {why}")
+            raise CheckpointError(f"a tensor of storage {storage.key!r:.80}: {why}")
         largest = max(stored.dtype.itemsize, self._alignments.get(storage.key, 1))
         self._alignments[storage.key] = largest
 

@@ -7,7 +7,6 @@ listed. The calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``. Bui
 ``notebooks/05_pickle_program``.
 """
 
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -15,8 +14,28 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
-from npydata.reader.strides import MAX_COUNT, MAX_DIMS
+from npydata.reader.plain_calls import (
+    brief,
+    byte_array,
+    complex_number,
+    count,
+    counter,
+    counts,
+    default_dict,
+    flag,
+    frozen_set,
+    layout,
+    ordered_dict,
+    require_attributes,
+    require_hooks,
+    some_bytes,
+    some_set,
+    text_as_bytes,
+    torch_device,
+    torch_size,
+)
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
+from npydata.reader.strides import MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 DTYPES = {f"torch.{name}": value for name, value in vars(torch).items()
@@ -35,8 +54,20 @@ STORAGES = {
     for module in ("torch", "torch.cuda", "torch.storage")
 }
 TENSOR_CLASSES = {"torch.Tensor", "torch._tensor.Tensor"}
-PARAMETER_CLASSES = {"torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
+PARAMETER = "torch.nn.parameter.Parameter"
+PARAMETER_CLASSES = {PARAMETER, "torch.nn.parameter.Buffer"}
 PLAIN_CLASSES = {"builtins.object", "builtins.dict", "builtins.list", "builtins.int"}
+QSCHEMES = {f"torch.{name}": name for name in vars(torch) if name.startswith("per_")
+            and isinstance(getattr(torch, name), torch.qscheme)}  # fmt: skip
+"""How quantized numbers are scaled; plain names here."""
+NAMED_PER_BYTE = 8
+"""Characters of names for each byte of the pickle: a long one on the stack can be said again."""
+WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+QUANTIZED = {
+    torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32,
+    torch.quint4x2: None, torch.quint2x4: None,
+}  # fmt: skip
+"""What the integers of quantized tensors are; of the last two, several lie in a byte."""
 COPIED_PER_BYTE = 1
 """Containers that calls copy may hold so many elements for each byte of the pickle."""
 
@@ -44,42 +75,81 @@ COPIED_PER_BYTE = 1
 class Rebuilder:
     """Reads names, ids and calls for a :class:`~npydata.reader.pickle_machine.PickleMachine`."""
 
+    id_fields: tuple[int, ...] = (5, 6)
+    """Of the persistent id of a storage; those of legacy files have a view as well."""
+
     def __init__(self, nbytes: int) -> None:
         self.storages: dict[str, Storage] = {}
+        self.views: dict[Any, Storage] = {}
+        """Parts of storages that legacy files give a key of their own."""
         self.unknown: set[str] = set()
+        self.named = False
+        """Whether any name was met, known or not."""
         self._copies_left = 65536 + COPIED_PER_BYTE * nbytes
+        self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for: a dtype, or the name itself."""
+        self._characters_left -= len(module) + len(name)
+        if self._characters_left < 0:
+            raise CheckpointError("says names that are far longer than the pickle")
         known = Global(PYTHON_2_MODULES.get(module, module), name)
         if (dtype := DTYPES.get(str(known))) is not None:
             return dtype
         if str(known) not in KNOWN:
             self.unknown.add(str(known))
+        self.named = True
         return known
 
     def persistent_load(self, saved: Any) -> Any:
-        """Return the storage, or the module class, that a persistent id stands for."""
-        if isinstance(saved, tuple) and saved[:1] == ("module",) and len(saved) == 4:
-            return saved[1]
-        if not (isinstance(saved, tuple) and saved[:1] == ("storage",) and len(saved) in (5, 6)):
+        """Return the storage that a persistent id stands for."""
+        if not (isinstance(saved, tuple) and saved[:1] in (("storage",), (b"storage",))):
             raise CheckpointError(f"persistent id {brief(saved)}, expected ('storage', ...)")
-        _, kind, key, _location, numel, *view = saved
+        if len(saved) not in (5, 6):
+            raise CheckpointError(f"persistent id of {len(saved)} fields, expected 5 or 6")
+        _, kind, key, location, numel, *view = saved
+        if not isinstance(kind, Global | Opaque):
+            raise CheckpointError(f"storage type {brief(kind)}, expected a name")
         if str(kind) not in STORAGES:
-            return Opaque(kind if isinstance(kind, Global | Opaque) else Global("?", brief(kind)))
+            return Opaque(kind)
+        if len(saved) not in self.id_fields:
+            raise CheckpointError(f"persistent id of {len(saved)} fields, not {self.id_fields[0]}")
         if not isinstance(key, str):
             raise CheckpointError(f"storage key {brief(key)}, expected text")
+        require_location(location)
         storage = Storage(key, STORAGES[str(kind)], count(numel, "elements of a storage"))
         self._note(storage)
-        return storage if not view or view[0] is None else viewed(storage, view[0])
+        if not view or view[0] is None:
+            return storage
+        return self._note_view(view[0], viewed(storage, view[0]))
 
     def _note(self, storage: Storage) -> None:
-        """Keep what was first said of a storage; whatever is said later must be as large."""
+        """Keep what was first said of a storage; what is said later must be the same.
+
+        torch takes what was first said. Of an empty storage there is nothing to take.
+        """
         first = self.storages.setdefault(storage.key, storage)
         if nbytes(first) != nbytes(storage):
             raise CheckpointError(
-                f"storage {storage.key!r} has {nbytes(first):,} bytes and {nbytes(storage):,}"
+                f"storage {brief(storage.key)} has {nbytes(first):,} bytes and {nbytes(storage):,}"
             )
+        if first.dtype != storage.dtype and storage.numel:
+            raise CheckpointError(
+                f"storage {brief(storage.key)} has dtype {first.dtype} and {storage.dtype}"
+            )
+        if storage.key in self.views:
+            raise CheckpointError(f"{brief(storage.key)} is a storage and a view of one")
+
+    def _note_view(self, view: Any, part: Storage) -> Storage:
+        """Keep what was first said of a view; torch takes that whatever is said later."""
+        key = view[0]
+        if not isinstance(key, str | int) or isinstance(key, bool):
+            raise CheckpointError(f"view key {brief(key)}, expected text or a number")
+        if self.views.setdefault(key, part) != part:
+            raise CheckpointError(f"two views of a storage are called {brief(key)}")
+        if key in self.storages:
+            raise CheckpointError(f"{brief(key)} is a storage and a view of one")
+        return part
 
     def reduce(self, function: Any, args: Any) -> Any:
         """Return what a call would return, if it is one of torch's for plain data."""
@@ -105,11 +175,23 @@ class Rebuilder:
             raise CheckpointError("calls copy far more than the pickle holds")
 
 
+def require_location(location: Any) -> None:
+    """Refuse a storage without bytes; where else the bytes were in memory says nothing of them."""
+    if not isinstance(location, str | bytes):
+        raise CheckpointError(f"location {brief(location)} of a storage, expected text")
+    if location in ("meta", b"meta"):
+        raise CheckpointError("a storage with the location meta, where there are no bytes")
+
+
+def old_tensor(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any) -> StoredTensor:
+    """Read ``_rebuild_tensor``."""
+    return dense_tensor(storage, None, offset, size, stride, False, None, None)
+
+
 def tensor(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any,
-           requires_grad: Any = False, _hooks: Any = None,
-           metadata: Any = None) -> StoredTensor:  # fmt: skip
-    """Read ``_rebuild_tensor`` and ``_rebuild_tensor_v2``: the storage says the dtype."""
-    return dense_tensor(storage, None, offset, size, stride, requires_grad, metadata)
+           requires_grad: Any, hooks: Any, metadata: Any = None) -> StoredTensor:  # fmt: skip
+    """Read ``_rebuild_tensor_v2``: the storage says the dtype."""
+    return dense_tensor(storage, None, offset, size, stride, requires_grad, hooks, metadata)
 
 
 def tensor_with_dtype(
@@ -119,175 +201,139 @@ def tensor_with_dtype(
     size: Any,
     stride: Any,
     requires_grad: Any,
-    _hooks: Any,
+    hooks: Any,
     dtype: Any,
     metadata: Any = None,
 ) -> StoredTensor:
     """Read ``_rebuild_tensor_v3``: for dtypes that have no storage class of their own."""
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"dtype {brief(dtype)} of a tensor")
-    return dense_tensor(storage, dtype, offset, size, stride, requires_grad, metadata)
+    return dense_tensor(storage, dtype, offset, size, stride, requires_grad, hooks, metadata)
 
 
 def dense_tensor(storage: Any, dtype: torch.dtype | None, offset: Any, size: Any, stride: Any,
-           requires_grad: Any, metadata: Any) -> StoredTensor:  # fmt: skip
+           requires_grad: Any, hooks: Any, metadata: Any) -> StoredTensor:  # fmt: skip
     """Return the description of a dense tensor."""
     if not isinstance(storage, Storage):
         raise CheckpointError(f"storage {brief(storage)} of a tensor")
-    flags = metadata if isinstance(metadata, dict) else {}
-    conj, neg = (flags.get(flag) is True for flag in ("conj", "neg"))
+    flags = metadata or {}
+    if not isinstance(flags, dict) or any(
+        type(name) is not str or type(on) is not bool for name, on in flags.items()
+    ):
+        raise CheckpointError(f"metadata {brief(metadata)} of a tensor, expected flags")
+    require_hooks(hooks)
     return StoredTensor(
         storage, dtype or storage.dtype, counts(size, "size"), counts(stride, "stride"),
-        count(offset, "storage offset"), requires_grad is True, conj=conj, neg=neg,
+        count(offset, "storage offset"), flag(requires_grad, "requires_grad"),
+        conj=flags.get("conj", False), neg=flags.get("neg", False),
     )  # fmt: skip
 
 
-def parameter(_: Rebuilder, data: Any, requires_grad: Any = True, *_rest: Any) -> StoredTensor:
-    """Read ``_rebuild_parameter``, with or without state, and ``Parameter`` itself."""
+def parameter(_: Rebuilder, data: Any, requires_grad: Any, hooks: Any) -> StoredTensor:
+    """Read ``_rebuild_parameter``."""
+    require_hooks(hooks)
+    return as_parameter(_, data, requires_grad)
+
+
+def parameter_with_state(
+    _: Rebuilder, data: Any, requires_grad: Any, hooks: Any, state: Any
+) -> StoredTensor:
+    """Read ``_rebuild_parameter_with_state``, for parameters with attributes."""
+    require_attributes(state)
+    return parameter(_, data, requires_grad, hooks)
+
+
+def as_parameter(_: Rebuilder, data: Any, requires_grad: Any = True) -> StoredTensor:
+    """Read ``Parameter`` itself."""
     if not isinstance(data, StoredTensor):
         raise CheckpointError(f"a parameter made of {brief(data)}")
-    return replace(data, requires_grad=requires_grad is True, is_parameter=True)
+    return replace(data, requires_grad=flag(requires_grad, "requires_grad"), is_parameter=True)
 
 
-def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, _state: Any) -> Any:
+def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: Any) -> Any:
     """Read ``_rebuild_from_type_v2``: a tensor with attributes, or of a subclass."""
+    validate_call(function, args)
+    if not isinstance(kind, Global | Opaque):
+        raise CheckpointError(f"a tensor of type {brief(kind)}, expected a name")
+    if str(function) == WRAPPER:  # what it wraps are its attributes
+        return Opaque(kind, args, state)
+    if str(function) not in TENSOR_CALLS:  # nor is it itself: calls of calls could take forever
+        return Opaque(function, args, state)
     made = rebuilder.reduce(function, args)
+    if isinstance(made, Opaque):
+        return Opaque(made.function, (made,), state)
     if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:
-        return made
-    return Opaque(kind, (made,))
+        require_attributes(state)
+        return replace(made, is_parameter=str(kind) == PARAMETER)
+    if str(kind) in KNOWN:
+        raise CheckpointError(f"a tensor of type {kind}, which is none")
+    return Opaque(kind, (made,), {"tensor": made} | (state if isinstance(state, dict) else {}))
 
 
-def sparse(_: Rebuilder, _layout: Any, data: Any) -> StoredTensor:
-    """Read ``_rebuild_sparse_tensor``: listed, not read."""
-    values = next((part for part in reversed(data) if isinstance(part, StoredTensor)), None)
-    sizes = next((part for part in reversed(data) if isinstance(part, tuple)), ())
-    dtype = torch.float32 if values is None else values.dtype
-    return unread("sparse", dtype, sizes)
+SPARSE_PARTS = {
+    "torch.sparse_coo": ("indices", "values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
 
 
-def quantized(_: Rebuilder, storage: Any, _offset: Any, size: Any, *_rest: Any) -> StoredTensor:
-    """Read ``_rebuild_qtensor``: listed, not read."""
-    return unread("quantized", storage.dtype, size)
+def sparse(_: Rebuilder, layout: Any, data: Any) -> StoredTensor:
+    """Read ``_rebuild_sparse_tensor``: listed, and read by its parts."""
+    names = SPARSE_PARTS.get(str(layout) if isinstance(layout, str | Global) else "")
+    if names is None or not isinstance(data, tuple) or len(data) not in (len(names) + 1, 4):
+        raise CheckpointError(f"a sparse tensor made of {brief((layout, data))}")
+    parts = dict(zip(names, data, strict=False))
+    return in_parts("sparse", parts["values"], data[len(names)], parts)
 
 
-def nested(_: Rebuilder, buffer: Any, *_rest: Any) -> StoredTensor:
-    """Read ``_rebuild_nested_tensor``: listed, not read."""
-    return unread("nested", buffer.dtype, ())
+def quantized(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any, params: Any,
+              requires_grad: Any, hooks: Any) -> StoredTensor:  # fmt: skip
+    """Read ``_rebuild_qtensor``: listed, and read by its parts, the integers and their scales."""
+    dense = dense_tensor(storage, None, offset, size, stride, requires_grad, hooks, None)
+    if dense.dtype not in QUANTIZED or not isinstance(params, tuple):
+        raise CheckpointError(f"a quantized tensor made of {brief((storage, params))}")
+    names = ("qscheme", "scale", "zero_point", "axis")
+    known = {name: QSCHEMES.get(str(one), one) if isinstance(one, Global) else one
+             for name, one in zip(names, params, strict=False)}  # fmt: skip
+    integer = QUANTIZED[dense.dtype]
+    parts = {} if integer is None else {"int_repr": replace(dense, dtype=integer)}
+    return in_parts("quantized", dense, size, parts | known)
 
 
-def meta(_: Rebuilder, dtype: Any, size: Any, *_rest: Any) -> StoredTensor:
+def nested(_: Rebuilder, buffer: Any, sizes: Any, strides: Any, offsets: Any) -> StoredTensor:
+    """Read ``_rebuild_nested_tensor``: listed, and read by its parts."""
+    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "storage_offsets": offsets}
+    return in_parts("nested", buffer, (), parts)
+
+
+def meta(_: Rebuilder, dtype: Any, size: Any, stride: Any, requires_grad: Any) -> StoredTensor:
     """Read ``_rebuild_meta_tensor_no_storage``: it has no data."""
-    return unread("meta", dtype, size)
-
-
-def unread(kind: str, dtype: Any, size: Any) -> StoredTensor:
-    """Return the description of a tensor that is listed, but cannot be read."""
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"dtype {brief(dtype)} of a {kind} tensor")
-    return StoredTensor(None, dtype, counts(size, "size"), (), 0, kind=kind)
+        raise CheckpointError(f"dtype {brief(dtype)} of a meta tensor")
+    made = StoredTensor(None, dtype, counts(size, "size"), counts(stride, "stride"), 0, kind="meta")
+    return replace(made, requires_grad=flag(requires_grad, "requires_grad"))
+
+
+def in_parts(kind: str, elements: Any, size: Any, parts: dict[str, Any]) -> StoredTensor:
+    """Return the description of a tensor that is listed, and read by its parts only."""
+    if not isinstance(elements, StoredTensor):
+        raise CheckpointError(f"a {kind} tensor made of {brief(elements)}")
+    return StoredTensor(None, elements.dtype, counts(size, "size"), (), 0, kind=kind, parts=parts)
 
 
 def viewed(storage: Storage, view: Any) -> Storage:
     """Return the part of a storage that a view of it is: ``(view key, offset, size)``."""
     if not (isinstance(view, tuple) and len(view) == 3):
-        raise CheckpointError(f"view {brief(view)} of storage {storage.key!r}")
+        raise CheckpointError(f"view {brief(view)} of storage {brief(storage.key)}")
     start, numel = count(view[1], "offset of a view"), count(view[2], "size of a view")
     if start + numel > storage.numel:
         raise CheckpointError(
-            f"a view of elements {start:,} to {start + numel:,} of storage {storage.key!r}, "
+            f"a view of elements {start:,} to {start + numel:,} of storage {brief(storage.key)}, "
             f"which has {storage.numel:,}"
         )
-    return replace(storage, start=start, numel=numel)
-
-
-def ordered_dict(_: Rebuilder, pairs: Any = ()) -> dict[Any, Any]:
-    """Read ``OrderedDict()``, which Python 2 wrote with its pairs."""
-    made: dict[Any, Any] = OrderedDict()
-    for key, value in pairs:
-        made[safe_key(key)] = value
-    return made
-
-
-def default_dict(_: Rebuilder, _factory: Any = None) -> dict[Any, Any]:
-    """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
-    return {}
-
-
-def counter(_: Rebuilder, counts: Any = ()) -> Counter[Any]:
-    """Read ``Counter({...})``."""
-    return Counter({safe_key(key): int(value) for key, value in dict(counts).items()})
-
-
-def text_as_bytes(_: Rebuilder, text: Any, encoding: Any = "latin1") -> bytes:
-    """Read ``_codecs.encode``, which is how Python 2 and protocol 2 write bytes."""
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1", "utf-8", "ascii"):
-        raise CheckpointError(f"bytes written as {brief((text, encoding))}")
-    return text.encode(encoding)
-
-
-def byte_array(_: Rebuilder, content: Any = b"", encoding: Any = None) -> bytearray:
-    """Read ``bytearray``."""
-    if isinstance(content, str):
-        return bytearray(content.encode("latin1"))
-    if not isinstance(content, bytes):
-        raise CheckpointError(f"a bytearray of {brief(content)}")
-    return bytearray(content)
-
-
-def some_bytes(_: Rebuilder, content: Any = b"") -> bytes:
-    """Read ``bytes``, which Python 2 writes when it is empty."""
-    return bytes(byte_array(_, content))
-
-
-def some_set(_: Rebuilder, items: Any = ()) -> set[Any]:
-    """Read ``set``."""
-    return {safe_key(item) for item in items}
-
-
-def frozen_set(_: Rebuilder, items: Any = ()) -> frozenset[Any]:
-    """Read ``frozenset``."""
-    return frozenset(safe_key(item) for item in items)
-
-
-def complex_number(_: Rebuilder, real: Any, imag: Any = 0.0) -> complex:
-    """Read ``complex``."""
-    if not all(isinstance(part, int | float) for part in (real, imag)):
-        raise CheckpointError(f"a complex number made of {brief((real, imag))}")
-    return complex(real, imag)
-
-
-def torch_size(_: Rebuilder, sizes: Any = ()) -> torch.Size:
-    """Read ``torch.Size``."""
-    return torch.Size(counts(sizes, "torch.Size"))
-
-
-def torch_device(_: Rebuilder, kind: Any, index: Any = None) -> torch.device:
-    """Read ``torch.device``."""
-    if not isinstance(kind, str) or not (index is None or isinstance(index, int)):
-        raise CheckpointError(f"a device made of {brief((kind, index))}")
-    try:
-        return torch.device(kind) if index is None else torch.device(kind, index)
-    except RuntimeError:
-        raise CheckpointError(f"a device made of {brief((kind, index))}") from None
-
-
-def layout(_: Rebuilder, name: Any) -> str:
-    """Read ``torch.serialization._get_layout``."""
-    return str(safe_key(name))
-
-
-def count(value: Any, what: str) -> int:
-    """Return a count from the file: an integer from 0 to 2^63 - 1."""
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise CheckpointError(f"{what} is {brief(value)}, expected an integer from 0 to 2^63 - 1")
-    return value
-
-
-def counts(values: Any, what: str) -> tuple[int, ...]:
-    """Return one count for each dimension."""
-    if not isinstance(values, tuple | list) or len(values) > MAX_DIMS:
-        raise CheckpointError(f"{what} is {brief(values)}, expected at most {MAX_DIMS} integers")
-    return tuple(count(value, what) for value in values)
+    return replace(storage, start=storage.start + start, numel=numel)
 
 
 def nbytes(storage: Storage) -> int:
@@ -305,7 +351,7 @@ def validate_call(function: Any, args: Any) -> None:
 
 def first_opaque(args: tuple[Any, ...]) -> Opaque | None:
     """Return a part of the arguments that is not known, or ``None``."""
-    for arg in args:
+    for arg in args[:MAX_DIMS]:  # more are none of torch's calls
         parts = arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,)
         for part in parts:
             if isinstance(part, Opaque):
@@ -313,30 +359,13 @@ def first_opaque(args: tuple[Any, ...]) -> Opaque | None:
     return None
 
 
-def brief(value: Any) -> str:
-    """Return something of a value for a message, however large it is."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, str | bytes):
-        return repr(value[:60])
-    if value is None or isinstance(value, int | float | Global | Opaque):
-        return repr(value)
-    if isinstance(value, tuple):
-        return (
-            "("
-            + ", ".join(brief(one) if not isinstance(one, tuple) else "..." for one in value[:8])
-            + ")"
-        )
-    return f"a {type(value).__name__}"
-
-
 CALLS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": tensor,
+    "torch._utils._rebuild_tensor": old_tensor,
     "torch._utils._rebuild_tensor_v2": tensor,
     "torch._utils._rebuild_tensor_v3": tensor_with_dtype,
     "torch._utils._rebuild_parameter": parameter,
-    "torch._utils._rebuild_parameter_with_state": parameter,
-    "torch.nn.parameter.Parameter": parameter,
+    "torch._utils._rebuild_parameter_with_state": parameter_with_state,
+    "torch.nn.parameter.Parameter": as_parameter,
     "torch._tensor._rebuild_from_type_v2": from_type,
     "torch._utils._rebuild_sparse_tensor": sparse,
     "torch._utils._rebuild_qtensor": quantized,
@@ -355,4 +384,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "builtins.frozenset": frozen_set,
     "builtins.complex": complex_number,
 }
-KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}
+MADE_OF_ARGUMENTS = {"builtins.complex", "builtins.bytes", "builtins.frozenset", "torch.Size",
+                     PARAMETER}  # fmt: skip
+CALLED_ONLY = CALLS.keys() - MADE_OF_ARGUMENTS
+"""Classes that look at their arguments when they are called, not when they are made; functions."""
+TENSOR_CALLS = {name for name in CALLS if "_rebuild_" in name and "from_type" not in name}
+KNOWN = {*CALLS, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}

@@ -359,3 +359,117 @@ def one_tensor_under_100_000_names():
 @pickle_attack("be 8,000 tensors over one storage", caught="harmless", forms=["zip"])
 def eight_thousand_tensors_over_one_storage():
     return program(EMPTY_LIST, MARK, put(tensor(), 0), tensor() * 8_000, APPENDS)
+
+
+# What is made again and again of something that a file says once. Each grows with the square of its
+# size, or faster, where it is not counted.
+
+
+def under_many_names(shared: bytes, names: int = 30_000) -> bytes:
+    """One value from the memo under many names."""
+    pairs = b"".join(integer(number) + get(0) for number in range(names))
+    return program(put(shared, 0), POP, EMPTY_DICT, MARK, pairs, SETITEMS)
+
+
+LONG_LIST = EMPTY_LIST + MARK + b"K\1" * 60_000 + APPENDS
+LONG_SET = EMPTY_SET + MARK + b"".join(integer(number) for number in range(40_000)) + ADDITEMS
+
+
+@pickle_attack(
+    "have one list looked through for each of its names", caught="harmless", forms=["zip"]
+)
+def one_long_list_under_many_names():
+    return under_many_names(LONG_LIST)
+
+
+@pickle_attack(
+    "have one set looked through for each of its names", caught="harmless", forms=["zip"]
+)
+def one_long_set_under_many_names():
+    return under_many_names(LONG_SET)
+
+
+@pickle_attack(
+    "have one long text written out for each of its names", caught="harmless", forms=["zip"]
+)
+def one_long_text_under_many_names():
+    return under_many_names(unicode("x" * 100_000))
+
+
+@pickle_attack("have a long name said again and again", caught="harmless", forms=["zip"])
+def a_long_name_said_again():
+    start = put(unicode("m" * 50_000), 0) + put(unicode("n" * 50_000), 1) + POP + POP
+    return program(start, (get(0) + get(1) + b"\x93" + POP) * 40_000, NONE)
+
+
+@pickle_attack("have long arguments looked through at each call", caught="harmless", forms=["zip"])
+def long_arguments_of_many_calls():
+    start = put(MARK + b"K\1" * 60_000 + b"t", 0) + POP + put(name("made.up", "call"), 1) + POP
+    return program(start, (get(1) + get(0) + b"R" + POP) * 40_000, NONE)
+
+
+@pickle_attack("have a call of calls made again and again", caught="harmless", forms=["zip"])
+def a_call_of_calls_made_again():
+    from_type = name("torch._tensor", "_rebuild_from_type_v2")
+    code = put(from_type, 0) + put(name("torch", "Tensor"), 1) + POP + POP
+    code += put(value(()), 2) + POP
+    for _ in range(200):
+        code += put(MARK + get(0) + get(1) + get(2) + NONE + b"t", 2) + POP
+    return program(code, (get(0) + get(2) + b"R" + POP) * 20_000, NONE)
+
+
+def same_hash(count: int) -> list[tuple[int, int]]:
+    """Pairs of integers whose tuples have one hash: how Python mixes them can be run backwards."""
+    p1, p2, p5, mask = 11400714785074694791, 14029467366897019727, 2870177450012600261, 2**64 - 1
+    inverse1, inverse2 = pow(p1, -1, 2**64), pow(p2, -1, 2**64)
+
+    def rotated(x: int, by: int) -> int:
+        return ((x << by) | (x >> (64 - by))) & mask
+
+    target, found, first = 12345678901234567890, [], 0
+    while len(found) < count:
+        first += 1
+        after = (rotated((p5 + first * p2) & mask, 31) * p1) & mask
+        before = rotated((target * inverse1) & mask, 33)
+        second = ((before - after) * inverse2) & mask
+        if 0 < second < 2**60:
+            found.append((first, second))
+    assert len(set(map(hash, found))) == 1
+    return found
+
+
+@pickle_attack("have 10,000 keys that are pairs with the same hash", forms=["zip"])
+def pairs_with_one_hash():
+    pairs = b"".join(integer(a) + integer(b) + b"\x86N" for a, b in same_hash(10_000))
+    return program(EMPTY_DICT, MARK, pairs, SETITEMS)
+
+
+@pickle_attack("have 10,000 members of a set that are pairs with the same hash", forms=["zip"])
+def members_that_are_pairs_with_one_hash():
+    pairs = b"".join(integer(a) + integer(b) + b"\x86" for a, b in same_hash(10_000))
+    return program(EMPTY_SET, MARK, pairs, ADDITEMS)
+
+
+@pickle_attack("have a key of long texts written out for each name", forms=["zip"])
+def keys_of_long_texts():
+    start = put(unicode("x" * 50_000), 0) + POP
+    start += put(MARK + get(0) * 60 + b"t", 1) + POP
+    inner = b"".join(EMPTY_DICT + get(1) + NONE + SETITEM for _ in range(3_000))
+    return program(start, EMPTY_LIST, MARK, inner, APPENDS)
+
+
+@pickle_attack("have names of 190 parts each", caught="harmless", forms=["zip"])
+def names_of_190_parts():
+    bottom = EMPTY_DICT + MARK + b"".join(integer(n) + value(1.5) for n in range(30_000)) + SETITEMS
+    return program((EMPTY_DICT + unicode("abcd")) * 190, bottom, SETITEM * 190)
+
+
+@pickle_attack("be 60,000 values, each looked up among all", caught="harmless", forms=["zip"])
+def many_values():
+    pairs = b"".join(integer(number) + value(1.5) for number in range(60_000))
+    return program(EMPTY_DICT, MARK, pairs, SETITEMS)
+
+
+@pickle_attack("be a list of empty sets, of one byte each", caught="harmless", forms=["zip"])
+def a_hundred_thousand_sets():
+    return program(EMPTY_LIST, MARK, EMPTY_SET * 100_000, APPENDS)

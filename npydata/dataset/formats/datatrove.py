@@ -26,6 +26,8 @@ def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
     size = path.stat().st_size
     if not index.exists():
         raise TokenFileError(f"{path}: has no {index.name} beside it (datatrove)")
+    if not index.is_file():
+        raise TokenFileError(f"{index}: is a folder, device or pipe, expected a file")
     if index.stat().st_size % 8:
         raise TokenFileError(
             f"{index}: {index.stat().st_size} bytes is not a multiple of 8 (uint64 document ends)"

@@ -39,6 +39,9 @@ def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
     """Read the whole index, and hold it against the size of the ``.bin``."""
     index = index_path(path)
     tokens = index.with_suffix(".bin")
+    for one in (index, tokens):
+        if one.exists() and not one.is_file():
+            raise TokenFileError(f"{one}: is a folder, device or pipe, expected a file")
     raw = np.asarray(np.memmap(index, np.uint8, "r")) if index.stat().st_size else np.zeros(0, "u1")
     if len(raw) < HEADER_BYTES or raw[:9].tobytes() != MAGIC:
         raise TokenFileError(

@@ -11,9 +11,10 @@ from importlib import import_module
 from pathlib import Path
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive
+from npydata.reader.archive import Archive, read_pickle
 from npydata.reader.files import OpenFile
 from npydata.reader.foreign import foreign_content, foreign_name
+from npydata.reader.torch_rebuild import Rebuilder
 
 START_BYTES = 512
 """How much of a file it takes to recognise it."""
@@ -30,6 +31,8 @@ class Container:
     matches: Callable[[bytes, int], bool]
     """Whether a file of this kind begins with these bytes, and has so many."""
     read: Callable[[OpenFile], Archive]
+    torch_takes: Callable[[bytes], bool] | None = None
+    """Whether torch takes a file that begins like this for one of this kind."""
     suffixes: tuple[str, ...] = ()
     """Of files that are taken for this kind even if they don't begin like it: to say why not."""
 
@@ -65,6 +68,34 @@ def read_container(file: OpenFile, format: str | None = None) -> Archive:
         raise
 
 
+def require_one_reading(file: OpenFile, start: bytes, found: Container) -> None:
+    """Refuse a file that torch would take for one of another kind, whatever it is called.
+
+    torch looks for a zip file's first bytes, then for a tar header, and runs what it finds as a
+    pickle else. A header of safetensors can be written so that it is each of these as well.
+    """
+    kinds = containers()
+    for format in ("zip", "tar"):
+        if found.format == format:
+            return
+        other = kinds[format]
+        if other.torch_takes is not None and other.torch_takes(start):
+            raise CheckpointError(f"begins like {found.description} and like {other.description}")
+    if found.format not in ("legacy", "zip") and says_names(file):
+        raise CheckpointError(f"begins like {found.description} and like a pickle that says names")
+
+
+def says_names(file: OpenFile) -> bool:
+    """Whether a file is a pickle from its first byte on, or comes as far as to name something."""
+    rebuilder = Rebuilder(file.size)
+    with file.view() as data:
+        try:
+            read_pickle(data, 0, None, rebuilder)
+        except CheckpointError:
+            return rebuilder.named
+    return True
+
+
 def container_of(file: OpenFile) -> Container:
     """Return the container that a file is."""
     start = file.read(0, min(START_BYTES, file.size))
@@ -73,6 +104,7 @@ def container_of(file: OpenFile) -> Container:
     if (what := foreign_name(file.path.name)) is not None:
         raise CheckpointError(what)
     if (found := recognise(start, file.size)) is not None:
+        require_one_reading(file, start, found)
         return found
     if (what := foreign_content(start)) is not None:
         raise CheckpointError(what)

@@ -9,10 +9,12 @@ elements. The counts are all one needs to get from storage to storage without re
 from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, Extent, names_for, read_pickle
+from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
-from npydata.reader.stored import Storage
+from npydata.reader.plain_calls import brief
+from npydata.reader.stored import Global, Opaque, Storage
+from npydata.reader.torch_rebuild import Rebuilder
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
@@ -29,8 +31,8 @@ def read_legacy(file: OpenFile) -> Archive:
     with file.view() as data:
         at = check_magic(data)
         begin = at
-        root, at, rebuilder = read_pickle(data, at)
-        keys, at, _ = read_pickle(data, pickle_end := at)
+        root, at, rebuilder = read_pickle(data, at, rebuilder=WithViews(file.size - at))
+        keys, at = read_facts(data, pickle_end := at)
     storages = in_file_order(keys, rebuilder.storages)
     file.advise_willneed_all(expected_counts(at, storages, file.size))
     extents = scan_storages(file, at, storages)
@@ -39,15 +41,31 @@ def read_legacy(file: OpenFile) -> Archive:
                    max_names=names_for(pickle_end - begin))  # fmt: skip
 
 
+class WithViews(Rebuilder):
+    """Reads the object's pickle: its ids of storages have a view, and modules are ids as well."""
+
+    id_fields = (6,)
+
+    def persistent_load(self, saved: Any) -> Any:
+        """Return the storage, or the module class, that a persistent id stands for."""
+        if isinstance(saved, tuple) and saved[:1] == ("module",) and len(saved) == 4:
+            if not isinstance(saved[1], Global | Opaque):
+                raise CheckpointError("a module whose class is no name")
+            return saved[1]
+        return super().persistent_load(saved)
+
+
 def check_magic(data: Any) -> int:
     """Read the first three pickles and return where the object's begins."""
-    magic, at, _ = read_pickle(data, 0)
+    magic, at = read_facts(data, 0)
     if magic != MAGIC_NUMBER:
         raise CheckpointError("does not begin with torch's magic number")
-    version, at, _ = read_pickle(data, at)
+    version, at = read_facts(data, at)
     if version != PROTOCOL_VERSION:
-        raise CheckpointError(f"version {version!r} of the format, expected {PROTOCOL_VERSION}")
-    _, at, _ = read_pickle(data, at)
+        raise CheckpointError(
+            f"version {brief(version)} of the format, expected {PROTOCOL_VERSION}"
+        )
+    _, at = read_facts(data, at)
     return at
 
 
@@ -59,7 +77,7 @@ def in_file_order(keys: Any, storages: dict[str, Storage]) -> list[Storage]:
         raise CheckpointError("the list of storages names one twice")
     if strange := set(keys) ^ storages.keys():
         raise CheckpointError(
-            f"storage {min(strange)!r} is in the list or in the object, not in both"
+            f"storage {min(strange)!r:.80} is in the list or in the object, not in both"
         )
     return [storages[key] for key in keys]
 
@@ -83,7 +101,7 @@ def require_count(storage: Storage, count: int) -> None:
     """Refuse a count that is not the pickle's."""
     if count != storage.numel:
         raise CheckpointError(
-            f"storage {storage.key!r} has {count:,} elements, {storage.numel:,} by the pickle"
+            f"storage {storage.key!r:.80} has {count:,} elements, {storage.numel:,} by the pickle"
         )
 
 

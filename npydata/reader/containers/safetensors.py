@@ -18,7 +18,13 @@ from npydata.reader.archive import Archive, Extent
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.stored import Storage, StoredTensor
-from npydata.reader.strides import MAX_COUNT, MAX_DIMS, contiguous_stride, in_range
+from npydata.reader.strides import (
+    MAX_COUNT,
+    MAX_DIMS,
+    contiguous_stride,
+    in_range,
+    more_than_counted,
+)
 from npydata.reader.typed_json import decode
 
 LENGTH_BYTES = 8
@@ -42,6 +48,9 @@ DTYPES = {
 }  # fmt: skip
 if hasattr(torch, "float8_e8m0fnu"):
     DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""dtypes that torch has none for, and the bits of an element: they come as the bytes they are, and
+their kind is the dtype."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
@@ -69,7 +78,9 @@ def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
     text = file.read(LENGTH_BYTES, length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
-                            parse_constant=no_such_constant)  # fmt: skip
+                            parse_int=whole_number, parse_constant=no_such_constant)  # fmt: skip
+        if b"\\u" in text:
+            require_text(header)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict) or text[:1] != b"{":
@@ -103,6 +114,18 @@ def no_such_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def whole_number(text: str) -> int:
+    """Return an integer; ``-0`` is none in other readers of JSON."""
+    if text == "-0":
+        raise ValueError("-0 is no count")
+    return int(text)
+
+
+def require_text(header: Any) -> None:
+    """Refuse half a character, which an escape can say: other readers of JSON refuse it."""
+    json.dumps(header, ensure_ascii=False).encode()
+
+
 def check_metadata(metadata: Any) -> dict[str, Any]:
     """Return the metadata, which must be texts by name."""
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -113,15 +136,23 @@ def check_metadata(metadata: Any) -> dict[str, Any]:
 def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     """Return a tensor and the range of its bytes, from its entry in the header."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"tensor {name!r}: expected dtype, shape and data_offsets")
-    if (dtype := DTYPES.get(str(entry["dtype"]))) is None:
-        raise CheckpointError(f"tensor {name!r} has dtype {entry['dtype']!r}, which is not known")
+        raise CheckpointError(f"tensor {name!r:.80}: expected dtype, shape and data_offsets")
+    code = entry["dtype"] if isinstance(entry["dtype"], str) else ""
+    if (dtype := DTYPES.get(code)) is None and code not in BITS:
+        raise CheckpointError(f"tensor {name!r:.80} has dtype {code!r:.80}, which is not known")
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
     numel = math.prod(shape)
+    if more_than_counted(shape):
+        raise CheckpointError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
+    if dtype is None:
+        if (end - begin) * 8 != numel * BITS[code]:
+            raise CheckpointError(f"tensor {name!r:.80}: {end - begin:,} bytes, {shape} of {code}")
+        raw = Storage(name, torch.uint8, end - begin)
+        return StoredTensor(raw, torch.uint8, (end - begin,), (1,), 0, kind=code), (begin, end)
     if end - begin != numel * dtype.itemsize:
         raise CheckpointError(
-            f"tensor {name!r} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
+            f"tensor {name!r:.80} has bytes {begin:,} to {end:,}, and {numel:,} elements of "
             f"{dtype.itemsize} bytes"
         )
     storage = Storage(name, dtype, numel)
@@ -134,7 +165,7 @@ def integers(
     """Return a list of counts from the header."""
     fits = isinstance(values, list) and (len(values) == most if exactly else len(values) <= most)
     if not fits or set(map(type, values)) - {int} or not in_range(values, MAX_COUNT):
-        raise CheckpointError(f"tensor {name!r}: {what} is not a list of counts")
+        raise CheckpointError(f"tensor {name!r:.80}: {what} is not a list of counts")
     return tuple(values)
 
 
@@ -186,7 +217,11 @@ def is_safetensors(start: bytes, nbytes: int) -> bool:
 
 
 CONTAINER = Container(
-    "safetensors", "a safetensors file", is_safetensors, read_safetensors, (".safetensors",)
+    "safetensors",
+    "a safetensors file",
+    is_safetensors,
+    read_safetensors,
+    suffixes=(".safetensors",),
 )
 
 

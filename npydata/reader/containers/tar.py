@@ -5,22 +5,32 @@ Headers and pax records are those of POSIX's pax interchange format. The members
 """
 
 import mmap
+import re
 import struct
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, Extent, names_for, read_pickle
+from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
+from npydata.reader.plain_calls import brief, count
 from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 from npydata.reader.strides import MAX_DIMS
-from npydata.reader.torch_rebuild import STORAGES, Rebuilder, brief, count, viewed
+from npydata.reader.torch_rebuild import (
+    STORAGES,
+    Rebuilder,
+    require_location,
+    viewed,
+)
 
 BLOCK = 512
 MEMBERS = ("sys_info", "pickle", "storages", "tensors")
 MAX_PAX_BYTES = 1 << 16
+TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+Tensor")
+"""A name that the descriptions of tensors have; the storage says the dtype."""
 
 
 def read_tar(file: OpenFile) -> Archive:
@@ -48,31 +58,29 @@ def walk_members(file: OpenFile) -> Iterator[tuple[str, Extent]]:
             return
         name, nbytes, kind = read_header(header)
         at += BLOCK
-        if kind in (b"x", b"g"):
+        if kind == b"x":
             size = pax_size(file, Extent(file, at, file.size - at).part(0, nbytes), size)
         elif kind in (b"0", b"\0"):
             if name in seen:
-                raise CheckpointError(f"two members are called {name!r}")
+                raise CheckpointError(f"two members are called {name!r:.80}")
             seen.add(name)
             nbytes, size = nbytes if size is None else size, None
             yield name, Extent(file, at, file.size - at).part(0, nbytes)
         elif kind != b"5":
-            raise CheckpointError(f"member {name!r} is of type {kind!r}, expected a file")
+            raise CheckpointError(f"member {name!r:.80} is of type {kind!r}, expected a file")
         at += -(-nbytes // BLOCK) * BLOCK
     raise CheckpointError("the tar file is cut off")
 
 
 def read_header(header: bytes) -> tuple[str, int, bytes]:
-    """Return a member's name, its size and its type."""
+    """Return a member's name, its size and its type, as Python's ``tarfile`` reads them."""
     try:
-        name = header[:100].rstrip(b"\0").decode()
-        nbytes = int(header[124:136].rstrip(b"\0 ") or b"0", 8)
-        checksum = int(header[148:156].strip(b"\0 "), 8)
-    except ValueError:
-        raise CheckpointError("a tar header that cannot be read") from None
-    if nbytes < 0 or checksum != sum(header[:148]) + 8 * ord(" ") + sum(header[156:]):
-        raise CheckpointError(f"the tar header of {name[:60]!r} does not match its checksum")
-    return name, nbytes, header[156:157]
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+    except (tarfile.HeaderError, ValueError) as error:
+        raise CheckpointError(f"a tar header that cannot be read: {error}") from None
+    if member.size < 0:
+        raise CheckpointError(f"a tar member of {member.size:,} bytes")
+    return member.name, member.size, header[156:157]
 
 
 def pax_size(file: OpenFile, records: Extent, size: int | None) -> int | None:
@@ -107,9 +115,11 @@ class Cursor:
     def pickle(self, rebuilder: Rebuilder | None = None) -> Any:
         """Read the next pickle."""
         begin = self.member.offset
-        value, after, _ = read_pickle(
-            self.data, begin + self.at, begin + self.member.nbytes, rebuilder
-        )
+        at, end = begin + self.at, begin + self.member.nbytes
+        if rebuilder is None:
+            value, after = read_facts(self.data, at, end, TENSOR_TYPE)
+        else:
+            value, after, _ = read_pickle(self.data, at, end, rebuilder)
         self.at = after - begin
         return value
 
@@ -130,13 +140,14 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
     storages: dict[Any, Storage] = {}
     extents: dict[str, Extent] = {}
     for _ in range(count(cursor.pickle(), "number of storages")):
-        key, kind = three(cursor.pickle(), "storage")[::2]
+        key, location, kind = three(cursor.pickle(), "storage")
+        require_location(location)
         if str(kind) not in STORAGES:
             raise CheckpointError(f"a storage of type {brief(kind)}, which is not known")
         (numel,) = cursor.numbers("<q")
         storage = Storage(str(key), STORAGES[str(kind)], count(numel, "elements of a storage"))
         if storages.setdefault(key, storage) is not storage or storage.key in extents:
-            raise CheckpointError(f"two storages are called {storage.key!r}")
+            raise CheckpointError(f"two storages are called {storage.key!r:.80}")
         extents[storage.key] = cursor.skip(numel * storage.dtype.itemsize)
     views = cursor.pickle()
     for one in views if isinstance(views, list) else [views]:
@@ -145,6 +156,8 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
         key, root, start, numel = one
         if not (isinstance(key, int | str) and isinstance(root, int | str) and root in storages):
             raise CheckpointError(f"a view {brief(key)} of storage {brief(root)}")
+        if key in storages:
+            raise CheckpointError(f"two storages are called {brief(key)}")
         storages[key] = viewed(storages[root], (key, start, numel))
     return storages, extents
 
@@ -156,6 +169,8 @@ def read_tensors(cursor: Cursor, storages: dict[Any, Storage]) -> dict[int, Stor
         key, storage, _kind = three(cursor.pickle(), "tensor")
         if type(key) is not int or storage not in storages:
             raise CheckpointError(f"tensor {brief(key)} of storage {brief(storage)}")
+        if key in tensors or key in storages:
+            raise CheckpointError(f"two tensors, or a tensor and a storage, are called {key}")
         ndim, _unused = cursor.numbers("<2i")
         if not 0 <= ndim <= MAX_DIMS:
             raise CheckpointError(f"a tensor of {ndim} dimensions, at most {MAX_DIMS}")
@@ -185,17 +200,27 @@ class TensorsById(Rebuilder):
 
     def persistent_load(self, saved: Any) -> Any:
         """Return the tensor, the storage, or the module class that a persistent id stands for."""
-        if isinstance(saved, tuple) and saved:
-            return saved[0]
+        if isinstance(saved, tuple) and len(saved) == 3 and isinstance(saved[0], Global):
+            return saved[0]  # a module's class, with its file and source
         try:
             return replace(self.tensors[int(saved)])
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"no tensor has the number {brief(saved)}") from None
 
 
+def is_tar_header(start: bytes) -> bool:
+    """Whether Python's ``tarfile``, with which torch looks first, takes a block for a header."""
+    try:
+        tarfile.TarInfo.frombuf(start[:BLOCK], "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        return False
+    return True
+
+
 def is_tar(start: bytes, _nbytes: int) -> bool:
     """Whether a file begins with a tar header; one before POSIX has no magic but torch's names."""
-    return start[257:262] == b"ustar" or start.split(b"\0")[0].decode("latin-1") in MEMBERS
+    named = start.split(b"\0")[0].decode("latin-1") in MEMBERS
+    return start[257:262] == b"ustar" or named or is_tar_header(start)
 
 
-CONTAINER = Container("tar", "a tar file", is_tar, read_tar)
+CONTAINER = Container("tar", "a tar file", is_tar, read_tar, torch_takes=is_tar_header)

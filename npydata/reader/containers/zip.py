@@ -6,7 +6,9 @@ records uncompressed and pads them to 64 bytes, so a tensor can be mapped where 
 ``notebooks/06_lazy_checkpoint``.
 """
 
+import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent, names_for, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
+from npydata.reader.stored import Storage
+from npydata.reader.torch_rebuild import Rebuilder
 
 END = struct.Struct("<4s4H2IH")
 END_64_LOCATOR = struct.Struct("<4sIQI")
@@ -23,6 +27,11 @@ LOCAL = struct.Struct("<4s5H3I2H")
 STORED = 0
 ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Flags: the bytes are encrypted, or a patch to other bytes."""
+DIRECTORY = 0x10
+"""Attribute: the record is a folder; torch gives memory as it was in place of its bytes."""
+VERSION = re.compile(rb"([1-9]|10)\n?")
+MAX_VERSION = 10
+"""Of torch 2.13; files of ``torch.save`` have version 3."""
 UNKNOWN_32, UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
 MAX_DIRECTORY_BYTES = 1 << 26
 
@@ -41,14 +50,18 @@ class Record:
 
 def read_zip(file: OpenFile) -> Archive:
     """Read what a torch zip file describes, and where its storages lie."""
+    if not has_record(file.read(0, 4)):
+        raise CheckpointError("begins with the end of a zip file, expected a record")
     records = read_directory(file)
     extents = {record.name: extent for record, extent in locate(file, *records)}
     prefix = find_prefix(file, extents)
     byteorder = read_byteorder(extents.get(f"{prefix}/byteorder"))
+    check_version(extents.get(f"{prefix}/.data/version") or extents.get(f"{prefix}/version"))
     described = extents[f"{prefix}/data.pkl"]
     with file.view() as data:
         end = described.offset + described.nbytes
-        root, after, rebuilder = read_pickle(data, described.offset, end)
+        reader = WithoutViews(described.nbytes)
+        root, after, rebuilder = read_pickle(data, described.offset, end, reader)
     if after != end:
         raise CheckpointError(f"{end - after:,} bytes follow the pickle in data.pkl")
     storages = {
@@ -56,8 +69,32 @@ def read_zip(file: OpenFile) -> Archive:
         for name, extent in extents.items()
         if name.startswith(f"{prefix}/data/")
     }
+    check_sizes(storages, rebuilder.storages.values())
     return Archive("zip", file, storages, root, rebuilder.storages, byteorder,
                    frozenset(rebuilder.unknown), names_for(described.nbytes))  # fmt: skip
+
+
+class WithoutViews(Rebuilder):
+    """Reads the pickle of a zip file, in which every storage is whole."""
+
+    id_fields = (5,)
+
+
+def check_version(record: Extent | None) -> None:
+    """Refuse a format that torch does not read."""
+    text = b"" if record is None else record.file.read(record.offset, min(record.nbytes, 8))
+    if not VERSION.fullmatch(text):
+        raise CheckpointError(f"version {text!r} of the format, expected 1 to {MAX_VERSION}")
+
+
+def check_sizes(records: dict[str, Extent], storages: Iterable[Storage]) -> None:
+    """Refuse a record that is longer than its storage: torch does, or reads some of it only."""
+    for storage in storages:
+        record, nbytes = records.get(storage.key), storage.numel * storage.dtype.itemsize
+        if record is not None and record.nbytes > nbytes:
+            raise CheckpointError(
+                f"record data/{storage.key:.60} has {record.nbytes:,} bytes, its storage {nbytes:,}"
+            )
 
 
 def read_directory(file: OpenFile) -> tuple[list[Record], int]:
@@ -72,13 +109,18 @@ def read_directory(file: OpenFile) -> tuple[list[Record], int]:
         records.append(record)
     if at != nbytes:
         raise CheckpointError(f"{nbytes - at:,} bytes follow the last record in the directory")
-    if len({record.name for record in records}) < count:
-        raise CheckpointError("two records have the same name")
+    if len({folded(record.name) for record in records}) < count:
+        raise CheckpointError("two records have the same name, or names that differ by case only")
     refuse_programs({record.name for record in records})
     for record in records:
         if not record.stored:
-            raise CheckpointError(f"record {record.name!r} is compressed or encrypted")
+            raise CheckpointError(f"record {record.name!r:.80} is compressed or encrypted")
     return sorted(records, key=lambda record: record.header), begin
+
+
+def folded(name: str) -> str:
+    """Return a name as torch looks for it: without regard to the case of ASCII letters."""
+    return name.encode().lower().decode()
 
 
 def refuse_programs(names: set[str]) -> None:
@@ -135,7 +177,8 @@ def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
     """Return one record of the directory, and where the next one begins."""
     try:
         (magic, _, _, flags, method, _, _, _, packed, nbytes, name_length, extra_length,
-         comment_length, disk, _, _, header) = ENTRY.unpack_from(directory, at)  # fmt: skip
+         comment_length, disk, _, attributes, header,
+         ) = ENTRY.unpack_from(directory, at)  # fmt: skip
     except struct.error:
         raise CheckpointError("the directory is cut off") from None
     at += ENTRY.size
@@ -147,7 +190,9 @@ def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
     nbytes, packed, header = long_values(name, extra, [nbytes, packed, header])
     stored = method == STORED and packed == nbytes and not flags & ENCRYPTED
     if disk not in (0, UNKNOWN_16):
-        raise CheckpointError(f"record {name!r} is on disk {disk}")
+        raise CheckpointError(f"record {name!r:.80} is on disk {disk}")
+    if attributes & DIRECTORY:
+        raise CheckpointError(f"record {name!r:.80} has the attributes of a folder")
     return Record(name, nbytes, header, stored), end
 
 
@@ -167,17 +212,19 @@ def long_values(name: str, extra: bytes, values: list[int]) -> list[int]:
     """Return size, packed size and place, each from the 64-bit extra field if 32 bits were few."""
     if UNKNOWN_32 not in values:
         return values
-    field, at = b"", 0
+    field, at = b"", 0  # the first is the one that counts for torch, the last for others
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == 1:
+            if field:
+                raise CheckpointError(f"record {name!r:.80} has two fields of 64-bit sizes")
             field = extra[at + 4 : at + 4 + length]
         at += 4 + length
     longs = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
     try:
         return [next(longs) if value == UNKNOWN_32 else value for value in values]
     except StopIteration:
-        raise CheckpointError(f"record {name!r} has no 64-bit sizes, expected some") from None
+        raise CheckpointError(f"record {name!r:.80} has no 64-bit sizes, expected some") from None
 
 
 def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record, Extent]]:
@@ -198,7 +245,9 @@ def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
     require_same(record, header)
     begin = payload_begin(header, record.header)
     if (end := begin + record.nbytes) > stop:
-        raise CheckpointError(f"record {record.name!r} ends at {end:,}, the next is at {stop:,}")
+        raise CheckpointError(
+            f"record {record.name!r:.80} ends at {end:,}, the next is at {stop:,}"
+        )
     return begin
 
 
@@ -208,9 +257,9 @@ def require_same(record: Record, header: bytes) -> None:
     magic, _, flags, method, _, _, _, packed, nbytes, name, _ = LOCAL.unpack_from(header)
     sizes_fit = {packed, nbytes} <= {0, UNKNOWN_32, record.nbytes}
     if magic != b"PK\x03\x04" or flags & ENCRYPTED or method != STORED or not sizes_fit:
-        raise CheckpointError(f"record {record.name!r}: its two headers do not agree")
+        raise CheckpointError(f"record {record.name!r:.80}: its two headers do not agree")
     if name != len(raw) or header[LOCAL.size :] != raw:
-        raise CheckpointError(f"record {record.name!r}: its own header has another name")
+        raise CheckpointError(f"record {record.name!r:.80}: its own header has another name")
 
 
 def payload_begin(header: bytes, at: int) -> int:
@@ -227,7 +276,7 @@ def find_prefix(file: OpenFile, extents: dict[str, Extent]) -> str:
         raise CheckpointError(f"{len(found)} records called data.pkl, expected one, in one folder")
     prefix = found[0].removesuffix("/data.pkl")
     if strays := [name for name in extents if not name.startswith(f"{prefix}/")]:
-        raise CheckpointError(f"record {strays[0]!r} is not in the folder {prefix!r}")
+        raise CheckpointError(f"record {strays[0]!r:.80} is not in the folder {prefix!r:.80}")
     return prefix
 
 
@@ -248,7 +297,12 @@ def unpack(file: OpenFile, form: struct.Struct, offset: int) -> tuple[Any, ...]:
 
 def is_zip(start: bytes, _nbytes: int) -> bool:
     """Whether a file begins as a zip file does, with a record or, if it has none, the end."""
-    return start[:4] in (b"PK\x03\x04", b"PK\x05\x06")
+    return has_record(start) or start[:4] == b"PK\x05\x06"
 
 
-CONTAINER = Container("zip", "a zip file", is_zip, read_zip)
+def has_record(start: bytes) -> bool:
+    """Whether a file begins with a record, which is all that torch looks at."""
+    return start[:4] == b"PK\x03\x04"
+
+
+CONTAINER = Container("zip", "a zip file", is_zip, read_zip, torch_takes=has_record)

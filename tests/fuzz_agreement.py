@@ -1,0 +1,192 @@
+"""A differential fuzzer: mutated honest files, each shown as torch loads it, or refused.
+
+A case is known by its seed and number, and can be looked at again::
+
+    python tests/fuzz_agreement.py --seed 7 --case 1234
+    python tests/fuzz_agreement.py --seed 7 --cases 100000
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections import Counter, OrderedDict
+from functools import cache
+from pathlib import Path
+
+import torch
+from agreement import answer
+from checkpoint_files import checkpoint_records, stored_zip
+from fuzz_checkpoints import case_file, good_files, mutate, mutate_opcodes
+
+ADDRESS_SPACE = 12 << 30
+"""torch makes what a file asks for; more than this is an error in it."""
+SAVED = 0.5
+"""The share of cases that begin as a file of ``torch.save``."""
+EXPLAINED = {
+    "weights_only takes no tar file, and the plain loader was given harmless names": "not harmless",
+    "a location that another machine may have says nothing of the bytes": "restore data location",
+    "a device that is not here says nothing of the bytes": "device module is not registered",
+    "torch saves untyped storages in legacy files and does not load them": "attribute 'dtype'",
+    "text of Python 2 that is not UTF-8 comes as bytes": "'utf-8' codec",
+    "a class that is known and called is not made here, and its items are shown": "list indices",
+    "what is made and dropped again is not looked at": "is not callable",
+}
+"""Why something is shown that torch does not load, by words of torch's error."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--case", type=int, help="one case: say what it does and keep its file")
+    parser.add_argument("--child", action="store_true")
+    chosen = parser.parse_args()
+    cases = range(chosen.first, chosen.first + chosen.cases)
+    if chosen.case is not None:
+        folder = Path(tempfile.mkdtemp())
+        path, content = agreement_case(good_files(folder), chosen.seed, chosen.case, folder)
+        path.write_bytes(content)
+        print(path, json.dumps(answer(path), indent=1))
+    elif chosen.child:
+        try_cases(chosen.seed, cases)
+    else:
+        print(json.dumps(fuzz(chosen.seed, cases)))
+
+
+def fuzz(seed: int, cases: range) -> dict[str, object]:
+    """Try the cases in children, of which torch may take one with each case."""
+    ends: Counter[str] = Counter()
+    failures: list[dict[str, object]] = []
+    at = cases.start
+    while at < cases.stop:
+        here = Path(__file__).parent
+        root = os.environ.get("NPYDATA_UNDER_TEST", str(here.parent))
+        paths = os.pathsep.join([root, str(here)])
+        child = subprocess.Popen(
+            [sys.executable, __file__, "--child", "--seed", str(seed), "--first", str(at),
+             "--cases", str(cases.stop - at)],
+            env=os.environ | {"PYTHONPATH": paths},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+        for line in child.stdout:
+            number, one = json.loads(line)
+            ends[one["end"]] += 1
+            if one["end"] != "refused" and one["end"] != "agree" and not explained(one):
+                failures.append({"seed": seed, "case": number, **one})
+            at = number + 1
+        if (status := child.wait()) > 0:
+            raise RuntimeError(f"case {at} of seed {seed} ended with status {status}")
+        if status:
+            ends["torch crashed" if crashed_alone(seed, at) else "crashed"] += 1
+            at += 1
+    return {"ends": ends, "failures": failures}
+
+
+def crashed_alone(seed: int, number: int) -> bool:
+    """Whether a case that ended a child is no trouble to our reader."""
+    code = (
+        "import sys; from fuzz_agreement import *; from agreement import we_show; "
+        "folder = Path(tempfile.mkdtemp()); "
+        f"path, content = agreement_case(good_files(folder), {seed}, {number}, folder); "
+        "path.write_bytes(content); we_show(path)"
+    )
+    return not subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent,
+                              capture_output=True).returncode  # fmt: skip
+
+
+def explained(one: dict[str, str]) -> str | None:
+    """The rule by which a difference is right: something is shown that torch does not load."""
+    if one["end"] != "alone":
+        return None
+    if one["unsafe"]:
+        return "what only code could make is listed"
+    if one["in_part"]:
+        return "what torch refuses is refused here in part, and what lies beside it is shown"
+    return next((rule for rule, words in EXPLAINED.items() if words in one["why"]), None)
+
+
+def try_cases(seed: int, cases: range) -> None:
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        files = good_files(Path(folder))
+        for number in cases:
+            path, content = agreement_case(files, seed, number, Path(folder))
+            path.write_bytes(content)
+            print(json.dumps([number, answer(path)]), flush=True)
+
+
+def agreement_case(files: dict[str, bytes], seed: int, number: int, folder: Path):
+    """The file of a case, which follows from its seed and number alone."""
+    dice = random.Random(f"agreement/{seed}/{number}")
+    if dice.random() >= SAVED:
+        return case_file(files, seed, number, folder)
+    title = dice.choice(sorted(saved_files()))
+    whole, pickle, storages = saved_files()[title]
+    if pickle and dice.random() < 0.8:
+        mutated = mutate_opcodes(dice, pickle)
+        path = stored_zip(folder / "case.pt", checkpoint_records(mutated, storages))
+        return path, path.read_bytes()
+    return folder / "case.pt", bytes(mutate(dice, bytearray(whole), files))
+
+
+@cache
+def saved_files() -> dict[str, tuple[bytes, bytes, dict[str, bytes]]]:
+    """Files of ``torch.save``: whole, and of zip files the pickle and the storages."""
+    torch.manual_seed(0)
+    made = {}
+    for title, value in saved_values().items():
+        for zipped in (True, False):
+            with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                path = Path(folder) / "a.pt"
+                torch.save(value, path, _use_new_zipfile_serialization=zipped)
+                pickle, storages = taken_apart(path) if zipped else (b"", {})
+                made[f"{title}.{'zip' if zipped else 'legacy'}"] = (
+                    path.read_bytes(),
+                    pickle,
+                    storages,
+                )
+    return made
+
+
+def taken_apart(path: Path) -> tuple[bytes, dict[str, bytes]]:
+    with zipfile.ZipFile(path) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    storages = {k.removeprefix("data/"): v for k, v in records.items() if k.startswith("data/")}
+    return records["data.pkl"], storages
+
+
+def saved_values() -> dict[str, object]:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    base = torch.arange(12.0)
+    marked = torch.ones(3)
+    marked.note = "own"
+    pairs = torch.ones(3, dtype=torch.complex64)
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "views": [base, base[2:5], base.reshape(3, 4).t(), base[:0]],
+        "flags": [pairs, pairs.conj(), torch.nn.Parameter(torch.ones(2), False)],
+        "neg": torch.ones(3, dtype=torch.complex64).conj().imag,
+        "attributes": {"marked": marked, "bf16": torch.ones(2, dtype=torch.bfloat16)},
+        "late_dtypes": [torch.ones(3).to(torch.float8_e4m3fn), torch.ones(3, dtype=torch.uint16)],
+        "kinds": [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.float16],
+        "values": {"a": [1, -1, 2**40, 2**70, 1.5, None, True], "b": ("x", b"y", {1, 2}, 1 + 2j),
+                   "c": OrderedDict(a=1), "d": Counter("abca"), "e": torch.Size([1, 2]),
+                   "f": bytearray(b"abc"), "g": torch.device("cpu")},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

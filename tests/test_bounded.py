@@ -1,0 +1,58 @@
+"""What a short file could ask for again and again is counted, and token indexes are files."""
+
+import os
+
+import pytest
+import torch
+from checkpoint_files import entry, safetensors_file
+
+from npydata import CheckpointError, TokenFileError, open_checkpoint, open_tokens
+
+
+def test_expanded_tensors_are_not_written_out_unless_that_is_asked_for(tmp_path):
+    torch.save({"w": torch.ones(1).expand(1 << 20)}, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        with pytest.raises(CheckpointError, match="allow_larger"):
+            checkpoint.to_safetensors(tmp_path / "a.safetensors")
+        assert not (tmp_path / "a.safetensors").exists()
+        checkpoint.to_safetensors(tmp_path / "a.safetensors", allow_larger=True)
+    assert (tmp_path / "a.safetensors").stat().st_size > 4 << 20
+
+
+@pytest.mark.parametrize("code, numel", [("F4", 32), ("F6_E2M3", 16), ("F6_E3M2", 16)])
+def test_a_dtype_that_torch_has_none_for_comes_as_bytes_and_is_named(tmp_path, code, numel):
+    nbytes = numel * (4 if code == "F4" else 6) // 8
+    header = {"w": entry(code, [numel], 0, nbytes), "x": entry("U8", [2], nbytes, nbytes + 2)}
+    path = safetensors_file(tmp_path / "a.safetensors", header, bytes(range(nbytes + 2)))
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.info("w").kind == code
+        assert checkpoint["w"].tolist() == list(range(nbytes))
+        assert checkpoint["x"].tolist() == [nbytes, nbytes + 1]
+        with pytest.raises(CheckpointError, match=f"w: .*{code}"):
+            checkpoint.to_safetensors(tmp_path / "b.safetensors")
+
+
+@pytest.mark.parametrize("name", ["a.idx", "a.ds.index"])
+@pytest.mark.timeout(20)
+def test_an_index_of_tokens_is_a_file(tmp_path, name):
+    tokens = tmp_path / ("a.bin" if name == "a.idx" else "a.ds")
+    tokens.write_bytes(bytes(64))
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(TokenFileError, match="expected a file"):
+        open_tokens(tokens)
+
+
+@pytest.mark.parametrize(
+    "value, parts",
+    [
+        (torch.eye(2).to_sparse(), {"indices": [[0, 1], [0, 1]], "values": [1, 1]}),
+        (torch.eye(2).to_sparse_csr(),
+         {"crow_indices": [0, 1, 2], "col_indices": [0, 1], "values": [1, 1]}),
+        (torch.quantize_per_tensor(torch.ones(2), 0.5, 3, torch.qint8), {"int_repr": [5, 5]}),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_not_dense_gives_its_parts(tmp_path, value, parts):
+    torch.save({"w": value}, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        assert {name: checkpoint[f"w.{name}"].tolist() for name in parts} == parts
+        assert not checkpoint.unsafe_globals
