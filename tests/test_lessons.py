@@ -54,6 +54,14 @@ def test_the_opening_says_how_many_minutes_it_takes(lesson):
     assert [int(one) for one in stated.groups()] == [found.build_minutes, found.read_minutes]
 
 
+def test_the_course_is_listed_with_the_minutes_of_each_lesson():
+    readme = (sync.ROOT / "README.md").read_text(encoding="utf-8")
+    for lesson in LESSONS[1:]:
+        minutes = numbers(lesson).build_minutes
+        for page in (readme, LESSONS[0].cells[0].source):
+            assert re.search(rf"{lesson.name}\.ipynb\) \|.*\| {minutes} \|", page), lesson.name
+
+
 # Solutions
 
 
