@@ -287,7 +287,7 @@ def scoreboard(
     *,
     unit: str = "s",
     names: tuple[str, str] = ("before", "now"),
-    title: str = "",
+    title: str = "Where the time of a training run goes",
 ) -> None:
     """Show where a training run's time goes: one bar now, and the one before above it.
 
@@ -295,7 +295,7 @@ def scoreboard(
     """
     use_style()
     rows = ([(names[0], before)] if before else []) + [(names[1], parts)]
-    height = 1.7 + 0.75 * (len(rows) - 1) + 0.4 * bool(title)
+    height = 2.1 + 0.75 * (len(rows) - 1)
     _, ax = plt.subplots(figsize=(WIDTH, height))
     longest = max(sum(row.values()) for _, row in rows)
     for y, (_, row) in enumerate(rows):
@@ -309,8 +309,7 @@ def scoreboard(
     unnamed = _unnamed([row for _, row in rows], longest)
     if unnamed:
         key(ax, unnamed)
-    if title:
-        ax.set_title(title, pad=28 if unnamed else 12)
+    ax.set_title(title, pad=28 if unnamed else 12)
     plt.show()
 
 
