@@ -37,6 +37,7 @@ EXPLAINED = {
     "text of Python 2 that is not UTF-8 comes as bytes": "'utf-8' codec",
     "a class that is known and called is not made here, and its items are shown": "list indices",
     "what is made and dropped again is not looked at": "is not callable",
+    "a dtype that is not known hides its own tensor only": "unknown variant",
 }
 """Why something is shown that torch does not load, by words of torch's error."""
 

@@ -353,3 +353,29 @@ def test_opening_leaves_the_garbage_collector_as_it_was(tmp_path, enabled):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["w" * n for n in range(1, 260, 7)], ids=len)
+def test_a_header_of_any_length_opens(tmp_path, name):
+    """Its length is the file's first byte, and as an opcode that may be anything."""
+    for blanks in range(7):
+        text = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+        text += b" " * blanks
+        path = tmp_path / "m.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([7]))
+        with open_checkpoint(path) as checkpoint:
+            assert checkpoint[name].tolist() == [7]
+
+
+def test_a_dtype_of_a_later_format_hides_its_own_tensor_and_no_other(tmp_path):
+    header = {"later": {"dtype": "F5_E2M2", "shape": [3], "data_offsets": [0, 2]},
+              "now": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}  # fmt: skip
+    text = json.dumps(header).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([0, 0, 7, 9]))
+    with open_checkpoint(path) as checkpoint:
+        assert list(checkpoint) == ["later", "now"]
+        assert checkpoint["now"].tolist() == [7, 9]
+        assert checkpoint.info("later").kind == "F5_E2M2"
+        with pytest.raises(CheckpointError, match="later: a F5_E2M2 tensor can be listed here"):
+            checkpoint["later"]

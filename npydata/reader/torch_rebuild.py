@@ -84,7 +84,8 @@ class Rebuilder:
         """Parts of storages that legacy files give a key of their own."""
         self.unknown: set[str] = set()
         self.named = False
-        """Whether any name was met, known or not."""
+        """Whether any name was met, known or not; a number for one (``EXT1``) means nothing in a
+        process that has given it no meaning."""
         self._copies_left = 65536 + COPIED_PER_BYTE * nbytes
         self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
@@ -98,7 +99,7 @@ class Rebuilder:
             return dtype
         if str(known) not in KNOWN:
             self.unknown.add(str(known))
-        self.named = True
+        self.named = self.named or not str(known).startswith("copyreg.extension ")
         return known
 
     def persistent_load(self, saved: Any) -> Any:

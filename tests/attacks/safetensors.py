@@ -130,7 +130,7 @@ header("empty_far_away", "be nothing, beyond the end",
 header("empty_between", "be nothing inside another", GOOD | {"c": entry("F32", [0], 8, 8)})
 
 for label, dtype in {
-    "made_up": "F33", "lower_case": "f32", "empty": "", "of_numpy": "<f4", "number": 32,
+    "made_up": "F 33", "lower_case": "f32", "empty": "", "of_numpy": "<f4", "number": 32,
     "null": None,
     "list": ["F32"], "true": True, "half_a_byte": "F4", "wider": "F64", "narrower": "F16",
 }.items():  # fmt: skip

@@ -7,6 +7,7 @@ The format and its limits are those of the safetensors project's README. Built i
 import json
 import math
 import mmap
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,8 @@ if hasattr(torch, "float8_e8m0fnu"):
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """dtypes that torch has none for, and the bits of an element: they come as the bytes they are, and
 their kind is the dtype."""
+DTYPE_CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
+"""What a dtype may be called: one that is not known hides its tensor, which is listed only."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
@@ -138,13 +141,19 @@ def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"tensor {name!r:.80}: expected dtype, shape and data_offsets")
     code = entry["dtype"] if isinstance(entry["dtype"], str) else ""
-    if (dtype := DTYPES.get(code)) is None and code not in BITS:
+    if not DTYPE_CODE.fullmatch(code):
         raise CheckpointError(f"tensor {name!r:.80} has dtype {code!r:.80}, which is not known")
+    dtype = DTYPES.get(code)
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
     numel = math.prod(shape)
     if more_than_counted(shape):
         raise CheckpointError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
+    if dtype is None and code not in BITS:  # of a later version of the format: the others open
+        return StoredTensor(None, torch.uint8, shape, contiguous_stride(shape), 0, kind=code), (
+            begin,
+            end,
+        )
     if dtype is None:
         if (end - begin) * 8 != numel * BITS[code]:
             raise CheckpointError(f"tensor {name!r:.80}: {end - begin:,} bytes, {shape} of {code}")
