@@ -266,6 +266,11 @@ class AsyncDataLoader(Vocabulary):
         full, rest = divmod(left, self.config.batch_size)
         return full + (rest > 0 and not self.config.drop_last)
 
+    def _length_if_known(self, given: int) -> int | None:
+        with contextlib.suppress(TypeError):
+            return self._length(given)
+        return None
+
     def _iterate_given(self) -> PulledIterator:
         """Begin an epoch whose order is a sampler's, or a stream's."""
         cursor, transfer, cancellation = self._cursor, self._transfer(), Cancellation()
@@ -274,13 +279,13 @@ class AsyncDataLoader(Vocabulary):
         order = GivenOrder(self._source, self._kind, size, drop_last=self.config.drop_last,
                            cursor=cursor, seed=self.seed, turns=self._turns,
                            check_cancelled=cancellation.check)  # fmt: skip
+        length = self._length_if_known(order.given)  # before anybody pulls
         fetcher = GivenFetcher(self.dataset, order, self.seed, cursor.epoch, cancellation.check)
         make = self._as_worker(self._batches(fetcher, fetcher.order, cancellation))
         fetch = PulledBatches(order, make, self._stages(transfer), cancellation.check)
         iterator = PulledIterator(self._prefetcher(fetch, len(order)), cancellation, order,
                                   cursor, transfer, self.stats)  # fmt: skip
-        with contextlib.suppress(TypeError):
-            iterator.length = self._length(order.given)
+        iterator.length = length
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -375,7 +380,7 @@ class AsyncDataLoader(Vocabulary):
 
     def _invalidate_iterator(self, cause: str) -> None:
         running = self._iterator and self._iterator()
-        if running:
+        if running is not None:
             running.invalidate(cause)
 
 
