@@ -295,7 +295,7 @@ def test_an_error_of_the_stream_comes_at_its_batch_and_a_state_tries_that_again(
     assert (seen, state["samples"]) == ([[0, 1, 2, 3], [4, 5, 6, 7]], 8) or factor
     mended = loader_of(Stream(), batch_size=4)
     mended.load_state_dict({**state, "fingerprint": "a stream of Stream"})
-    assert list(mended)[0] == [8, 9, 10, 11]
+    assert next(iter(mended)) == [8, 9, 10, 11]
     with pytest.raises(OSError, match="dead"):  # the next epoch, from its start
         list(loader)
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 8)

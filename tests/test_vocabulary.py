@@ -59,7 +59,7 @@ def test_the_table_of_arguments_has_each_of_dataloaders_with_both_defaults():
         assert found[name] == (repr(stock_default(name)), repr(ours)), name
 
 
-@pytest.mark.parametrize("name", [n for n in inspect.signature(DataLoader).parameters][1:])
+@pytest.mark.parametrize("name", list(inspect.signature(DataLoader).parameters)[1:])
 def test_every_stock_default_may_be_given_by_name(name):
     loader = AsyncDataLoader(Numbers(10), **{name: stock_default(name)})
     assert sorted(value for batch in loader for value in values(batch)) == list(range(10))

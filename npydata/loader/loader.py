@@ -379,7 +379,7 @@ class AsyncDataLoader(Vocabulary):
         return BufferPool(shape, self.config.capacity, lambda: stats.batches, pinned=pinned)
 
     def _invalidate_iterator(self, cause: str) -> None:
-        running = self._iterator and self._iterator()
+        running = self._iterator() if self._iterator is not None else None
         if running is not None:
             running.invalidate(cause)
 
