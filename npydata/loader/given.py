@@ -30,8 +30,8 @@ UNKNOWN = sys.maxsize
 class GivenCursor(Cursor):
     """Where an epoch of a given order stands."""
 
-    place: dict[str, Any] | None = None
-    """What brings the order back to where it stands: see :meth:`GivenOrder.place`."""
+    order_state: dict[str, Any] | None = None
+    """What brings the order back to where it stands: see :meth:`GivenOrder.state`."""
     is_elsewhere: bool = False
     """Whether the order has to be brought there: after a load, or when prefetched items were
     never delivered. At the end of an epoch it is there by itself."""
@@ -42,7 +42,7 @@ class GivenCursor(Cursor):
             return self.after_failure
         if self.begun:
             return GivenCursor(self.epoch + 1)
-        return GivenCursor(self.epoch, self.samples, place=self.place,
+        return GivenCursor(self.epoch, self.samples, order_state=self.order_state,
                            is_elsewhere=self.is_elsewhere)  # fmt: skip
 
 
@@ -54,7 +54,7 @@ class Cut:
     is_whole: bool
     """The one item is the batch: a list of indices, or a sample that comes singly."""
     samples: int
-    place: dict[str, Any]
+    order_state: dict[str, Any]
 
 
 class Turns:
@@ -75,7 +75,7 @@ class GivenOrder:
         kind: Which of them: ``"sampler"``, ``"batch_sampler"`` or ``"stream"``.
         size: Items per batch; ``None`` where each item is one.
         drop_last: Leave out a short batch at the end.
-        cursor: Where to begin; its place is filled in if it has none.
+        cursor: Where to begin; its order's state is filled in if it has none.
         seed: Decides what a sampler draws from torch's global generator when it begins.
         turns: Held while the source works, also by an iterator that was left a moment ago.
         check_cancelled: Raises once nobody wants the epoch.
@@ -124,7 +124,7 @@ class GivenOrder:
             cut = self._cuts.get(number)
         if not isinstance(cut, Cut):
             return GivenCursor(epoch + 1)
-        return GivenCursor(epoch, cut.samples, place=cut.place, is_elsewhere=True)
+        return GivenCursor(epoch, cut.samples, order_state=cut.order_state, is_elsewhere=True)
 
     def forget(self, number: int) -> None:
         """Let go of a batch that was made."""
@@ -141,13 +141,13 @@ class GivenOrder:
         return np.arange(cut.samples - len(items), cut.samples) if cut else np.arange(0)
 
     def end(self) -> dict[str, Any]:
-        """Return the place at which the next epoch begins."""
+        """Return the state in which the next epoch begins."""
         with self._lock:
             self.given = 0
             self._note_generator()
-            return self.place(ended=True)
+            return self.state(ended=True)
 
-    def place(self, ended: bool = False) -> dict[str, Any]:
+    def state(self, ended: bool = False) -> dict[str, Any]:
         """Return what a state needs: the source's own state, or how many items to pull again.
 
         Copies: what the source goes on with must not change them.
@@ -166,23 +166,23 @@ class GivenOrder:
 
     def _open(self, cursor: GivenCursor, seed: int) -> None:
         """Begin the source where the cursor stands, and let the cursor say where that is."""
-        place = cursor.place if cursor.is_elsewhere else None
-        self.given = place["given"] if place else 0
+        state = cursor.order_state if cursor.is_elsewhere else None
+        self.given = state["given"] if state else 0
         self.samples, self._skip, self._reopen = cursor.samples, 0, False
-        if place and "source" in place:
-            self.source.load_state_dict(copy.deepcopy(place["source"]))
-        if place and "generator" in place:
-            set_generator(self.source, place["generator"])
+        if state and "source" in state:
+            self.source.load_state_dict(copy.deepcopy(state["source"]))
+        if state and "generator" in state:
+            set_generator(self.source, state["generator"])
         self._note_generator()
         self.iterator = iter(self.source)
-        if place and "iterator" in place:
-            self.iterator.load_state_dict(copy.deepcopy(place["iterator"]))
-        if place and place["resumes_by"] == "skipping":
+        if state and "iterator" in state:
+            self.iterator.load_state_dict(copy.deepcopy(state["iterator"]))
+        if state and state["resumes_by"] == "skipping":
             self._skip = self.given
-        elif place and place["ended"]:  # the source stands at its end: of this epoch, or the last
+        elif state and state["ended"]:  # the source stands at its end: of this epoch, or the last
             self._over, self._reopen = self.given > 0, self.given == 0
-        if not place:
-            cursor.place = self.place()
+        if not state:
+            cursor.order_state = self.state()
         cursor.is_elsewhere = True
         if self.kind != "stream" and not self._over:
             self._head = drawn_with(seed, self._pull)
@@ -212,7 +212,7 @@ class GivenOrder:
         self.given += len(items)
         self.samples += len(items[0]) if self.kind == "batch_sampler" else len(items)
         is_short = len(items) < (self.size or 1)  # the source has ended, and may have started over
-        return Cut(items, self.size is None, self.samples, self.place(ended=is_short))
+        return Cut(items, self.size is None, self.samples, self.state(ended=is_short))
 
     def _pull(self) -> list[Any]:
         """Return the next item in a list, an empty one at the end.

@@ -196,7 +196,7 @@ class AsyncDataLoader(Vocabulary):
         as not delivered. Where a sampler or a stream decides the order, ``order`` says how it is
         brought back: ``resumes_by`` is ``"state_dict"`` or ``"skipping"``.
         """
-        order = {"order": self._cursor.place} if isinstance(self._cursor, GivenCursor) else {}
+        order = {"order": self._cursor.order_state} if isinstance(self._cursor, GivenCursor) else {}
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
@@ -225,7 +225,7 @@ class AsyncDataLoader(Vocabulary):
         The copy goes on as one would that loaded this loader's state.
         """
         now = self._cursor
-        cursor = self._cursor_at(now.epoch, now.samples, getattr(now, "place", None))
+        cursor = self._cursor_at(now.epoch, now.samples, getattr(now, "order_state", None))
         return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
 
     def fingerprint(self) -> str:
@@ -251,12 +251,14 @@ class AsyncDataLoader(Vocabulary):
         )
 
     def _cursor_at(
-        self, epoch: int, samples: int = 0, place: dict[str, Any] | None = None
+        self, epoch: int, samples: int = 0, order_state: dict[str, Any] | None = None
     ) -> Cursor:
         """Return a cursor that the next ``iter`` begins at."""
         if self._source is None:
             return Cursor(epoch, samples)
-        return GivenCursor(epoch, samples, place=place, is_elsewhere=place is not None)
+        return GivenCursor(
+            epoch, samples, order_state=order_state, is_elsewhere=order_state is not None
+        )
 
     def _length(self, given: int) -> int:
         """Return how many batches a given order has, behind so many items."""

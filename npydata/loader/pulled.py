@@ -1,4 +1,4 @@
-"""Batches of a given order: pulled one after the other, made by workers, taken with their place."""
+"""Batches of a given order: pulled one after the other, made by workers, taken with its state."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ class GivenFetcher:
 
 
 class PulledBatches:
-    """Batch ``k`` of a given order as the caller wants it, with its place."""
+    """Batch ``k`` of a given order as the caller wants it, with the order's state behind it."""
 
     def __init__(
         self,
@@ -145,11 +145,11 @@ class PulledIterator(PrefetchIterator):
         """Move the loader's place behind the batch that the caller gets now."""
         self._delivered += 1
         self._cursor.advance(self._cut.samples)
-        self._cursor.place = self._cut.place
+        self._cursor.order_state = self._cut.order_state
 
     def _finish(self) -> None:
         """Stand at the start of the next epoch, once the order has ended."""
         if self._finalizer.alive:
             self._cursor.move_to_next_epoch()
-            self._cursor.place, self._cursor.is_elsewhere = self._sampler.end(), False
+            self._cursor.order_state, self._cursor.is_elsewhere = self._sampler.end(), False
             self.close()

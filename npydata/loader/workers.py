@@ -78,7 +78,7 @@ def as_no_worker(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     ``default_collate`` takes a worker for a process, and would copy its batch into shared memory.
     """
 
-    def run(value: Any) -> Any:
+    def outside(value: Any) -> Any:
         info = getattr(_npydata_thread, "info", None)
         if info is None:
             return function(value)
@@ -88,4 +88,4 @@ def as_no_worker(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         finally:
             _npydata_thread.info = info
 
-    return run
+    return outside
