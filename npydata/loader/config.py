@@ -1,7 +1,7 @@
 """How an AsyncDataLoader works: its settings, what each may be, and what follows from them."""
 
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ class AsyncDataLoaderConfig:
         LoaderError: A field has an impossible value; the message names both.
     """
 
-    batch_size: int = 32
-    """Samples per batch, of one rank."""
+    batch_size: int | None = 32
+    """Samples per batch, of one rank; with None, samples come singly and are not collated."""
     shuffle: bool = True
     """Another order in each epoch; else the dataset's own."""
     drop_last: bool = False
@@ -29,7 +29,7 @@ class AsyncDataLoaderConfig:
     """Threads that may fetch batches, as many as help: an epoch begins with one, and a caller who
     waits for slow batches gets the next. With 0, a single one still prefetches."""
     prefetch_factor: int = 2
-    """Batches ahead per worker; with 0, the caller fetches each batch itself."""
+    """Batches ahead per worker; with 0, the caller fetches each batch itself. None is 2."""
     seed: int | None = None
     """Decides order and random windows; drawn when not given, and part of the state."""
     dtype: torch.dtype | None = None
@@ -40,12 +40,19 @@ class AsyncDataLoaderConfig:
     """Which slice of each global batch is ours; from ``torch.distributed`` if not given."""
     world_size: int | None = None
     """How many ranks share an epoch; from ``torch.distributed`` if not given."""
+    timeout: float = 0
+    """Seconds that the caller waits for one batch before an error; with 0, for ever."""
+    persistent_workers: bool = False
+    """Changes nothing: threads share the one dataset, and a new one costs no import."""
 
     def __post_init__(self) -> None:
+        factor: object = self.prefetch_factor
+        if factor is None:
+            object.__setattr__(self, "prefetch_factor", 2)
         smallest = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 0, "world_size": 1}
         for name, least in smallest.items():
             value = getattr(self, name)
-            if value is None and name == "world_size":
+            if value is None and name in ("world_size", "batch_size"):
                 continue
             if not is_integer(value) or value < least:
                 raise LoaderError(f"{name}={value!r}, expected an integer of {least} or more")
@@ -58,9 +65,28 @@ class AsyncDataLoaderConfig:
             raise LoaderError(f"rank={self.rank}, expected 0 to {(self.world_size or 0) - 1}")
         if self.seed is not None and not is_integer(self.seed):
             raise LoaderError(f"seed={self.seed!r}, expected an integer or None")
+        self._check_batches()
         dtype: object = self.dtype
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise LoaderError(f"dtype={dtype!r}, expected a torch.dtype such as torch.int32")
+
+    def _check_batches(self) -> None:
+        """Raise where single samples, or a time-out, don't go with the rest."""
+        if self.batch_size is None and self.drop_last:
+            raise LoaderError("drop_last=True with batch_size=None: samples come singly, so no "
+                              "batch is short; leave out drop_last")  # fmt: skip
+        timeout: Any = self.timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0:
+            raise LoaderError(f"timeout={timeout!r}, expected seconds, 0 or more")
+        if self.timeout and self.prefetch_factor == 0:
+            raise LoaderError(f"timeout={self.timeout} with prefetch_factor=0: the caller fetches "
+                              "by itself and cannot be interrupted; let prefetch_factor be 1 or "
+                              "more, or leave out timeout")  # fmt: skip
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples that are fetched at a time: 1 where they come singly."""
+        return self.batch_size or 1
 
     @property
     def capacity(self) -> int:
@@ -88,9 +114,15 @@ def batches_per_handoff(capacity: int, workers: int) -> int:
 
 
 def configured(
-    config: AsyncDataLoaderConfig | None, settings: dict[str, Any]
+    config: AsyncDataLoaderConfig | int | None, settings: dict[str, Any]
 ) -> AsyncDataLoaderConfig:
-    """Return a configuration with some fields replaced."""
+    """Return a configuration with some fields replaced; an integer is the batch size."""
+    if is_integer(config):
+        if "batch_size" in settings:
+            raise LoaderError(
+                f"batch_size given twice: {config} by place, {settings['batch_size']} by name"
+            )
+        config, settings = None, {"batch_size": config, **settings}
     if not isinstance(config, AsyncDataLoaderConfig | None):
         raise LoaderError(f"config={config!r}, expected an AsyncDataLoaderConfig")
     known = [field.name for field in fields(AsyncDataLoaderConfig)]

@@ -20,6 +20,7 @@ from npydata.dataset.windows import IntArray
 from npydata.errors import LoaderError
 from npydata.loader.buffer_pool import BufferPool
 from npydata.loader.sampler import EpochOrder
+from npydata.loader.workers import as_no_worker
 
 ADVISED_BATCHES = 4
 """At least so many batches lie between advising of a sample's pages and fetching it; a loader that
@@ -97,10 +98,11 @@ class SampleFetcher:
         self.order = order
         one_by_one = partial(get_items, dataset, check_cancelled)
         self._get_items = getattr(dataset, "__getitems__", one_by_one)
+        self._collate = as_no_worker(default_collate)
 
     def batch(self, number: int) -> Any:
         """Return the samples, collated as torch does it."""
-        return default_collate(self.samples(number))
+        return self._collate(self.samples(number))
 
     def samples(self, number: int) -> list[Any]:
         """Return what the dataset has at the batch's indices."""

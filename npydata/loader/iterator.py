@@ -82,7 +82,7 @@ class PrefetchIterator:
         self,
         prefetcher: Prefetcher,
         cancellation: Cancellation,
-        sampler: BatchSampler,
+        sampler: BatchSampler | Any,
         cursor: Cursor,
         transfer: Transfer,
         stats: LoaderStats,
@@ -100,6 +100,9 @@ class PrefetchIterator:
         return self
 
     def __len__(self) -> int:
+        return self._left()
+
+    def _left(self) -> int:
         return self._total - self._delivered if self._finalizer.alive else 0
 
     def __next__(self) -> Any:
@@ -114,7 +117,7 @@ class PrefetchIterator:
             self._turn.release()
 
     def _next_or_end(self) -> Any:
-        if not len(self):
+        if not self._left():
             self._require_valid()
             self._finish()
             raise StopIteration

@@ -10,13 +10,14 @@ Example::
 Built in ``notebooks/03_async_loader``; how to set it, in ``notebooks/04_throughput``.
 """
 
+import contextlib
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
 
 from npydata.dataset.protocol import WindowDataset
 from npydata.errors import LoaderError
@@ -36,29 +37,53 @@ from npydata.loader.fetcher import (
     cast,
     gives_windows,
 )
+from npydata.loader.given import GivenCursor, GivenOrder, Turns
 from npydata.loader.iterator import LoaderStats, NamedBatches, PrefetchIterator
 from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher
+from npydata.loader.pulled import GivenFetcher, PulledBatches, PulledIterator
 from npydata.loader.ranks import rank_and_world_size, shared_seed
 from npydata.loader.sampler import BatchSampler, EpochOrder
-from npydata.loader.state import STATE_VERSION, Cursor, validate_state
+from npydata.loader.state import STATE_VERSION, Cursor, validate_order, validate_state
+from npydata.loader.timeouts import TimedPrefetcher
 from npydata.loader.transforms import Transform, TransformedBatches
+from npydata.loader.vocabulary import (
+    EpochIndices,
+    SingleSamples,
+    Vocabulary,
+    collate_single,
+    given_order,
+    is_stream,
+    require_one_order,
+    require_usable,
+    seed_from,
+    without_refused,
+)
+from npydata.loader.workers import AsWorker
 
 __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
 
 
-class AsyncDataLoader:
-    """Batches of a map-style dataset, made ahead by worker threads.
+class AsyncDataLoader(Vocabulary):
+    """Batches of a dataset, made ahead by worker threads.
 
     Args:
         dataset: Anything with ``len`` and ``[index]``. One with ``fetch(indices)``, as npydata's
             own, gives whole batches, which is many times faster; ``seed`` and ``epoch`` are passed
             to it if it has such parameters. ``will_need(indices)`` beside it is called some batches
-            ahead.
-        config: How to work; its fields may be given as keywords instead.
+            ahead. Or an iterable-style dataset, which one thread goes through, in its own order; it
+            resumes by its ``state_dict``, or else by skipping what was given.
+        config: How to work; its fields may be given as keywords instead. An integer is the batch
+            size.
         device: Where tensors should be. For a GPU they are copied on a stream of their own.
         transforms: Called on each sample, in order. One that has a parameter ``rng`` gets a
             ``numpy.random.Generator`` that depends on (seed, epoch, index) only.
-        collate_fn: Makes a batch of a list of samples; torch's own if not given.
+        collate_fn: Makes a batch of a list of samples; torch's own if not given. With
+            ``batch_size=None`` it gets the single sample.
+        sampler: Decides which indices come, and in which order, for this rank.
+        batch_sampler: Decides which indices make each batch.
+        generator: What the seed is drawn from if none is given; else torch's global one.
+        worker_init_fn: Called with its number in each worker thread that begins; not for
+            ``num_workers=0``.
         settings: Fields of :class:`AsyncDataLoaderConfig`, which replace those of ``config``.
 
     An epoch is ``for batch in loader``. A batch of npydata's datasets is ``x, y``, ``(batch_size,
@@ -70,7 +95,10 @@ class AsyncDataLoader:
     Promises: the same seed gives the same batches in the same order, whatever the number of
     workers; an exception in a worker is raised at its batch; leaving early stops every thread; a
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
-    one, also on another number of ranks or with another batch size. Built in
+    one, also on another number of ranks or with another batch size. Where a sampler or a stream
+    decides the order, a state is of this rank, and the epoch ends when the order is asked for more:
+    a state behind its last batch has an end without batches to come. Every argument of
+    ``torch.utils.data.DataLoader`` may be given by its name, and read as an attribute. Built in
     ``notebooks/03_async_loader``.
 
     Raises:
@@ -82,26 +110,37 @@ class AsyncDataLoader:
     def __init__(
         self,
         dataset: Any,
-        config: AsyncDataLoaderConfig | None = None,
+        config: AsyncDataLoaderConfig | int | None = None,
         *,
         device: torch.device | str | None = None,
         transforms: Iterable[Transform] = (),
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
         **settings: Any,
     ) -> None:
-        require_map_style(dataset)
-        self.dataset, self.config = dataset, configured(config, settings)
+        require_usable(dataset)
+        require_one_order(dataset, sampler, batch_sampler, settings)
+        self.dataset, self.config = dataset, configured(config, without_refused(settings))
         require_lossless(dataset, self.config.dtype)
+        self._given_sampler, self._given_batch_sampler = sampler, batch_sampler
         self.rank, self.world_size = rank_and_world_size(self.config)
-        self.seed = shared_seed(self.config.seed, self.world_size)
+        self.generator, self.worker_init_fn = generator, worker_init_fn
+        self.seed = shared_seed(self.config.seed, self.world_size, partial(seed_from, generator))
         self.device, self.collate_fn = device, collate_fn
         self.transforms = as_list(transforms)
-        self._cursor = Cursor()
+        self._kind, self._source = given_order(dataset, sampler, batch_sampler)
+        self._turns = Turns()
+        self._cursor = self._cursor_at(0)
         self._iterator: weakref.ref[PrefetchIterator] | None = None
         self._fingerprint: str | None = None
         self.stats = LoaderStats()
 
     def __len__(self) -> int:
+        if self._source is not None:
+            return self._length(0)
         return len(self._sampler(0))
 
     @property
@@ -112,7 +151,7 @@ class AsyncDataLoader:
     @property
     def dropped(self) -> int:
         """Samples of a full epoch that no rank gets, because they don't go round."""
-        return self._sampler(0).dropped
+        return 0 if self._source is not None else self._sampler(0).dropped
 
     def __iter__(self) -> "PrefetchIterator":
         """Begin the next epoch, or the one a loaded state points into.
@@ -124,6 +163,8 @@ class AsyncDataLoader:
         """
         self._invalidate_iterator("a newer iter(loader)")
         self._cursor, self.stats = self._cursor.for_next_iterator(), LoaderStats()
+        if self._source is not None:
+            return self._iterate_given()
         sampler, transfer, cancellation = self._sampler(), self._transfer(), Cancellation()
         fetch = self._epoch_fetcher(sampler, transfer, cancellation)
         iterator = self._new_iterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
@@ -145,21 +186,24 @@ class AsyncDataLoader:
     def reshuffle(self) -> None:
         """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does."""
         self._invalidate_iterator("reshuffle()")
-        self._cursor = Cursor(self._cursor.epoch + 1)
+        self._cursor = self._cursor_at(self._cursor.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator stands, as plain values.
 
         ``seed`` and ``epoch`` say which order, ``samples`` how many of it all ranks together were
         given, ``fingerprint`` of which data. Batches that were prefetched but not delivered count
-        as not delivered.
+        as not delivered. Where a sampler or a stream decides the order, ``order`` says how it is
+        brought back: ``resumes_by`` is ``"state_dict"`` or ``"skipping"``.
         """
+        order = {"order": self._cursor.order_state} if isinstance(self._cursor, GivenCursor) else {}
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
             "epoch": self._cursor.epoch,
             "samples": self._cursor.samples,
             "fingerprint": self.fingerprint(),
+            **copy.deepcopy(order),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,45 +212,103 @@ class AsyncDataLoader:
         Raises:
             LoaderError: The state is malformed, or belongs to other data.
         """
-        validate_state(state, self.fingerprint(), len(self.dataset))
+        most = len(self.dataset) if self._source is None else None
+        validate_state(state, self.fingerprint(), most)
+        validate_order(state, self._kind)
         self._invalidate_iterator("load_state_dict()")
         self.seed = state["seed"]
-        self._cursor = Cursor(state["epoch"], state["samples"])
+        self._cursor = self._cursor_at(state["epoch"], state["samples"], state.get("order"))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along, by ``pickle`` or ``copy``: all but iterator and threads.
 
         The copy goes on as one would that loaded this loader's state.
         """
-        cursor = Cursor(self._cursor.epoch, self._cursor.samples)
+        now = self._cursor
+        cursor = self._cursor_at(now.epoch, now.samples, getattr(now, "order_state", None))
         return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
 
     def fingerprint(self) -> str:
         """Return what tells this dataset from another: its own ``fingerprint()``, or its length."""
         if self._fingerprint is None:
             own = getattr(self.dataset, "fingerprint", None)
-            self._fingerprint = str(own()) if own else f"{len(self.dataset)} samples"
+            if own:
+                self._fingerprint = str(own())
+            elif is_stream(self.dataset):
+                self._fingerprint = f"a stream of {type(self.dataset).__name__}"
+            else:
+                self._fingerprint = f"{len(self.dataset)} samples"
         return self._fingerprint
 
     def _sampler(self, start: int | None = None) -> BatchSampler:
         return BatchSampler(
             len(self.dataset),
-            self.config.batch_size,
+            self.config.samples_per_batch,
             rank=self.rank,
             world_size=self.world_size,
             drop_last=self.config.drop_last,
             start=self._cursor.samples if start is None else start,
         )
 
+    def _cursor_at(
+        self, epoch: int, samples: int = 0, order_state: dict[str, Any] | None = None
+    ) -> Cursor:
+        """Return a cursor that the next ``iter`` begins at."""
+        if self._source is None:
+            return Cursor(epoch, samples)
+        return GivenCursor(
+            epoch, samples, order_state=order_state, is_elsewhere=order_state is not None
+        )
+
+    def _length(self, given: int) -> int:
+        """Return how many batches a given order has, behind so many items."""
+        left = max(0, len(self._source) - given)  # a TypeError where it has none
+        if self._kind == "batch_sampler" or self.config.batch_size is None:
+            return left
+        full, rest = divmod(left, self.config.batch_size)
+        return full + (rest > 0 and not self.config.drop_last)
+
+    def _length_if_known(self, given: int) -> int | None:
+        with contextlib.suppress(TypeError):
+            return self._length(given)
+        return None
+
+    def _iterate_given(self) -> PulledIterator:
+        """Begin an epoch whose order is a sampler's, or a stream's."""
+        cursor, transfer, cancellation = self._cursor, self._transfer(), Cancellation()
+        assert isinstance(cursor, GivenCursor)
+        size = None if self._kind == "batch_sampler" else self.config.batch_size
+        order = GivenOrder(self._source, self._kind, size, drop_last=self.config.drop_last,
+                           cursor=cursor, seed=self.seed, turns=self._turns,
+                           check_cancelled=cancellation.check)  # fmt: skip
+        length = self._length_if_known(order.given)  # before anybody pulls
+        fetcher = GivenFetcher(self.dataset, order, self.seed, cursor.epoch, cancellation.check)
+        make = self._as_worker(self._batches(fetcher, fetcher.order, cancellation))
+        fetch = PulledBatches(order, make, self._stages(transfer), cancellation.check)
+        iterator = PulledIterator(self._prefetcher(fetch, len(order)), cancellation, order,
+                                  cursor, transfer, self.stats)  # fmt: skip
+        iterator.length = length
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def _epoch_indices(self) -> EpochIndices:
+        cursor = self._cursor.for_next_iterator()
+        return EpochIndices(
+            lambda: len(self.dataset),
+            lambda sampler: EpochOrder(sampler, self.seed, cursor.epoch, self.config.shuffle),
+        )
+
     def _transfer(self) -> Transfer:
         return transfer_to(self.device, pin_memory=self.config.pin_memory)
 
     def _prefetcher(self, fetch: Fetch, count: int) -> Prefetcher:
-        """Start fetching the batches of an epoch."""
+        """Start fetching the batches of an epoch; a stream has one thread that goes through it."""
         config = self.config
         if config.prefetch_factor == 0:
             return SynchronousFetcher(fetch)
-        workers = max(1, min(config.busy_workers, count))
+        workers = 1 if self._kind == "stream" else max(1, min(config.busy_workers, count))
+        if config.timeout:
+            return TimedPrefetcher(fetch, count, workers, config.capacity, config.timeout)
         return AdaptivePrefetcher(fetch, count, workers, config.capacity)
 
     def _epoch_fetcher(
@@ -217,17 +319,44 @@ class AsyncDataLoader:
         fetcher = self._fetcher(order, transfer, cancellation)
         distance = max(ADVISED_BATCHES, self.config.capacity)
         read_ahead = ReadAhead(fetcher.advise, len(sampler), distance)
-        fetch = fetcher.batch
-        if self.transforms or self.collate_fn:
-            fetch = TransformedBatches(fetcher, order, self.seed, self._cursor.epoch,
-                                       transforms=self.transforms, collate_fn=self.collate_fn,
-                                       check_cancelled=cancellation.check).batch  # fmt: skip
+        fetch = self._as_worker(self._batches(fetcher, order, cancellation))
+        check = cancellation.check
+        return EpochFetcher(fetch, read_ahead, check, self._stages(transfer))
+
+    def _batches(
+        self, fetcher: Fetcher, order: Any, cancellation: Cancellation
+    ) -> Callable[[int], Any]:
+        """Return what makes batch k: as it was fetched, or transformed and collated."""
+        is_single = self.config.batch_size is None and self._kind != "batch_sampler"
+        if not (self.transforms or self.collate_fn):
+            return SingleSamples(fetcher).batch if is_single else fetcher.batch
+        collate_fn = collate_single(self.collate_fn) if is_single else self.collate_fn
+        return TransformedBatches(fetcher, order, self.seed, self._cursor.epoch,
+                                  transforms=self.transforms, collate_fn=collate_fn,
+                                  check_cancelled=cancellation.check).batch  # fmt: skip
+
+    def _as_worker(self, fetch: Callable[[int], Any]) -> Callable[[int], Any]:
+        """Let threads know which worker they are, unless the caller is the only one.
+
+        The one thread that goes through a stream is told nothing: a dataset that is cut by worker
+        would leave out the rest.
+        """
+        config = self.config
+        if config.num_workers == 0 or config.prefetch_factor == 0:
+            return fetch
+        if self._kind == "stream" and self.worker_init_fn is None:
+            return fetch
+        workers = 1 if self._kind == "stream" else config.num_workers
+        return AsWorker(fetch, self.dataset, workers, self.seed, self.worker_init_fn)
+
+    def _stages(self, transfer: Transfer) -> list[Callable[[Any], Any]]:
+        """Return what is done with each batch that was made."""
         stages: list[Callable[[Any], Any]] = []
         if self.config.dtype is not None:
             stages.append(partial(cast, dtype=self.config.dtype))
         if transfer.moves:
             stages.append(transfer.send)
-        return EpochFetcher(fetch, read_ahead, cancellation.check, stages)
+        return stages
 
     def _fetcher(
         self, order: EpochOrder, transfer: Transfer, cancellation: Cancellation
@@ -248,33 +377,13 @@ class AsyncDataLoader:
             return None
         pinned = isinstance(transfer, StreamTransfer) or transfer.pinned
         stats = self.stats  # of this epoch: the next one has its own
-        return BufferPool((2, self.config.batch_size, self.dataset.seq_len), self.config.capacity,
-                          lambda: stats.batches, pinned=pinned)  # fmt: skip
+        shape = (2, self.config.samples_per_batch, self.dataset.seq_len)
+        return BufferPool(shape, self.config.capacity, lambda: stats.batches, pinned=pinned)
 
     def _invalidate_iterator(self, cause: str) -> None:
-        running = self._iterator and self._iterator()
-        if running:
+        running = self._iterator() if self._iterator is not None else None
+        if running is not None:
             running.invalidate(cause)
-
-
-def require_map_style(dataset: Any) -> None:
-    """Raise unless a dataset can be asked for its length and for single samples."""
-    name = type(dataset).__name__
-    iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    if iterable and hasattr(dataset, "__iter__"):
-        raise LoaderError(
-            f"{name} is an iterable-style dataset; AsyncDataLoader needs a map-style one, with "
-            "len(dataset) and dataset[index], because it shuffles, shares among ranks and resumes "
-            "by index. Use torch.utils.data.DataLoader for a stream, or write its tokens to a file "
-            "with npydata.write_tokens and read that with npydata.MmapDataset"
-        )
-    if not hasattr(dataset, "__len__"):
-        raise LoaderError(
-            f"{name} has no __len__; AsyncDataLoader shuffles 0 to len(dataset) - 1: let it return "
-            "the number of samples"
-        )
-    if not any(hasattr(dataset, name) for name in ("fetch", "__getitems__", "__getitem__")):
-        raise LoaderError(f"{name} has no __getitem__; AsyncDataLoader asks for dataset[index]")
 
 
 def require_lossless(dataset: Any, dtype: torch.dtype | None) -> None:

@@ -1,6 +1,7 @@
 """Which of how many ranks this process is, and a random seed that all of them share."""
 
 import secrets
+from collections.abc import Callable
 
 import torch.distributed
 
@@ -22,11 +23,13 @@ def has_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def shared_seed(seed: int | None, world_size: int) -> int:
+def shared_seed(
+    seed: int | None, world_size: int, draw: Callable[[], int] = lambda: secrets.randbits(63)
+) -> int:
     """Return the seed, or draw one that all ranks share."""
     if seed is not None:
         return int(seed)
-    drawn = [secrets.randbits(63)]
+    drawn = [draw()]
     if world_size > 1:
         if not has_process_group():
             raise LoaderError(

@@ -1,5 +1,6 @@
 """Where a loader stands in its data: the cursor, and what a saved state must hold."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +43,8 @@ class Cursor:
         self.epoch, self.samples, self.begun = self.epoch + 1, 0, False
 
 
-def validate_state(state: dict[str, Any], fingerprint: str, num_samples: int) -> None:
-    """Raise unless a state is a loader's, and of this dataset."""
+def validate_state(state: dict[str, Any], fingerprint: str, num_samples: int | None) -> None:
+    """Raise unless a state is a loader's, and of this dataset; ``None`` where it has no length."""
     wanted = {"version", "seed", "epoch", "samples", "fingerprint"}
     if not isinstance(state, dict) or not wanted <= state.keys():
         raise LoaderError(f"not a loader's state: expected the keys {', '.join(sorted(wanted))}")
@@ -58,8 +59,30 @@ def validate_state(state: dict[str, Any], fingerprint: str, num_samples: int) ->
         raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
     if type(state["epoch"]) is not int or state["epoch"] < 0:
         raise LoaderError(f"state has epoch={state['epoch']!r}, expected an integer of 0 or more")
-    if type(state["samples"]) is not int or not 0 <= state["samples"] <= num_samples:
+    most = math.inf if num_samples is None else num_samples
+    if type(state["samples"]) is not int or not 0 <= state["samples"] <= most:
         raise LoaderError(
-            f"state has samples={state['samples']!r}, expected an integer from 0 to "
-            f"{num_samples}, the length of the dataset"
-        )
+            f"state has samples={state['samples']!r}, expected an integer "
+            + ("of 0 or more" if num_samples is None else
+               f"from 0 to {num_samples}, the length of the dataset")
+        )  # fmt: skip
+
+
+def validate_order(state: dict[str, Any], kind: str) -> None:
+    """Raise unless a state's order is of a kind: ``"index"``, where a seed decides, or a given one.
+
+    A state in which nothing was given yet fits every loader of the dataset.
+    """
+    order = state.get("order")
+    if order is None and (kind == "index" or state["samples"] == 0):
+        return
+    found = order.get("of") if isinstance(order, dict) else "index"
+    if found != kind:
+        names = {"index": "no sampler=", "sampler": "sampler=", "batch_sampler": "batch_sampler=",
+                 "stream": "an iterable-style dataset"}  # fmt: skip
+        raise LoaderError(f"the state is of a loader with {names.get(str(found), found)}, this one "
+                          f"has {names[kind]}")  # fmt: skip
+    assert isinstance(order, dict)
+    wanted = {"of", "resumes_by", "given", "ended"}
+    if not wanted <= order.keys() or type(order["given"]) is not int or order["given"] < 0:
+        raise LoaderError(f"state has order={order!r}, expected {', '.join(sorted(wanted))}")

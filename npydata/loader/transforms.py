@@ -7,8 +7,10 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from npydata.dataset.hashing import MASK64
+from npydata.dataset.windows import IntArray
 from npydata.loader.fetcher import Fetcher, accepts
 from npydata.loader.sampler import EpochOrder
+from npydata.loader.workers import as_no_worker
 
 Transform = Callable[..., Any]
 
@@ -23,7 +25,7 @@ class TransformedBatches:
     def __init__(
         self,
         fetcher: Fetcher,
-        order: EpochOrder,
+        order: EpochOrder | Callable[[int], IntArray],
         seed: int,
         epoch: int,
         *,
@@ -33,7 +35,7 @@ class TransformedBatches:
     ) -> None:
         self.fetcher, self.order, self.seed, self.epoch = fetcher, order, seed, epoch
         self.transforms = [(transform, accepts(transform, "rng")) for transform in transforms]
-        self.collate_fn = collate_fn or default_collate
+        self.collate_fn = as_no_worker(collate_fn or default_collate)
         self.check_cancelled = check_cancelled
 
     def batch(self, number: int) -> Any:
