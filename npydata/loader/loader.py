@@ -92,6 +92,7 @@ class AsyncDataLoader:
         require_map_style(dataset)
         self.dataset, self.config = dataset, configured(config, settings)
         require_lossless(dataset, self.config.dtype)
+        require_own_order(dataset, self.config.shuffle)
         self.rank, self.world_size = rank_and_world_size(self.config)
         self.seed = shared_seed(self.config.seed, self.world_size)
         self.device, self.collate_fn = device, collate_fn
@@ -128,6 +129,8 @@ class AsyncDataLoader:
         fetch = self._epoch_fetcher(sampler, transfer, cancellation)
         iterator = self._new_iterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
                                       self._cursor, transfer, self.stats)  # fmt: skip
+        self.stats.progress = getattr(self.dataset, "progress", None)
+        self.stats.cursor = self._cursor
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -159,7 +162,7 @@ class AsyncDataLoader:
             "seed": self.seed,
             "epoch": self._cursor.epoch,
             "samples": self._cursor.samples,
-            "fingerprint": self.fingerprint(),
+            "fingerprint": self.fingerprint(self._cursor),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,7 +171,7 @@ class AsyncDataLoader:
         Raises:
             LoaderError: The state is malformed, or belongs to other data.
         """
-        validate_state(state, self.fingerprint(), len(self.dataset))
+        validate_state(state, self.fingerprint, len(self.dataset))
         self._invalidate_iterator("load_state_dict()")
         self.seed = state["seed"]
         self._cursor = Cursor(state["epoch"], state["samples"])
@@ -181,8 +184,14 @@ class AsyncDataLoader:
         cursor = Cursor(self._cursor.epoch, self._cursor.samples)
         return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
 
-    def fingerprint(self) -> str:
-        """Return what tells this dataset from another: its own ``fingerprint()``, or its length."""
+    def fingerprint(self, cursor: Cursor | None = None) -> str:
+        """Return what tells this dataset from another: its own ``fingerprint()``, or its length.
+
+        A dataset whose later samples may change says what decides those before a place, with
+        ``fingerprint_at(epoch, samples)``.
+        """
+        if cursor is not None and hasattr(self.dataset, "fingerprint_at"):
+            return str(self.dataset.fingerprint_at(cursor.epoch, cursor.samples))
         if self._fingerprint is None:
             own = getattr(self.dataset, "fingerprint", None)
             self._fingerprint = str(own()) if own else f"{len(self.dataset)} samples"
@@ -281,6 +290,13 @@ def require_lossless(dataset: Any, dtype: torch.dtype | None) -> None:
     """Refuse a float dtype for token windows: a float32 loses ids above 2^24."""
     if dtype is not None and dtype.is_floating_point and isinstance(dataset, WindowDataset):
         raise LoaderError(f"dtype={dtype} over token windows would lose ids; leave it out")
+
+
+def require_own_order(dataset: Any, shuffle: bool) -> None:
+    """Refuse to shuffle a dataset that says why its samples must stay in order."""
+    reason = getattr(dataset, "refuses_shuffle", None)
+    if shuffle and reason:
+        raise LoaderError(f"shuffle=True over a {type(dataset).__name__}, expected False: {reason}")
 
 
 def as_list(transforms: Iterable[Transform]) -> list[Transform]:

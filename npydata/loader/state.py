@@ -1,5 +1,6 @@
 """Where a loader stands in its data: the cursor, and what a saved state must hold."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +43,27 @@ class Cursor:
         self.epoch, self.samples, self.begun = self.epoch + 1, 0, False
 
 
-def validate_state(state: dict[str, Any], fingerprint: str, num_samples: int) -> None:
+def validate_state(
+    state: dict[str, Any], fingerprint_at: Callable[[Cursor], str], num_samples: int
+) -> None:
     """Raise unless a state is a loader's, and of this dataset."""
     wanted = {"version", "seed", "epoch", "samples", "fingerprint"}
     if not isinstance(state, dict) or not wanted <= state.keys():
         raise LoaderError(f"not a loader's state: expected the keys {', '.join(sorted(wanted))}")
     if state["version"] != STATE_VERSION:
         raise LoaderError(f"state of version {state['version']}, expected {STATE_VERSION}")
+    if type(state["seed"]) is not int:
+        raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
+    if type(state["epoch"]) is not int or state["epoch"] < 0:
+        raise LoaderError(f"state has epoch={state['epoch']!r}, expected an integer of 0 or more")
+    samples = state["samples"] if type(state["samples"]) is int else None
+    fingerprint = fingerprint_at(Cursor(state["epoch"], samples or 0))
     if state["fingerprint"] != fingerprint:
         raise LoaderError(
             f"the state belongs to other data: fingerprint {state['fingerprint']}, "
             f"expected {fingerprint}"
         )
-    if type(state["seed"]) is not int:
-        raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
-    if type(state["epoch"]) is not int or state["epoch"] < 0:
-        raise LoaderError(f"state has epoch={state['epoch']!r}, expected an integer of 0 or more")
-    if type(state["samples"]) is not int or not 0 <= state["samples"] <= num_samples:
+    if samples is None or not 0 <= samples <= num_samples:
         raise LoaderError(
             f"state has samples={state['samples']!r}, expected an integer from 0 to "
             f"{num_samples}, the length of the dataset"
