@@ -10,7 +10,7 @@ Example::
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from npydata.dataset.access import TokenArray
 from npydata.dataset.datasets import as_indices
 from npydata.dataset.documents import document_ends
 from npydata.dataset.fingerprint import fingerprint_of
@@ -295,10 +296,11 @@ class PackedDataset(Dataset[Packed]):
             is_predicted = places > np.repeat(begins, counts)
             targets[places[is_predicted] - 1] = tokens[is_predicted]
         else:
+            read = self._reader()
             rows = zip(spans.first_tokens.tolist(), counts.tolist(), begins.tolist(),
                        to.tolist(), ends.tolist(), strict=True)  # fmt: skip
             for first, count, begin, at, end in rows:
-                tokens = self.tokens.read(first, count)
+                tokens = read(first, count)
                 inputs[at:end] = tokens[: end - at]
                 skipped = begin + 1 - at  # the first token of a sequence is predicted by no other
                 targets[begin : at + count - 1] = tokens[skipped:]
@@ -306,6 +308,13 @@ class PackedDataset(Dataset[Packed]):
             limit = (1 << 63) if self.vocab_size is None else self.vocab_size
             for ids in (inputs, targets[targets != self.ignore_index]):
                 require_vocabulary(ids, limit, self.files)
+
+    def _reader(self) -> Callable[[int, int], TokenArray]:
+        """Return what reads a span: of one mapped file a slice, checked once for all of them."""
+        if len(self.files) > 1 or self.tokens.access != "mmap":
+            return self.tokens.read
+        mapped = self.tokens.read(0, self.tokens.num_tokens)
+        return lambda first, count: mapped[first : first + count]
 
 
 class Spans(NamedTuple):
