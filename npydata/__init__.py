@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from npydata.checkpointer.training_state import restore_rng as restore_rng
     from npydata.dataset.datasets import MmapDataset as MmapDataset
     from npydata.dataset.datasets import NpyTokensDataset as NpyTokensDataset
+    from npydata.dataset.mixture import MixtureDataset as MixtureDataset
+    from npydata.dataset.packed import Packed as Packed
+    from npydata.dataset.packed import PackedDataset as PackedDataset
     from npydata.dataset.permutation import Permutation as Permutation
     from npydata.dataset.token_file import open_tokens as open_tokens
     from npydata.dataset.token_file import write_tokens as write_tokens
@@ -59,6 +62,9 @@ HOMES = {
     "LazyDataSource": "reader.source",
     "MmapDataset": "dataset.datasets",
     "NpyTokensDataset": "dataset.datasets",
+    "MixtureDataset": "dataset.mixture",
+    "PackedDataset": "dataset.packed",
+    "Packed": "dataset.packed",
     "open_checkpoint": "reader.open",
     "open_tokens": "dataset.token_file",
     "write_tokens": "dataset.token_file",

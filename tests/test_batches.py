@@ -8,7 +8,8 @@ import torch
 from loader_tools import Fetched, Numbers, values
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
-from npydata.loader.fetcher import ADVISED_BATCHES, ReadAhead, accepts, cast
+from npydata.dataset.protocol import accepts
+from npydata.loader.fetcher import ADVISED_BATCHES, ReadAhead, cast
 from npydata.loader.sampler import BatchSampler, EpochOrder
 
 Scene = namedtuple("Scene", "image label")

@@ -1,6 +1,9 @@
-"""What a loader asks of a dataset that gives whole batches of token windows."""
+"""What a loader asks of a dataset that gives whole batches, and how it finds out what it may."""
 
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -34,3 +37,16 @@ class WindowDataset(Protocol):
     def advise_windows(self, windows: IntArray) -> None:
         """Tell the kernel that these windows will be fetched soon."""
         ...
+
+
+def with_accepted(function: Callable[..., Any], **known: Any) -> Callable[..., Any]:
+    """Bind what is known to those of a function's parameters that have these names."""
+    return partial(function, **{name: v for name, v in known.items() if accepts(function, name)})
+
+
+def accepts(function: Any, name: str) -> bool:
+    """Whether a function can be called with that keyword, spelled out in its signature."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False

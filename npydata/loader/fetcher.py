@@ -4,7 +4,6 @@ A dataset of numbered windows is asked for windows, one with ``fetch`` for whole
 for its samples. Runs in worker threads.
 """
 
-import inspect
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
-from npydata.dataset.protocol import WindowDataset
+from npydata.dataset.batches import split
+from npydata.dataset.protocol import WindowDataset, with_accepted
 from npydata.dataset.windows import IntArray
 from npydata.errors import LoaderError
 from npydata.loader.buffer_pool import BufferPool
@@ -131,26 +131,6 @@ def gives_windows(dataset: Any) -> bool:
     definitions = [getattr(dataset, "__dict__", {}), *map(vars, type(dataset).__mro__)]
     first = next((d for d in definitions if "fetch" in d or "fetch_windows" in d), {})
     return "fetch_windows" in first
-
-
-def with_accepted(function: Callable[..., Any], **known: Any) -> Callable[..., Any]:
-    """Bind what is known to those of a function's parameters that have these names."""
-    return partial(function, **{name: v for name, v in known.items() if accepts(function, name)})
-
-
-def accepts(function: Any, name: str) -> bool:
-    """Whether a function can be called with that keyword, spelled out in its signature."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return False
-
-
-def split(batch: Any) -> list[Any]:
-    """Return the samples of a batch that came in one piece."""
-    if isinstance(batch, dict):
-        return [dict(zip(batch, sample, strict=True)) for sample in split([*batch.values()])]
-    return list(zip(*batch, strict=True) if isinstance(batch, tuple | list) else batch)
 
 
 class ReadAhead:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,21 @@ class LoaderStats:
     """Since the iterator was made."""
     wait_s: float = 0.0
     """The consumer stood still for a batch."""
+    progress: Callable[[int, int], dict[str, Any]] | None = field(default=None, repr=False)
+    """A mixture's own account of what was taken of its sources."""
+    cursor: Cursor | None = field(default=None, repr=False)
+    """Where the iterator stands."""
+
+    @property
+    def sources(self) -> dict[str, Any]:
+        """What all ranks together were given of each source of a mixture, since the run began.
+
+        Samples, tokens and epochs by name
+        (:class:`~npydata.dataset.mixture.SourceCount`); empty for other datasets.
+        """
+        if self.progress is None or self.cursor is None:
+            return {}
+        return self.progress(self.cursor.epoch, self.cursor.samples)
 
     @property
     def work_s(self) -> float:

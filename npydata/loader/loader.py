@@ -126,6 +126,7 @@ class AsyncDataLoader(Vocabulary):
         self.dataset, self.config = dataset, configured(config, without_refused(settings))
         require_lossless(dataset, self.config.dtype)
         self._given_sampler, self._given_batch_sampler = sampler, batch_sampler
+        require_own_order(dataset, self.config.shuffle and sampler is batch_sampler is None)
         self.rank, self.world_size = rank_and_world_size(self.config)
         self.generator, self.worker_init_fn = generator, worker_init_fn
         self.seed = shared_seed(self.config.seed, self.world_size, partial(seed_from, generator))
@@ -169,6 +170,8 @@ class AsyncDataLoader(Vocabulary):
         fetch = self._epoch_fetcher(sampler, transfer, cancellation)
         iterator = self._new_iterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
                                       self._cursor, transfer, self.stats)  # fmt: skip
+        self.stats.progress = getattr(self.dataset, "progress", None)
+        self.stats.cursor = self._cursor
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -202,7 +205,7 @@ class AsyncDataLoader(Vocabulary):
             "seed": self.seed,
             "epoch": self._cursor.epoch,
             "samples": self._cursor.samples,
-            "fingerprint": self.fingerprint(),
+            "fingerprint": self.fingerprint(self._cursor),
             **copy.deepcopy(order),
         }
 
@@ -213,7 +216,7 @@ class AsyncDataLoader(Vocabulary):
             LoaderError: The state is malformed, or belongs to other data.
         """
         most = len(self.dataset) if self._source is None else None
-        validate_state(state, self.fingerprint(), most)
+        validate_state(state, self.fingerprint, most)
         validate_order(state, self._kind)
         self._invalidate_iterator("load_state_dict()")
         self.seed = state["seed"]
@@ -228,8 +231,14 @@ class AsyncDataLoader(Vocabulary):
         cursor = self._cursor_at(now.epoch, now.samples, getattr(now, "order_state", None))
         return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
 
-    def fingerprint(self) -> str:
-        """Return what tells this dataset from another: its own ``fingerprint()``, or its length."""
+    def fingerprint(self, cursor: Cursor | None = None) -> str:
+        """Return what tells this dataset from another: its own ``fingerprint()``, or its length.
+
+        A dataset whose later samples may change says what decides those before a place, with
+        ``fingerprint_at(epoch, samples)``.
+        """
+        if cursor is not None and hasattr(self.dataset, "fingerprint_at"):
+            return str(self.dataset.fingerprint_at(cursor.epoch, cursor.samples))
         if self._fingerprint is None:
             own = getattr(self.dataset, "fingerprint", None)
             if own:
@@ -390,6 +399,13 @@ def require_lossless(dataset: Any, dtype: torch.dtype | None) -> None:
     """Refuse a float dtype for token windows: a float32 loses ids above 2^24."""
     if dtype is not None and dtype.is_floating_point and isinstance(dataset, WindowDataset):
         raise LoaderError(f"dtype={dtype} over token windows would lose ids; leave it out")
+
+
+def require_own_order(dataset: Any, shuffle: bool) -> None:
+    """Refuse to shuffle a dataset that says why its samples must stay in order."""
+    reason = getattr(dataset, "refuses_shuffle", None)
+    if shuffle and reason:
+        raise LoaderError(f"shuffle=True over a {type(dataset).__name__}, expected False: {reason}")
 
 
 def as_list(transforms: Iterable[Transform]) -> list[Transform]:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
+from npydata.dataset.batches import split
+from npydata.dataset.protocol import with_accepted
 from npydata.dataset.windows import IntArray
-from npydata.loader.fetcher import get_items, split, with_accepted
+from npydata.loader.fetcher import get_items
 from npydata.loader.given import UNKNOWN, Cut, GivenCursor, GivenOrder
 from npydata.loader.iterator import PrefetchIterator
 from npydata.loader.prefetcher import ExceptionWrapper

@@ -1,6 +1,7 @@
 """Where a loader stands in its data: the cursor, and what a saved state must hold."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,24 +44,28 @@ class Cursor:
         self.epoch, self.samples, self.begun = self.epoch + 1, 0, False
 
 
-def validate_state(state: dict[str, Any], fingerprint: str, num_samples: int | None) -> None:
+def validate_state(
+    state: dict[str, Any], fingerprint_at: Callable[[Cursor], str], num_samples: int | None
+) -> None:
     """Raise unless a state is a loader's, and of this dataset; ``None`` where it has no length."""
     wanted = {"version", "seed", "epoch", "samples", "fingerprint"}
     if not isinstance(state, dict) or not wanted <= state.keys():
         raise LoaderError(f"not a loader's state: expected the keys {', '.join(sorted(wanted))}")
     if state["version"] != STATE_VERSION:
         raise LoaderError(f"state of version {state['version']}, expected {STATE_VERSION}")
+    if type(state["seed"]) is not int:
+        raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
+    if type(state["epoch"]) is not int or state["epoch"] < 0:
+        raise LoaderError(f"state has epoch={state['epoch']!r}, expected an integer of 0 or more")
+    samples = state["samples"] if type(state["samples"]) is int else None
+    fingerprint = fingerprint_at(Cursor(state["epoch"], samples or 0))
     if state["fingerprint"] != fingerprint:
         raise LoaderError(
             f"the state belongs to other data: fingerprint {state['fingerprint']}, "
             f"expected {fingerprint}"
         )
-    if type(state["seed"]) is not int:
-        raise LoaderError(f"state has seed={state['seed']!r}, expected an integer")
-    if type(state["epoch"]) is not int or state["epoch"] < 0:
-        raise LoaderError(f"state has epoch={state['epoch']!r}, expected an integer of 0 or more")
     most = math.inf if num_samples is None else num_samples
-    if type(state["samples"]) is not int or not 0 <= state["samples"] <= most:
+    if samples is None or not 0 <= samples <= most:
         raise LoaderError(
             f"state has samples={state['samples']!r}, expected an integer "
             + ("of 0 or more" if num_samples is None else

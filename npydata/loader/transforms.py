@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import default_collate
 
+from npydata.dataset.batches import collate
 from npydata.dataset.hashing import MASK64
+from npydata.dataset.protocol import accepts
 from npydata.dataset.windows import IntArray
-from npydata.loader.fetcher import Fetcher, accepts
+from npydata.loader.fetcher import Fetcher
 from npydata.loader.sampler import EpochOrder
 from npydata.loader.workers import as_no_worker
 
@@ -35,7 +36,7 @@ class TransformedBatches:
     ) -> None:
         self.fetcher, self.order, self.seed, self.epoch = fetcher, order, seed, epoch
         self.transforms = [(transform, accepts(transform, "rng")) for transform in transforms]
-        self.collate_fn = as_no_worker(collate_fn or default_collate)
+        self.collate_fn = as_no_worker(collate_fn or collate)
         self.check_cancelled = check_cancelled
 
     def batch(self, number: int) -> Any:

@@ -1,0 +1,93 @@
+"""Where the documents of token files end: told by the format, by rows, or by a token."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from npydata.dataset.fingerprint import fingerprint_of
+from npydata.dataset.token_windows import as_int
+from npydata.dataset.tokens import TokenFile
+from npydata.dataset.windows import IntArray
+from npydata.errors import TokenFileError
+from npydata.system.atomic_write import replacing
+
+INDEX_SUFFIX = ".documents"
+"""A file of this name beside a token file says where its documents end."""
+
+INDEX_VERSION = 1
+HEADER_NUMBERS = 4
+"""Version, end-of-text id, and two numbers of the token file's fingerprint, before the ends."""
+
+SCAN_TOKENS = 4 << 20
+
+
+def document_ends(files: Sequence[TokenFile], eot_id: int | None = None) -> IntArray:
+    """Return for each document how many tokens lie before its end, over all files.
+
+    With ``eot_id`` a document ends behind that token, whatever the format says; what follows the
+    last one of a file is a document as well.
+
+    Raises:
+        TokenFileError: A file does not say where documents end.
+    """
+    ends, passed = [], 0
+    for file in files:
+        ends.append(ends_in(file, eot_id) + passed)
+        passed += file.num_tokens
+    return np.concatenate(ends)
+
+
+def ends_in(file: TokenFile, eot_id: int | None = None) -> IntArray:
+    """Return for each document of one file how many tokens lie before its end."""
+    if eot_id is not None:
+        return indexed_ends(file, as_int(eot_id, "eot_id"))
+    if file.document_ends is not None:
+        return file.document_ends
+    if len(file.shape) == 2:
+        return file.row_len * np.arange(1, file.rows + 1)
+    raise TokenFileError(
+        f"{file.path}: does not say where documents end ({file.format}), expected eot_id=, the "
+        "token that ends each of them"
+    )
+
+
+def indexed_ends(file: TokenFile, eot_id: int) -> IntArray:
+    """Return the ends from the index beside a file; make it if it is not there or not of this file.
+
+    Where no file can be written the ends are found again each time.
+    """
+    path = index_path(file.path)
+    header = index_header(file, eot_id)
+    with suppress(OSError, ValueError):
+        found: IntArray = np.load(path, mmap_mode="r", allow_pickle=False)
+        if found.dtype == np.int64 and found.ndim == 1 and (found[:HEADER_NUMBERS] == header).all():
+            return np.asarray(found[HEADER_NUMBERS:])
+    ends = find_ends(file, eot_id)
+    with suppress(OSError), replacing(path) as index:
+        np.lib.format.write_array(index, np.append(header, ends), allow_pickle=False)
+    return ends
+
+
+def index_path(path: str | os.PathLike[str]) -> Path:
+    """Return where the index of a token file lies."""
+    return Path(f"{os.fspath(path)}{INDEX_SUFFIX}")
+
+
+def index_header(file: TokenFile, eot_id: int) -> IntArray:
+    """Return the numbers that an index of this file begins with."""
+    halves = np.frombuffer(bytes.fromhex(fingerprint_of([file])), "<i8")
+    return np.array([INDEX_VERSION, eot_id, *halves.tolist()], np.int64)
+
+
+def find_ends(file: TokenFile, eot_id: int) -> IntArray:
+    """Read a file once, and return where a token ends documents."""
+    found = [
+        np.flatnonzero(file.read(start, SCAN_TOKENS) == eot_id) + start + 1
+        for start in range(0, file.num_tokens, SCAN_TOKENS)
+    ]
+    ends = np.concatenate([np.zeros(0, np.int64), *found])
+    is_open = file.num_tokens > (int(ends[-1]) if len(ends) else 0)
+    return np.append(ends, file.num_tokens) if is_open else ends
