@@ -232,10 +232,12 @@ def copied_beside(
 def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> float:
     """Save 48 MiB in three ways, in turn; draw what training waits for.
 
+    They are one tensor: so large a block always goes back to the system, where malloc may keep
+    smaller ones for the next clone.
     Between two saves are some steps, and the wait until nothing is written any more. Returns how
     many times longer the median wait for a fresh clone is than that for the checkpointer.
     """
-    weights, threads = weights_of(), []
+    weights, threads = {"weight": torch.zeros(12 << 20)}, []
     waits: dict[str, list[float]] = {name: [] for name in SAVERS}
     faults: dict[str, list[int]] = {name: [] for name in SAVERS}
     with TemporaryDirectory() as folder, _one_thread():
