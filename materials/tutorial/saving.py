@@ -36,6 +36,8 @@ COLORS = {
 }
 SLOT_ROLES = ("ours", "cold", "disk", "stock", "gpu", "resident")
 """Dark and light by turns: neighbours in a file stay apart in grey."""
+HEADER = "#ffffff"
+"""Hatched, as no tensor is."""
 STEP_ROLES = {1: "cold", 2: "warm"}
 """The colours of what is of step 1, and of step 2."""
 WEIGHTS, PIECES = 3, 4
@@ -230,10 +232,12 @@ def copied_beside(
 def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> float:
     """Save 48 MiB in three ways, in turn; draw what training waits for.
 
+    They are one tensor: so large a block always goes back to the system, where malloc may keep
+    smaller ones for the next clone.
     Between two saves are some steps, and the wait until nothing is written any more. Returns how
     many times longer the median wait for a fresh clone is than that for the checkpointer.
     """
-    weights, threads = weights_of(), []
+    weights, threads = {"weight": torch.zeros(12 << 20)}, []
     waits: dict[str, list[float]] = {name: [] for name in SAVERS}
     faults: dict[str, list[int]] = {name: [] for name in SAVERS}
     with TemporaryDirectory() as folder, _one_thread():
@@ -288,14 +292,15 @@ def _draw_stalls(waits: Mapping[str, list[float]], faults: Mapping[str, float]) 
         middle = statistics.median(times)
         color = PALETTE[SAVERS[name]]
         ax.barh(y, middle, height=0.55, color=color)
-        ax.plot(times, [y] * len(times), "o", color=INK, markeredgecolor="white", markersize=7)
+        places = [y + 0.36 * (k / max(1, len(times) - 1) - 0.5) for k in range(len(times))]
+        ax.plot(times, places, "o", color=INK, markeredgecolor="white", markersize=6)
         text = f"{middle:.0f} ms; page faults: {faults[name]:,.0f}"
         ax.text(max(times) * 1.02, y, f"  {text}", va="center", fontweight="bold")
         print(f"{name:<11} {min(times):4.0f} to {max(times):4.0f} ms, median {text}")
     top = max(max(times) for times in waits.values())
     ax.set(xlim=(0, 1.85 * top), ylim=(len(waits) - 0.5, -0.5))
     ax.set_title("What training waits for at a save of 48 MiB")
-    ax.set_xlabel("wait (ms); bar: median, dots: each save")
+    ax.set_xlabel("wait (ms); bar: median; dots: each save, the first one on top")
     names = {"clone": "a fresh clone,\nthen a thread"}
     ax.set_yticks(range(len(waits)), [names.get(name, name) for name in waits])
     ax.tick_params(axis="y", length=0)
@@ -311,7 +316,7 @@ def draw_image(tensors: Mapping[str, torch.Tensor], image: Any) -> None:
     _, ax = plt.subplots(figsize=(WIDTH, 3.6))
     header, total = len(image.header), image.nbytes
     slots = {slot.name: slot for slot in image.slots}
-    _box(ax, 0, 0, header, "header", PALETTE["muted"])
+    _box(ax, 0, 0, header, "header", HEADER, hatch="//")
     gap = 0.05 * total
     width = sum(tensor.nbytes for tensor in tensors.values()) + gap * (len(tensors) - 1)
     at = (total - width) / 2
@@ -350,13 +355,20 @@ def _same_memory(tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor], slot
     return next(same)
 
 
-def _box(ax: Any, begin: float, y: float, width: float, text: str, color: str) -> None:
+def _box(
+    ax: Any, begin: float, y: float, width: float, text: str, color: str, hatch: str = ""
+) -> None:
+    edge = PALETTE["stock"] if hatch else "white"
     ax.add_patch(
-        FancyBboxPatch((begin, y), width, 0.7, boxstyle="square,pad=0", fc=color, ec="white", lw=1)
+        FancyBboxPatch(
+            (begin, y), width, 0.7, boxstyle="square,pad=0", fc=color, ec=edge, lw=1, hatch=hatch
+        )
     )
     if text:
         middle, ink = begin + width / 2, ink_on(color)
-        ax.text(middle, y + 0.35, text, ha="center", va="center", color=ink, fontsize=10)
+        behind = {"boxstyle": "round,pad=0.3", "fc": color, "ec": "none"} if hatch else None
+        ax.text(middle, y + 0.35, text, ha="center", va="center", color=ink, fontsize=10,
+                bbox=behind)  # fmt: skip
 
 
 def _flow(ax: Any, above: tuple[float, float], below: tuple[float, float], color: str) -> None:

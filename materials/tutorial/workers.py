@@ -173,7 +173,10 @@ def one_bad_batch(
     worker_loop: WorkerLoop,
     fetch_chunk: Callable[..., deque[Any]] | None = None,
 ) -> None:
-    """Batch 3 of 10 can't be made: what the consumer gets, and where it stands if it is stuck."""
+    """Batch 3 of 10 can't be made: what the consumer gets, and where it stands if it is stuck.
+
+    It stops at an error, as a training loop does in which the error is raised.
+    """
     got: list[Any] = []
 
     def make(number: int) -> Any:
@@ -184,10 +187,11 @@ def one_bad_batch(
         for _ in range(10):
             got.append(buffer.take_next())
             buffer.release()
+            if isinstance(got[-1], ExceptionWrapper):
+                break
 
     ENDED_BY.clear()
     worker, consumer = started("worker", worker_loop, buffer, make), started("consumer", consume)
-    worker.join(PATIENCE)
     consumer.join(STUCK_S)
     print("the consumer got:", *map(_named, got))
     if "worker" in ENDED_BY:
@@ -196,7 +200,8 @@ def one_bad_batch(
     if consumer.is_alive():
         print("the consumer still stands in take_next:", "take_next" in standing("consumer"))
     buffer.close()
-    consumer.join(PATIENCE)
+    for thread in (consumer, worker):
+        thread.join(PATIENCE)
 
 
 def _named(item: Any) -> str:

@@ -21,6 +21,7 @@ from tutorial.promised.loader import CARDS, PROMISES  # noqa: F401
 PART = "loader"
 COUNTERS = ("claimed", "taken", "released", "closed")
 MOST_WAITS, MOST_LOOKS = 50, 50
+FOR_EVER = "is never called", "is woken by close, and sleeps again"
 
 
 class ForEverError(BaseException):
@@ -53,6 +54,7 @@ class Room(threading.Condition):
             self.calls -= 1
         finally:
             self.waiting -= 1
+        self.stage.woke()
         return True
 
     def notify(self, n=1):
@@ -95,6 +97,7 @@ class Stage:
         stage = self
         self.unlocked, self.told, self.running, self.waits = [], {}, [], 0
         self.playing, self.newest, self.looks, self.kept = False, "", 0, []
+        self.woken_by_close = set()
 
         class Buffer(MyBuffer):
             def __setattr__(self, name, value):
@@ -131,6 +134,11 @@ class Stage:
         if f"waits for `{room}`" not in waits:
             waits.append(f"waits for `{room}`")
 
+    def woke(self):
+        """Whoever sleeps again after a `close` did not look at `closed`."""
+        if self.newest == "close":
+            self.woken_by_close.add(self.running[-1])
+
     def next_event(self):
         """Let the next thing happen; of a wake, nothing happens but that all look again."""
         if not self.script:
@@ -152,7 +160,7 @@ class Stage:
         except LooksForEverError:
             outcome = "looks again and again, without end"
         except ForEverError:
-            outcome = "is never called"
+            outcome = FOR_EVER[key in self.woken_by_close]
         except NotHeldError:
             outcome = "raises RuntimeError: the lock is not held"
         except Exception as error:
@@ -160,7 +168,7 @@ class Stage:
         self.running.pop()
         if not self.running and self.buffer.lock._is_owned():
             self.kept.append(key)
-        if self.told[key] and outcome != "is never called":
+        if self.told[key] and outcome not in FOR_EVER:
             self.told[key].append(f"after {self.newest}")
         self.told[key].append(outcome)
 
@@ -276,12 +284,13 @@ WORKER_LOOP = Build(
 # claim
 
 CLAIMS = [
-    (3, 5, "claim", "claim", "claim", "claim"),
+    (3, 5, "claim", "claim", "claim", "claim", "claim"),
     (9, 1, "claim", "claim"),
     (9, 2, "claim", "claim", "put 0", "put 1", "claim", "take_next", "release"),
     (9, 2, "claim", "claim", "put 0", "take_next", "claim", "release"),
     (9, 1, "claim", "claim", "wake", "wake"),
     (9, 1, "claim", "claim", "close"),
+    (2, 1, "claim", "claim", "claim", "release", "wake"),
     (9, 4, "claim", "close", "claim"),
     (9, 1, "claim", "claim", "claim", "release", "wake", "release"),
     (2, 1, "claim", "claim", "claim", "release", "put 0", "take_next", "release", "wake"),
@@ -320,6 +329,75 @@ def claims_unlocked(self):
                 return None
     self.claimed += 1
     return self.claimed - 1
+
+
+def claims_without_lock(self):
+    while not (self.closed or self.claimed == self.count or self.has_room()):
+        self.room.wait(LOOK_AGAIN_SECONDS)
+    if self.closed or self.claimed == self.count:
+        return None
+    self.claimed += 1
+    return self.claimed - 1
+
+
+def deaf_to_close(self):
+    with self.lock:
+        while not (self.claimed == self.count or self.has_room()):
+            self.room.wait(LOOK_AGAIN_SECONDS)
+        if self.closed or self.claimed == self.count:
+            return None
+        self.claimed += 1
+        return self.claimed - 1
+
+
+def waits_for_room_alone(self):
+    with self.lock:
+        while not self.has_room():
+            self.room.wait(LOOK_AGAIN_SECONDS)
+        if self.closed or self.claimed == self.count:
+            return None
+        self.claimed += 1
+        return self.claimed - 1
+
+
+def asks_for_the_end_in_the_wait(self):
+    with self.lock:
+        while not self.has_room():
+            self.room.wait(LOOK_AGAIN_SECONDS)
+            if self.closed or self.claimed == self.count:
+                return None
+        self.claimed += 1
+        return self.claimed
+
+
+def looks_at_the_end_once(self):
+    with self.lock:
+        if self.closed or self.claimed == self.count:
+            return None
+        while not self.has_room():
+            self.room.wait(LOOK_AGAIN_SECONDS)
+        self.claimed += 1
+        return self.claimed - 1
+
+
+def looks_and_begins_at_one(self):
+    while not self.has_room():
+        pass
+    with self.lock:
+        if self.closed or self.claimed == self.count:
+            return None
+        self.claimed += 1
+        return self.claimed
+
+
+def one_number_too_many(self):
+    with self.lock:
+        while not (self.closed or self.claimed > self.count or self.has_room()):
+            self.room.wait(LOOK_AGAIN_SECONDS)
+        if self.closed or self.claimed > self.count:
+            return None
+        self.claimed += 1
+        return self.claimed - 1
 
 
 def looks_without_end(self):
@@ -368,7 +446,18 @@ CLAIM = Build(
         "A worker of a closed buffer should hear that it is over.": (
             lambda self: claim_as(self, closed=False)
         ),
-        "Numbers begin at 0.": lambda self: claim_as(self, give=lambda number: number),
+        "Only room ends your wait, or the last number; `close` does not.": deaf_to_close,
+        "Only room ends your wait; `close` and the end of the epoch do not.": waits_for_room_alone,
+        "The first number is 0; yours is 1.": (
+            lambda self: claim_as(self, give=lambda number: number)
+        ),
+        "The first number is 0; and the end may come without a wait.": (
+            asks_for_the_end_in_the_wait
+        ),
+        "`count` numbers begin at 0: the last one is not `count`.": one_number_too_many,
+        "You wait outside `with self.lock`: the lock that `wait` lets go of has to be held.": (
+            claims_without_lock
+        ),
         "A batch that was taken keeps its slot until `release`.": (
             lambda self: claim_as(self, room=lambda b: b.claimed - b.taken < b.capacity)
         ),
@@ -377,8 +466,10 @@ CLAIM = Build(
             waits_in_the_wrong_room
         ),
         "No room is not the end: wait for it.": gives_none_when_full,
-        "Nobody can make room while you hold the lock; to wait in `self.room` lets go of it.": (
-            looks_without_end
+        "You look without sleeping; to wait in `self.room` lets go of the lock.": looks_without_end,
+        "The first number is 0; and you look without sleeping.": looks_and_begins_at_one,
+        "You look at `self.closed` before the wait; `close` may come during it.": (
+            looks_at_the_end_once
         ),
     },
 )
@@ -390,6 +481,7 @@ PUTS = [
     (4, 4, "claim", "claim", "put 0", "put 1"),
     (4, 4, "claim", "claim", "put 1", "take_next", "put 0"),
     (4, 4, "claim", "take_next", "put 0"),
+    (4, 4, "claim", "claim", "take_next", "put 0", "put 1"),
     (4, 4, "claim", "claim", "claim", "put 0", "take_next", "take_next", "put 2", "put 1"),
     (4, 4, "claim", "close", "put 0"),
     (4, 4, "claim", "claim", "put 1", "close", "put 0"),
@@ -408,6 +500,24 @@ def puts_unlocked(self, number, result):
         self.results[number] = result
     with self.lock:
         self.ready.notify()
+
+
+def puts_without_lock(self, number, result):
+    if not self.closed:
+        self.results[number] = result
+    if number == self.taken:
+        self.ready.notify()
+
+
+def calls_when(number_of):
+    def put(self, number, result):
+        with self.lock:
+            if not self.closed:
+                self.results[number] = result
+            if number == number_of(self):
+                self.ready.notify()
+
+    return put
 
 
 def puts_in_its_turn(self, number, result):
@@ -431,6 +541,9 @@ PUT = Build(
         "The consumer sleeps in `ready`, and you don't call it there.": (
             lambda self, number, result: put_as(self, number, result, calls="room")
         ),
+        "You call workers, not the consumer; and a closed buffer keeps what nobody takes.": (
+            lambda self, number, result: put_as(self, number, result, guard=False, calls="room")
+        ),
         "A worker need not wait for its number's turn: it leaves the result and goes on.": (
             puts_in_its_turn
         ),
@@ -439,7 +552,16 @@ PUT = Build(
                 self, number, result, key=lambda b: b.taken + len(b.results)
             )
         ),
+        "`released` counts what was given back; the consumer may wait for a later one.": (
+            calls_when(lambda self: self.released)
+        ),
+        "Numbers begin at 0: when `taken` results were taken, `taken` itself is next.": (
+            calls_when(lambda self: self.taken + 1)
+        ),
         "You change `self.results` without holding `self.lock`.": puts_unlocked,
+        "You wake outside `with self.lock`: who calls a condition has to hold its lock.": (
+            puts_without_lock
+        ),
     },
 )
 
@@ -475,6 +597,54 @@ def take_as(self, wait="while", closed=True, forget=True, room="ready", release=
         return self.results[self.taken - 1]
 
 
+def takes_without_lock(self):
+    while self.taken not in self.results:
+        if self.closed:
+            raise RuntimeError("the buffer was closed")
+        self.ready.wait(LOOK_AGAIN_SECONDS)
+    self.taken += 1
+    return self.results.pop(self.taken - 1)
+
+
+def looks_at_closed_once(self):
+    with self.lock:
+        if self.closed:
+            raise RuntimeError("the buffer was closed")
+        while self.taken not in self.results:
+            self.ready.wait(LOOK_AGAIN_SECONDS)
+        self.taken += 1
+        return self.results.pop(self.taken - 1)
+
+
+def takes_behind_its_count(self):
+    with self.lock:
+        while self.taken not in self.results:
+            if self.closed:
+                raise RuntimeError("the buffer was closed")
+            self.ready.wait(LOOK_AGAIN_SECONDS)
+        self.taken += 1
+        return self.results.pop(self.taken)
+
+
+def takes_deaf_and_behind(self):
+    with self.lock:
+        while self.taken not in self.results:
+            self.ready.wait(LOOK_AGAIN_SECONDS)
+        if self.closed:
+            raise RuntimeError("the buffer was closed")
+        self.taken += 1
+        return self.results.pop(self.taken)
+
+
+def takes_without_sleep(self):
+    with self.lock:
+        while self.taken not in self.results:
+            if self.closed:
+                raise RuntimeError("the buffer was closed")
+        self.taken += 1
+        return self.results.pop(self.taken - 1)
+
+
 def takes_any(self):
     with self.lock:
         while not self.results:
@@ -490,6 +660,14 @@ def takes_the_smallest(self):
         while not self.results:
             if self.closed:
                 raise RuntimeError("the buffer was closed")
+            self.ready.wait(LOOK_AGAIN_SECONDS)
+        self.taken += 1
+        return self.results.pop(min(self.results))
+
+
+def takes_the_smallest_for_ever(self):
+    with self.lock:
+        while not self.results:
             self.ready.wait(LOOK_AGAIN_SECONDS)
         self.taken += 1
         return self.results.pop(min(self.results))
@@ -526,12 +704,28 @@ TAKE = Build(
         "You take the smallest number that lies there, though the next one may be in the making.": (
             takes_the_smallest
         ),
+        "The smallest number there need not be next; and `close` doesn't end your wait.": (
+            takes_the_smallest_for_ever
+        ),
         "You look only once; who is woken may still find nothing.": (
             lambda self: take_as(self, wait="if")
         ),
-        "A consumer who waits at a closed buffer waits for ever.": (
+        "Only a result ends your wait; `close` does not.": (
             lambda self: take_as(self, closed=False)
         ),
+        "You look at `self.closed` before the wait; `close` may come during it.": (
+            looks_at_closed_once
+        ),
+        "You wait outside `with self.lock`: the lock that `wait` lets go of has to be held.": (
+            takes_without_lock
+        ),
+        "You look without sleeping; to wait in `self.ready` lets go of the lock.": (
+            takes_without_sleep
+        ),
+        "Only a result ends your wait; and you take the number behind your count.": (
+            takes_deaf_and_behind
+        ),
+        "You count, and then take the number behind it.": takes_behind_its_count,
         "None could be a batch; who takes from a closed buffer deserves an error.": takes_none,
         "The result stays in `self.results`, and in memory.": (
             lambda self: take_as(self, forget=False)
@@ -581,8 +775,9 @@ def chunk_seen(answer, numbers, bad):
     except BaseException as error:
         return {"the chunk": f"none, it raises {type(error).__name__}"}
     kind = type(chunk).__name__
-    found = list(map(in_words, chunk)) if isinstance(chunk, deque | list | tuple) else repr(chunk)
-    return {"the chunk": found, "as a": kind, "asked for": asked}
+    if kind != "deque":  # whatever is in it
+        return {"as a": kind}
+    return {"the chunk": list(map(in_words, chunk)), "as a": kind, "asked for": asked}
 
 
 def in_words(item):
@@ -610,6 +805,28 @@ def raises_it(fetch, numbers):
     return deque(fetch(number) for number in numbers)
 
 
+def lists_unguarded(fetch, numbers):
+    return [fetch(number) for number in numbers]
+
+
+def returns_the_error_alone(fetch, numbers):
+    chunk = deque()
+    try:
+        chunk.extend(map(fetch, numbers))
+    except BaseException as error:
+        return ExceptionWrapper(error)
+
+
+def returns_no_chunk(fetch, numbers):
+    chunk_as(fetch, numbers)
+
+
+def returns_a_chunk_with_an_error(fetch, numbers):
+    chunk = chunk_as(fetch, numbers)
+    if chunk and isinstance(chunk[-1], ExceptionWrapper):
+        return chunk
+
+
 def loses_the_good_ones(fetch, numbers):
     chunk = deque()
     for number in numbers:
@@ -635,7 +852,7 @@ FETCH_CHUNK = Build(
     ),
     wrong={
         "The error ends the worker, and the consumer never hears of it.": raises_it,
-        "You catch `Exception`; Ctrl-C and `sys.exit` are none, and end the worker.": (
+        "You catch `Exception`; a `sys.exit()` in somebody's dataset is none: the worker ends.": (
             lambda fetch, numbers: chunk_as(fetch, numbers, Exception)
         ),
         "The error is gone: its batch is just missing.": (
@@ -651,6 +868,12 @@ FETCH_CHUNK = Build(
         ),
         "The consumer can't tell a bare error from a batch: wrap it.": (
             lambda fetch, numbers: chunk_as(fetch, numbers, wrap=lambda error: error)
+        ),
+        "It is a list, and the first error ends the worker.": lists_unguarded,
+        "You make a chunk, and don't return it.": returns_no_chunk,
+        "Only a chunk with an error in it is returned.": returns_a_chunk_with_an_error,
+        "What you return is the error alone, or nothing; the consumer expects a chunk.": (
+            returns_the_error_alone
         ),
     },
 )
@@ -687,12 +910,11 @@ def closes_unlocked(self):
         self.ready.notify_all()
 
 
-def wakes_before(self):
-    with self.lock:
-        self.room.notify_all()
-        self.ready.notify_all()
+def closes_without_lock(self):
     self.closed = True
     self.results.clear()
+    self.room.notify_all()
+    self.ready.notify_all()
 
 
 CLOSE = Build(
@@ -703,7 +925,7 @@ CLOSE = Build(
     observe=played("close"),
     show=as_script,
     wrong={
-        "You wake them, but nobody finds out why: they look, and sleep again.": (
+        "Who is woken by `close` looks at `self.closed`, and sleeps again: you don't set it.": (
             lambda self: close_as(self, mark=False)
         ),
         "Who sleeps hears nothing: nobody looks at `self.closed` in a dream.": (
@@ -722,6 +944,9 @@ CLOSE = Build(
             lambda self: close_as(self, clear=False)
         ),
         "You change the buffer without holding `self.lock`.": closes_unlocked,
+        "You wake outside `with self.lock`: who calls a condition has to hold its lock.": (
+            closes_without_lock
+        ),
     },
 )
 
@@ -783,6 +1008,13 @@ def moves_before_it_counts(self):
         self._finish()
 
 
+def moves_after_the_end(self):
+    self._delivered += 1
+    if self._delivered == self._total:
+        self._finish()
+    self._cursor.advance(self._sampler.samples_after(self._delivered))
+
+
 def sets_the_number(self):
     self._delivered += 1
     self._cursor.samples = self._sampler.samples_after(self._delivered)
@@ -808,6 +1040,19 @@ ADVANCE = Build(
         "The epoch never ends: a resume behind its last batch finds nothing.": (
             lambda self: advance_as(self, finish=False)
         ),
+        "You pass one batch's samples; the cursor wants the sum.": (
+            lambda self: advance_as(self, samples=lambda it, after: it._sampler.batch_size)
+        ),
+        "You pass one batch's samples, of all ranks; the cursor wants the sum of all batches.": (
+            lambda self: advance_as(
+                self,
+                samples=lambda it, after: it._sampler.batch_size * it._sampler.world_size,
+            )
+        ),
+        "You pass 1, as if the cursor moved by batches; it wants the sum of all samples.": (
+            lambda self: advance_as(self, samples=lambda it, after: 1)
+        ),
+        "You move the cursor after the epoch was finished.": moves_after_the_end,
         "You count what this run was given; a state counts from the epoch's beginning.": (
             lambda self: advance_as(self, samples=lambda it, after: after - it._sampler.start)
         ),

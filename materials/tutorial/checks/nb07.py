@@ -4,6 +4,7 @@ import copy
 import math
 import mmap
 import operator
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -236,8 +237,14 @@ PAGE_HEADER = Build(
     observe=header_seen,
     show=lambda case: f"page_header(text)  # of {case[0]:,} bytes",
     wrong={
-        "The padding belongs to the header: a reader takes what follows it for data.": partial(
+        "`text` is `bytes` already: there is nothing to encode.": (
+            lambda text: header_as(text.encode())
+        ),
+        "You don't count the blanks: a reader takes them for data.": partial(
             header_as, counts=lambda length, padding: length
+        ),
+        "Your length lacks the blanks, and your page the 8 bytes before the text.": partial(
+            header_as, counts=lambda length, padding: length, room=0
         ),
         "The length is not part of the header: it counts what comes behind it.": partial(
             header_as, counts=lambda length, padding: LENGTH_BYTES + length + padding
@@ -295,6 +302,15 @@ def as_bytes(self, *, non_blocking=False):
     self.slot.copy_(self.source.detach().flatten().view(torch.uint8))
 
 
+def seen_flat(self, *, non_blocking=False):
+    source = self.source.detach()
+    self.slot.view(source.dtype).copy_(source.view(-1))
+
+
+def seen_flat_as_bytes(self, *, non_blocking=False):
+    self.slot.copy_(self.source.detach().view(-1).view(torch.uint8))
+
+
 def as_numbers(self, *, non_blocking=False):
     source = self.source.detach().reshape(-1)
     self.slot[: len(source)] = source.real.to(torch.uint8)
@@ -318,14 +334,16 @@ RUN = Build(
     show=lambda case: f"MyCopy(slot, {case[0]}, ...).run()",
     wrong={
         "You take the elements as they lie in memory, not in the order of the tensor.": as_it_lies,
+        "The tensor lies scattered: it can't be seen flat; see the *slot* in its shape.": seen_flat,
         "Elements that lie scattered can't be seen as bytes; the slot can be seen as elements.": (
-            as_bytes
+            seen_flat_as_bytes
         ),
+        "A conjugated tensor can't be seen as bytes; the slot can be seen as elements.": as_bytes,
         "Each element becomes one byte: the slot has to be seen with the tensor's dtype.": (
             as_numbers
         ),
         "You copy the slot over the tensor.": upside_down,
-        "You make new memory; the slot is a place in the file, and stays empty.": another_slot,
+        "You give `self.slot` another tensor; the place in the file stays empty.": another_slot,
     },
 )
 
@@ -439,7 +457,7 @@ ATTEMPT = Build(
             attempts(say="first")
         ),
         "You keep the error, and raise it in the thread as well.": attempts(then="raise"),
-        "Not every error is an Exception: SystemExit and KeyboardInterrupt get away.": (
+        "Not every error is an `Exception`: the SystemExit of a `sys.exit()` gets away.": (
             attempts(catch=Exception)
         ),
         "Keep the error itself: another one hides what happened.": says_why,
@@ -688,11 +706,18 @@ def stepped(kind):
 
 
 def owned_seen(answer, kind):
+    """What the list lacks, and what is too much in it."""
     optimizer, places = stepped(kind)
-    return sorted(
-        places.get(one.data_ptr(), "unknown") if isinstance(one, torch.Tensor) else repr(one)
-        for one in answer(optimizer)
-    )
+
+    def named(tensors):
+        return Counter(
+            places.get(one.data_ptr(), "unknown") if isinstance(one, torch.Tensor) else repr(one)
+            for one in tensors
+        )
+
+    wanted, found = named(tensors_of(optimizer)), named(answer(optimizer))
+    lacking, extra = (sorted(both.elements()) for both in (wanted - found, found - wanted))
+    return {"lacks": ", ".join(lacking) or "nothing", "too much": ", ".join(extra) or "nothing"}
 
 
 def changed_by(optimizer, groups=slice(None), parameters=True, state=True, every=False):
@@ -710,9 +735,12 @@ TENSORS_OF = Build(
     observe=owned_seen,
     show=lambda case: f"tensors_of(optimizer)  # {case[0]}, after a step",
     wrong={
-        "A step changes the optimizer's own state as well.": partial(changed_by, state=False),
+        "The parameters alone: what else does a step change?": partial(changed_by, state=False),
         "A step changes the parameters first of all.": partial(changed_by, parameters=False),
         "There may be several groups of parameters.": partial(changed_by, groups=slice(1)),
+        "The parameters of one group: what else does a step change?": partial(
+            changed_by, groups=slice(1), state=False
+        ),
         "Not all of an optimizer's state is a tensor.": partial(changed_by, every=True),
         "These are dictionaries and groups; what is asked for is the tensors in them.": (
             lambda optimizer: list(optimizer.state.values())
