@@ -95,7 +95,8 @@ def test_a_notebook_is_shown_with_its_committed_pictures(site, path):
 def test_a_taught_symbol_links_to_the_cell_that_builds_it(site):
     links = targets(site / "materials" / "taught.html", "href")
     taught = (ROOT / "materials" / "taught.md").read_text(encoding="utf-8")
-    assert len([link for link in links if ".html#npydata." in link]) == taught.count("\n| `")
+    found = [link for link in links if re.search(r"\.html#(npydata|examples)\.", link)]
+    assert len(found) == taught.count("\n| `")
 
 
 def test_the_front_page_leads_to_every_part(site):

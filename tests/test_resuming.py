@@ -39,7 +39,7 @@ PARTS = ("weights", "loader", "generators", "optimizer")
         (("weights", "loader", "generators"), ["after"]),
     ],
 )
-def test_a_part_that_is_not_put_back_shows_where_it_is_used_first(one_thread, parts, differing):
+def test_a_part_that_is_not_restored_shows_where_it_is_used_first(one_thread, parts, differing):
     whole, again = resuming.next_step(train, *parts)
     assert [name for name in whole if whole[name] != again[name]] == differing
 
