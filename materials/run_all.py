@@ -275,7 +275,7 @@ def bench(name: str, build: Path, tokens: Path | None = None) -> dict[str, Any]:
     Its tables go into a file beside its JSON.
     """
     begin, out = time.monotonic(), build / f"bench_{name}.json"
-    command = [sys.executable, "-m", "npydata", "bench", name, "--quick"]
+    command = [sys.executable, "-m", "npydata", "bench", name, "--quick", "--repeats", "2"]
     outputs = ["--json", out, "--plot", build / "figures" / f"bench_{name}.png", "--dir", build]
     data = ["--tokens", tokens] if tokens else []
     done = subprocess.run([*command, *data, *outputs], capture_output=True, text=True)

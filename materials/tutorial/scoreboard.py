@@ -149,7 +149,7 @@ def measure(
 
 
 def compare(
-    repeats: int = 3, steps: int = 20, saves: int = 2, **replaced: Any
+    repeats: int = 3, steps: int = 12, saves: int = 2, **replaced: Any
 ) -> tuple[Scoreboard, Scoreboard]:
     """The naive script and one with parts replaced, measured in turn; of each the median run.
 
@@ -184,7 +184,7 @@ def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
     return round(100 * score.parts()[part] / score.total)
 
 
-def gained(part: str, steps: int = 10, saves: int = 10, **replaced: Any) -> float:
+def gained(part: str, steps: int = 6, saves: int = 6, **replaced: Any) -> float:
     """Compare the naive script with one in which a part is replaced: how many times less it takes.
 
     Prints the spread of that part, and draws the median of each.
