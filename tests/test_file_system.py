@@ -14,7 +14,7 @@ MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 29 1 {local} / / rw,relatime shared:1 - ext4 /dev/vda rw
 31 29 0:55 / /data rw - nfs4 host:/export rw,vers=4.2
-32 29 0:56 / /home/a\\040b rw shared:7 master:2 - fuse.sshfs me@host: rw
+32 29 0:56 / /mnt/a\\040b rw shared:7 master:2 - fuse.sshfs me@host: rw
 33 29 0:57 / /disk rw - fuseblk /dev/sdb rw
 """
 

@@ -126,6 +126,16 @@ def test_tensors_that_share_a_storage_share_memory_and_views_keep_their_strides(
         assert torch.equal(target, whole.T)
 
 
+def test_a_part_is_a_part_also_of_a_storage_that_another_name_wants_whole(tmp_path):
+    whole = torch.arange(600.0).reshape(20, 30)
+    torch.save({"a": whole, "b": whole, "none": torch.empty(0, 3)}, tmp_path / "c.pt")
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        loaded = checkpoint.load({"a": ..., "b": np.s_[2:4, 1], "none": np.s_[:, 1]})
+    assert torch.equal(loaded["a"], whole)
+    assert torch.equal(loaded["b"], whole[2:4, 1])
+    assert loaded["none"].shape == (0,)
+
+
 def test_of_a_large_storage_only_what_is_wanted_is_read(tmp_path, monkeypatch):
     whole = torch.zeros(1 << 20)
     torch.save({"whole": whole, "row": whole[4:10]}, tmp_path / "c.pt")

@@ -74,14 +74,14 @@ def load_onto(
         return load(entries, wanted, None, progress=progress)
     there: dict[str, torch.Tensor] = {}
     some: dict[str, Any] = {}
-    left = len(wanted)
+    nbytes, last = 0, list(wanted)[-1:]
     for name, index in wanted.items():
         some[name] = index
-        left -= 1
-        if sum(nbytes_of(entries[one].value) for one in some) >= ON_THE_WAY_BYTES or not left:
+        nbytes += nbytes_of(entries[name].value)
+        if nbytes >= ON_THE_WAY_BYTES or [name] == last:
             here = load(entries, some, None, progress=progress)
             there |= {one: moved(tensor, device) for one, tensor in here.items()}
-            some.clear()
+            some, nbytes = {}, 0
     return there
 
 
@@ -151,7 +151,7 @@ class Plan:
     def new(self, entry: Entry, index: Any) -> Finish:
         """Plan to read a tensor, or a part of it, into new memory."""
         stored: StoredTensor = entry.value
-        if isinstance(entry.reader, TensorReader):
+        if index is ... and isinstance(entry.reader, TensorReader):
             extent = entry.reader.extent(require_readable(stored))
             if 2 * self._used[storage_of(entry)] >= extent.nbytes and not entry.reader.swapped:
                 memory = self.storage(extent)
@@ -208,7 +208,8 @@ def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:
     if not (in_order and here) or target.dtype != stored.dtype or stored.conj or stored.neg:
         return None
     memory = target.reshape(-1).view(torch.uint8).numpy()
-    part = extent.part(offset * stored.dtype.itemsize, memory.nbytes)
+    begin = offset * stored.dtype.itemsize if memory.nbytes else 0  # of nothing, anywhere
+    part = extent.part(begin, memory.nbytes)
     return Read(part.file, part.offset, memory)
 
 
