@@ -4,8 +4,9 @@ All files of a save are written into a temporary folder beside their destination
 has them all is that folder renamed. Then ``latest`` names it, and older ones go. Built in
 ``notebooks/08_survive_the_crash``.
 
-What holds when the process is killed at any moment, and when the power fails: the newest checkpoint
-that was committed loads, whole and verified, and nothing unfinished bears the name of a checkpoint.
+What holds when the process is killed at any moment, and when the power fails: the checkpoint that
+``latest`` names loads, whole and verified, the one before until the new one is in place; and
+nothing unfinished bears the name of a checkpoint.
 """
 
 import ctypes
