@@ -8,9 +8,10 @@ falling size of their elements, so that each is aligned and none leaves a gap. B
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +28,7 @@ from npydata.reader.typed_json import VERSIONS, Named, decode, encode, like, ver
 
 PAGE = 4096
 MAX_DEPTH = 100
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def flatten_state_dict(state: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -107,8 +109,7 @@ def path_text(path: tuple[Any, ...]) -> str:
     return "".join(f"[{key!r:.60}]" for key in path) or "the state"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSlot:
+class TensorSlot(NamedTuple):
     """Where one tensor's elements stand in the data of a file."""
 
     name: str
@@ -198,9 +199,12 @@ def find_ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the names of tensors that are the very same elements as an earlier one."""
     first: dict[Any, str] = {}
     ties = {}
-    for name, tensor in tensors.items():
-        if tensor.numel() == 0:
+    places = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel()}
+    tensors_at = Counter(places.values())
+    for name, place in places.items():
+        if tensors_at[place] == 1:
             continue
+        tensor = tensors[name]
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(),
                 tensor.is_conj(), tensor.is_neg())  # fmt: skip
         if (earlier := first.setdefault(same, name)) != name:
@@ -220,8 +224,21 @@ def to_local(tensor: Any) -> torch.Tensor:
     return local
 
 
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether nothing about a tensor needs a closer look: few questions, for states of many."""
+    return (
+        type(tensor) in PLAIN_TYPES
+        and tensor.dtype in CODES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.data_ptr() != 0
+    )
+
+
 def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return the dtype and the shape with which a tensor is stored."""
+    if is_ordinary(tensor):
+        return tensor.dtype, tuple(tensor.shape)
     if is_dtensor(tensor):
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
     if torch.nn.parameter.is_lazy(tensor):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from npydata.checkpointer.background import Watermark, run_parallel
-from npydata.checkpointer.file_layout import FileLayout, TensorSlot
+from npydata.checkpointer.file_layout import PLAIN_TYPES, FileLayout, TensorSlot
 from npydata.errors import CheckpointError
 
 MADV_POPULATE_WRITE = 23
@@ -27,7 +27,6 @@ PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 CHUNK_BYTES = 1 << 24
 GROUP_BYTES, GROUP_JOBS = 1 << 22, 64
 SMALL_BYTES, BATCH_COPIES = 4096, 2048
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class StagingBuffer:
