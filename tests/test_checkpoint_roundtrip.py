@@ -310,7 +310,7 @@ def step(model, optimizer, plan=None):
 
     loss = optimizer.step(closure)
     if plan is not None:
-        plan.step(float(loss)) if isinstance(plan, ReduceLROnPlateau) else plan.step()
+        plan.step(loss.item()) if isinstance(plan, ReduceLROnPlateau) else plan.step()
 
 
 def fresh(make, schedule=None):

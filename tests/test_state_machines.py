@@ -38,7 +38,7 @@ KEPT = 2
 ELEMENTS = 300
 NAMES = st.sampled_from("abc")
 CALLS_OF_A_SAVE = 7000
-"""Calls and returns of the thread that saves: 2,500 in a new folder, 6,500 where one is replaced."""
+"""Calls and returns of the thread that saves: 2,500 into a new folder, 6,500 over an old one."""
 
 
 class Checkpoints(RuleBasedStateMachine):
