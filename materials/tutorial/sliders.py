@@ -18,9 +18,13 @@ def with_sliders(draw: Callable[..., None], **ranges: tuple[float, float, float,
     from ipywidgets import FloatSlider, interact
 
     sliders = {
-        name: FloatSlider(value=start, min=low, max=high, step=step, description=name)
+        name: FloatSlider(
+            value=start, min=low, max=high, step=step, description=name.replace("_", " "),
+            readout_format=".0f" if step == int(step) else ".2f",
+            style={"description_width": "initial"},
+        )
         for name, (start, low, high, step) in ranges.items()
-    }
+    }  # fmt: skip
     interact(draw, **sliders)
 
 
