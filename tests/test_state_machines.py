@@ -107,6 +107,8 @@ class Checkpoints(RuleBasedStateMachine):
     @rule(name=st.sampled_from("xy"))
     def save_by_another_job(self, name):
         self.wait()
+        if self.refused(name):
+            return
         with AsyncCheckpointer(keep_last=KEPT) as other:
             save_step(other, self.root / name, step := self.next_step(), ELEMENTS)
         self.committed(name, step)
@@ -115,6 +117,8 @@ class Checkpoints(RuleBasedStateMachine):
     def save_and_be_killed(self, name, call):
         """Another process resumes, saves, and dies at some call."""
         self.wait()
+        if self.refused(name):
+            return
         step, layer = self.next_step(), Layer(call, be_killed, everywhere=True)
 
         def work(report):
