@@ -364,7 +364,7 @@ def _other_kind_of_part(expected: dict[str, Any], got: dict[str, Any]) -> str | 
     """The first entry that differs by more than its value; lists, tuples and arrays are alike."""
     for name, wanted in expected.items():
         found = got.get(name)
-        if found is None or same(wanted, found) or _is_row(wanted) and _is_row(found):
+        if found is None or same(wanted, found) or (_is_row(wanted) and _is_row(found)):
             continue
         if _kind(found) != _kind(wanted):
             return f"{name}: {_kind(found)}, expected {_kind(wanted)}"

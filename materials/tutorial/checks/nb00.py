@@ -263,7 +263,7 @@ IDLE_SHARE = Build(
         "The trace is longer than this lane's part; you timed the lane by its own clock.": (
             own_clock
         ),
-        "You timed the lane by its own clock, and time that two intervals share counted twice.": partial(
+        "You timed the lane by its own clock, and counted shared time twice.": partial(
             own_clock, twice=True
         ),
         "The row that starts last is not always the one that ends last.": lambda trace, lane: (
