@@ -545,7 +545,7 @@ def test_after_a_rejection_the_page_says_which_answer_is_tested(capsys):
     checked("num_windows", num_windows)
     capsys.readouterr()
     checked("num_windows", lambda n, t, s: n // s)
-    assert "In lab/mine stays the answer of yours that was right before" in capsys.readouterr().out
+    assert "Your earlier answer, which was right, stays in lab/mine" in capsys.readouterr().out
     promises("dataset")
     text = capsys.readouterr().out
     assert "1 of 9 pieces are yours" in text
