@@ -468,6 +468,28 @@ def test_a_text_where_a_mapping_is_expected_is_no_mishap_of_ours():
     assert "a str came back, expected a dict" in judge(stopped, lambda n: "ValueError").text
 
 
+def raises_another(numbers):
+    return halves(numbers) if numbers else {}["first"]
+
+
+def test_another_error_than_the_one_asked_for_is_named_with_its_line():
+    pair = Build(name="f", reference=halves, cases=[([1, 2],), ([],)])
+    text = judge(pair, raises_another).text
+    assert "KeyError was raised here; expected ValueError." in text
+    assert "in your line" in text
+
+
+@pytest.mark.parametrize(
+    "found, told",
+    [({"a": 1, "b": 0}, "expected  b: not there\n  got       b: 0"),
+     ({}, "expected  a: 1\n  got       a: missing"),
+     ({"a": (1, 2)}, "a: a tuple, expected one number")],
+)  # fmt: skip
+def test_of_a_mapping_what_is_too_much_what_is_missing_and_what_is_no_number_is_shown(found, told):
+    counts = Build(name="f", reference=lambda: {"a": 1}, cases=[()])
+    assert told in judge(counts, lambda: found).text
+
+
 def test_an_error_that_is_returned_should_be_raised():
     pair = Build(name="f", reference=halves, cases=[([1, 2],), ([],)])
     assert "You return the error; raise it." in judge(pair, gives_the_error).text
@@ -523,7 +545,7 @@ def test_after_a_rejection_the_page_says_which_answer_is_tested(capsys):
     checked("num_windows", num_windows)
     capsys.readouterr()
     checked("num_windows", lambda n, t, s: n // s)
-    assert "In lab/mine stays the answer of yours that was right before" in capsys.readouterr().out
+    assert "Your earlier answer, which was right, stays in lab/mine" in capsys.readouterr().out
     promises("dataset")
     text = capsys.readouterr().out
     assert "1 of 9 pieces are yours" in text

@@ -34,6 +34,7 @@ GENERIC = "Work this case out by hand and compare it with what your code does."
 NO_RETURN = "Your code returns nothing: what should a call give back?"
 IN_PLACE = "Your code changes its argument {}: the caller's own data."
 NOTHING_RAISED = "Nothing was raised here; expected {}."
+OTHER_RAISED = "{} was raised here; expected {}."
 ERROR_RETURNED = "You return the error; raise it."
 ENDLESS = "Does what your loop tests ever change?"
 SLIPS = NameError, TypeError, AttributeError
@@ -217,7 +218,8 @@ def _reasons(
 ) -> list[str]:
     """What is told of a failing case: where an error was raised, and one reason."""
     wanted, found, dtype = expected[first], got[first], build.compare_dtype
-    lines = [line] if (line := line_of(answer, found.error)) and not wanted.error else []
+    asked_for = wanted.error and type(wanted.error) is type(found.error)
+    lines = [line] if (line := line_of(answer, found.error)) and not asked_for else []
     error = _error_expected(wanted, found, dtype)
     if error and any(isinstance(one, BaseException) for one in found.returns):
         return [ERROR_RETURNED]
@@ -279,6 +281,8 @@ def _what_kind(got: Seen, expected: Seen, dtype: bool) -> str | None:
     """What is wrong with the kind of thing that came back, whatever its value."""
     if isinstance(got.error, ChangedInPlaceError):
         return IN_PLACE.format(got.error)
+    if got.error and expected.error:
+        return OTHER_RAISED.format(type(got.error).__name__, type(expected.error).__name__)
     if error := _error_expected(expected, got, dtype):
         return NOTHING_RAISED.format(error)
     if any(one is None for one in got.returns) and _gives_values(expected):
@@ -334,11 +338,12 @@ def _codes(answer: Any) -> Iterator[CodeType]:
 
 
 def _parted(expected: Seen, got: Seen, dtype: bool) -> tuple[Seen, Seen]:
-    """Of two mappings, only the entries that differ."""
+    """Of two mappings, only the entries that differ; those of one alone differ, too."""
     a, b = expected.value, got.value
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return expected, got
-    differing = [key for key in a if key not in b or not same(a[key], b[key], dtype)]
+    shared = [key for key in a if key in b]
+    differing = [key for key in {**a, **b} if key not in shared or not same(a[key], b[key], dtype)]
     both = ({key: one[key] for key in differing if key in one} for one in (a, b))
     return tuple(map(Seen, both))
 
@@ -349,8 +354,25 @@ def _other_kind(expected: Seen, got: Seen) -> str | None:
         return None
     if isinstance(got.value, float) and isinstance(expected.value, int | np.integer):
         return "a float came back, expected an int"
+    if isinstance(expected.value, dict) and isinstance(got.value, dict):
+        return _other_kind_of_part(expected.value, got.value)
     kinds = [_kind(seen.value) for seen in (got, expected)]
     return None if kinds[0] == kinds[1] else f"{kinds[0]} came back, expected {kinds[1]}"
+
+
+def _other_kind_of_part(expected: dict[str, Any], got: dict[str, Any]) -> str | None:
+    """The first entry that differs by more than its value; lists, tuples and arrays are alike."""
+    for name, wanted in expected.items():
+        found = got.get(name)
+        if found is None or same(wanted, found) or (_is_row(wanted) and _is_row(found)):
+            continue
+        if _kind(found) != _kind(wanted):
+            return f"{name}: {_kind(found)}, expected {_kind(wanted)}"
+    return None
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list | tuple | range | np.ndarray)
 
 
 def _kind(value: Any) -> str:
@@ -399,7 +421,13 @@ def _both_texts(expected: Seen, got: Seen, dtype: bool) -> tuple[str, str]:
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return _texts_apart(a, b, dtype)
     rows = {key: _texts_apart(a[key], b[key], dtype) for key in a if key in b}
-    rows = rows or {key: (text_of(a[key], dtype), "missing") for key in a}
+    rows = rows or {
+        key: (
+            text_of(a[key], dtype) if key in a else "not there",
+            text_of(b[key], dtype) if key in b else "missing",
+        )
+        for key in {**a, **b}
+    }
     one, other = (", ".join(f"{key}: {row[k]}" for key, row in rows.items()) for k in (0, 1))
     return one, other
 

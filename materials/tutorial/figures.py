@@ -327,7 +327,8 @@ def _stack(ax: Axes, y: int, row: Mapping[str, float], longest: float, unit: str
             ink = ink_on(PALETTE[part])
             ax.text(left + value / 2, y, text, ha="center", va="center", color=ink, fontsize=11)
         left += value
-    ax.text(left + 0.012 * longest, y, f"{total:.3g} {unit}", va="center", fontweight="bold")
+    three = f"{total:#.3g}".rstrip(".")  # digits
+    ax.text(left + 0.012 * longest, y, f"{three} {unit}", va="center", fontweight="bold")
 
 
 def _unnamed(rows: Sequence[Mapping[str, float]], longest: float) -> list[str]:

@@ -34,7 +34,7 @@ __all__ = [
 YOURS = "Yours runs from here on."
 OURS = "The library's runs from here on."
 PRACTICE = "(Practice: it is no piece of your package.)"
-EARLIER = "In lab/mine stays the answer of yours that was right before; promises tests that one."
+EARLIER = "Your earlier answer, which was right, stays in lab/mine; promises tests that one."
 REFUSED: set[str] = set()
 """Builds whose last answer was not right, though an earlier one lies in the package."""
 

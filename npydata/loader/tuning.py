@@ -106,7 +106,7 @@ def seconds_per_batch(loader: AsyncDataLoader, seconds: float) -> float:
 
 
 def seconds_each(batches: Iterator[Any], seconds: float) -> float:
-    """Take batches for so many seconds, two of them at least, and return the time between two."""
+    """Take batches for so many seconds, two of them at least, and return the seconds of one."""
     count, begin, passed = 0, time.perf_counter(), 0.0
     while passed < seconds or count < 2:
         next(batches)

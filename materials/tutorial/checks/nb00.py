@@ -1,5 +1,6 @@
 """What lesson 00 lets the learner build, and the wrong answers that people give."""
 
+import time
 from functools import partial
 
 from npydata.bench.trace import idle_share, record_span, seconds_by_part, side_by_side, speedup
@@ -51,6 +52,10 @@ def record_seen(answer, start, rows):
     """What is returned and noted, and in which order it was done."""
     clock, trace = Clock(start), list(rows)
     result = answer(trace, clock.read, "cpu", "data wait", clock.work)
+    if result == clock.work:
+        result = "work itself, not done"
+    if "look" not in clock.log:  # the times are those of the machine
+        trace = [(*row[:1], "another clock", *row[3:]) for row in trace]
     return {"returns": result, "the trace after it": trace, "order": ", ".join(clock.log)}
 
 
@@ -81,6 +86,21 @@ def hides_the_row(trace, clock, lane, part, work):
     return record_span([*trace], clock, lane, part, work)
 
 
+def returns_the_trace(trace, clock, lane, part, work):
+    trace = [*trace]
+    record_span(trace, clock, lane, part, work)
+    return trace
+
+
+def does_nothing(trace, clock, lane, part, work):
+    trace.append((lane, clock(), clock(), part))
+    return work
+
+
+def own_stopwatch(trace, clock, lane, part, work):
+    return record_span(trace, time.perf_counter, lane, part, work)
+
+
 RECORD = Build(
     name="record_span",
     reference=record_span,
@@ -106,6 +126,11 @@ RECORD = Build(
         "The row goes into a list of your own; the caller's trace has nothing of it.": (
             hides_the_row
         ),
+        "You make a new trace and return it; the caller looks into its own, and wants its batch.": (
+            returns_the_trace
+        ),
+        "You hand the work on and nobody does it.": does_nothing,
+        "You look at a clock of your own; the caller gave you one.": own_stopwatch,
     },
 )
 
@@ -135,6 +160,10 @@ def parts_as(trace, key=3, lasts=lambda start, end: end - start, keep=lambda old
 def shares_of(trace):
     found = seconds_by_part(trace)
     return {part: seconds / sum(found.values()) for part, seconds in found.items()}
+
+
+def all_four(trace):
+    return dict.fromkeys(("data wait", "compute", "save stall", "load"), 0) | seconds_by_part(trace)
 
 
 def first_to_last(trace):
@@ -168,6 +197,7 @@ SECONDS_BY_PART = Build(
         "From a part's first start to its last end, other parts had their time as well.": (
             first_to_last
         ),
+        "You name parts that this trace knows nothing of.": all_four,
     },
 )
 
@@ -182,6 +212,7 @@ def idle_cases(rng):
         rows_of(("cpu", 5, 7), ("gpu", 7, 10), ("disk", 10, 15)),
         rows_of(("gpu", 0, 4), ("gpu", 2, 6), ("cpu", 6, 8)),
         rows_of(("gpu", 0, 6), ("gpu", 1, 2), ("gpu", 3, 7), ("cpu", 7, 8)),
+        rows_of(("disk", 0, 8), ("gpu", 2, 4)),
     ]
     drawn = [(random_rows(rng), lane) for lane in ("cpu", "gpu", "disk") * 5]
     return [*((rows, "gpu") for rows in by_hand), *drawn]
@@ -204,9 +235,18 @@ def span(trace):
     return max(end for _, _, end, _ in trace) - min(start for _, start, _, _ in trace)
 
 
-def own_clock(trace, lane):
+def own_clock(trace, lane, twice=False):
     own = [row for row in trace if row[0] == lane]
-    return 1 - busy(of_lane(own, lane)) / span(own)
+    worked = sum(b - a for a, b in of_lane(own, lane)) if twice else busy(of_lane(own, lane))
+    return 1 - worked / span(own)
+
+
+def takes_back(trace, lane):
+    total, covered = 0, trace[0][1]
+    for start, end in of_lane(trace, lane):
+        total += end - max(start, covered)
+        covered = end
+    return 1 - total / span(trace)
 
 
 IDLE_SHARE = Build(
@@ -223,6 +263,13 @@ IDLE_SHARE = Build(
         "The trace is longer than this lane's part; you timed the lane by its own clock.": (
             own_clock
         ),
+        "You timed the lane by its own clock, and counted shared time twice.": partial(
+            own_clock, twice=True
+        ),
+        "The row that starts last is not always the one that ends last.": lambda trace, lane: (
+            1 - busy(of_lane(trace, lane)) / (trace[-1][2] - trace[0][1])
+        ),
+        "An interval inside a longer one adds no time; yours takes some away.": takes_back,
         "You take it that the trace begins at time 0.": (
             lambda trace, lane: 1 - busy(of_lane(trace, lane)) / max(row[2] for row in trace)
         ),
@@ -285,6 +332,12 @@ SPEEDUP = Build(
         "You compare the whole old loop with the one faster part; the others are missing.": (
             lambda parts, name, factor: factor / share(parts, name)
         ),
+        "This is how many seconds are saved; the question is how many times as fast.": (
+            lambda parts, name, factor: parts[name] * (1 - 1 / factor)
+        ),
+        "You leave the other parts out: they take their time as well.": (
+            lambda parts, name, factor: share(parts, name) * factor
+        ),
         "This is a duration, the new loop's; a speed-up has no unit.": (
             lambda parts, name, factor: sum(parts.values()) / speedup(parts, name, factor)
         ),
@@ -323,7 +376,7 @@ def modelled(data, compute, steps, begin=max, ahead=False, waits=True):
 SIDE_BY_SIDE = Build(
     name="side_by_side",
     reference=side_by_side,
-    cases=[(d, c, steps) for d in (1, 3, 4) for c in (2, 4, 7) for steps in (1, 2, 5)],
+    cases=[(d, c, steps) for d in (1, 3, 4) for c in (2, 4, 7) for steps in (1, 2, 3, 5)],
     observe=rows_seen,
     wrong={
         "This is the loop in turns: each batch waits for the step before.": partial(
@@ -386,6 +439,11 @@ COUNTER_IN = Build(
                 dict(line.split(": ") for line in text.splitlines()).get(name, 0)
             )
         ),
+        "The text ends with the end of a line; what comes behind it is no line.": (
+            lambda text, name: {
+                line.split(": ")[0]: int(line.split(": ")[1]) for line in text.split("\n")
+            }[name]
+        ),
         "You return all counters; asked is one.": (
             lambda text, name: {
                 line.split(": ")[0]: int(line.split(": ")[1]) for line in text.splitlines()
@@ -429,6 +487,12 @@ def twice(counter, work):
     return moved_by(counter, work)
 
 
+def twice_as_far(counter, work):
+    before = counter()
+    work(), work()
+    return counter() - before
+
+
 def the_other_way(counter, work):
     return -moved_by(counter, work)
 
@@ -447,6 +511,7 @@ MOVED_BY = Build(
         "The counter has been running since the process began.": without_before,
         "You look twice, and the work is never done.": before_it_is_done,
         "The work is done twice: once for nothing.": twice,
+        "The work is done twice, and you count both.": twice_as_far,
         "You take after from before: a counter goes up.": the_other_way,
         "This is what the work returns; asked is how far the counter moved.": hands_on,
     },

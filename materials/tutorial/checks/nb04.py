@@ -1,7 +1,8 @@
 """What lesson 04 lets the learner build, and the wrong answers that people give."""
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from itertools import count, islice
 from statistics import median
 from types import SimpleNamespace
@@ -35,7 +36,14 @@ def rounds_seen(answer, names, repeats):
     found = answer({name: lambda name=name: method(name) for name in names}, repeats)
     if found is None:
         return None
-    return {"called": " ".join(order), "returned": {name: list(row) for name, row in found.items()}}
+    if isinstance(found, dict):
+        found = {name: [no_clock(one) for one in row] for name, row in found.items()}
+    return {"called": " ".join(order), "returned": found}
+
+
+def no_clock(result):
+    """The results are counted; what has a fraction comes from a stopwatch."""
+    return "seconds" if isinstance(result, float) and not result.is_integer() else result
 
 
 def one_after_the_other(methods, repeats):
@@ -45,6 +53,23 @@ def one_after_the_other(methods, repeats):
 def in_rounds(methods, repeats):
     rounds = [{name: one() for name, one in methods.items()} for _ in range(repeats)]
     return {name: [results[name] for results in rounds] for name in methods}
+
+
+def with_a_stopwatch(methods, repeats):
+    def seconds(one):
+        begin = time.perf_counter()
+        one()
+        return time.perf_counter() - begin
+
+    return in_turn({name: partial(seconds, one) for name, one in methods.items()}, repeats)
+
+
+def in_one_list(methods, repeats):
+    return [one() for _ in range(repeats + 1) for one in methods.values()][len(methods) :]
+
+
+def one_list_for_all(methods, repeats):
+    return dict.fromkeys(methods, in_one_list(methods, repeats))
 
 
 IN_TURN = Build(
@@ -69,6 +94,11 @@ IN_TURN = Build(
             lambda methods, repeats: {
                 name: [median(row)] for name, row in in_turn(methods, repeats).items()
             }
+        ),
+        "You time the calls; here the results count, whatever they are.": with_a_stopwatch,
+        "You return the results of all in one list; who would know whose they are?": in_one_list,
+        "All names share one list, so each has the results of the others as well.": (
+            one_list_for_all
         ),
     },
 )
@@ -105,6 +135,25 @@ def only_the_last(batches, seconds):
     return now - before
 
 
+def moments(batches, seconds):
+    """When it began, and when each batch came."""
+    found = [time.perf_counter()]
+    while found[-1] - found[0] < seconds or len(found) < 3:
+        next(batches)
+        found.append(time.perf_counter())
+    return found
+
+
+def first_to_last(batches, seconds):
+    first, *_, last = came = moments(batches, seconds)[1:]
+    return (last - first) / (len(came) - 1)
+
+
+def begins_with_the_second(batches, seconds):
+    next(batches)
+    return per_batch(batches, seconds, least=1)
+
+
 def per_batch(batches, seconds, least=2):
     passed, taken = until(batches, seconds, least)
     return passed / taken
@@ -119,6 +168,7 @@ SECONDS_EACH = Build(
         ((3.0, 1.0), 0.5),
         ((0.25,), 1.125),
         ((1.0, 0.125, 0.125), 1.0),
+        ((1.0, 0.125, 0.125), 1.25),
         ((0.5,), 0.0),
     ],
     observe=time_seen,
@@ -140,6 +190,16 @@ SECONDS_EACH = Build(
             lambda batches, seconds: seconds / until(batches, seconds)[1]
         ),
         "You measure the last batch only; the others count too.": only_the_last,
+        "You leave out the wait for the first batch; it counts like the others.": first_to_last,
+        "You look at the clock only when the first batch is there; its time counts, too.": (
+            begins_with_the_second
+        ),
+        "You take the median of the single times; rare long waits then count for nothing.": (
+            lambda batches, seconds: float(median(np.diff(moments(batches, seconds))))
+        ),
+        "You may come to divide before there is a batch.": (
+            lambda batches, seconds: per_batch(batches, seconds, least=0)
+        ),
     },
 )
 
@@ -165,9 +225,13 @@ def share_cases(rng):
     return plain + shared + [case(2.0, before, fetch_s=2.0, serial_s=3.0) for before in (5.0, None)]
 
 
-def made_as(p, trips, begun, own=None, shared=True):
-    own = max(p.fetch_s - p.serial_s, 0.0) if own is None else own
-    return (max(begun, trips[-1].made - own) if trips and shared else begun) + p.serial_s + own
+def own_part(p):
+    return max(p.fetch_s - p.serial_s, 0.0)
+
+
+def made_as(p, trips, begun, free=lambda p, before: before.made - own_part(p), lasts=None):
+    start = max(begun, free(p, trips[-1])) if trips else begun
+    return start + (p.serial_s + own_part(p) if lasts is None else lasts)
 
 
 MADE_AT = Build(
@@ -183,21 +247,28 @@ MADE_AT = Build(
             lambda p, trips, begun: begun + p.fetch_s
         ),
         "You make the whole fetch wait; only its shared part has to.": lambda p, trips, begun: (
-            max(begun, trips[-1].made if trips else 0.0) + p.fetch_s
+            made_as(p, trips, begun, free=lambda p, before: before.made, lasts=p.fetch_s)
         ),
         "You let the shared part begin when the batch before is made; its worker gave it free "
-        "earlier.": lambda p, trips, begun: (
-            max(begun, trips[-1].made if trips else 0.0)
-            + p.serial_s
-            + max(p.fetch_s - p.serial_s, 0.0)
-        ),
+        "earlier.": partial(made_as, free=lambda p, before: before.made),
         "You add the shared part to the fetch; it is a part of it.": lambda p, trips, begun: (
-            max(begun, trips[-1].made - max(p.fetch_s - p.serial_s, 0.0) if trips else begun)
-            + p.serial_s
-            + p.fetch_s
+            made_as(p, trips, begun, lasts=p.serial_s + p.fetch_s)
         ),
         "A worker's own part can't take less than no time.": lambda p, trips, begun: made_as(
-            p, trips, begun, own=p.fetch_s - p.serial_s
+            p,
+            trips,
+            begun,
+            free=lambda p, before: before.made - (p.fetch_s - p.serial_s),
+            lasts=p.fetch_s,
+        ),
+        "Where the shared part is longer than `fetch_s`, the batch takes as long as that part.": (
+            lambda p, trips, begun: made_as(p, trips, begun, lasts=p.fetch_s)
+        ),
+        "The worker before may have waited for the shared part itself, after it had begun.": (
+            partial(made_as, free=lambda p, before: before.begun + p.serial_s)
+        ),
+        "The shared part comes first in a fetch, and the worker's own part last.": partial(
+            made_as, free=lambda p, before: before.made - p.serial_s
         ),
     },
 )
@@ -209,12 +280,18 @@ def trips_seen(answer, pipeline, batches):
     if found is None:
         return None
     trips = list(found)
+    kinds = {type(trip).__name__ for trip in trips}
     times = {
         name: [round(trip[place], 6) for trip in trips]
         for place, name in enumerate(Trip._fields)
         if name != "worker"
     }
-    return {"trips": len(trips), "workers": len({trip[0] for trip in trips}), **times}
+    return {
+        "returned": f"a {type(found).__name__} of {' and '.join(sorted(kinds))}",
+        "trips": len(trips),
+        "workers": len({trip[0] for trip in trips}),
+        **times,
+    }
 
 
 def follow_cases():
@@ -249,6 +326,10 @@ def followed(p, batches, room="taken", wake=resume, alone=False, waits_for="done
 
 def unshared(p, trips, begun):
     return begun + p.fetch_s
+
+
+def room_for_each(p, batches):
+    return followed(replace(p, window=p.window * p.workers), batches)
 
 
 def waits_too_long(p, batches):
@@ -286,6 +367,15 @@ FOLLOW = Build(
             lambda p, n: followed(p, n, made=unshared)
         ),
         "Your window holds one batch more than it should.": waits_too_long,
+        "`p.window` holds for all workers together; you give that much room to each.": (
+            room_for_each
+        ),
+        "A row of plain numbers has no names; other code asks for `trip.made`.": lambda p, n: [
+            tuple(trip) for trip in follow(p, n)
+        ],
+        "You yield the trips one by one; other code asks for their number.": (
+            lambda p, n: (trip for trip in follow(p, n))
+        ),
     },
 )
 
@@ -312,6 +402,13 @@ def consumer_idle(trips):
 
 def worker_idle(trips):
     return idle_share([(trip.begun, trip.made) for trip in trips])
+
+
+def named(consumer, worker, least):
+    """The verdict on two idle shares."""
+    if consumer <= least:
+        return "fed"
+    return "lock-step" if worker > least else "starved"
 
 
 DIAGNOSE = Build(
@@ -344,6 +441,24 @@ DIAGNOSE = Build(
                 else "lock-step"
                 if worker_idle(trips) > 0
                 else "starved"
+            )
+        ),
+        "You look at the wrong lane: whether the *consumer* waits tells fed from the others.": (
+            lambda trips, least=0.1: named(worker_idle(trips), consumer_idle(trips), least)
+        ),
+        "A worker that never waits is no sign that its consumer does.": (
+            lambda trips, least=0.1: "fed" if worker_idle(trips) > least else "starved"
+        ),
+        "Where nobody waits, nothing is in lock-step.": lambda trips, least=0.1: (
+            diagnose(trips, least)
+            if max(consumer_idle(trips), worker_idle(trips)) > least
+            else "lock-step"
+        ),
+        "From `begun` to `taken` a batch may lie ready; its worker is at work until `made`.": (
+            lambda trips, least=0.1: named(
+                idle_share([(trip.made, trip.done) for trip in trips]),
+                idle_share([(trip.begun, trip.taken) for trip in trips]),
+                least,
             )
         ),
         "You blame the consumer when batches lie ready; that is what prefetching is for.": (
@@ -411,6 +526,18 @@ def helps_when_ready(self):
         self.add_worker_if_any()
 
 
+def without_a_limit(self):
+    while not self.buffer.is_ready(self.pace.patience()):
+        self.add_worker_if_any()
+
+
+def counts_beforehand(self):
+    for _ in range(self.most_workers - len(self.threads)):
+        if self.buffer.is_ready(self.pace.patience()):
+            break
+        self.add_worker_if_any()
+
+
 GET_HELP = Build(
     name="get_help",
     reference=AdaptivePrefetcher.get_help,
@@ -438,6 +565,10 @@ GET_HELP = Build(
         "You start all workers at once, whether anybody waits or not.": (
             lambda self: helped(self, when=lambda self: False)
         ),
+        "You start workers without asking how many are allowed.": without_a_limit,
+        "You count beforehand how many may come; a system may have fewer threads.": (
+            counts_beforehand
+        ),
         "You don't wait at all; `self.pace.patience()` says how long.": (
             lambda self: helped(self, when=lambda self: self.buffer.is_ready(0.0))
         ),
@@ -464,6 +595,12 @@ def chosen(rates, step_s, headroom=HEADROOM, as_good=AS_GOOD, last=False):
     return found[-1] if last else found[0]
 
 
+def as_good_is_enough(rates, step_s):
+    needed = HEADROOM / step_s if step_s else float("inf")
+    enough = min(needed, AS_GOOD * max(rates.values()))
+    return next(setting for setting, rate in rates.items() if rate >= enough)
+
+
 def shown_rates(case):
     rates = ", ".join(f"{setting}: {rate:.0f}" for setting, rate in case[0].items())
     return f"cheapest({{{rates}}}, {case[1]})"
@@ -483,6 +620,9 @@ CHEAPEST = Build(
         ),
         "Where none is enough you take the fastest; a cheaper one is as good.": (
             lambda rates, step_s: chosen(rates, step_s, as_good=1.0)
+        ),
+        "Where a setting has the headroom, one that is as good as the best is not enough.": (
+            as_good_is_enough
         ),
         "You take the most expensive of those that are enough.": (
             lambda rates, step_s: chosen(rates, step_s, last=True)
@@ -547,6 +687,13 @@ MERGED = Build(
             first[:1],
             stop[-1:],
         ),
+        "Your runs end where their first range does.": lambda first, stop: (
+            joined(first, stop)[0],
+            stop[np.searchsorted(first, joined(first, stop)[0])],
+        ),
+        "You return the runs one by one; asked are all first pages, and all stops.": (
+            lambda first, stop: list(zip(*joined(first, stop), strict=True))
+        ),
         "You return the ranges as they came.": lambda first, stop: (first, stop),
     },
 )
@@ -555,21 +702,31 @@ MERGED = Build(
 def checks_seen(answer, found):
     """After how many skipped calls each check comes, when the checks find the pages so."""
     backoff = type("Own", (MyBackoff,), {"record": answer})()
-    skipped = []
+    skipped, later = [], []
     for warm in found:
         calls = 0
         while not backoff.is_due():
             calls += 1
             if calls > 2000:
-                return {"calls skipped before each check": [*skipped, "without end"]}
+                skipped.append("without end")
+                return {"calls skipped before each check": skipped, "delay after each": later}
         skipped.append(calls)
         backoff.record(was_resident=warm)
-    return {"calls skipped before each check": skipped}
+        later.append(backoff.delay)
+    return {"calls skipped before each check": skipped, "delay after each": later}
 
 
 def recorded(self, was_resident, later, most=AdviceBackoff.LONGEST, forgets=True):
     self.delay = min(later(self.delay), most) if was_resident else 0 if forgets else self.delay
     self.left = self.delay if was_resident or forgets else 0
+
+
+def without_left(self, *, was_resident):
+    self.delay = min(2 * self.delay + 1, self.LONGEST) if was_resident else 0
+
+
+def doubles_left(self, *, was_resident):
+    self.left = min(2 * self.left + 1, self.LONGEST) if was_resident else 0
 
 
 RECORD = Build(
@@ -598,6 +755,11 @@ RECORD = Build(
             lambda self, *, was_resident: recorded(
                 self, was_resident, lambda d: 2 * d + 1, forgets=False
             )
+        ),
+        "The delay grows, and no call is skipped: nothing was left to skip.": without_left,
+        "`left` was counted down to 0 before the look; doubled, it stays small.": doubles_left,
+        "You add 1 before you double.": lambda self, *, was_resident: recorded(
+            self, was_resident, lambda d: 2 * (d + 1)
         ),
         "You double zero, and never skip a call.": lambda self, *, was_resident: recorded(
             self, was_resident, lambda d: 2 * d
