@@ -45,10 +45,9 @@ class Run:
 
     def sources_at(self, samples: IntArray) -> tuple[IntArray, IntArray]:
         """Return each sample's source, and how many of that source's samples came before it."""
-        repetition, slot = np.divmod(samples - self.begin, len(self.pattern))
+        repetition, slot = divmod(samples - self.begin, len(self.pattern))
         found = self.pattern[slot]
-        ranks: IntArray = self.ranks[slot] + repetition * self.per_pattern[found]
-        return found, self.before[found] + ranks
+        return found, self.before[found] + self.ranks[slot] + repetition * self.per_pattern[found]
 
     def counts_at(self, samples: int) -> IntArray:
         """Return how many of the first ``samples`` come from each source."""
