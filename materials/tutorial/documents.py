@@ -1,12 +1,12 @@
-"""Texts, rows and sources to look at: what lesson 11 shows of them.
+"""Documents, rows and sources to look at: what lesson 11 shows of them.
 
-    tokens = documents.texts()          # some hundred texts, one behind the other
-    row = documents.three_texts()       # three of them in one row, whose losses are compared
-    documents.draw_rows(fit)            # rows as coloured texts, cut and packed
+    tokens = documents.corpus()         # some hundred documents, one behind the other
+    row = documents.three_documents()   # three of them in one row, whose losses are compared
+    documents.draw_rows(fit)            # rows as coloured documents, cut and packed
     documents.draw_shares(sources)      # what each source has given, against its weight
 
-The texts are made up: each has four words of its own out of 63, so that what a model sees of
-another text misleads it, and by how much can be measured.
+The documents are made up: each has four words of its own out of 63, so that what a model sees of
+another document misleads it, and by how much can be measured.
 """
 
 import sys
@@ -32,7 +32,7 @@ import masks
 EOT = 0
 WORDS, OWN_WORDS = 64, 4
 ROW = 64
-"""Tokens in a row; no text is longer."""
+"""Tokens in a row; no document is longer."""
 SURE = 8.0
 """What all of its attention adds to the logit of a word."""
 FILLS = ("#0f766e", "#fbdca0", "#1b4f72", "#cfe3f5")
@@ -40,40 +40,40 @@ SOURCES = {"web": "gpu", "books": "ours", "code": "naive"}
 """The sources of the mixture, and the colour of each."""
 
 
-# Texts
+# Documents
 
 
-def texts(count: int = 400, seed: int = 0) -> np.ndarray:
-    """Texts of 4 to 64 tokens, one behind the other; the token 0 ends each."""
+def corpus(count: int = 400, seed: int = 0) -> np.ndarray:
+    """Documents of 4 to 64 tokens, one behind the other; the token 0 ends each."""
     chance = np.random.default_rng(seed)
     lengths = np.exp(chance.normal(3.2, 0.6, count)).astype(int).clip(4, ROW)
-    return np.concatenate([text(length, chance) for length in lengths]).astype(np.uint16)
+    return np.concatenate([document(length, chance) for length in lengths]).astype(np.uint16)
 
 
-def text(length: int, chance: np.random.Generator) -> np.ndarray:
-    """A text of four words, in any order, and the token that ends it."""
+def document(length: int, chance: np.random.Generator) -> np.ndarray:
+    """A document of four words, in any order, and the token that ends it."""
     words = chance.choice(np.arange(1, WORDS), OWN_WORDS, replace=False)
     return np.append(chance.choice(words, length - 1), EOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Texts that share a row; all tensors `(1, T)`."""
+    """Documents that share a row; all tensors `(1, T)`."""
 
     tokens: torch.Tensor
     document_ids: torch.Tensor
     lengths: np.ndarray
 
     def parts(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What each text has of a tensor `(1, T)`."""
+        """What each document has of a tensor `(1, T)`."""
         bounds = np.append(0, np.cumsum(self.lengths)).tolist()
         return (values[:, begin:end] for begin, end in pairwise(bounds))
 
 
-def three_texts() -> Row:
+def three_documents() -> Row:
     """A row of 20, 24 and 20 tokens."""
     lengths, chance = np.array([20, 24, 20]), np.random.default_rng(5)
-    tokens = np.concatenate([text(length, chance) for length in lengths])
+    tokens = np.concatenate([document(length, chance) for length in lengths])
     documents = np.repeat(np.arange(len(lengths)), lengths)
     return Row(torch.from_numpy(tokens)[None], torch.from_numpy(documents)[None], lengths)
 
@@ -104,7 +104,7 @@ def causal(length: int) -> torch.Tensor:
 
 
 def losses_alone(row: Row) -> list[torch.Tensor]:
-    """The losses of each text as if it were the only one; behind its last token is nothing."""
+    """The losses of each document as if it were the only one; behind its last token is nothing."""
     found = []
     for tokens in row.parts(row.tokens):
         positions = torch.arange(tokens.shape[1])[None]
@@ -126,21 +126,21 @@ def losses_in_row(
 
 
 def measure_leak(row: Row) -> None:
-    """Print the loss of each text, alone and in the row without any mask; and where it looks."""
+    """Print the loss of each document, alone and in the row without a mask; and where it looks."""
     pairs = zip(losses_alone(row), losses_in_row(row), abroad(row), strict=True)
     for k, (alone, packed, share) in enumerate(pairs):
-        print(f"text {k}: loss alone {alone.mean():.2f}, in the row {packed.mean():.2f}; "
-              f"{share:.0%} of its attention goes to other texts")  # fmt: skip
+        print(f"document {k}: loss alone {alone.mean():.2f}, in the row {packed.mean():.2f}; "
+              f"{share:.0%} of its attention goes to others")  # fmt: skip
 
 
 def changed(row: Row, **options: Any) -> list[int]:
-    """How many losses of each text are not what they are alone."""
+    """How many losses of each document are not what they are alone."""
     pairs = zip(losses_alone(row), losses_in_row(row, **options), strict=True)
     return [int((~torch.isclose(a, b, rtol=1e-9, atol=1e-12)).sum()) for a, b in pairs]
 
 
 def abroad(row: Row) -> list[float]:
-    """The share of each text's attention that goes to other texts, without a mask."""
+    """The share of each document's attention that goes to others, without a mask."""
     other = row.document_ids[:, :, None] != row.document_ids[:, None, :]
     seen = causal(row.tokens.shape[1])[0]
     shares = (seen & other).sum(-1) / seen.sum(-1)
@@ -151,7 +151,7 @@ def abroad(row: Row) -> list[float]:
 
 
 def cut_rows(lengths: Sequence[int], room: int) -> list[list[tuple[int, int, int]]]:
-    """Rows of a file cut wherever a row is full: of each piece its text, start and length."""
+    """Rows of a file cut wherever a row is full: of each piece its document, start and length."""
     rows: list[list[tuple[int, int, int]]] = [[]]
     left = room
     for number, length in enumerate(lengths):
@@ -166,44 +166,56 @@ def cut_rows(lengths: Sequence[int], room: int) -> list[list[tuple[int, int, int
 
 
 def whole_rows(rows: list[list[int]], lengths: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """Rows of whole texts, in the same form."""
+    """Rows of whole documents, in the same form."""
     return [[(int(item), 0, int(lengths[item])) for item in row] for row in rows]
 
 
-def score(name: str, rows: list[list[tuple[int, int, int]]], *, masked: bool = False) -> None:
-    """Print a line of this lesson's scoreboard."""
+def score(name: str, rows: list[list[tuple[int, int, int]]], *, masked: bool = False) -> int:
+    """Print a line of this lesson's scoreboard; return what percent can see another document."""
     used = sum(size for row in rows for _, _, size in row)
     seeing = sum(size for row in rows for _, _, size in row[1:]) * (not masked)
     headless = sum(size for row in rows for _, start, size in row if start)
-    print(f"{name:<24} {used / (ROW * len(rows)):>4.0%} filled; of the tokens "
-          f"{seeing / used:>4.0%} can see another text, {headless / used:>4.0%} have lost "
-          "the beginning of their own")  # fmt: skip
+    print(f"{name:<16}{used / (ROW * len(rows)):>4.0%} filled; of the tokens {seeing / used:>3.0%} "
+          f"see another document, {headless / used:>3.0%} not the beginning of theirs")  # fmt: skip
+    return round(100 * seeing / used)
 
 
-def seeing_share(lengths: Sequence[int]) -> int:
-    """Percent of the tokens that can see another text when rows are cut out of a file."""
-    rows = cut_rows(lengths, ROW)
-    return round(100 * sum(size for row in rows for _, _, size in row[1:]) / sum(lengths))
+def score_cut(tokens: np.ndarray) -> int:
+    """The scoreboard's line of rows that are cut out of a file wherever they are full."""
+    lengths = np.diff(np.flatnonzero(tokens == EOT) + 1, prepend=0)
+    return score("cut when full", cut_rows(lengths.tolist(), ROW))
+
+
+def scoreboard(
+    tokens: np.ndarray, ends_behind: Callable[..., Any], fit: Callable[..., Any]
+) -> None:
+    """Print all lines: rows that are cut, a row for each document, and packed by the learner."""
+    lengths = np.diff(ends_behind(tokens, EOT), prepend=0)
+    score_cut(tokens)
+    score("a row for each", whole_rows([[k] for k in range(len(lengths))], lengths))
+    score("packed, masked", whole_rows(fit(lengths.tolist(), ROW), lengths), masked=True)
 
 
 def draw_rows(fit: Callable[[Any, int], list[list[int]]]) -> None:
-    """Turn the number of texts and the row's length: rows as coloured texts, cut and packed."""
+    """Turn how many documents, and the row's length: rows as coloured documents, cut and packed."""
     figures.use_style()
-    every = np.diff(np.flatnonzero(texts() == EOT) + 1, prepend=0)
+    every = np.diff(np.flatnonzero(corpus() == EOT) + 1, prepend=0)
 
     def draw(together: float, row_len: float) -> None:
         lengths, room = np.minimum(every[: int(together)], int(row_len)).tolist(), int(row_len)
         cut, packed = cut_rows(lengths, room), whole_rows(fit(lengths, room), lengths)
         most = max(len(cut), len(packed))
         _, panels = plt.subplots(1, 2, figsize=(10, 1.6 + 0.26 * most), sharey=True)
-        for ax, rows, title in zip(panels, (cut, packed), ("Cut", "Packed"), strict=True):
+        for ax, rows, title in zip(
+            panels, (cut, packed), ("Cut when a row is full", "Packed by your code"), strict=True
+        ):
             _draw_panel(ax, rows, room, title)
         panels[0].set_ylim(most - 0.4, -0.6)
         panels[0].set_ylabel("row")
         plt.show()
         headless = len({number for row in cut for number, start, _ in row if start})
         padded = 1 - sum(lengths) / (room * len(packed))
-        print(f"cut: {len(cut)} rows, {headless} of {len(lengths)} texts in pieces")
+        print(f"cut: {len(cut)} rows, {headless} of {len(lengths)} documents in pieces")
         print(f"packed: {len(packed)} rows, none in pieces, {padded:.1%} padded")
 
     with_sliders(draw, together=(32, 4, 96, 4), row_len=(ROW, 32, 128, 8))
@@ -215,7 +227,8 @@ def _draw_panel(ax: Axes, rows: list[list[tuple[int, int, int]]], room: int, tit
         for number, start, size in row:
             fill = FILLS[number % len(FILLS)]
             ink = figures.ink_on(fill)
-            ax.barh(y, size, left=left, height=0.8, color=fill, ec="white", lw=1.2,
+            ax.barh(y, size, left=left, height=0.8, color=fill,
+                    ec="#6b7280" if start and ink == figures.INK else "white", lw=1.2,
                     hatch="//" if start else None)  # fmt: skip
             if size >= room / 12:
                 ax.text(left + size / 2, y, str(number), ha="center", va="center", color=ink,
@@ -250,6 +263,13 @@ def drawn(weights: np.ndarray, seed: int = 0) -> np.ndarray:
     return (chance.random((len(weights), 1)) * edges[:, -1:] >= edges).sum(axis=1)
 
 
+def drawn_away(samples: int, weights: Sequence[int]) -> int:
+    """How many too many or too few a source has when a die decides, at most."""
+    every = weights_of([(samples, weights)])
+    away = distance(drawn(every), np.cumsum(every, axis=0), sum(weights))
+    return int(np.abs(away[-1]).max())
+
+
 def draw_shares(by_table: Callable[[np.ndarray, int], Sequence[int]]) -> None:
     """Turn the weight of the first source and the sample at which weights change."""
     figures.use_style()
@@ -262,7 +282,9 @@ def draw_shares(by_table: Callable[[np.ndarray, int], Sequence[int]]) -> None:
         after, names = np.arange(1, 201), list(SOURCES)
         exact, chance = by_table(owed, 10), drawn(weights)
         _, panels = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-        for ax, sources, title in zip(panels, (chance, exact), ("Drawn", "Computed"), strict=True):
+        for ax, sources, title in zip(
+            panels, (chance, exact), ("Drawn by a die", "Computed by your code"), strict=True
+        ):
             shares = (distance(sources, owed, 10) + owed / 10) / after[:, None]
             for k, name in enumerate(names):
                 color = figures.PALETTE[SOURCES[name]]

@@ -96,5 +96,4 @@ def find_ends(file: TokenFile, eot_id: int) -> IntArray:
 
 def ends_behind(tokens: TokenArray, eot_id: int) -> IntArray:
     """Return where documents end: how many of these tokens lie before each end."""
-    ends: IntArray = np.flatnonzero(tokens == eot_id) + 1
-    return ends
+    return np.flatnonzero(tokens == eot_id) + 1

@@ -248,13 +248,11 @@ TARGETS_IN_ROW = Build(
 
 
 def fit_slowly(sizes, room):
-    waiting = sorted(range(len(sizes)), key=lambda item: sizes[item])
-    rows = []
+    waiting, rows = sorted(range(len(sizes)), key=lambda item: sizes[item]), []
     while waiting:
         row, left = [], room
-        while fitting := [item for item in waiting if sizes[item] <= left]:
-            row.append(fitting[-1])
-            waiting.remove(row[-1])
+        while fitting := sum(sizes[item] <= left for item in waiting):
+            row.append(waiting.pop(fitting - 1))
             left -= sizes[row[-1]]
         rows.append(row)
     return rows
@@ -340,15 +338,15 @@ FIT_SLOWLY = Build(
     ],
     observe=fit_seen,
     wrong={
-        "You take texts in the order of the file: a row is left when the next one is too long.": (
+        "You take them in the order of the file, and leave a row when the next one is too long.": (
             next_fit
         ),
-        "A row begins with the longest text left, wherever it stands.": first_in_order,
+        "A row begins with the longest that is left, wherever it stands.": first_in_order,
         "You take the shortest that fits; the long ones find no room afterwards.": smallest_first,
-        "A text that fits exactly fits.": never_full,
-        "Each text has a row of its own.": one_each,
+        "What fits exactly fits.": never_full,
+        "Several may share a row; here each has its own.": one_each,
         "You don't look whether it fits.": all_in_one,
-        "These are sizes; asked are the numbers of the texts.": by_sizes,
+        "These are sizes; asked are the numbers of the documents.": by_sizes,
     },
 )
 
@@ -452,7 +450,7 @@ SOURCES_BY_TABLE = Build(
         "One source after the other: within a period the first is far ahead.": block_by_block,
         "You take the sources in turn, whatever they are owed.": in_turn,
         "A source may come only when it is owed more than it has given.": not_yet_open,
-        "You take the window that closes last.": last_to_close,
+        "You take the turn that closes last.": last_to_close,
     },
 )
 

@@ -37,6 +37,8 @@ class MyMixture:
         return self.num_samples
 
     def __getitem__(self, i):
+        if not 0 <= i < len(self):
+            raise IndexError(f"sample {i}, expected 0 to {len(self) - 1}")
         source, rank = self.source_of(i)
         own = shuffled_samples(np.array([rank]), self.lengths[source], self.seed + source)
         return torch.tensor([source, *(int(part[0]) for part in own)])

@@ -14,7 +14,7 @@ from tutorial.promised import expect
 
 def an_end_is_behind_its_token(mine):
     """A document ends behind its end-of-text token, and all pieces together are the file"""
-    tokens = documents.texts(60)
+    tokens = documents.corpus(60)
     ends = np.asarray(mine.ends_behind(tokens, documents.EOT))
     expect(int(ends[-1]), len(tokens), "end of the last document")
     for begin, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -34,7 +34,7 @@ def positions_begin_again(mine):
 
 def a_row_is_its_documents_alone(mine):
     """Each document of a packed row has the losses that it has alone"""
-    row = documents.three_texts()
+    row = documents.three_documents()
     mask = mine.document_mask(row.document_ids)
     positions = mine.within_groups(row.lengths)
     expect(documents.changed(row, mask=mask, position_ids=positions), [0, 0, 0], "other losses")
@@ -150,7 +150,7 @@ CARDS = [
         mutant="return same",
         promise=nothing_sees_what_comes,
         symptoms=(
-            "Texts see their neighbours again.",
+            "Documents see their neighbours again.",
             "The loss falls towards zero within minutes, and the model can write nothing.",
             "Nothing: the next token is masked in the targets.",
         ),
