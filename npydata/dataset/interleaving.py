@@ -4,7 +4,8 @@ Pure arithmetic on integers. The j-th sample of a source has a window: from the 
 at which its share exceeds ``j - 1`` to the one at which it reaches ``j``. Giving each number to the
 source whose window ends first keeps every window (they are tasks of a processor that is exactly
 full), so a source is never a whole sample ahead of its share or behind it. With rational weights
-the order repeats, so it is worked out for one period and known everywhere.
+the order repeats, so it is worked out for one period and known everywhere. Built in
+``notebooks/11_documents_and_mixtures``.
 """
 
 import heapq

@@ -229,6 +229,9 @@ TARGETS_IN_ROW = Build(
         "Behind the very last token there is nothing to predict either.": ignored_at(
             lambda bounds: bounds[1:-1] - 1
         ),
+        "Bounds say where documents end; the last token stands one place before.": ignored_at(
+            lambda bounds: bounds[1:]
+        ),
         "You leave out the first token of each document; its target is the second.": ignored_at(
             lambda bounds: bounds[:-1]
         ),
@@ -416,12 +419,13 @@ def not_yet_open(owed, unit):
     return sources
 
 
-def last_to_close(owed, unit):
+def table_as(owed, unit, opens=np.greater, choose=lambda waiting, ends: waiting[np.argmin(ends)]):
+    """As it is right, but for what is given."""
     counts, sources = [0] * owed.shape[1], []
     for row in owed:
-        waiting = [k for k in range(len(row)) if row[k] > counts[k] * unit]
+        waiting = [k for k in range(len(row)) if opens(row[k], counts[k] * unit)]
         ends = [np.searchsorted(owed[:, k], (counts[k] + 1) * unit) for k in waiting]
-        sources.append(waiting[int(np.argmax(ends))])
+        sources.append(int(choose(waiting, ends)))
         counts[sources[-1]] += 1
     return sources
 
@@ -450,7 +454,15 @@ SOURCES_BY_TABLE = Build(
         "One source after the other: within a period the first is far ahead.": block_by_block,
         "You take the sources in turn, whatever they are owed.": in_turn,
         "A source may come only when it is owed more than it has given.": not_yet_open,
-        "You take the turn that closes last.": last_to_close,
+        "You take the turn that closes last.": partial(
+            table_as, choose=lambda waiting, ends: waiting[np.argmax(ends)]
+        ),
+        "A turn isn't open yet when a source has given just what it is owed.": partial(
+            table_as, opens=np.greater_equal
+        ),
+        "That is a place in the list of open turns, not the source that stands there.": partial(
+            table_as, choose=lambda waiting, ends: np.argmin(ends)
+        ),
     },
 )
 
