@@ -45,6 +45,7 @@ TOOLS = {
     "ranks",
     "resuming",
     "own_training",
+    "documents",
 }
 TO_DO = re.compile(r"\b(checked|predict|card)\(")
 HELPER = re.compile(r"\btutorial(?:\.(\w+)| import ([\w, ]+))")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npydata.dataset.access import TokenArray
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.token_windows import as_int
 from npydata.dataset.tokens import TokenFile
@@ -85,9 +86,14 @@ def index_header(file: TokenFile, eot_id: int) -> IntArray:
 def find_ends(file: TokenFile, eot_id: int) -> IntArray:
     """Read a file once, and return where a token ends documents."""
     found = [
-        np.flatnonzero(file.read(start, SCAN_TOKENS) == eot_id) + start + 1
+        ends_behind(file.read(start, SCAN_TOKENS), eot_id) + start
         for start in range(0, file.num_tokens, SCAN_TOKENS)
     ]
     ends = np.concatenate([np.zeros(0, np.int64), *found])
     is_open = file.num_tokens > (int(ends[-1]) if len(ends) else 0)
     return np.append(ends, file.num_tokens) if is_open else ends
+
+
+def ends_behind(tokens: TokenArray, eot_id: int) -> IntArray:
+    """Return where documents end: how many of these tokens lie before each end."""
+    return np.flatnonzero(tokens == eot_id) + 1

@@ -4,7 +4,8 @@ Pure arithmetic on integers. The j-th sample of a source has a window: from the 
 at which its share exceeds ``j - 1`` to the one at which it reaches ``j``. Giving each number to the
 source whose window ends first keeps every window (they are tasks of a processor that is exactly
 full), so a source is never a whole sample ahead of its share or behind it. With rational weights
-the order repeats, so it is worked out for one period and known everywhere.
+the order repeats, so it is worked out for one period and known everywhere. Built in
+``notebooks/11_documents_and_mixtures``.
 """
 
 import heapq
@@ -43,6 +44,18 @@ class Run:
     per_pattern: IntArray
     """For each source, how many samples a repetition takes."""
 
+    def sources_at(self, samples: IntArray) -> tuple[IntArray, IntArray]:
+        """Return each sample's source, and how many of that source's samples came before it."""
+        repetition, slot = divmod(samples - self.begin, len(self.pattern))
+        found = self.pattern[slot]
+        return found, self.before[found] + self.ranks[slot] + repetition * self.per_pattern[found]
+
+    def counts_at(self, samples: int) -> IntArray:
+        """Return how many of the first ``samples`` come from each source."""
+        repetition, slot = divmod(samples - self.begin, len(self.pattern))
+        begun = np.bincount(self.pattern[:slot], minlength=len(self.before))
+        return self.before + repetition * self.per_pattern + begun
+
 
 class Interleaving:
     """Sources in turn, by their weights; ``schedule`` gives other weights from a sample on.
@@ -67,20 +80,14 @@ class Interleaving:
         which = np.searchsorted(self._run_begins, samples, side="right") - 1
         sources, ranks = np.empty_like(samples), np.empty_like(samples)
         for k in np.unique(which).tolist():
-            run, mine = self.runs[k], which == k
-            repetition, slot = np.divmod(samples[mine] - run.begin, len(run.pattern))
-            found = run.pattern[slot]
-            sources[mine] = found
-            ranks[mine] = run.before[found] + run.ranks[slot] + repetition * run.per_pattern[found]
+            mine = which == k
+            sources[mine], ranks[mine] = self.runs[k].sources_at(samples[mine])
         return sources, ranks
 
     def counts(self, samples: int) -> IntArray:
         """Return how many of the first ``samples`` come from each source."""
-        run = self.runs[int(np.searchsorted(self._run_begins, samples, side="right")) - 1]
-        repetition, slot = divmod(samples - run.begin, len(run.pattern))
-        begun = np.bincount(run.pattern[:slot], minlength=len(run.before))
-        counts: IntArray = run.before + repetition * run.per_pattern + begun
-        return counts
+        which = int(np.searchsorted(self._run_begins, samples, side="right")) - 1
+        return self.runs[which].counts_at(samples)
 
     def sample_of(self, source: int, rank: int) -> int:
         """Return the sample that takes a source's ``rank``-th, or ``FOREVER`` if none does."""

@@ -356,15 +356,15 @@ class MixtureDataset(Dataset[Any]):
         sources, ranks = self.sources_of(indices, epoch=epoch)
         for k in np.unique(sources).tolist():
             own_seed = int(stream_key(seed, k)) & (MASK64 >> 1)
-            epochs, positions = np.divmod(ranks, self.lengths[k])
-            for one in np.unique(epochs[sources == k]).tolist():
+            where = np.flatnonzero(sources == k)
+            if hasattr(self.sources[k], "refuses_shuffle"):
+                epochs, taken = np.divmod(ranks[where], self.lengths[k])
+            else:
+                epochs, taken = shuffled_samples(ranks[where], self.lengths[k], own_seed)
+            for one in np.unique(epochs).tolist():
                 self._require_allowed(k, one)
-                where = np.flatnonzero((sources == k) & (epochs == one))
-                taken = positions[where]
-                if not hasattr(self.sources[k], "refuses_shuffle"):
-                    order = Permutation(self.lengths[k], int(stream_key(own_seed, one)))
-                    taken = np.asarray(order(taken))
-                yield SourceRequest(k, where, taken, own_seed, one)
+                mine = epochs == one
+                yield SourceRequest(k, where[mine], taken[mine], own_seed, one)
 
     def _require_allowed(self, source: int, epoch: int) -> None:
         """Raise, or warn once, if a source may not be passed over as often as that."""
@@ -379,3 +379,15 @@ class MixtureDataset(Dataset[Any]):
         if self.names[source] not in self._warned:
             self._warned.add(self.names[source])
             warnings.warn(message, stacklevel=2)
+
+
+def shuffled_samples(ranks: IntArray, length: int, seed: int) -> tuple[IntArray, IntArray]:
+    """Return the epoch of a source that its ``ranks``-th samples are of, and which they are.
+
+    Each epoch has each sample once, in an order of its own.
+    """
+    epochs, samples = np.divmod(ranks, length)
+    for epoch in np.unique(epochs).tolist():
+        order = Permutation(length, int(stream_key(seed, epoch)))
+        samples[epochs == epoch] = order(samples[epochs == epoch])
+    return epochs, samples

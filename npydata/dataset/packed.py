@@ -71,9 +71,8 @@ class Packed(NamedTuple):
         document_ids: torch.Tensor,
     ) -> "Packed":
         """Return a batch of these tensors, with the boundaries that the positions tell."""
-        begins = (position_ids.reshape(-1) == 0).nonzero()[:, 0]
-        bounds = torch.cat([begins, torch.tensor([inputs.numel()])]).to(torch.int32)
-        longest = int(bounds.diff().max()) if len(begins) else 0
+        bounds = sequence_bounds(position_ids)
+        longest = int(bounds.diff().max()) if inputs.numel() else 0
         return cls(inputs, targets, position_ids, bounds, longest, document_ids)
 
     @classmethod
@@ -91,6 +90,12 @@ class Packed(NamedTuple):
         """Return the rows one by one, ``(T,)`` each."""
         rows = zip(self.inputs, self.targets, self.position_ids, self.document_ids, strict=True)
         return [Packed.of(*row) for row in rows]
+
+
+def sequence_bounds(position_ids: torch.Tensor) -> torch.Tensor:
+    """Return where sequences begin in the flattened batch, and its length, int32."""
+    begins = (position_ids.reshape(-1) == 0).nonzero()[:, 0]
+    return torch.cat([begins, torch.tensor([position_ids.numel()])]).to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Which documents share a row: best fit, among the documents of a block.
 
 Lengths are counted in tokens. Sizes that occur are bits of one integer, so the largest that fits is
-found with a shift, whatever the number of documents.
+found with a shift, whatever the number of documents. Built in
+``notebooks/11_documents_and_mixtures``.
 """
 
 from collections.abc import Sequence
