@@ -187,6 +187,10 @@ CARDS = [
             "Nothing: AdamW computes its moments anew from the weights.",
         ),
         right=2,
+        reasons={
+            1: "The weights are put back, and the first loss is computed from them alone.",
+            3: "A moment is an average over earlier gradients, and they are gone.",
+        },
     ),
     Card(
         name="the loader begins again",
@@ -200,6 +204,10 @@ CARDS = [
             "The same batches come, in another order.",
         ),
         right=2,
+        reasons={
+            1: "Nobody compares seeds here, and the seed is the same: only the place is lost.",
+            3: "The order hangs on seed and epoch, and both are the same as before.",
+        },
     ),
     Card(
         name="who spoke last",
@@ -213,5 +221,9 @@ CARDS = [
             "The machine is taken away from a run that was told to end, and went on.",
         ),
         right=3,
+        reasons={
+            1: "`save` is set before, by either signal.",
+            2: "SIGUSR1 sets `end` to False, and can't end anything.",
+        },
     ),
 ]
