@@ -512,12 +512,12 @@ def asked_for(answer, numbers):
     MyAsked = type("MyAsked", (train.Asked,), {"note": answer})
     asked, seen = MyAsked(), {}
     for at, number in enumerate(numbers, start=1):
+        name = f"after signal {at}, {NAMES[number]}"
         try:
             asked.note(number, None)
-            flags = f"save {asked.save}, end {asked.end}"
         except SystemExit:
-            flags = "the process is gone"
-        seen[f"after signal {at}, {NAMES[number]}"] = flags
+            return seen | {name: "the process is gone"}
+        seen[name] = f"save {asked.save}, end {asked.end}"
     return seen
 
 
