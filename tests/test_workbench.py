@@ -490,6 +490,13 @@ def test_of_a_mapping_what_is_too_much_what_is_missing_and_what_is_no_number_is_
     assert told in judge(counts, lambda: found).text
 
 
+def test_where_none_may_be_the_answer_it_is_no_missing_return():
+    """One of them says `None` at a wrong place, the other has no `return` at all."""
+    even = Build(name="f", reference=lambda n: n or None, cases=[(n,) for n in range(4)])
+    assert "Your code returns nothing" not in judge(even, lambda n: n if n > 1 else None).text
+    assert "Your code returns nothing" in judge(even, lambda n: None).text
+
+
 def test_an_error_that_is_returned_should_be_raised():
     pair = Build(name="f", reference=halves, cases=[([1, 2],), ([],)])
     assert "You return the error; raise it." in judge(pair, gives_the_error).text

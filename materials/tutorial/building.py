@@ -227,7 +227,8 @@ def _reasons(
         return [*lines, belief]
     if isinstance(found.error, LastsError):
         return [*lines, ENDLESS]
-    if kind := _what_kind(found, wanted, dtype):
+    kind = _what_kind(found, wanted, dtype)
+    if kind and not (kind == NO_RETURN and _none_is_an_answer(expected, got)):
         return [*lines, kind]
     where = _difference(wanted, found, dtype)
     if isinstance(wanted.value, dict):  # the entries shown say what is wrong
@@ -290,6 +291,12 @@ def _what_kind(got: Seen, expected: Seen, dtype: bool) -> str | None:
     if got.error is None and got.value is None and expected.value is not None:
         return NO_RETURN
     return _other_kind(expected, got)
+
+
+def _none_is_an_answer(expected: list[Seen], got: list[Seen]) -> bool:
+    """Whether the reference returns None in some calls, and the answer something in some."""
+    theirs, own = ([one for seen in many for one in seen.returns] for many in (expected, got))
+    return any(one is None for one in theirs) and any(one is not None for one in own)
 
 
 def _gives_values(expected: Seen) -> bool:

@@ -296,7 +296,7 @@ def draw_lives(whole: Mapping[int, float], rows: Losses) -> None:
     below.set(ylabel="difference", xlabel="step", ylim=(-1, 1), yticks=[-1, 0, 1])
     below.set_xlim(0, max(whole))
     plt.show()
-    print("steps of each life, from a start to a kill:", *(len(run) for run in runs))
+    print("steps computed up to each kill, and after the last:", *(len(run) for run in runs))
 
 
 def share_lost(interval: float, step: float, stall: float, between_crashes: float) -> float:
@@ -325,6 +325,8 @@ def turn_interval(best: Callable[[float, float, float], int], step: float = 0.5)
                     textcoords="offset points", ha="center", fontweight="bold")  # fmt: skip
         ax.text(0.98, 0.08, "saves (dashed)", transform=ax.transAxes, ha="right",
                 color=PALETTE["disk"])  # fmt: skip
+        ax.text(0.02, 0.88, "both together (solid)", transform=ax.transAxes,
+                color=PALETTE["ours"])  # fmt: skip
         ax.text(0.02, 0.08, "repeated work (dotted)", transform=ax.transAxes,
                 color=PALETTE["gpu"])  # fmt: skip
         ax.set(xscale="log", xlim=(20, 50_000), ylim=(0, 12), ylabel="time lost (%)",

@@ -32,14 +32,15 @@ PART = "ranks"
 
 
 def positions_seen(answer, samples, batch_size, rank, world_size, start, batches):
-    """The positions as an array, and whether they have room."""
+    """The positions, and the kind of array that they come in."""
     sampler = type("MySampler", (MySampler,), {"positions_of": answer})(
         samples, batch_size, rank=rank, world_size=world_size, start=start
     )
     value = sampler.positions_of(range(*batches))
     if not isinstance(value, np.ndarray):
-        return {"kind": f"a {type(value).__name__}, not an array"}
-    return {"positions": value.tolist(), "bits": value.dtype.itemsize * 8, "shape": value.shape}
+        return {"came back": f"a {type(value).__name__}"}
+    seen = {"came back": "an array", "positions": value.tolist()}
+    return seen | {"dtype": value.dtype.name, "shape": value.shape}
 
 
 def positions_text(case):
@@ -61,6 +62,26 @@ def positions_as(self, batches, world=None, rank=None, start=None, dtype=np.int6
         last = self.positions(self.full_batches)
         found = np.append(found, np.arange(last.start, last.stop)).astype(dtype)
     return found
+
+
+def widened_too_late(self, batches):
+    return positions_as(self, batches, dtype=np.int32).astype(np.int64)
+
+
+def a_block_for_each(self, batches):
+    numbers = np.arange(batches.start, min(batches.stop, self.full_batches), dtype=np.int64)
+    begins = self.start + (numbers + self.rank * self.full_batches) * self.batch_size
+    found = np.add.outer(begins, np.arange(self.batch_size)).ravel()
+    tail = batches.stop > self.full_batches
+    return np.append(found, self.positions(self.full_batches)) if tail else found
+
+
+def joins_what_there_is(self, batches):
+    return np.concatenate([np.asarray(self.positions(one)) for one in batches])
+
+
+def starts_with_floats(self, batches):
+    return np.concatenate([np.array([]), *(self.positions(one) for one in batches)])
 
 
 def makes_the_last_full(self, batches):
@@ -90,8 +111,9 @@ POSITIONS_OF = Build(
         (24, 3, 1, 2, 6, (0, 2)),
         (28, 3, 1, 2, 0, (3, 5)),
         (28, 3, 0, 2, 4, (0, 4)),
-        (29, 3, 2, 3, 0, (2, 4)),
+        (31, 3, 2, 3, 0, (2, 4)),
         (27, 3, 1, 2, 0, (3, 5)),
+        (28, 3, 1, 2, 0, (4, 5)),
         (24, 3, 1, 2, 0, (2, 2)),
         (10**12, 2, 4095, 4096, 0, (262_143, 262_145)),
     ],
@@ -116,6 +138,19 @@ POSITIONS_OF = Build(
         ),
         "In 32 bits a position beyond 2^31 becomes negative.": lambda self, batches: positions_as(
             self, batches, dtype=np.int32
+        ),
+        "The numbers are computed in 32 bits: to widen them afterwards comes too late.": (
+            widened_too_late
+        ),
+        "You cut the epoch into one block for each rank; each step should be shared.": (
+            a_block_for_each
+        ),
+        "No batch asked for is no error: there are no positions.": joins_what_there_is,
+        "`np.array([])` holds floats, and all that is joined to it becomes floats.": (
+            starts_with_floats
+        ),
+        "These are lists of positions, one for each batch; asked is a single array.": (
+            lambda self, batches: [list(self.positions(one)) for one in batches]
         ),
         "You say where each batch begins; asked are all its positions.": where_they_begin,
         "The positions come in one row, batch after batch.": a_row_each,
@@ -144,6 +179,10 @@ STATES = {
         [shard_of("up", 5, 5, 10), shard_of("down", 0, 2, 4)],
         [shard_of("down", 2, 2, 4), COPIES[0]],
     ],
+    "both halves of a tensor on each of two ranks": [
+        [shard_of("up", 0, 5, 10), shard_of("up", 5, 5, 10)],
+        [shard_of("up", 0, 5, 10), shard_of("up", 5, 5, 10)],
+    ],
     "a copy of 8 on rank 0, of 9 on rank 1": [[COPIES[0]], [shard_of("mean", 0, 9, 9)]],
     "a copy in float32 on rank 0, in float64 on rank 1": [
         [COPIES[0]],
@@ -168,7 +207,8 @@ def plan_seen(answer, name):
         return {"refused": True}
     seen = {"refused": False, "lists": len(plan)}
     for rank, chosen in enumerate(plan):
-        seen[f"rank {rank} writes"] = sorted(chosen)
+        numbers = [one if isinstance(one, int) else f"a {type(one).__name__}" for one in chosen]
+        seen[f"rank {rank} writes"] = sorted(numbers, key=str)
     return seen
 
 
@@ -223,6 +263,15 @@ DEDUP_SAVE_PLANS = Build(
         "These are names; asked are the numbers of shards in the rank's own list.": partial(
             plan_as, what=lambda k, shard: shard.name
         ),
+        "These are shards; asked are their numbers in the rank's own list.": partial(
+            plan_as, what=lambda k, shard: shard
+        ),
+        "This is the plan as it was given: names and offsets, and no numbers.": partial(
+            plan_as, what=lambda k, shard: (shard.name, shard.offsets)
+        ),
+        "Of a tensor's shards on a rank only one may be its to write; they have one name.": partial(
+            plan_as, names_only=True
+        ),
         "The planner has an order of its own; the numbers count in the rank's list.": (
             places_in_the_plan
         ),
@@ -234,7 +283,10 @@ DEDUP_SAVE_PLANS = Build(
 
 
 def chosen_seen(answer, shape, index):
-    return {"chosen": [tuple(one) for one in answer(shape, index)]}
+    """The numbers of each dimension, and whether they are there for a second file as well."""
+    found = answer(shape, index)
+    first, second = ([tuple(one) for one in found] for _ in range(2))
+    return {"chosen": first, "read once more": "the same" if first == second else second}
 
 
 def without_expanding(shape, index):
@@ -272,6 +324,14 @@ CHOSEN_OF = Build(
     observe=chosen_seen,
     wrong={
         "A dimension that the index leaves out is chosen whole.": without_expanding,
+        "An index is not always a tuple: it may be one number, or one slice.": (
+            lambda shape, index: [
+                steps_of(one, size) for one, size in zip(index, shape, strict=False)
+            ]
+        ),
+        "It can be read only once, and every file asks for it.": lambda shape, index: iter(
+            chosen_of(shape, index)
+        ),
         "The second number is how many, not where it ends.": partial(chosen_as, what=ends),
         "You return begin, end and step, as Python has them; asked is how many.": partial(
             chosen_as, what=begin_by_end
@@ -293,9 +353,14 @@ def overlap_seen(answer, chosen, bounds):
         return {"overlap": "none"}
     there, here = both
     counts = [count for _, count, _ in chosen]
+    numbers = listed(there, counts)
+    if not all(numbers):
+        return {"overlap": "slices with nothing in them"}
+    kinds = {f"a {type(one).__name__}" for one in both}
     return {
         "overlap": "some",
-        "numbers among the chosen": listed(there, counts),
+        "each half is": " or ".join(sorted(kinds)),
+        "numbers among the chosen": numbers,
         "places in the chunk": listed(here, bounds[1]),
     }
 
@@ -319,6 +384,20 @@ def overlap_as(chosen, bounds, first=None, end=None, there=None, here=None, empt
         goes.append(there(begin, a, b, step) if there else slice(a, b))
         lies.append(here(own, offset) if here else own)
     return tuple(goes), tuple(lies)
+
+
+def changed(change):
+    """The right answer with its two halves changed, where it has any."""
+
+    def answer(chosen, bounds):
+        both = overlap(chosen, bounds)
+        return both and change(*both)
+
+    return answer
+
+
+def neighbours(chosen, bounds):
+    return overlap([(begin, count, 1) for begin, count, _ in chosen], bounds)
 
 
 def in_the_whole(own, offset):
@@ -353,11 +432,21 @@ OVERLAP = Build(
         "The last that lies in the chunk: rounded down, one is missing.": partial(
             overlap_as, end=lambda begin, step, edge: (edge - begin) // step
         ),
+        "With a step, rounding down takes what lies before the chunk, and loses its end.": partial(
+            overlap_as,
+            first=lambda begin, step, offset: (offset - begin) // step,
+            end=lambda begin, step, edge: (edge - begin) // step,
+        ),
         "You forget where the chunk ends.": partial(
             overlap_as, end=lambda begin, step, edge: 10**9
         ),
         "You forget the step: every row from the first to the last is taken.": lambda c, b: overlap(
             [(begin, (count - 1) * step + 1, 1) for begin, count, step in c], b
+        ),
+        "You take neighbours, whatever the step: what lies between was not chosen.": neighbours,
+        "The two halves have changed places.": changed(lambda there, here: (here, there)),
+        "An array takes a tuple of slices; a list of them is another index.": changed(
+            lambda there, here: (list(there), list(here))
         ),
         "The first half counts among the chosen, not among the rows.": partial(
             overlap_as,
@@ -418,9 +507,11 @@ def entries_of(answer, name):
             found = answer(temporary, zero)
         except CheckpointError as error:
             return {"raised": "CheckpointError", "names rank 1": "rank 1" in str(error)}
+        if not isinstance(found, dict):
+            return {"raised": "nothing", "files": f"a {type(found).__name__}, no dictionary"}
         return {
             "raised": "nothing",
-            "files": sorted(found),
+            "files": sorted(map(str, found)),
             "each is an entry of a manifest": all(
                 isinstance(one, FileEntry) for one in found.values()
             ),
@@ -437,6 +528,28 @@ def entries_as(temporary, coordinator, check=True, ranks=slice(None), look=True,
         if look:
             found = entries_seen(temporary, rank, message["files"])
         entries = entries | found if keep else found
+    return entries
+
+
+def one_for_each_rank(temporary, coordinator):
+    messages = coordinator.gather("done")
+    validate_equal(message["replicas"] for message in messages)
+    return [entries_seen(temporary, k, one["files"]) for k, one in enumerate(messages)]
+
+
+def compares_within_a_rank(temporary, coordinator):
+    messages = coordinator.gather("done")
+    for message in messages:
+        validate_equal(message["replicas"])
+    return entries_as(temporary, coordinator)
+
+
+def always_rank_0(temporary, coordinator):
+    entries = {}
+    messages = coordinator.gather("done")
+    validate_equal(message["replicas"] for message in messages)
+    for message in messages:
+        entries |= entries_seen(temporary, 0, message["files"])
     return entries
 
 
@@ -460,6 +573,15 @@ GATHER_ENTRIES = Build(
         "Each rank's entries take the place of those before.": partial(entries_as, keep=False),
         "You believe the messages, and never look whether the files are here.": partial(
             entries_as, look=False
+        ),
+        "A manifest lists the files of all ranks together; you return one dictionary for each.": (
+            one_for_each_rank
+        ),
+        "Copies are compared between ranks; you look at one rank's checksums alone.": (
+            compares_within_a_rank
+        ),
+        "Whoever reads the error looks at the rank that it names: yours names another.": (
+            always_rank_0
         ),
         "You list what lies in the folder; what should lie there, only the ranks know.": (
             what_lies_there
@@ -499,19 +621,22 @@ def committed_seen(answer, name):
             "checkpoints": sorted(path.name for path in folder.parent.glob("step-?")),
             "newest": newest and newest.name,
             "its step": manifest and manifest.step,
+            "its manifest names it": manifest and manifest.name == folder.name,
             "its files": manifest and sorted(manifest.files),
             "while it waits, a rank may still give up": all(still_free),
             "the ranks were asked": len(still_free) > 0,
         }
 
 
-def commit_as(folder, temporary, coordinator, step, keep_last, first=False, begin=True, late=False):
+def commit_as(folder, temporary, coordinator, step, keep_last, first=False, begin=True, late=False,
+              of=None, with_entries=True):  # fmt: skip
     if first:
         coordinator.begin_commit()
     entries = gather_entries(temporary, coordinator)
     if begin and not first and not late:
         coordinator.begin_commit()
-    commit(temporary, folder, new_manifest(folder, step, entries), keep_last)
+    manifest = new_manifest(of(temporary) if of else folder, step, entries if with_entries else {})
+    commit(temporary, folder, manifest, keep_last)
     if late:
         coordinator.begin_commit()
 
@@ -549,6 +674,12 @@ COMMIT_GLOBAL = Build(
             partial(commit_as, first=True)
         ),
         "You commit what lies there, and ask no rank whether it is all.": without_asking,
+        "The manifest is that of the temporary folder, a name that nobody will find.": partial(
+            commit_as, of=lambda temporary: temporary
+        ),
+        "A manifest without entries: the files are there, and it knows of none.": partial(
+            commit_as, with_entries=False
+        ),
         "You let the old checkpoints be, whatever `keep_last` says.": keeps_all,
         "All is gathered, and nothing is committed.": gathers_only,
     },

@@ -116,7 +116,11 @@ def captured(answer, seed):
     seen["its parts"] = {name: type(one).__name__ for name, one in state.items()}
     seen["numpy's, by kind"] = [type(one).__name__ for one in state.get("numpy", ())]
     if seen["its parts"] == kinds:
-        restore_rng(state)
+        try:
+            restore_rng(state)
+        except CheckpointError:
+            return seen | {"it can be put back": False}
+        seen["it can be put back"] = True
         found = draws()
         seen |= {f"{name} goes on": found[name] == wanted[name] for name in wanted}
     return seen
@@ -152,6 +156,14 @@ CAPTURE_RNG = Build(
         ),
         "numpy's words as an array can't be stored beside the rest: they must be bytes.": partial(
             capture_as, numpy=lambda one: (one[0], np.frombuffer(one[1], np.uint32), *one[2:])
+        ),
+        "Neither an array nor a tensor is JSON: both must be bytes.": partial(
+            capture_as,
+            numpy=lambda one: (one[0], np.frombuffer(one[1], np.uint32), *one[2:]),
+            torch=lambda one: torch.tensor(list(one)),
+        ),
+        "numpy's state is one tuple of five values; yours has a list in it.": partial(
+            capture_as, numpy=lambda one: (*one[:2], list(one[2:]))
         ),
         "Of numpy's state you keep the words only: it also counts how many were used.": partial(
             capture_as, numpy=lambda one: one[:2]
@@ -216,6 +228,9 @@ TRAINING_STATE = Build(
         "What is shown to people is left out.": lambda step, loader, settings, **shown: state_as(
             step, loader, settings
         ),
+        "`extra` is what a resume compares: what is shown to people differs at each step.": (
+            lambda step, loader, settings, **shown: state_as(step, loader, settings | shown)
+        ),
         "The step that is stored is the one that was done, not the next one.": partial(
             state_as, later=1
         ),
@@ -266,7 +281,7 @@ def restore_as(model, optimizer, loader, weights, moments, state, order=PARTS, c
             optimizer.load_state_dict(moments)
         elif part == "loader" and (state.loader is not None or not careful):
             loader.load_state_dict(state.loader)
-        elif part == "rng" and state.rng is not None:
+        elif part == "rng" and (state.rng is not None or not careful):
             restore_rng(state.rng)
 
 
@@ -278,6 +293,11 @@ def all_or_none(model, optimizer, loader, weights, moments, state):
 
 def given_without_looking(model, optimizer, loader, weights, moments, state):
     restore_as(model, optimizer, loader, weights, moments, state, careful=False)
+
+
+def looks_at_the_generators_only(model, optimizer, loader, weights, moments, state):
+    parts = PARTS if state.rng is not None else "model optimizer loader"
+    restore_as(model, optimizer, loader, weights, moments, state, parts, careful=False)
 
 
 RESTORE = Build(
@@ -308,6 +328,9 @@ RESTORE = Build(
             restore_as, order="model optimizer loader"
         ),
         "A part that is None was never saved: it can't be put back.": given_without_looking,
+        "Not only the generators may lack: a part that gets None is not left as it is.": (
+            looks_at_the_generators_only
+        ),
         "One part that lacks is no reason to leave the others.": all_or_none,
     },
 )
@@ -325,11 +348,25 @@ def gone_on(answer, saved, settings):
             state = TrainingState(step=step, extra={"batch_size": 4})
             save_checkpoint(root / f"step-{step}", {"w": torch.tensor([float(step)])}, None, state)
         try:
-            seen = {"returned": answer(root, model, given, given, settings)}
+            seen = {"returned": without(root.parent, answer(root, model, given, given, settings))}
         except CheckpointError:
             seen = {"raised": "CheckpointError"}
     weights = log.get("model")
     return seen | {"the model was given": "nothing" if weights is None else weights["w"].tolist()}
+
+
+def without(parent, returned):
+    """What came back, with each path in it told from the parent on."""
+    if not isinstance(returned, tuple):
+        return returned
+    told = (str(one).replace(f"{parent}/", "") if isinstance(one, Path | str) else one
+            for one in returned)  # fmt: skip
+    return tuple(told)
+
+
+def whole_path(out, model, optimizer, loader, settings):
+    step, name = resume_as(out, model, optimizer, loader, settings)
+    return step, name if name == "none" else str(out / name)
 
 
 def resume_as(out, model, optimizer, loader, settings, choose=None, check="before", later=0):
@@ -395,6 +432,7 @@ RESUME = Build(
             resume_as, later=1
         ),
         "You say where the run stands, and put nothing back.": counts_only,
+        "A name was asked for; this is the whole path, another one on each machine.": whole_path,
     },
 )
 
@@ -403,7 +441,7 @@ RESUME = Build(
 
 
 class Epochs:
-    """A loader of three batches, in another order each epoch; it counts what it made."""
+    """A loader of three pairs, in another order each epoch; it counts what it made."""
 
     def __init__(self):
         self.begun = self.made = 0
@@ -413,13 +451,13 @@ class Epochs:
         order = [0, 1, 2][self.begun % 3 :] + [0, 1, 2][: self.begun % 3]
         for sample in order:
             self.made += 1
-            yield f"epoch {self.begun}, sample {sample}"
+            yield f"epoch {self.begun}", f"sample {sample}"
 
 
 def taken_from(answer, count):
     loader = Epochs()
     taken = [
-        one if isinstance(one, str) else type(one).__name__
+        ", ".join(one) if isinstance(one, tuple | list) else type(one).__name__
         for one in itertools.islice(answer(loader), count)
     ]
     return {"the batches": taken, "epochs begun": loader.begun, "batches made": loader.made}
@@ -433,6 +471,13 @@ def one_list_after_the_other(loader):
 def only_two(loader):
     yield from loader
     yield from loader
+
+
+def one_by_one(loader):
+    while True:
+        for x, y in loader:
+            yield x
+            yield y
 
 
 def whole_epochs(loader):
@@ -451,6 +496,7 @@ EPOCHS = Build(
         "`cycle` gives the first epoch over and over, and keeps all of it.": itertools.cycle,
         "You make a whole epoch before the first batch is given.": one_list_after_the_other,
         "It ends at some time: give batches as long as somebody asks.": only_two,
+        "A batch is a pair, x and y; you give them one by one.": one_by_one,
         "You give the loader; asked for are its batches.": whole_epochs,
     },
 )
@@ -466,12 +512,12 @@ def asked_for(answer, numbers):
     MyAsked = type("MyAsked", (train.Asked,), {"note": answer})
     asked, seen = MyAsked(), {}
     for at, number in enumerate(numbers, start=1):
+        name = f"after signal {at}, {NAMES[number]}"
         try:
             asked.note(number, None)
-            left = ""
         except SystemExit:
-            left = ", and the process is gone"
-        seen[f"after signal {at}, {NAMES[number]}"] = f"save {asked.save}, end {asked.end}{left}"
+            return seen | {name: "the process is gone"}
+        seen[name] = f"save {asked.save}, end {asked.end}"
     return seen
 
 

@@ -262,6 +262,10 @@ CARDS = [
             "The reader opens files that it does not need, and is right.",
         ),
         right=2,
+        reasons={
+            1: "With a step of 1 nothing is left over, so nothing is rounded.",
+            3: "It takes rows that lie before the chunk, and those are not in its file.",
+        },
     ),
     Card(
         name="seen by nobody",
@@ -275,6 +279,10 @@ CARDS = [
             "On one machine, saves take longer.",
         ),
         right=1,
+        reasons={
+            2: "With the check each of them would raise: the line that did so is gone.",
+            3: "To ask for the size of a file takes microseconds, and now nobody asks.",
+        },
     ),
     Card(
         name="nobody asked",
@@ -288,5 +296,9 @@ CARDS = [
             "A rank reports that nothing was saved, and then the checkpoint is there.",
         ),
         right=3,
+        reasons={
+            1: "Only rank 0 calls this; no other rank commits.",
+            2: "Nobody waits in this line; the waits are in `gather_entries`, and have an end.",
+        },
     ),
 ]
