@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -58,6 +58,11 @@ class Read:
         target = self.target[begin - self.offset : end - self.offset]
         return Read(self.file, begin, target, pages)
 
+    def clipped(self, begin: int, end: int) -> "Read | None":
+        """Return the read of what lies between two bytes of the file, if that is anything."""
+        begin, end = max(begin, self.offset), min(end, self.end)
+        return self.part(begin, end) if begin < end else None
+
 
 def read_all(reads: Iterable[Read], bar: Bar) -> None:
     """Carry out reads; the first that fails ends it.
@@ -96,7 +101,8 @@ def in_parallel(
     with ThreadPoolExecutor(IN_FLIGHT, "npydata-read") as pool:
         try:
             for result in pool.map(carry_out, jobs):
-                yield cast(Result, result)  # None only behind an error, which was raised
+                if result is not None:  # it was not begun: the error is that of a later one
+                    yield result
         finally:  # Ctrl-C, or nobody wants the rest
             failed.set()
 
@@ -136,14 +142,23 @@ def belongs(read: Read, request: list[Read]) -> bool:
 def read_request(request: list[Read], buffer: Bytes) -> int:
     """Read ranges that lie together, with one request to the disk; return how many bytes."""
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
-    only = request[0] if len(request) == 1 else None
-    if only is not None and is_in_memory(file, begin, end):
-        file.read_into(only.target.data, begin)
-    elif only is None or only.pages is None or not read_direct(file, only.pages, begin, end):
-        content = read_range(file, begin, end, buffer)
-        for read in request:
-            read.target[:] = content[read.offset - begin : read.end - begin]
+    read_together(file, begin, end, request, buffer)
     return sum(read.target.nbytes for read in request)
+
+
+def read_together(file: OpenFile, begin: int, end: int, reads: list[Read], buffer: Bytes) -> Bytes:
+    """Read a range of a file, and put what lies in it into its place; return its bytes."""
+    only = reads[0] if len(reads) == 1 else None
+    if only is not None and (only.offset, only.end) == (begin, end):
+        if is_in_memory(file, begin, end):
+            file.read_into(only.target.data, begin)
+            return only.target
+        if only.pages is not None and read_direct(file, only.pages, begin, end):
+            return only.target
+    content = read_range(file, begin, end, buffer)
+    for read in reads:
+        read.target[:] = content[read.offset - begin : read.end - begin]
+    return content
 
 
 def read_range(file: OpenFile, begin: int, end: int, buffer: Bytes) -> Bytes:
