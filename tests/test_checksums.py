@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from test_cli import fails_in_one_line
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_checkpoint
-from npydata.checkpointer.manifest import read_manifest
+from npydata.checkpointer.manifest import FileEntry, read_manifest
 from npydata.cli import main
 from npydata.reader import checksums, parallel_read
 from npydata.reader.record import verify_record, write_record
@@ -139,18 +140,18 @@ def test_a_training_checkpoint_is_compared_however_it_is_loaded(tmp_path, ways, 
         load_checkpoint(folder, **ways | {"into": into}, verify=True)
 
 
-@pytest.mark.parametrize("file", ["rng/rank_0.json", "training_state.json"])
-def test_files_without_tensors_are_compared_as_well(tmp_path, file):
-    import shutil
-    from pathlib import Path
-
-    folder = tmp_path / "c"
-    shutil.copytree(Path(__file__).parent / "old_checkpoints" / "ranks", folder)
-    if file not in read_manifest(folder).files:
-        pytest.skip("this old checkpoint has no such file")
-    flipped(folder / file, 3)
-    with pytest.raises(CheckpointError, match=file):
-        load_checkpoint(folder, mmap=False, verify=True)
+@pytest.mark.parametrize("mmap", [True, False])
+def test_files_without_tensors_are_compared_as_well(tmp_path, mmap):
+    folder = saved(tmp_path)
+    (folder / "rng").mkdir()
+    (folder / "rng" / "rank_0.json").write_bytes(b"{}")
+    old = read_manifest(folder)
+    new = replace(old, files=old.files | {"rng/rank_0.json": FileEntry(2, (zlib.crc32(b"{}"),))})
+    (folder / "manifest.json").write_bytes(new.to_json())
+    load_checkpoint(folder, mmap=mmap, verify=True)
+    flipped(folder / "rng" / "rank_0.json", 1)
+    with pytest.raises(CheckpointError, match=r"rank_0\.json: bytes 0 to 2 are not what was"):
+        load_checkpoint(folder, mmap=mmap, verify=True)
 
 
 def test_without_a_manifest_nothing_is_loaded_as_verified(tmp_path):
