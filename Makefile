@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "[set-up] $(VENV): a virtual environment with torch, JupyterLab and npydata (once; a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "npydata needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[prepare,notebooks,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[checksums,prepare,notebooks,docs,dev]'
 	@touch $@
 	@echo "[set-up] done"
 

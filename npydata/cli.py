@@ -1,8 +1,7 @@
 """The ``npydata`` command: prepare, inspect, convert, verify, bench.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
-exit code is 130. Either way no file is left half-written. Modules are imported by the command that
-needs them, so that ``npydata --help`` answers at once.
+exit code is 130. Either way no file is left half-written. Each command imports what it needs.
 """
 
 import argparse
@@ -215,14 +214,19 @@ def run_verify(args: argparse.Namespace) -> int:
     """Read a checkpoint whole and say in one line that it is what was written."""
     from npydata.checkpointer.load import to_verify, verify_checkpoint
     from npydata.reader.open import open_checkpoint
+    from npydata.reader.record import has_record, verify_record, write_record
 
-    folder = to_verify(args.folder)
-    manifest = verify_checkpoint(folder, progress=not args.quiet)
-    with open_checkpoint(folder) as checkpoint:
-        tensors = len(checkpoint)
-    total = human_bytes(sum(entry.size for entry in manifest.files.values()))
-    where = harmless(printable(folder), MESSAGE_LENGTH)
-    print(f"ok: step {manifest.step:,}, {tensors:,} tensors, {total}, verified ({where})")
+    if args.record or has_record(args.path):
+        work, said = (write_record, "recorded") if args.record else (verify_record, "ok")
+        report = f"{said}: {work(args.path, progress=not args.quiet)}"
+    else:
+        folder = to_verify(args.path)
+        manifest = verify_checkpoint(folder, progress=not args.quiet)
+        with open_checkpoint(folder) as checkpoint:
+            tensors = len(checkpoint)
+        size = human_bytes(sum(entry.size for entry in manifest.files.values()))
+        report = f"ok: step {manifest.step:,}, {tensors:,} tensors, {size}, verified ({folder})"
+    print(harmless(printable(report), MESSAGE_LENGTH))
     return EXIT_OK
 
 
@@ -233,8 +237,6 @@ def left_out(names: Sequence[str]) -> str:
         shown.append(f"and {len(names) - NAMES_SHOWN:,} more")
     return f"; left out {len(names):,} without plain values: {', '.join(shown)}" if shown else ""
 
-
-# What the commands are called, say and take
 
 DESCRIPTION = """\
 Feed and save language-model training: make token files, look into them and into checkpoints,
@@ -362,18 +364,21 @@ VERIFY = Command(
     run_verify,
     "compare a saved checkpoint with what was written",
     description="""\
-Read a whole checkpoint that npydata's checkpointer wrote, and compare it with what was written.
+Read a whole checkpoint and compare it with what was written. The exit code is 0 if every byte is
+as it was, and else 2, with the file, the tensor and the range of bytes.
 
-DIR is the folder of a checkpoint, or a folder of checkpoints: then the latest is read. The exit
-code is 0 if every byte is as it was, and else 2, with the file and the range of bytes.""",
+PATH is a checkpoint of npydata's checkpointer, or a folder of these: then the latest is read. Or
+safetensors that --record wrote down before, into manifest.json or FILE.manifest.json.""",
     arguments={
-        "folder": {"metavar": "DIR", "help": "a checkpoint, or a folder of checkpoints"},
+        "path": {"metavar": "PATH", "help": "a checkpoint, a folder of them, or what was recorded"},
+        "--record": {"action": "store_true", "help": "write down the checksums, compare nothing"},
         "-q --quiet": QUIET,
     },
     examples="""\
 examples:
   npydata verify runs/step_1000
   npydata verify runs/
+  npydata verify --record models/llama
 """,
 )
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,15 +19,15 @@ from npydata import (
     save_checkpoint,
     verify_checkpoint,
 )
-from npydata.checkpointer import manifest as manifests
+from npydata.checkpointer import writer
 from npydata.checkpointer.manifest import (
     FileEntry,
     Manifest,
-    as_manifest,
     check_content,
     is_ours,
     read_manifest,
 )
+from npydata.reader import checksums
 
 NAMES = ["model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"]
 EACH_FILE = pytest.mark.parametrize("name", NAMES)
@@ -151,45 +152,56 @@ def test_a_file_of_another_checkpoint_of_the_same_size_is_found(saved):
     other = saved.parent / "other"
     save_checkpoint(other, {"w": torch.zeros(5), "b": torch.ones(3)})
     shutil.copy(other / "model.safetensors", saved / "model.safetensors")
-    assert "model.safetensors: bytes 0 to 4,128 are not what was written" in complaint_of(saved)
+    assert "model.safetensors: bytes 4,096 to 4,116 are not what was written: 'w'" in complaint_of(
+        saved
+    )
 
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    monkeypatch.setattr("npydata.checkpointer.writer.PIECE_BYTES", 8192)
-    monkeypatch.setattr("npydata.checkpointer.manifest.PIECE_BYTES", 8192)
+    monkeypatch.setattr(writer, "PIECE_BYTES", 8192)
+    monkeypatch.setattr(writer, "WRITE_BYTES", 16384)
+    monkeypatch.setattr(checksums, "PIECE_BYTES", 8192)
+    monkeypatch.setattr(checksums, "REQUEST_BYTES", 16384)
     monkeypatch.setattr(Manifest.__init__, "__defaults__", (8192, "", ""))
-    monkeypatch.setattr("npydata.checkpointer.writer.WRITE_BYTES", 16384)
-    monkeypatch.setattr(manifests, "REQUEST_BYTES", 4096)
 
 
 @pytest.mark.parametrize(
-    "at, span",
-    [(0, "0 to 8,192"), (8191, "0 to 8,192"), (8192, "8,192 to 16,384"),
-     (24_095, "16,384 to 24,096")],
-)  # fmt: skip
-def test_the_piece_that_changed_is_named(tmp_path, short_pieces, at, span):
-    save_checkpoint(tmp_path / "c", {"w": torch.ones(5000)})
-    path = tmp_path / "c" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-    assert f"{path}: bytes {span} are not what was written" in complaint_of(tmp_path / "c")
-
-
-@pytest.mark.parametrize(
-    "at, named",
-    [(4100, "the header, 'a', 'b'"), (16_384 + 5000, "'c'"), (100, "its header")],
+    "at, span, named",
+    [
+        (3, "0 to 4,096", "its header"),
+        (100, "0 to 4,096", "its header"),
+        (4096, "4,096 to 12,288", "'a'"),
+        (12_288, "12,288 to 20,480", "'a'"),
+        (24_095, "20,480 to 24,096", "'a'"),
+        (24_096, "24,096 to 24,108", "'b'"),
+        (24_108, "24,108 to 28,672", "'c'"),
+        (36_863, "28,672 to 36,864", "'c'"),
+    ],
 )
-def test_the_tensors_of_the_piece_that_changed_are_named(tmp_path, short_pieces, at, named):
-    state = {"a": torch.ones(500), "b": torch.ones(800), "c": torch.ones(9000)}
+def test_the_tensor_and_the_bytes_that_changed_are_named(tmp_path, short_pieces, at, span, named):
+    state = {"a": torch.ones(5000), "b": torch.ones(3), "c": torch.ones(4000)}
     save_checkpoint(tmp_path / "c", state)
     path = tmp_path / "c" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[at if at > 100 else 3] ^= 128
-    path.write_bytes(content)
-    complaint = complaint_of(tmp_path / "c")
-    assert complaint.endswith(f"are not what was written: {named}")
+    flipped(path, at, 1)
+    wanted = f"{path}: bytes {span} are not what was written: {named}"
+    assert complaint_of(tmp_path / "c") == wanted
+
+
+@pytest.mark.parametrize("at, span", [(0, "0 to 8,192"), (8191, "0 to 8,192"),
+                                      (8192, "8,192 to 9,120")])  # fmt: skip
+def test_a_manifest_in_pieces_as_they_were_written_before_names_piece_and_tensors(
+    tmp_path, short_pieces, at, span
+):
+    save_checkpoint(tmp_path / "c", {"a": torch.ones(200), "b": torch.ones(1056)})
+    path, old = tmp_path / "c" / "model.safetensors", read_manifest(tmp_path / "c")
+    sums = tuple(zlib.crc32(path.read_bytes()[k : k + 8192]) for k in (0, 8192))
+    new = replace(old, files=old.files | {path.name: FileEntry(path.stat().st_size, sums)})
+    assert json.loads(new.to_json())["version"] == 2
+    (tmp_path / "c" / "manifest.json").write_bytes(new.to_json())
+    verify_checkpoint(tmp_path / "c")
+    flipped(path, at, 1)
+    assert f"{path}: bytes {span} are not what was written: " in complaint_of(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -208,20 +220,24 @@ def test_a_bit_that_flips_anywhere_is_found_and_the_part_is_named(tmp_path, shor
         with path.open("r+b") as file:
             (old,) = os.pread(file.fileno(), 1, at)
             os.pwrite(file.fileno(), bytes([old ^ bit]), at)
-            assert path.name in complaint_of(tmp_path / "c")
+            complaint = complaint_of(tmp_path / "c")
+            assert path.name in complaint
+            assert path.suffix != ".safetensors" or "header" in complaint or "'" in complaint
             os.pwrite(file.fileno(), bytes([old]), at)
     verify_checkpoint(tmp_path / "c")
 
 
 def test_a_checkpoint_of_several_pieces_verifies(tmp_path, short_pieces):
     save_checkpoint(tmp_path / "c", {"w": torch.ones(5000)})
-    assert len(verify_checkpoint(tmp_path / "c").files["model.safetensors"].crc32) == 3
+    entry = verify_checkpoint(tmp_path / "c").files["model.safetensors"]
+    assert entry.lengths == (4096, 8192, 8192, 3616)
+    assert len(entry.crc32) == 4
 
 
 def test_loading_says_that_the_content_changed_when_asked_to_verify(saved):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    with pytest.raises(CheckpointError, match=r"model.safetensors: bytes 0 to 4,128"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: bytes 4,116 to 4,128.*'b'"):
         load_checkpoint(saved, verify=True)
 
 
@@ -295,7 +311,7 @@ GOOD = {"format": "npydata checkpoint", "version": 1, "sequence": 1, "step": 0, 
 ENTRY = {"size": 0, "crc32": []}
 HOSTILE = {
     "list": [], "null": None, "text": "x", "number": 5, "empty": {},
-    "other format": GOOD | {"format": "x"}, "version 3": GOOD | {"version": 3},
+    "other format": GOOD | {"format": "x"}, "version 4": GOOD | {"version": 4},
     "no run": GOOD | {"version": 2}, "version as true": GOOD | {"version": True},
     "run as a list": GOOD | {"version": 2, "run": [], "name": "c"},
     "no name": GOOD | {"version": 2, "run": "r", "name": ""},
@@ -310,6 +326,14 @@ HOSTILE = {
         "optimizer.safetensors": {"size": 9, "crc32": [1]}}},
     "too many sums": GOOD | {"files": GOOD["files"] | {
         "optimizer.safetensors": {"size": 0, "crc32": [1]}}},
+    "lengths of another size": GOOD | {"files": GOOD["files"] | {
+        "optimizer.safetensors": {"size": 9, "crc32": [1, 2], "lengths": [8, 2]}}},
+    "a length of 0": GOOD | {"files": GOOD["files"] | {
+        "optimizer.safetensors": {"size": 9, "crc32": [1, 2], "lengths": [9, 0]}}},
+    "more lengths than sums": GOOD | {"files": GOOD["files"] | {
+        "optimizer.safetensors": {"size": 9, "crc32": [1, 2], "lengths": [4, 4, 1]}}},
+    "lengths as text": GOOD | {"files": GOOD["files"] | {
+        "optimizer.safetensors": {"size": 9, "crc32": [1, 2], "lengths": "81"}}},
     "sum as text": GOOD | {"files": GOOD["files"] | {
         "optimizer.safetensors": {"size": 3, "crc32": "1"}}},
     "negative size": GOOD | {"files": GOOD["files"] | {
@@ -322,13 +346,13 @@ HOSTILE = {
 
 
 def test_the_manifest_the_hostile_ones_are_made_of_is_good():
-    assert as_manifest(GOOD).files["model.safetensors"] == FileEntry(9, (1, 2))
+    assert Manifest.from_json(GOOD).files["model.safetensors"] == FileEntry(9, (1, 2))
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_manifest_of_wrong_types_is_refused(case):
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
-        as_manifest(HOSTILE[case])
+        Manifest.from_json(HOSTILE[case])
 
 
 @pytest.mark.parametrize("content", [
@@ -361,20 +385,20 @@ def test_a_root_passes_over_a_damaged_manifest(saved):
     assert latest_checkpoint(saved.parent) == saved
 
 
-def test_verifying_reads_a_little_at_a_time(saved, monkeypatch):
-    monkeypatch.setattr(manifests, "REQUEST_BYTES", 100)
-    real, read, counted = manifests.read_range, [], []
+def test_verifying_reads_a_little_at_a_time_and_everything_once(saved, monkeypatch):
+    monkeypatch.setattr(checksums, "REQUEST_BYTES", 100)
+    real, read, counted = checksums.read_together, [], []
 
-    def noted(file, begin, end, buffer):
+    def noted(file, begin, end, reads, buffer):
         read.append(end - begin)
-        return real(file, begin, end, buffer)
+        return real(file, begin, end, reads, buffer)
 
     class Bar:
         def update(self, n):
             counted.append(n)
 
-    monkeypatch.setattr(manifests, "read_range", noted)
+    monkeypatch.setattr(checksums, "read_together", noted)
     manifest = read_manifest(saved)
-    manifests.check_content(saved, manifest, Bar())
+    check_content(saved, manifest, Bar())
     assert max(read) == 100
-    assert sum(counted) == sum(entry.size for entry in manifest.files.values())
+    assert sum(counted) == sum(read) == sum(entry.size for entry in manifest.files.values())

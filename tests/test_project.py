@@ -14,7 +14,7 @@ import pytest
 import npydata
 
 ROOT = Path(__file__).parent.parent
-CONDA_NAMES = {"torch": "pytorch"}
+CONDA_NAMES = {"torch": "pytorch", "isal": "python-isal"}
 MAY_IMPORT = {
     "errors": set(),
     "system": {"errors"},

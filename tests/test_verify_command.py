@@ -61,7 +61,7 @@ def test_verify_names_the_file_and_the_bytes_that_changed(saved, capsys):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\x55")
     line = fails_in_one_line(capsys, "verify", saved)
-    assert f"{path}: bytes 0 to {len(content):,} are not what was written" in line
+    assert f"{path}: bytes 4,104 to 4,108 are not what was written: 'state.1.old.0'" in line
 
 
 @pytest.mark.parametrize("make", ["missing", "empty", "foreign"])

@@ -21,8 +21,9 @@ from npydata.bench.machine import machine_facts, require_space
 from npydata.bench.measure import MIB, Row, asked_for, interleave, milliseconds
 from npydata.bench.memory import extra_memory
 from npydata.bench.report import Report
-from npydata.bench.states import FORMATS, State, make_state, write_as
+from npydata.bench.states import FORMATS, SAFETENSORS, State, make_state, write_as
 from npydata.bench.targets import load_verdicts
+from npydata.reader.record import write_record
 from npydata.system.progress import human_bytes
 
 FOLDER = "folder"
@@ -87,6 +88,8 @@ def written(format: str, state: State, folder: Path) -> tuple[Path, list[Path]]:
     """Write a checkpoint; return its path, and the files of it and of those beside it."""
     if format != FOLDER:
         path = write_as(format, state, folder)
+        if format == SAFETENSORS:
+            write_record(path)
         return path, [path]
     from torch.distributed.checkpoint.state_dict_saver import save
 

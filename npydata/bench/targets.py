@@ -6,7 +6,7 @@ from statistics import median
 from npydata.bench.baselines import OURS
 from npydata.bench.baselines.limits import COPY, DIRECT_WRITE
 from npydata.bench.baselines.loaders import BATCH_ITEMS, DEFAULT_MARK, NAIVE, UNHINTED
-from npydata.bench.baselines.loads import DIRECT_READ, OURS_MAPPED
+from npydata.bench.baselines.loads import DIRECT_READ, OURS_MAPPED, OURS_VERIFIED
 from npydata.bench.baselines.random_reads import RANDOM_READS
 from npydata.bench.baselines.readers import CONVERT, COPY_FILE, SAFE_OPEN, TORCH_LOAD, TORCH_MMAP
 from npydata.bench.baselines.savers import (
@@ -75,12 +75,12 @@ def compare(claim: str, ours: Row | None, other: Row | None, target: float, styl
     return [Verdict(claim=claim, value=value, target=target, style=style, at_most=at_most)]
 
 
-def cost(claim: str, slowed: Row | None, free: Row | None) -> list[Verdict]:
-    """Compare two rows turn by turn: the share of time that one takes longer, at most 5 %."""
+def cost(claim: str, slowed: Row | None, free: Row | None, *, most: float = 0.05) -> list[Verdict]:
+    """Compare two rows turn by turn: the share of time that one takes longer, 5 % unless given."""
     if slowed is None or free is None:
         return []
     value = median(a / b for a, b in zip(free.rates, slowed.rates, strict=True)) - 1
-    return [Verdict(claim=claim, value=value, target=0.05, style=CLOSE_SHARE, at_most=True)]
+    return [Verdict(claim=claim, value=value, target=most, style=CLOSE_SHARE, at_most=True)]
 
 
 def dataset_verdicts(rows: Sequence[Row]) -> list[Verdict]:
@@ -173,6 +173,10 @@ def load_verdicts(rows: Sequence[Row], size_mib: int) -> list[Verdict]:
         verdicts += compare(f"{what}: the best of ours is {{}} the best peer",
                             find(rows, row.group, (OURS, OURS_MAPPED), row.setting),
                             find(rows, row.group, peers, row.setting), 1, CLOSE_TIMES)  # fmt: skip
+        if cold:
+            verdicts += cost(f"{what}: verifying on the way adds {{}} to the time",
+                             find(rows, row.group, OURS_VERIFIED, row.setting), row,
+                             most=0.1)  # fmt: skip
     return verdicts
 
 

@@ -27,7 +27,7 @@ from npydata.checkpointer.file_layout import (
     refuse_tensor,
     to_local,
 )
-from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING, integer
+from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING
 from npydata.checkpointer.overlap import Overlap, storage_pointer
 from npydata.checkpointer.staging import (
     Copy,
@@ -42,6 +42,7 @@ from npydata.checkpointer.staging import (
 from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
+from npydata.reader.manifest import integer
 from npydata.reader.open import without_collecting
 
 SNAPSHOTS = ("host", "overlap", "device")

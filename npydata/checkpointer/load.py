@@ -51,11 +51,11 @@ def load_checkpoint(
 ) -> Loaded:
     """Return model state, optimizer state and training state of a checkpoint folder.
 
-    Sizes and headers are always checked; ``verify=True`` also reads everything and compares the
-    checksums. With ``mmap`` the tensors on the CPU are mapped copy-on-write: they are read when
-    used, and may be written to. That is better where some are used, or all of them later; what is
-    wanted at once is read faster without, see :meth:`LazyCheckpoint.load`. Tied tensors share
-    memory again.
+    Sizes and headers are always checked; ``verify=True`` also compares everything with the
+    checksums: while it is read, or in a read of its own where tensors are mapped. With ``mmap`` the
+    tensors on the CPU are mapped copy-on-write: they are read when used, and may be written to.
+    That is better where some are used, or all of them later; what is wanted at once is read faster
+    without, see :meth:`LazyCheckpoint.load`. Tied tensors share memory again.
 
     ``into`` takes the model, or the model and the optimizer: their own tensors are filled, and are
     those of the states. An optimizer that has made no state yet has none to fill; give its state
@@ -68,23 +68,36 @@ def load_checkpoint(
         CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
             removed while it was read.
     """
-    read = partial(read_tensors, device=device, mmap=mmap)
+    mapped = mmap and torch.device(device).type == "cpu"
+    read = read_maps if mapped else partial(LazyCheckpoint.load, device=device, verify=verify)
     return read_held(lambda: hold(dir), lambda folder: load_from(folder, read, verify, into))
 
 
 def load_from(folder: HeldFolder, read: ReadTensors, verify: bool, into: Sequence[Any]) -> Loaded:
     """Return the states of a checkpoint that is held open."""
-    manifest = check(folder, content=verify)
+    manifest = check(folder, content=False)
+    ours = dict(zip(PARTS, (*into, None, None), strict=False))
+    if verify:
+        compare_maps(folder, manifest, [p for p in PARTS if ours[p] is None and read is read_maps])
     metadata = read_metadata(folder, manifest)
     states = {
-        part: load_state(folder, manifest, part, metadata, read, ours)
-        for part, ours in zip(PARTS, (*into, None, None), strict=False)
+        part: load_state(folder, manifest, part, metadata, read, ours[part], verify)
+        for part in PARTS
         if files_of(part, manifest.files)
     }
     training = training_state_of(folder.path, metadata)
     require_unchanged(folder, manifest)
     continue_run(folder.path, manifest.run)
     return states["model"], states.get("optimizer"), training
+
+
+def compare_maps(folder: HeldFolder, manifest: Manifest, parts: Sequence[str]) -> None:
+    """Compare the files of parts that will be mapped, and of what is no tensor; others later."""
+    tensors = {part: files_of(part, manifest.files) for part in PARTS}
+    later = {name for part in PARTS if part not in parts for name in tensors[part]}
+    for name in manifest.files:
+        if name not in later:
+            check_file(folder, manifest, name, NoBar())
 
 
 def hold(dir: str | os.PathLike[str]) -> HeldFolder:
@@ -193,30 +206,27 @@ def load_state(
     metadata: dict[str, Any],
     read: ReadTensors,
     into: Any,
+    verify: bool,
 ) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
     with open_part(folder, manifest, part) as tensors, without_collecting():
         ties = tensors.ties()
         path = tensors.path
         names = [name for name in tensors if name not in ties]
-        state = read(tensors, names) if into is None else filled(tensors, into)
+        state = read(tensors, names) if into is None else filled(tensors, into, verify)
     state |= {alias: state[name] for alias, name in ties.items() if alias not in state}
     return nested_state(path, metadata[part], state)
 
 
-def read_tensors(
-    tensors: LazyCheckpoint, names: list[str], *, device: str | torch.device, mmap: bool
-) -> dict[str, torch.Tensor]:
-    """Return tensors on their device; on the CPU mapped, or in memory of their own."""
-    if mmap and torch.device(device).type == "cpu":
-        return {name: tensors[name] for name in names}
-    return tensors.load(names, device=device)
+def read_maps(tensors: LazyCheckpoint, names: list[str]) -> dict[str, torch.Tensor]:
+    """Return tensors that are read when they are used."""
+    return {name: tensors[name] for name in names}
 
 
-def filled(tensors: LazyCheckpoint, into: Any) -> dict[str, torch.Tensor]:
+def filled(tensors: LazyCheckpoint, into: Any, verify: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a model or an optimizer, filled."""
     ours, _ = flatten_state_dict(into.state_dict() if hasattr(into, "state_dict") else into)
-    return tensors.load(into=ours)
+    return tensors.load(into=ours, verify=verify)
 
 
 def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,4 +243,5 @@ def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[s
 def open_part(folder: HeldFolder, manifest: Manifest, part: str) -> LazyCheckpoint:
     """Open the tensors of a model or an optimizer: one file, or what many ranks wrote."""
     names = files_of(part, manifest.files)
-    return open_files(folder, names, folder.path / (part if "/" in names[0] else names[0]))
+    path = folder.path / (part if "/" in names[0] else names[0])
+    return open_files(folder, names, path, manifest)

@@ -218,6 +218,15 @@ class StagedFile:
     watermark: Watermark = field(default_factory=Watermark)
     copies: list[Copy] = field(default_factory=list)
     """In the order of the file."""
+    layout: FileLayout | None = None
+
+    @property
+    def ends(self) -> list[int]:
+        """Where the header and each tensor end, if that is known."""
+        if self.layout is None:
+            return []
+        begin = len(self.layout.header)
+        return [begin, *(begin + slot.begin + slot.nbytes for slot in self.layout.slots)]
 
 
 def stage(
@@ -227,7 +236,7 @@ def stage(
     pin = any(tensor.is_cuda for tensor in tensors.values())
     memory = buffer.reserve(layout.capacity, pin=pin)
     copies = plan_copies(memory, layout, tensors)
-    return StagedFile(name, layout.nbytes, memory, copies=copies)
+    return StagedFile(name, layout.nbytes, memory, copies=copies, layout=layout)
 
 
 @dataclass(slots=True)

@@ -8,11 +8,12 @@ get ordinary writes. Built in ``notebooks/07_async_checkpointer``.
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Protocol
 
 from npydata.checkpointer.background import THREAD_NAME, BackgroundTask
@@ -20,11 +21,12 @@ from npydata.checkpointer.commit import write_small
 from npydata.checkpointer.file_layout import PAGE
 from npydata.checkpointer.manifest import PIECE_BYTES, FileEntry, checksums
 from npydata.checkpointer.staging import StagedFile
+from npydata.reader.checksums import crc32_of, lengths_up_to
 from npydata.system.atomic_write import sync_folder
 
 DIRECT = getattr(os, "O_DIRECT", 0)
 WRITE_BYTES = 1 << 26
-"""What is written at once: whole pieces of checksums."""
+"""What is written at once."""
 
 
 class CommitStrategy(Protocol):
@@ -81,18 +83,23 @@ class Writer:
             self.strategy.heartbeat()
             file.watermark.wait_for(upto)
 
-        memory = file.memory.numpy().data
-        crc32 = write_durably(temporary / file.name, memory, file.nbytes, wait_for)
-        return FileEntry(file.nbytes, tuple(crc32))
+        memory, lengths = file.memory.numpy().data, lengths_up_to(file.ends)
+        crc32 = write_durably(temporary / file.name, memory, file.nbytes, wait_for, lengths)
+        return FileEntry(file.nbytes, tuple(crc32), lengths)
 
 
 def write_durably(
-    path: Path, memory: memoryview, nbytes: int, wait_for: Callable[[int], None] = lambda _: None
+    path: Path,
+    memory: memoryview,
+    nbytes: int,
+    wait_for: Callable[[int], None] = lambda _: None,
+    lengths: Sequence[int] = (),
 ) -> list[int]:
     """Write the first ``nbytes`` of page-aligned memory to a new file; return its checksums.
 
     The memory must reach to the end of the last page. ``wait_for(n)`` returns when its first ``n``
-    bytes are filled. When this function returns, the disk has the data.
+    bytes are filled. Each checksum covers as many bytes as ``lengths`` says, or else a piece of
+    ``PIECE_BYTES``. When this function returns, the disk has the data.
 
     Raises:
         OSError: With the path in it.
@@ -100,7 +107,7 @@ def write_durably(
     try:
         descriptor = open_direct(path)
         try:
-            checksums = write_chunks(descriptor, memory, nbytes, wait_for)
+            checksums = write_chunks(descriptor, memory, nbytes, wait_for, lengths)
             os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
         finally:
@@ -112,7 +119,11 @@ def write_durably(
 
 
 def write_chunks(
-    descriptor: int, memory: memoryview, nbytes: int, wait_for: Callable[[int], None]
+    descriptor: int,
+    memory: memoryview,
+    nbytes: int,
+    wait_for: Callable[[int], None],
+    lengths: Sequence[int] = (),
 ) -> list[int]:
     """Write chunk after chunk, each when it is filled; checksums are computed beside the writes.
 
@@ -120,12 +131,14 @@ def write_chunks(
     training waits for.
     """
     sums: list[int] = []
-    ready: SimpleQueue[memoryview | None] = SimpleQueue()
+    failed = threading.Event()
 
     def add_up() -> None:
         wait_for(nbytes)
-        for chunk in iter(ready.get, None):
-            sums.extend(checksums(chunk, PIECE_BYTES))
+        for crc32 in crc32_of(memory[:nbytes], lengths or repeat(PIECE_BYTES)):
+            if failed.is_set():
+                break
+            sums.append(crc32)
 
     beside = BackgroundTask(add_up, f"{THREAD_NAME}-crc")
     beside.start()
@@ -133,10 +146,11 @@ def write_chunks(
         for begin in range(0, nbytes, WRITE_BYTES):
             end = min(begin + WRITE_BYTES, nbytes)
             wait_for(end)
-            ready.put(memory[begin:end])
             write_all(descriptor, memory[begin : -(-end // PAGE) * PAGE], begin)
+    except BaseException:
+        failed.set()
+        raise
     finally:
-        ready.put(None)
         beside.result()
     return sums
 

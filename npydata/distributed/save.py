@@ -79,7 +79,7 @@ def gather_entries(temporary: Path, coordinator: Coordinator) -> dict[str, FileE
 
 def entries_seen(temporary: Path, rank: int, files: Mapping[str, Any]) -> dict[str, FileEntry]:
     """Return what a rank wrote, if rank 0 sees it."""
-    entries = {name: FileEntry(size, tuple(crc32)) for name, (size, crc32) in files.items()}
+    entries = {name: FileEntry(size, *map(tuple, sums)) for name, (size, *sums) in files.items()}
     for name, entry in entries.items():
         path = temporary / name
         if not path.is_file() or path.stat().st_size != entry.size:
@@ -138,7 +138,7 @@ class RankCommit:
 
     def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
         """Send what this rank wrote; rank 0 gathers it and commits."""
-        files = {name: [entry.size, entry.crc32] for name, entry in entries.items()}
+        files = {name: [entry.size, entry.crc32, entry.lengths] for name, entry in entries.items()}
         self.has_written = True
         self.coordinator.send("done", {"files": files, "replicas": self.samples.checksums()})
         if self.global_commit is not None:

@@ -5,7 +5,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +16,11 @@ import torch
 
 from npydata.errors import UnsafeCheckpointError
 from npydata.reader.archive import Archive
+from npydata.reader.checksums import Vouched
 from npydata.reader.convert import Converted, convert
-from npydata.reader.files import naming_errors
+from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.load import load, load_onto, require_targets, tensors_by_name
+from npydata.reader.manifest import vouched_by_records
 from npydata.reader.naming import nested
 from npydata.reader.stored import Global, Opaque, StoredTensor
 from npydata.reader.tensors import Entry, apply_tensor_flags
@@ -38,6 +40,8 @@ class Contents:
     """What stands in ``root`` under each name."""
     entries: dict[str, Entry]
     """The same, each with who reads it; and what is listed beside what is nested."""
+    vouched: Callable[[], Mapping[OpenFile, Vouched]] | None = None
+    """Returns what the manifest says of the files, if there is one that comes with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         device: str | torch.device = "cpu",
         into: Any = None,
         progress: bool = False,
+        verify: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Read many tensors, or all, at the speed of the disk; return them by name.
 
@@ -134,10 +139,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 state, or tensors by name, nested ones by names with dots. It must have exactly the
                 ``names``, or with ``names`` given at least those. Another dtype is converted.
             progress: Show a bar, if it takes longer than a second.
+            verify: Compare what is read, and the headers, with the checksums of the manifest: of a
+                checkpoint of ours, or one of ``npydata verify --record``. The bytes that arrive are
+                those that are compared, while they are in the processor's cache.
 
         Raises:
             CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, or one of
-                another shape. Nothing was written then.
+                another shape. Nothing was written then. With ``verify``: there is no manifest, or a
+                tensor is not what was written; some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
         """
         wanted = (
@@ -147,11 +156,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         )
         entries = {name: self._entry(name) for name in wanted}
         with naming_errors(str(self.path)):
+            vouched = self._vouched() if verify else None
             if into is not None:
                 targets = tensors_by_name(into)
                 require_targets(entries, wanted, targets, exactly=names is None)
-                return load(entries, wanted, targets, progress=progress)
-            return load_onto(device, entries, wanted, progress=progress)
+                return load(entries, wanted, targets, progress=progress, vouched=vouched)
+            return load_onto(device, entries, wanted, progress=progress, vouched=vouched)
 
     def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it."""
@@ -265,6 +275,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         for name, entry in self._tensors.items():
             same.setdefault(identity(entry), []).append(name)
         return {key: tuple(names) for key, names in same.items()}
+
+    def _vouched(self) -> Mapping[OpenFile, Vouched]:
+        """Return what a manifest says of the files."""
+        if self._contents.vouched is not None:
+            return self._contents.vouched()
+        return vouched_by_records(self._contents.archives)
 
     def _entry(self, name: str) -> Entry:
         """Return a tensor's entry, or say why there is none."""

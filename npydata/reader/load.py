@@ -17,6 +17,8 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
+from npydata.reader.checksums import Comparison, Vouched, comparisons, read_compared
+from npydata.reader.files import OpenFile
 from npydata.reader.parallel_read import Read, new_memory, read_all
 from npydata.reader.private_memory import Bytes
 from npydata.reader.sharded import Chunk, ChunkedTensor
@@ -43,11 +45,13 @@ def load(
     into: Mapping[str, torch.Tensor] | None,
     *,
     progress: bool,
+    vouched: Mapping[OpenFile, Vouched] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return tensors by name, in new memory or ``into`` tensors that are there.
 
     ``wanted`` has an index for each name, as ``get_slice`` takes it; ``...`` is the whole tensor.
-    Tensors that share a storage share memory.
+    Tensors that share a storage share memory. What is read is compared with the checksums of files
+    that are ``vouched`` for.
     """
     plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
     finish = {
@@ -56,9 +60,13 @@ def load(
         else plan.fill(entries[name], index, into[name])
         for name, index in wanted.items()
     }
-    total = sum(read.target.nbytes for read in plan.reads)
+    todo = [] if vouched is None else plan.comparisons(vouched)
+    total = sum(one.nbytes for one, _ in todo) or sum(read.target.nbytes for read in plan.reads)
     with closing(progress_bar("loading", total, "B", show=progress)) as bar:
-        read_all(plan.reads, bar)
+        if vouched is None:
+            read_all(plan.reads, bar)
+        else:
+            read_compared(todo, bar)
     return {name: finish[name]() for name in wanted}
 
 
@@ -68,10 +76,11 @@ def load_onto(
     wanted: Mapping[str, Any],
     *,
     progress: bool,
+    vouched: Mapping[OpenFile, Vouched] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return tensors on a device; on their way there only some of them are in memory here."""
     if torch.device(device).type == "cpu":
-        return load(entries, wanted, None, progress=progress)
+        return load(entries, wanted, None, progress=progress, vouched=vouched)
     there: dict[str, torch.Tensor] = {}
     some: dict[str, Any] = {}
     nbytes, last = 0, list(wanted)[-1:]
@@ -79,7 +88,7 @@ def load_onto(
         some[name] = index
         nbytes += nbytes_of(entries[name].value)
         if nbytes >= ON_THE_WAY_BYTES or [name] == last:
-            here = load(entries, some, None, progress=progress)
+            here = load(entries, some, None, progress=progress, vouched=vouched)
             there |= {one: moved(tensor, device) for one, tensor in here.items()}
             some, nbytes = {}, 0
     return there
@@ -141,6 +150,8 @@ class Plan:
 
     def __init__(self, whole: list[Entry]) -> None:
         self.reads: list[Read] = []
+        self.alone: list[Extent] = []
+        """What holds the tensors that are read by themselves."""
         self._storages: dict[Any, Bytes] = {}
         self._used = Counter[Any]()
         """Of each storage, how many bytes are in tensors that are wanted whole."""
@@ -186,9 +197,31 @@ class Plan:
         else:
             found = [reads_into(entry, index, target)]
         if None in found:
+            self.alone += extents_of(entry)
             return False
         self.reads += [read for read in found if read is not None and read.target.nbytes]
         return True
+
+    def comparisons(self, vouched: Mapping[OpenFile, Vouched]) -> list[tuple[Comparison, Vouched]]:
+        """Return the reads as such that compare what they bring, in the order of the files."""
+        wanted: dict[OpenFile, list[Read | Extent]] = {file: [] for file in vouched}
+        every: list[Read | Extent] = [*self.reads, *self.alone]
+        for one in every:
+            if one.file not in wanted:
+                raise CheckpointError(f"{one.file.path}: its manifest does not list it")
+            wanted[one.file].append(one)
+        return [
+            (each, vouched[file]) for file in wanted
+            for each in comparisons(file, vouched[file], wanted[file])
+        ]  # fmt: skip
+
+
+def extents_of(entry: Entry) -> list[Extent]:
+    """Return where the bytes of a tensor lie, in one file or in several."""
+    if isinstance(entry.value, ChunkedTensor):
+        return [one for chunk in entry.value.chunks
+                for one in extents_of(Entry(chunk.reader, chunk.stored))]  # fmt: skip
+    return [entry.reader.extent(require_readable(entry.value))]
 
 
 def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:

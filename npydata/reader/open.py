@@ -8,6 +8,8 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from npydata.reader.containers.safetensors import without_duplicates
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
+from npydata.reader.manifest import Manifest, vouched_by, vouched_by_json
 from npydata.reader.naming import free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
@@ -81,10 +84,16 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def open_files(folder: HeldFolder, names: Sequence[str], path: Path) -> LazyCheckpoint:
-    """Open some files of a folder, which together have the tensors of ``path``."""
+def open_files(
+    folder: HeldFolder, names: Sequence[str], path: Path, manifest: Manifest
+) -> LazyCheckpoint:
+    """Open some files of a checkpoint of ours, which together have the tensors of ``path``."""
     with naming_errors(str(path)), without_collecting():
-        return LazyCheckpoint(path, joined([open_shard(folder, name) for name in names]))
+        shards = {name: open_shard(folder, name) for name in names}
+        contents = joined(list(shards.values()))
+        return LazyCheckpoint(
+            path, replace(contents, vouched=partial(vouched_by, manifest, shards))
+        )
 
 
 def open_contents(path: Path) -> Contents:
@@ -179,16 +188,17 @@ def folder_patterns() -> list[tuple[str, ...]]:
 
 def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
     """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
-    archives: list[Archive] = []
+    archives: dict[str, Archive] = {}
     root: dict[str, Any] = {}
     try:
         training = read_object(folder, TRAINING)
         for part in PARTS:
-            shards = [open_shard(folder, name) for name in files_of(part, manifest["files"])]
+            names = files_of(part, manifest["files"])
+            shards = {name: open_shard(folder, name) for name in names}
             if shards:
-                tensors = join_shards(shards)
+                tensors = join_shards(list(shards.values()))
                 root[part] = with_named(decode(training[part]), tensors.__getitem__)
-                archives += shards
+                archives |= shards
         root["training_state"] = decode(training["training_state"])
         root["manifest"] = {key: manifest[key] for key in ("step", "sequence")}
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -197,7 +207,8 @@ def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
         raise CheckpointError("its manifest names no file with tensors")
     if manifest_of(folder) not in (None, manifest):  # one of ours is removed, and never changed
         raise CheckpointError("was changed while it was opened")
-    return named_contents("npydata", archives, root)
+    contents = named_contents("npydata", list(archives.values()), root)
+    return replace(contents, vouched=partial(vouched_by_json, manifest, archives))
 
 
 def shards_in(folder: HeldFolder) -> list[Archive]:
@@ -264,17 +275,22 @@ def is_plain_name(name: str) -> bool:
 
 
 def open_shard(folder: HeldFolder, name: str) -> Archive:
-    """Open a file of a set; a link is followed within the folder, or to Hugging Face's store."""
-    path, home = folder.path / name, folder.path.resolve()
+    """Open a file of a set, and read what it describes."""
     try:
-        with naming_errors(str(path)):
-            if not path.is_symlink():
-                return read_container(folder.open(name))
-            if path.resolve().parent in (home, blob_store(home)):
-                return open_container(path)
-        raise CheckpointError(f"{name} is a link that leads out of the folder")
+        with naming_errors(str(folder.path / name)):
+            return read_container(open_beside(folder, name))
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise CheckpointError(f"names the file {name!r:.80}: {error!s:.200}") from None
+
+
+def open_beside(folder: HeldFolder, name: str) -> OpenFile:
+    """Open a file of a folder; a link is followed within it, or to Hugging Face's store."""
+    path, home = folder.path / name, folder.path.resolve()
+    if not path.is_symlink():
+        return folder.open(name)
+    if path.resolve().parent in (home, blob_store(home)):
+        return OpenFile(path)
+    raise CheckpointError(f"{name} is a link that leads out of the folder")
 
 
 def blob_store(snapshot: Path) -> Path:

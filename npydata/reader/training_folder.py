@@ -13,7 +13,7 @@ from typing import Any
 from npydata.errors import CheckpointError
 from npydata.reader.held_folder import HeldFolder
 
-FORMAT, VERSIONS = "npydata checkpoint", (1, 2)
+FORMAT, VERSIONS = "npydata checkpoint", (1, 2, 3)
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
 PARTS = ("model", "optimizer")
 RANK_FILE = re.compile(r"(model|optimizer)/rank_\d{1,9}(-\d{1,9})?\.safetensors")

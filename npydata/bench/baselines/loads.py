@@ -16,7 +16,7 @@ from npydata.bench.baselines import OURS, baseline
 from npydata.bench.baselines.limits import COPY
 from npydata.bench.states import State
 
-OURS_MAPPED = "ours, mapped"
+OURS_MAPPED, OURS_VERIFIED = "ours, mapped", "ours, verified"
 TORCH, MAPPED, LOAD_FILE = "torch.load + copy", "torch.load(mmap=True) + copy", "load_file + copy"
 PREAD, DCP_LOAD = 'safe_open(backend="pread") + copy', "dcp.load"
 DIRECT_READ = "direct sequential read"
@@ -27,9 +27,15 @@ PIECE_BYTES = 1 << 24
 
 
 @baseline("load safetensors, load zip, load legacy", OURS, "ours", settings=BOTH)
-def our_load(path: Path, model: State, *, into: bool) -> State:
+def our_load(path: Path, model: State, *, into: bool, verify: bool = False) -> State:
     with open_checkpoint(path) as checkpoint:
-        return checkpoint.load(into=model if into else None)
+        return checkpoint.load(into=model if into else None, verify=verify)
+
+
+@baseline("load safetensors", OURS_VERIFIED, "ours", settings=BOTH)
+def our_verified_load(path: Path, model: State, *, into: bool) -> State:
+    """Compare with the checksums of a record on the way."""
+    return our_load(path, model, into=into, verify=True)
 
 
 @baseline("load safetensors, load zip", OURS_MAPPED, "ours", settings={NEW: {"into": False}})
@@ -40,8 +46,13 @@ def our_maps(path: Path, model: State, *, into: bool) -> State:
 
 
 @baseline("load folder", OURS, "ours", settings=BOTH)
-def our_checkpoint(path: Path, model: State, *, into: bool) -> State:
-    return load_checkpoint(path, mmap=False, into=[model] if into else [])[0]
+def our_checkpoint(path: Path, model: State, *, into: bool, verify: bool = False) -> State:
+    return load_checkpoint(path, mmap=False, into=[model] if into else [], verify=verify)[0]
+
+
+@baseline("load folder", OURS_VERIFIED, "ours", settings=BOTH)
+def our_verified_checkpoint(path: Path, model: State, *, into: bool) -> State:
+    return our_checkpoint(path, model, into=into, verify=True)
 
 
 def copied(loaded: State, model: State, into: bool) -> State:

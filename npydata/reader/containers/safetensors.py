@@ -10,6 +10,7 @@ import mmap
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ if hasattr(torch, "float8_e8m0fnu"):
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """dtypes that torch has none for, and the bits of an element: they come as the bytes they are, and
 their kind is the dtype."""
+ONLY_INT = {int}
 DTYPE_CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
 """What a dtype may be called: one that is not known hides its tensor, which is listed only."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -81,7 +83,8 @@ def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
     text = file.read(LENGTH_BYTES, length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
-                            parse_int=whole_number, parse_constant=no_such_constant)  # fmt: skip
+                            parse_int=whole_number if b"-0" in text else int,
+                            parse_constant=no_such_constant)  # fmt: skip
         if b"\\u" in text:
             require_text(header)
     except (ValueError, RecursionError) as error:
@@ -141,16 +144,16 @@ def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"tensor {name!r:.80}: expected dtype, shape and data_offsets")
     code = entry["dtype"] if isinstance(entry["dtype"], str) else ""
-    if not DTYPE_CODE.fullmatch(code):
+    if code not in DTYPES and not DTYPE_CODE.fullmatch(code):
         raise CheckpointError(f"tensor {name!r:.80} has dtype {code!r:.80}, which is not known")
     dtype = DTYPES.get(code)
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
-    numel = math.prod(shape)
-    if more_than_counted(shape):
+    numel, stride = numel_and_stride(shape)
+    if numel is None:
         raise CheckpointError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
     if dtype is None and code not in BITS:  # of a later version of the format: the others open
-        return StoredTensor(None, torch.uint8, shape, contiguous_stride(shape), 0, kind=code), (
+        return StoredTensor(None, torch.uint8, shape, stride, 0, kind=code), (
             begin,
             end,
         )
@@ -165,7 +168,17 @@ def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
             f"{dtype.itemsize} bytes"
         )
     storage = Storage(name, dtype, numel)
-    return StoredTensor(storage, dtype, shape, contiguous_stride(shape), 0), (begin, end)
+    return StoredTensor(storage, dtype, shape, stride, 0), (begin, end)
+
+
+@lru_cache(1024)
+def numel_and_stride(shape: tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
+    """Return how many elements a shape has, if they can be counted, and its strides.
+
+    The layers of a model have the same few shapes.
+    """
+    numel = None if more_than_counted(shape) else math.prod(shape)
+    return numel, contiguous_stride(shape)
 
 
 def integers(
@@ -173,7 +186,7 @@ def integers(
 ) -> tuple[int, ...]:
     """Return a list of counts from the header."""
     fits = isinstance(values, list) and (len(values) == most if exactly else len(values) <= most)
-    if not fits or set(map(type, values)) - {int} or not in_range(values, MAX_COUNT):
+    if not fits or not ONLY_INT.issuperset(map(type, values)) or not in_range(values, MAX_COUNT):
         raise CheckpointError(f"tensor {name!r:.80}: {what} is not a list of counts")
     return tuple(values)
 
