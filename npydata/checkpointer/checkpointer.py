@@ -274,7 +274,7 @@ class AsyncCheckpointer:
             else:
                 on_device = self.snapshot == "device"
                 through_ring = self._copier.through_ring(of_devices, on_device=on_device)
-                cloned += [copy for copy in through_ring if copy.is_clone]
+                cloned += [copy for copy in through_ring if copy.clone_of is not None]
                 rest = sorted([*rest, *through_ring], key=lambda copy: copy.end)
             file.copies = rest
         return queued, cloned

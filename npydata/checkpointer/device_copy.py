@@ -49,10 +49,10 @@ class DeviceCopier:
     ) -> Any:
         """Queue one device's copies and return the event behind the last read of a tensor."""
         side = self._behind_training(device)
+        pending.held.extend(copy.source for copy in copies)
         with self.streams.stream(side):
-            clones = clones_of(copies) if on_device else None
+            clones = clones_of(copies) if on_device else None  # they live and die in this stream
             copies = clones or copies
-            pending.held.extend(copy.source for copy in copies)
             read = side.record_event() if clones else None
             for copy in copies:
                 copy.run(non_blocking=True)
@@ -83,8 +83,8 @@ class DeviceCopier:
             made += [
                 RingCopy(copy.slot, copy.source, copy.end, copy.name,
                          None if clones else copy.version, self._ring, self.streams, side,
-                         is_clone=bool(clones))
-                for copy in clones or its
+                         clone_of=original.source if clones else None)
+                for copy, original in zip(clones or its, its, strict=True)
             ]  # fmt: skip
         return made
 
@@ -132,8 +132,8 @@ class RingCopy(Copy):
     streams: Streams = STREAMS
     side: Any = None
     """The device's side stream; it waits for what training had queued."""
-    is_clone: bool = False
-    """Whether nobody changes the tensor."""
+    clone_of: torch.Tensor | None = None
+    """What the tensor was copied from on the device, which stays in memory until that is done."""
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps; return when they have arrived."""

@@ -9,6 +9,8 @@ import simulator
 HERE = Path(__file__).parent
 SEEDS = range(int(os.environ.get("NPYDATA_SEEDS", "50")))
 """The adversaries that each proof meets; ``make test-stress`` asks for 1,000."""
+FEW_SEEDS = SEEDS if "NPYDATA_SEEDS" in os.environ else range(12)
+"""For proofs that write files: each of the adversary's ways once."""
 
 
 def pytest_collection_modifyitems(items):
@@ -36,16 +38,22 @@ def sim(_loaded):
     return _loaded
 
 
-@pytest.fixture
-def seeds(sim):
-    """Each adversary in turn; what one left queued is done before the next begins."""
+def each_seed(sim, seeds):
+    """Yield each adversary; what one left queued is done before the next begins."""
     import torch
 
-    def each():
-        for seed in SEEDS:
-            sim.seed(seed)
-            yield seed
-            for device in range(simulator.DEVICES):
-                torch.accelerator.synchronize(device)
+    for seed in seeds:
+        sim.seed(seed)
+        yield seed
+        for device in range(simulator.DEVICES):
+            torch.accelerator.synchronize(device)
 
-    return each()
+
+@pytest.fixture
+def seeds(sim):
+    return each_seed(sim, SEEDS)
+
+
+@pytest.fixture
+def few_seeds(sim):
+    return each_seed(sim, FEW_SEEDS)

@@ -1,4 +1,4 @@
-"""Batches arrive whole and in order on a device that is late, whatever the consumer's streams do."""
+"""Batches arrive whole and in order on a device that is late, whatever the consumer does."""
 
 import numpy as np
 import pytest

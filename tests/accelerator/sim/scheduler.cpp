@@ -1,7 +1,9 @@
 // The adversary: which queued operation runs, and when.
 #include "scheduler.h"
 
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 
 namespace sim {
 
@@ -19,6 +21,7 @@ void Scheduler::seed(uint64_t value) {
   random_.seed(value);
   early_ = early[value % 4];
   beside_ = beside[value / 4 % 3];
+  dawdles_ = (value ^ value / 4) & 1;
 }
 
 Queue& Scheduler::queue(int device, int64_t stream) {
@@ -118,6 +121,8 @@ void Scheduler::raise_error() {
 }
 
 void Scheduler::finish(const MarkPtr& mark, const std::string& why) {
+  // What an event waits for takes time on a device; meanwhile other threads go on.
+  if (dawdles_ && why == "event.synchronize") std::this_thread::sleep_for(std::chrono::milliseconds(3));
   Guard guard(lock);
   ++host_waits[why];
   note("host: wait for " + name_of(*mark->queue) + " (" + why + ")");

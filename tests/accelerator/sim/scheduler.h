@@ -81,6 +81,7 @@ class Scheduler {
   std::mt19937_64 random_{0};
   double early_ = 0;   // probability to run something as soon as anything is queued
   double beside_ = 0;  // probability to run something else during a wait
+  bool dawdles_ = false;  // whether a wait for an event lets other threads go on first
   std::string failing_, error_;
 };
 

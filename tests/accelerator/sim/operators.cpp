@@ -1,4 +1,4 @@
-// The device as torch sees it: guard, hooks, allocators, copies, and every operator queued.
+// Copies, and every operator of torch, queued.
 //
 // An operator runs as the CPU's own kernel on the device's pages, when the adversary runs it. Like
 // a real device's queue, ours knows addresses only: it keeps no tensor alive.
@@ -6,9 +6,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_native.h>
@@ -16,156 +16,21 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
-#include "memory.h"
+#include "backend.h"
 
+namespace sim {
 namespace {
 
 using at::Tensor;
 using c10::Device, c10::DeviceIndex, c10::IValue, c10::Stream;
-using sim::MarkPtr, sim::scheduler;
 using torch::jit::Stack;
 
-constexpr auto SIM = c10::DeviceType::PrivateUse1;
 const c10::DispatchKeySet KEYS(c10::DispatchKey::PrivateUse1);
-
-thread_local DeviceIndex current_device = 0;
-thread_local std::array<int64_t, sim::DEVICES> current_streams{};
-
-DeviceIndex index_of(Device device) {
-  auto index = device.has_index() ? device.index() : current_device;
-  TORCH_CHECK(index >= 0 && index < sim::DEVICES, "sim:", int(index), ", expected less than ", sim::DEVICES);
-  return index;
-}
-
-int64_t stream_of(DeviceIndex device) { return current_streams[device]; }
-
-void synchronize(DeviceIndex device, const std::string& why) {
-  scheduler().finish(scheduler().record(device, stream_of(device)), why);
-}
-
-struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return SIM; }
-  Device exchangeDevice(Device device) const override {
-    Device before(SIM, current_device);
-    setDevice(device);
-    return before;
-  }
-  Device getDevice() const override { return {SIM, current_device}; }
-  void setDevice(Device device) const override { current_device = index_of(device); }
-  void uncheckedSetDevice(Device device) const noexcept override { current_device = device.index(); }
-  DeviceIndex deviceCount() const noexcept override { return sim::DEVICES; }
-
-  Stream getStream(Device device) const override {
-    auto index = index_of(device);
-    return Stream(Stream::UNSAFE, {SIM, index}, stream_of(index));
-  }
-  Stream getDefaultStream(Device device) const override {
-    return Stream(Stream::UNSAFE, {SIM, index_of(device)}, 0);
-  }
-  Stream getNewStream(Device device, int) const override {
-    static std::atomic<int64_t> made{0};
-    return Stream(Stream::UNSAFE, {SIM, index_of(device)}, ++made);
-  }
-  Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
-  Stream exchangeStream(Stream stream) const override {
-    auto before = getStream(stream.device());
-    current_streams[index_of(stream.device())] = stream.id();
-    return before;
-  }
-  bool queryStream(const Stream& stream) const override {
-    return scheduler().is_empty(stream.device_index(), stream.id());
-  }
-  void synchronizeStream(const Stream& stream) const override {
-    scheduler().finish(scheduler().record(stream.device_index(), stream.id()), "stream.synchronize");
-  }
-  void synchronizeDevice(const DeviceIndex device) const override {
-    scheduler().finish_device(device, "device synchronize");
-  }
-
-  // An event is the mark it was last recorded at.
-  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
-    if (!*event) *event = new MarkPtr;
-    *static_cast<MarkPtr*>(*event) = scheduler().record(stream.device_index(), stream.id());
-  }
-  void block(void* event, const Stream& stream) const override {
-    if (event) scheduler().wait(stream.device_index(), stream.id(), *static_cast<MarkPtr*>(event));
-  }
-  bool queryEvent(void* event) const override {
-    return !event || scheduler().is_done(*static_cast<MarkPtr*>(event));
-  }
-  void synchronizeEvent(void* event) const override {
-    if (event) scheduler().finish(*static_cast<MarkPtr*>(event), "event.synchronize");
-  }
-  void destroyEvent(void* event, const DeviceIndex) const noexcept override {
-    delete static_cast<MarkPtr*>(event);
-  }
-  void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
-    sim::record_use(data.get(), stream.id());
-  }
-};
-
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
-
-struct DeviceAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    Device device(SIM, current_device);
-    if (bytes == 0) return {nullptr, device};
-    void* memory = sim::allocate(current_device, stream_of(current_device), bytes);
-    TORCH_CHECK_WITH(OutOfMemoryError, memory, "sim:", int(current_device), " out of memory: ", bytes,
-                     " bytes asked for, ", sim::live_bytes(current_device), " in use");
-    return {memory, memory, &sim::free, device};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &sim::free; }
-  void copy_data(void* to, const void* from, size_t count) const override {
-    to = sim::writable(to);
-    from = sim::writable(from);
-    scheduler().push(current_device, stream_of(current_device), "copy_data",
-                     [=] { std::memcpy(to, from, count); });
-  }
-};
-
-struct PinnedAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    void* memory = bytes ? sim::allocate_pinned(bytes) : nullptr;
-    TORCH_CHECK_WITH(OutOfMemoryError, memory || !bytes, "sim: no pinned memory");
-    return {memory, memory, memory ? &sim::free_pinned : [](void*) {}, c10::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &sim::free_pinned; }
-  void copy_data(void* to, const void* from, size_t count) const override { std::memcpy(to, from, count); }
-};
-
-DeviceAllocator device_allocator;
-PinnedAllocator pinned_allocator;
-REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &device_allocator)
-
-struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return sim::DEVICES; }
-  void setCurrentDevice(DeviceIndex device) const override { current_device = device; }
-  DeviceIndex getCurrentDevice() const override { return current_device; }
-  DeviceIndex exchangeDevice(DeviceIndex device) const override {
-    return std::exchange(current_device, device);
-  }
-  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override { return exchangeDevice(device); }
-  bool isPinnedPtr(const void* pointer) const override { return sim::is_pinned(pointer); }
-  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
-  Device getDeviceFromPtr(void* pointer) const override {
-    return {SIM, static_cast<DeviceIndex>(sim::device_of(pointer))};
-  }
-  const at::Generator& getDefaultGenerator(DeviceIndex) const override {
-    return at::detail::getDefaultCPUGenerator();
-  }
-};
 
 // Random numbers are drawn from a seed that is taken when an operator is queued, so that the order
 // in which operators run changes nothing.
-std::array<std::atomic<uint64_t>, sim::DEVICES> random_states{};
-
 uint64_t draw_seed(DeviceIndex device) {
   uint64_t mixed = (random_states[device] += 0x9E3779B97F4A7C15);
   mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9;
@@ -334,13 +199,13 @@ void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
 Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
              std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::DeviceGuard guard(Device(SIM, device ? index_of(*device) : current_device));
-  return at::detail::empty_generic(size, &device_allocator, KEYS, c10::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, device_memory(), KEYS, c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>) {
   c10::DeviceGuard guard(Device(SIM, device ? index_of(*device) : current_device));
-  return at::detail::empty_strided_generic(size, stride, &device_allocator, KEYS,
+  return at::detail::empty_strided_generic(size, stride, device_memory(), KEYS,
                                            c10::dtype_or_default(dtype));
 }
 
@@ -352,8 +217,8 @@ const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<at:
   size_t needed = (self.storage_offset() + self.numel()) * self.itemsize(), had = storage.nbytes();
   if (needed > had) {
     c10::DeviceGuard guard(self.device());
-    auto larger = device_allocator.allocate(needed);
-    if (had) device_allocator.copy_data(larger.mutable_get(), storage.data(), had);
+    auto larger = device_memory()->allocate(needed);
+    if (had) device_memory()->copy_data(larger.mutable_get(), storage.data(), had);
     storage.set_data_ptr_noswap(std::move(larger));
     storage.set_nbytes(needed);
   }
@@ -410,6 +275,12 @@ at::Scalar local_scalar(const Tensor& self) {
   return on_pages(self).item();
 }
 
+// Has no generator among its arguments; composed, it draws its numbers when it is queued.
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool>) {
+  auto mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(1 - p);
+  return {input.mul(mask).mul(at::Scalar(p < 1 ? 1 / (1 - p) : 0.0)), mask};
+}
+
 void record_stream(Tensor& self, Stream stream) {
   sim::record_use(self.unsafeGetTensorImpl()->storage().data(), stream.id());
 }
@@ -422,6 +293,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
   m.impl("record_stream", record_stream);
+  m.impl("native_dropout", native_dropout);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);
@@ -439,45 +311,5 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
-struct Registered {
-  Registered() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
-} registered;
-
-thread_local std::string answer;
-
 }  // namespace
-
-// What the tests turn and read, by way of ctypes.
-extern "C" {
-void sim_seed(uint64_t seed) { scheduler().seed(seed); }
-size_t sim_pending() { return scheduler().pending(); }
-void sim_fail_next(const char* name) { scheduler().fail_next(name); }
-void sim_label(const void* pointer, const char* name) { sim::label(pointer, name); }
-void sim_capacity(int device, size_t bytes) { sim::set_capacity(device, bytes); }
-size_t sim_live_bytes(int device) { return sim::live_bytes(device); }
-void sim_pin(void* pointer, size_t bytes) { sim::pin_range(pointer, bytes); }
-int sim_unpin(void* pointer) { return sim::unpin_range(pointer) ? 0 : 1; }
-uint64_t sim_random_state(int device) { return random_states[device]; }
-void sim_set_random_state(int device, uint64_t state) { random_states[device] = state; }
-void sim_keep_journal(int keep) {
-  std::lock_guard guard(scheduler().lock);
-  scheduler().keeps_journal = keep;
-  scheduler().journal.clear();
-}
-void sim_reset_counts() {
-  std::lock_guard guard(scheduler().lock);
-  scheduler().host_waits.clear();
-  scheduler().executed.clear();
-}
-// Lines "kind<tab>what<tab>count", then the journal's.
-const char* sim_report() {
-  std::lock_guard guard(scheduler().lock);
-  answer.clear();
-  for (auto& [what, count] : scheduler().host_waits)
-    answer += "wait\t" + what + "\t" + std::to_string(count) + "\n";
-  for (auto& [what, count] : scheduler().executed)
-    answer += "ran\t" + what + "\t" + std::to_string(count) + "\n";
-  for (auto& line : scheduler().journal) answer += "journal\t" + line + "\t1\n";
-  return answer.c_str();
-}
-}
+}  // namespace sim
