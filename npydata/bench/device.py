@@ -1,6 +1,6 @@
 """``npydata bench device``: what a save and a batch cost on the accelerator that torch finds.
 
-A state on the device is saved in each of the three ways, and followed at once by a step that
+A state on the device is saved in each of the three methods, and followed at once by a step that
 changes all of it. Training stands still by what save and step take longer, up to the moment that
 the device has done the step, than a step alone. Beside it stands the device's own copy of as many
 bytes into pinned memory. Batches come from a file in memory, by the loader and by hand.
@@ -91,8 +91,8 @@ def measure_saves(state: State, folder: Path, plan: Plan) -> list[Row]:
     optimizer = torch.optim.SGD(state.values(), lr=1.0)
     for keeper in keepers.values():
         keeper.protect(optimizer)
-    ways = {one: partial(save, keepers[one], state, optimizer, folder) for one in SNAPSHOTS}
-    taken = interleave("saves", ways, plan.repeats)
+    methods = {one: partial(save, keepers[one], state, optimizer, folder) for one in SNAPSHOTS}
+    taken = interleave("saves", methods, plan.repeats)
     return [
         Row(name="npydata", setting=f'snapshot="{one}"', group=group, role="ours", unit="ms",
             rates=tuple(each[group] for each in taken[one]))
@@ -137,7 +137,7 @@ def measure_copies(state: State, plan: Plan) -> list[Row]:
 def measure_batches(path: Path, device: torch.device, plan: Plan) -> list[Row]:
     """Bring batches to the device: by the loader, and from a loader of the host by hand."""
     dataset = NpyTokensDataset(path, SEQ_LEN, seed=0)
-    ways: dict[str, Callable[[], AsyncDataLoader]] = {
+    methods: dict[str, Callable[[], AsyncDataLoader]] = {
         "device=": lambda: AsyncDataLoader(dataset, batch_size=BATCH_SIZE, device=device),
         ".to(device)": lambda: AsyncDataLoader(dataset, batch_size=BATCH_SIZE),
     }
@@ -150,7 +150,7 @@ def measure_batches(path: Path, device: torch.device, plan: Plan) -> list[Row]:
 
         return BATCH_SIZE * SEQ_LEN * BATCHES / milliseconds(consume) / 1e3
 
-    taken = interleave("batches", {name: partial(rate, make) for name, make in ways.items()},
+    taken = interleave("batches", {name: partial(rate, make) for name, make in methods.items()},
                        plan.repeats)  # fmt: skip
     return [
         Row(name="AsyncDataLoader", setting=name, group="batches", rates=tuple(rates),

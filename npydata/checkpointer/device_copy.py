@@ -108,20 +108,20 @@ class PinnedRing:
             in_flight: deque[tuple[Any, torch.Tensor, torch.Tensor]] = deque()
             begins = range(0, len(source), SLOT_BYTES)
             for slot, at in zip(cycle(slots), begins, strict=False):
-                chunk, place = source[at : at + SLOT_BYTES], target[at : at + SLOT_BYTES]
+                chunk, into = source[at : at + SLOT_BYTES], target[at : at + SLOT_BYTES]
                 if len(in_flight) == RING_SLOTS:
                     empty_slot(*in_flight.popleft())
-                filled = slot[: len(place)].copy_(chunk, non_blocking=True)
-                in_flight.append((side.record_event(), filled, place))
+                filled = slot[: len(into)].copy_(chunk, non_blocking=True)
+                in_flight.append((side.record_event(), filled, into))
             for each in in_flight:
                 empty_slot(*each)
             self._slots = slots
 
 
-def empty_slot(arrived: Any, filled: torch.Tensor, place: torch.Tensor) -> None:
+def empty_slot(arrived: Any, filled: torch.Tensor, into: torch.Tensor) -> None:
     """Take out of a slot what the device has put there."""
     arrived.synchronize()
-    place.copy_(filled)
+    into.copy_(filled)
 
 
 @dataclass(slots=True)
