@@ -38,6 +38,8 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 	@echo "[test] the library and the notebooks' contract"
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --numprocesses 2 --dist loadscope \
 		--cov --cov-report=term:skip-covered --quiet tests
+	@echo "[test] the device path, on a simulated accelerator (built once, about a minute; needs g++ and ninja)"
+	@$(BIN)/python -m pytest --quiet -m accelerator tests/accelerator
 	@echo "[test] the notebooks, cell by cell"
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
 		--nbval --nbval-current-env --nbval-cell-timeout=120 \
@@ -45,6 +47,7 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 
 test-stress: $(READY)  ## The long versions of the tests
 	@$(BIN)/python -m pytest --quiet -m stress tests
+	@NPYDATA_SEEDS=1000 $(BIN)/python -m pytest --quiet --timeout 3600 -m accelerator tests/accelerator
 
 test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
 	@$(BIN)/python tests/faults/tools.py

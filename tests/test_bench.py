@@ -271,6 +271,12 @@ def test_a_disk_that_is_too_small_is_refused_before_any_work(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_device_bench_without_an_accelerator_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(NpyDataError, match="finds no accelerator with streams, expected one"):
+        parse("device", "--dir", str(tmp_path)).run(parse("device", "--dir", str(tmp_path)))
+
+
 def test_an_interrupted_bench_leaves_no_file(tmp_path, monkeypatch):
     def interrupted(args, folder):
         (folder / "half.pt").write_bytes(b"x")

@@ -123,7 +123,7 @@ def test_host_copies_pin_what_is_not_pinned(cuda):
 
 
 def test_pin_memory_without_a_gpu_is_left_out(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert not transfer_to(None, pin_memory=True).moves
     assert len(list(AsyncDataLoader(Numbers(64), pin_memory=True))) == 2
 

@@ -66,6 +66,10 @@ LOAD: Arguments = {
     "--size-mb": {"type": COUNT, "metavar": "MIB",
                   "help": "MiB of the checkpoint (default 1024, quick 128)"},
 }  # fmt: skip
+DEVICE: Arguments = {
+    "--size-mb": {"type": COUNT, "metavar": "MIB",
+                  "help": "MiB of the state on the device (default 4096, quick 256)"},
+}  # fmt: skip
 SURVIVAL: Arguments = {
     "--saver": {"metavar": "NAME", "help": "attack only savers with this in their name"},
     "--fault": {"metavar": "FAULT", "help": "attack only so (kill, power cut, disk full, "
@@ -93,6 +97,7 @@ BENCHES: dict[str, tuple[str, Arguments]] = {
     "checkpoint": ("what a save costs training, and when the disk has it", CHECKPOINT),
     "reader": ("one tensor from a checkpoint, and converting one", READER),
     "load": ("a whole checkpoint, from the disk and from the page cache", LOAD),
+    "device": ("saves and batches of the accelerator that is there", DEVICE),
     "survival": ("which savers survive kills and power cuts, which loaders resume", SURVIVAL),
 }
 """What each bench measures, and its own arguments beside the common ones."""

@@ -44,6 +44,7 @@ from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
 from npydata.reader.manifest import integer
 from npydata.reader.open import without_collecting
+from npydata.system.accelerator import is_queued
 
 SNAPSHOTS = ("host", "overlap", "device")
 Its = TypeVar("Its", bound="AsyncCheckpointer")
@@ -192,7 +193,7 @@ class AsyncCheckpointer:
             if state is not None:
                 tensors, _ = flatten_state_dict(state)
                 tensors = {key: to_local(tensor) for key, tensor in tensors.items()}
-                pin = any(tensor.is_cuda for tensor in tensors.values())
+                pin = any(is_queued(tensor) for tensor in tensors.values())
                 self._buffers[name].reserve(lay_out(tensors).capacity, pin=pin, touch=True)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
@@ -238,23 +239,46 @@ class AsyncCheckpointer:
 
     def _begin_staging(self, files: Sequence[StagedFile]) -> tuple[StagingTask, bool]:
         """Begin the copies that can't wait; return the others, and whether they can."""
-        on_device = [copy for file in files for copy in file.copies if copy.source.is_cuda]
         overlap = self.snapshot == "overlap"
         owned = self._overlap.optimizer_storages() if overlap else set()
-        if overlap or on_device:
+        queued, cloned = self._split_off_queued(files)
+        owned |= {storage_pointer(copy.source) for copy in cloned}
+        if overlap or queued or cloned:
             for file in files:
-                on_host = [copy for copy in file.copies if not copy.source.is_cuda]
-                file.copies = [one for one in on_host if storage_pointer(one.source) in owned]
-                now = [one for one in on_host if storage_pointer(one.source) not in owned]
+                now = [one for one in file.copies if storage_pointer(one.source) not in owned]
+                file.copies = [one for one in file.copies if storage_pointer(one.source) in owned]
                 for copy in now:
                     copy.run()
                 refuse_changed(name_of_changed(now))
         watched = [copy for file in files for copy in file.copies]
-        watched += [copy for copy in on_device if storage_pointer(copy.source) in owned]
-        if not on_device:
-            return StagingTask(files, watched=watched), overlap
-        pending = self._begin_on_device(on_device, owned)
+        watched += [copy for copy in queued if storage_pointer(copy.source) in owned]
+        if not queued:
+            return StagingTask(files, watched=watched), overlap or bool(cloned)
+        pending = self._begin_on_device(queued, owned)
         return StagingTask(files, pending, watched=watched), True
+
+    def _split_off_queued(self, files: Sequence[StagedFile]) -> tuple[list[Copy], list[Copy]]:
+        """Take out of the files, and return, the copies that a device makes by itself.
+
+        Into memory that isn't pinned the host copies, through a ring. Also returned: such copies
+        that are of clones, which nobody changes.
+        """
+        queued: list[Copy] = []
+        cloned: list[Copy] = []
+        for file in files:
+            of_devices = [copy for copy in file.copies if is_queued(copy.source)]
+            if not of_devices:
+                continue
+            rest = [copy for copy in file.copies if not is_queued(copy.source)]
+            if file.pinned:
+                queued += of_devices
+            else:
+                on_device = self.snapshot == "device"
+                through_ring = self._copier.through_ring(of_devices, on_device=on_device)
+                cloned += [copy for copy in through_ring if copy.clone_of is not None]
+                rest = sorted([*rest, *through_ring], key=lambda copy: copy.end)
+            file.copies = rest
+        return queued, cloned
 
     def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> PendingCopies:
         """Queue copies from devices; what training may change next, it changes after its copy."""

@@ -20,6 +20,7 @@ import torch
 from npydata.checkpointer.background import Watermark, run_parallel
 from npydata.checkpointer.file_layout import PLAIN_TYPES, FileLayout, TensorSlot
 from npydata.errors import CheckpointError
+from npydata.system.accelerator import PinnedPages, is_queued
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map all pages now."""
@@ -38,12 +39,18 @@ class StagingBuffer:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._pinned = False
+        self._pages = PinnedPages()
+        self._was_to_pin = False
         self.bytes = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a device copies into this memory while the program goes on."""
+        return bool(self._pages)
 
     def reserve(self, capacity: int, *, pin: bool = False, touch: bool = False) -> torch.Tensor:
         """Return ``capacity`` bytes of memory as a tensor; what was in it is undefined."""
-        if capacity > self.bytes.numel() or (pin and not self._pinned):
+        if capacity > self.bytes.numel() or (pin and not self._was_to_pin):
             self._renew(capacity, pin=pin, touch=touch)
         return self.bytes[:capacity]
 
@@ -57,7 +64,8 @@ class StagingBuffer:
         if touch:
             self.touch()
         if pin:
-            self._pin()
+            self._pages.pin(self.bytes)
+        self._was_to_pin = pin
 
     def touch(self) -> None:
         """Write to every page once, so that the next save meets no page fault."""
@@ -69,22 +77,9 @@ class StagingBuffer:
 
     def free(self) -> None:
         """Give the memory back to the system once nothing looks into it."""
-        if self._pinned:  # needs a GPU
-            cuda_runtime().cudaHostUnregister(self.bytes.data_ptr())
-        self._pinned, self._memory = False, None
+        self._pages.unpin()
+        self._was_to_pin, self._memory = False, None
         self.bytes = torch.empty(0, dtype=torch.uint8)
-
-    def _pin(self) -> None:
-        """Lock the pages, so that a GPU copies into them while the program goes on."""
-        done = cuda_runtime().cudaHostRegister(  # needs a GPU
-            self.bytes.data_ptr(), self.bytes.numel(), 0
-        )
-        self._pinned = int(done) == 0
-
-
-def cuda_runtime() -> Any:  # needs a GPU
-    """Return CUDA's runtime library."""
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -114,7 +109,7 @@ class Copy:
     def is_plain(self) -> bool:
         """Whether the elements lie in memory just as they will in the slot."""
         bits = self.source.is_conj() or self.source.is_neg()
-        return self.source.is_contiguous() and not (bits or self.source.is_cuda)
+        return self.source.is_cpu and self.source.is_contiguous() and not bits
 
     @property
     def batch_dtype(self) -> torch.dtype | None:
@@ -219,6 +214,8 @@ class StagedFile:
     copies: list[Copy] = field(default_factory=list)
     """In the order of the file."""
     layout: FileLayout | None = None
+    pinned: bool = False
+    """Whether a device copies into the memory by itself."""
 
     @property
     def ends(self) -> list[int]:
@@ -233,10 +230,12 @@ def stage(
     name: str, layout: FileLayout, tensors: Mapping[str, torch.Tensor], buffer: StagingBuffer
 ) -> StagedFile:
     """Return a file with its memory, and the copies that are still to be made."""
-    pin = any(tensor.is_cuda for tensor in tensors.values())
+    pin = any(is_queued(tensor) for tensor in tensors.values())
     memory = buffer.reserve(layout.capacity, pin=pin)
     copies = plan_copies(memory, layout, tensors)
-    return StagedFile(name, layout.nbytes, memory, copies=copies, layout=layout)
+    return StagedFile(
+        name, layout.nbytes, memory, copies=copies, layout=layout, pinned=buffer.pinned
+    )
 
 
 @dataclass(slots=True)
@@ -309,6 +308,9 @@ class StagingTask:
         if elsewhere and not self.claim.acquire(blocking=False):
             self.copied.wait()
         self.copied.set()
+        if self.pending is not None:  # or a later save would find its memory being filled
+            with suppress(Exception):
+                self.pending.wait()
 
     def validate(self) -> None:
         """Refuse a snapshot of tensors that changed before their copies were made.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
+from npydata.system.accelerator import with_streams
 
 
 @dataclass(slots=True)
@@ -33,26 +34,30 @@ class TrainingState:
 
 
 def capture_rng() -> dict[str, Any]:
-    """Return the state of all random generators: Python's, numpy's, torch's, and each GPU's."""
+    """Return the state of all random generators: Python's, numpy's, torch's, each accelerator's."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
         "numpy": (name, np.asarray(keys).tobytes(), *rest),
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "cuda": capture_on_gpus(),
+        "cuda": [],
+        **capture_on_accelerators(),
     }
 
 
-def capture_on_gpus() -> list[bytes]:
-    """Return the state of each GPU's generator."""
-    states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [state.numpy().tobytes() for state in states]
+def capture_on_accelerators() -> dict[str, list[bytes]]:
+    """Return the states of the generators of all accelerators, by the kind that torch found."""
+    if (found := with_streams()) is None:
+        return {}
+    module = torch.get_device_module(found)
+    devices = range(torch.accelerator.device_count())
+    return {found.type: [module.get_rng_state(device).numpy().tobytes() for device in devices]}
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Set all random generators to what :func:`capture_rng` returned.
 
-    GPUs beyond those that were captured, or captured but not here, are left alone.
+    Accelerators beyond those that were captured, or captured but not here, are left alone.
 
     Raises:
         CheckpointError: It is not such a state; then no generator was changed.
@@ -72,9 +77,11 @@ def set_generators(state: Mapping[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
     torch.set_rng_state(as_byte_tensor(state["torch"]))
-    if torch.cuda.is_available():
-        for device, one in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
-            torch.cuda.set_rng_state(as_byte_tensor(one), device)
+    if (found := with_streams()) is not None:
+        module = torch.get_device_module(found)
+        devices = range(torch.accelerator.device_count())
+        for device, one in zip(devices, state.get(found.type, []), strict=False):
+            module.set_rng_state(as_byte_tensor(one), device)
 
 
 def as_byte_tensor(content: bytes) -> torch.Tensor:

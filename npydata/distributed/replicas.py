@@ -18,6 +18,7 @@ import torch
 
 from npydata.distributed.coordinator import RankError, ranks_text
 from npydata.distributed.save_plan import LocalState, Shard, shards_from_text
+from npydata.system.accelerator import STREAMS, is_queued
 
 ELEMENTS = 1024
 """Elements of a replica that are compared; of a smaller one, all."""
@@ -77,14 +78,13 @@ class Samples:
                     tensor = tensor.view(torch.uint8)
                 sample = tensor.take(positions(tensor.numel(), tensor.device))
                 self.taken.append((kind, state.shards[k], sample))
-        if any(sample.is_cuda for *_, sample in self.taken):  # needs a GPU
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+        for device in {sample.device for *_, sample in self.taken if is_queued(sample)}:
+            event = STREAMS.current_stream(device).record_event()
             self.on_device.append(event.synchronize)
 
     def checksums(self) -> list[list[Any]]:
         """Return what rank 0 compares: kind, name, offsets and checksum of each."""
-        for wait in self.on_device:  # needs a GPU
+        for wait in self.on_device:
             wait()
         return [
             [kind, shard.name, shard.offsets, checksum_of(sample)]

@@ -1,10 +1,11 @@
 """Bring batches to where the model is, beside the computation: pinned memory, side streams."""
 
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
+
+from npydata.system.accelerator import STREAMS, Streams, has_streams, with_streams
 
 
 class HostTransfer:
@@ -30,7 +31,7 @@ class HostTransfer:
 
 
 class StreamTransfer:
-    """Transfer batches to a GPU on a stream of its own, while the current stream computes.
+    """Transfer batches to a device on a stream of its own, while the current stream computes.
 
     ``send`` runs in a worker and returns when the copy is done, so that pinned memory can be used
     again at once. ``receive`` runs in the consumer: it tells the allocator that the tensors, made
@@ -41,9 +42,9 @@ class StreamTransfer:
     moves = True
     """Whether ``send`` and ``receive`` do anything; walking through a batch costs time."""
 
-    def __init__(self, device: torch.device, cuda: ModuleType | Any = torch.cuda) -> None:
-        self.device, self.cuda = device, cuda
-        self.stream = cuda.Stream(device)
+    def __init__(self, device: torch.device, streams: Streams = STREAMS) -> None:
+        self.device, self.streams = device, streams
+        self.stream = streams.Stream(device)
 
     def send(self, batch: Any) -> Any:
         """Copy the batch's tensors to the device and wait for the copies."""
@@ -52,16 +53,16 @@ class StreamTransfer:
             pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
             return pinned.to(self.device, non_blocking=True)
 
-        with self.cuda.stream(self.stream):
+        with self.streams.stream(self.stream):
             moved = tree_map_only(torch.Tensor, one, batch)
-            done = self.cuda.Event(blocking=True)
+            done = self.streams.Event(blocking=True)
             done.record(self.stream)
         done.synchronize()
         return moved
 
     def receive(self, batch: Any) -> Any:
         """Mark the tensors as used by the current stream."""
-        current = self.cuda.current_stream(self.device)
+        current = self.streams.current_stream(self.device)
 
         def one(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(current)
@@ -74,9 +75,9 @@ Transfer = HostTransfer | StreamTransfer
 
 
 def transfer_to(device: torch.device | str | None, *, pin_memory: bool) -> Transfer:
-    """Return how batches get to ``device``; pinning needs a GPU and is left out without one."""
-    pinned = pin_memory and torch.cuda.is_available()
+    """Return how batches get to ``device``; without an accelerator nothing is pinned."""
+    pinned = pin_memory and with_streams() is not None
     if device is None:
         return HostTransfer(pinned=pinned)
     device = torch.device(device)
-    return StreamTransfer(device) if device.type == "cuda" else HostTransfer(device, pinned=pinned)
+    return StreamTransfer(device) if has_streams(device) else HostTransfer(device, pinned=pinned)

@@ -19,6 +19,7 @@ from npydata.checkpointer.file_layout import (
 from npydata.checkpointer.overlap import Overlap, storage_pointer
 from npydata.checkpointer.staging import Copy, StagedFile, plan_copies
 from npydata.reader.containers.safetensors import LENGTH_BYTES, header_text
+from npydata.system.accelerator import is_queued
 
 
 class MyCopy(Copy):
@@ -66,13 +67,13 @@ def lay_out(tensors):
 def staged(name, tensors, buffer):
     """Return a file with its memory, and your copies, which are still to be made."""
     layout = lay_out(tensors)
-    pin = any(tensor.is_cuda for tensor in tensors.values())
+    pin = any(is_queued(tensor) for tensor in tensors.values())
     memory = buffer.reserve(layout.capacity, pin=pin)
     copies = [
         MyCopy(one.slot, one.source, one.end, one.name, one.version)
         for one in plan_copies(memory, layout, tensors)
     ]
-    return StagedFile(name, layout.nbytes, memory, MyWatermark(), copies)
+    return StagedFile(name, layout.nbytes, memory, MyWatermark(), copies, buffer.pinned)
 
 
 class MyCheckpointer(AsyncCheckpointer):

@@ -1,0 +1,59 @@
+"""The simulated accelerator for the tests of this folder; without a compiler they are skipped."""
+
+import os
+from pathlib import Path
+
+import pytest
+import simulator
+
+HERE = Path(__file__).parent
+SEEDS = range(int(os.environ.get("NPYDATA_SEEDS", "50")))
+"""The adversaries that each proof meets; ``make test-stress`` asks for 1,000."""
+FEW_SEEDS = SEEDS if "NPYDATA_SEEDS" in os.environ else range(12)
+"""For proofs that write files: each of the adversary's ways once."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.accelerator)
+
+
+@pytest.fixture(scope="session")
+def _loaded():
+    if reason := simulator.missing_tools():
+        pytest.skip(reason)
+    return simulator.load()
+
+
+@pytest.fixture
+def sim(_loaded):
+    """The simulator with nothing queued, nothing counted, and an adversary that is always late."""
+    import torch
+
+    _loaded.seed(0)
+    for device in range(simulator.DEVICES):
+        torch.accelerator.synchronize(device)
+    _loaded.reset_counts()
+    return _loaded
+
+
+def each_seed(sim, seeds):
+    """Yield each adversary; what one left queued is done before the next begins."""
+    import torch
+
+    for seed in seeds:
+        sim.seed(seed)
+        yield seed
+        for device in range(simulator.DEVICES):
+            torch.accelerator.synchronize(device)
+
+
+@pytest.fixture
+def seeds(sim):
+    return each_seed(sim, SEEDS)
+
+
+@pytest.fixture
+def few_seeds(sim):
+    return each_seed(sim, FEW_SEEDS)
