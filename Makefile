@@ -59,7 +59,7 @@ $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 test-clients: $(CLIENTS)/.ready  ## The frameworks that others train in, with their real packages; in build/clients
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet -m clients tests
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet -m clients tests/clients
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
 	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"
