@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CLIENTS := build/clients
+FRAMEWORKS := accelerate lightning torchdata transformers
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-distributed test test-stress test-crash lab lab-reset lint notebooks docs materials clinic clean
+.PHONY: help run run-distributed test test-stress test-crash test-clients lab lab-reset lint notebooks docs materials clinic clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -52,6 +54,15 @@ test-stress: $(READY)  ## The long versions of the tests
 test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
 	@$(BIN)/python tests/faults/tools.py
 	@$(BIN)/python -m pytest --quiet -m crash tests
+
+$(CLIENTS)/.ready: pyproject.toml constraints.txt
+	@echo "[set-up] $(CLIENTS): torch and $(FRAMEWORKS) (once; a few minutes)"
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable . pytest pytest-timeout $(FRAMEWORKS)
+	@touch $@
+
+test-clients: $(CLIENTS)/.ready  ## The frameworks that others train in, with their real packages; in build/clients
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet -m clients tests/clients
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
 	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"

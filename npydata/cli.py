@@ -7,7 +7,6 @@ exit code is 130. Either way no file is left half-written. Each command imports 
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,17 +14,13 @@ from typing import Any, NoReturn
 from npydata import __version__
 from npydata.bench import command as bench
 from npydata.errors import CheckpointError, NpyDataError
-from npydata.system.progress import harmless, human_bytes, human_rate, printable
+from npydata.reader import command as converting
+from npydata.system.progress import MESSAGE_LENGTH, harmless, human_bytes, printable
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-MESSAGE_LENGTH = 8192
-"""Longer than two paths; a name from a hostile file may be longer still."""
-
-FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
-NAMES_SHOWN = 5
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -188,25 +183,7 @@ def inspect_token_file(args: argparse.Namespace) -> int:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Write a checkpoint as safetensors and say in one line what was written."""
-    if not args.output.endswith(".safetensors"):
-        raise NpyDataError(f"{args.output}: expected a name that ends in .safetensors")
-    import torch
-
-    from npydata.reader.open import open_checkpoint
-
-    begin = time.perf_counter()
-    dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    with open_checkpoint(args.file) as checkpoint:
-        done = checkpoint.to_safetensors(
-            args.output, dtype=dtype, progress=not args.quiet, allow_larger=args.allow_larger
-        )
-    seconds = time.perf_counter() - begin
-    ties = f" ({done.ties:,} tied)" if done.ties else ""
-    print(
-        f"{harmless(printable(args.output), MESSAGE_LENGTH)}: {done.tensors:,} tensors{ties}, "
-        f"{human_bytes(done.nbytes)} in {seconds:.2f} s ({human_rate(done.nbytes / seconds, 'B')})"
-        f"{left_out(done.left_out)}"
-    )
+    print(converting.convert_file(args))
     return EXIT_OK
 
 
@@ -230,13 +207,7 @@ def run_verify(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def left_out(names: Sequence[str]) -> str:
-    """Return what the new file lacks, by name, if it lacks anything."""
-    shown = [harmless(name) for name in names[:NAMES_SHOWN]]
-    if len(names) > NAMES_SHOWN:
-        shown.append(f"and {len(names) - NAMES_SHOWN:,} more")
-    return f"; left out {len(names):,} without plain values: {', '.join(shown)}" if shown else ""
-
+# What the commands are called, say and take
 
 DESCRIPTION = """\
 Feed and save language-model training: make token files, look into them and into checkpoints,
@@ -336,29 +307,10 @@ checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a fol
 CONVERT = Command(
     run_convert,
     "write a checkpoint as safetensors",
-    description="""\
-Write the tensors of any checkpoint as one safetensors file, without running anything in it.
-
-Memory stays small, however large the file. Tied tensors are written once, and npydata restores the
-ties; numbers, texts and other plain values go into the file's metadata. What only code could make
-is left out, and named. If the run fails or is killed, OUT is what it was before.""",
-    arguments={
-        "file": {"metavar": "FILE", "help": "a checkpoint, an *.index.json, or a folder with one"},
-        "output": {"metavar": "OUT.safetensors", "help": "the file to write"},
-        "--dtype": {"choices": FLOATS, "metavar": "D",
-                    "help": f"write tensors of floating point as D: {', '.join(FLOATS)} (default: "
-                            "as they are)"},
-        "--allow-larger": {"action": "store_true",
-                           "help": "write out expanded tensors, however large the file becomes"},
-        "-q --quiet": QUIET,
-    },
-    examples="""\
-examples:
-  npydata convert pytorch_model.bin model.safetensors
-  npydata convert checkpoint.pt half.safetensors --dtype float16
-  npydata convert model.safetensors.index.json model.safetensors
-""",
-)  # fmt: skip
+    description=converting.DESCRIPTION,
+    arguments={**converting.ARGUMENTS, "-q --quiet": QUIET},
+    examples=converting.EXAMPLES,
+)
 
 VERIFY = Command(
     run_verify,

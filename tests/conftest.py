@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         found = str(npydata.__file__)
         if not Path(found).is_relative_to(expected):
             pytest.exit(f"npydata came from {found}, expected it under {expected}", returncode=3)
+
+
+FRAMEWORKS = ("transformers", "accelerate", "lightning", "torchdata")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which frameworks the clients' tests run with, and which are absent."""
+    if config.option.markexpr != "clients":
+        return []
+    found = {name: find_version(name) for name in ("torch", *FRAMEWORKS)}
+    return ["clients: " + ", ".join(f"{name} {found[name] or 'ABSENT'}" for name in found)]
+
+
+def find_version(name: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 FAULTS = ("kills", "replayed power cuts", "power cuts of a disk")

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from npydata import __version__, write_tokens
-from npydata.cli import FLOATS, main, one_line
+from npydata.cli import main, one_line
 from npydata.dataset import inspect as inspect_tokens
 from npydata.dataset import prepare as prepare_module
 from npydata.dataset.inspect import count_windows
 from npydata.reader import convert as convert_module
+from npydata.reader.command import FLOATS
 from npydata.system.progress import human_bytes, human_rate
 
 

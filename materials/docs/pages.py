@@ -23,6 +23,8 @@ from notebook_page import NotebookPage, fenced
 ROOT = Path(__file__).resolve().parents[2]
 START = ["README.md", "materials/docs/arriving.md", "materials/results/figures.md",
          "materials/results/survival.md"]  # fmt: skip
+FRAMEWORKS = [f"materials/docs/frameworks/{name}.md"
+              for name in ("transformers", "lightning", "accelerate", "own_loops")]  # fmt: skip
 AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.md",
                      "materials/taught.md"]  # fmt: skip
 ON_THE_SITE = re.compile(
@@ -57,6 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     lessons = [path for path in shown if path.startswith("notebooks/")]
     config.nav = [
         {"Start": START},
+        {"Frameworks": [*FRAMEWORKS, "materials/docs/scenarios.md"]},
         {"Lessons": [*lessons, *AFTER_THE_LESSONS]},
         {"Reference": reference_menu([path for path in shown if path.startswith("npydata/")])},
     ]

@@ -7,6 +7,9 @@ Both give ``x, y`` with ``y`` shifted by one, and fetch a whole batch with one g
     val = MmapDataset("val.bin", seq_len=1024, dtype="uint16")
     inputs, targets = val.get(0)                    # (1024,) int64 each
 
+With ``as_dict=("input_ids", "labels")`` a sample is a dictionary for models that shift the labels
+themselves, as Hugging Face's do: both are the same tokens.
+
 Built in ``notebooks/01_memmap_dataset``.
 """
 
@@ -21,6 +24,7 @@ import torch
 from torch.utils.data import Dataset
 
 from npydata.dataset.access import TokenArray
+from npydata.dataset.batches import split
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.token_file import Paths, open_files
 from npydata.dataset.token_windows import TokenWindows, as_int, require_vocabulary
@@ -53,9 +57,14 @@ class TokenDataset(Dataset[Pair]):
     """
 
     def __init__(
-        self, files: Sequence[TokenFile], seq_len: int, stride: int, vocab_size: int | None
+        self,
+        files: Sequence[TokenFile],
+        seq_len: int,
+        stride: int,
+        vocab_size: int | None,
+        as_dict: tuple[str, str] | None = None,
     ) -> None:
-        self.files, self.seq_len = files, seq_len
+        self.files, self.seq_len, self.as_dict = files, seq_len, two_names(as_dict)
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
         self.windows = TokenWindows(files, seq_len, stride)
         self._advice = AdviceBackoff()
@@ -81,7 +90,8 @@ class TokenDataset(Dataset[Pair]):
     ) -> Pair:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
-        The fast path: one gather for the whole batch, safe to call from many threads.
+        The fast path: one gather for the whole batch, safe to call from many threads. A dictionary
+        of two if the dataset was asked for such with ``as_dict``.
 
         Args:
             indices: Samples, a 1-D list or array of integers; negative ones count from the end.
@@ -93,7 +103,9 @@ class TokenDataset(Dataset[Pair]):
             TypeError: The indices are not a list of integers.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
-        return self.fetch_windows(self.windows_of(as_indices(indices, len(self)), seed, epoch))
+        windows = self.windows_of(as_indices(indices, len(self)), seed, epoch)
+        batch: Pair = self.named(self.fetch_windows(windows))
+        return batch
 
     def fetch_windows(self, windows: IntArray, *, out: IntArray | None = None) -> Pair:
         """Return ``x, y`` of some windows, both ``(len(windows), seq_len)`` int64 and contiguous.
@@ -104,6 +116,13 @@ class TokenDataset(Dataset[Pair]):
         if self.vocab_size is not None or tokens.dtype == np.uint64:
             require_vocabulary(tokens, self.vocab_size, self.files)
         return shifted_pair(tokens, out)
+
+    def named(self, batch: Pair) -> Any:
+        """Return a batch as it was asked for: the pair, or a dictionary of unshifted labels."""
+        if self.as_dict is None:
+            return batch
+        inputs, labels = batch
+        return dict(zip(self.as_dict, (inputs, labels.copy_(inputs)), strict=True))
 
     def fingerprint(self) -> str:
         """Return a short text that tells this data, cut into these windows, from any other.
@@ -146,12 +165,16 @@ class TokenDataset(Dataset[Pair]):
             one = operator.index(index)
         except TypeError:
             return self.fetch(index)
-        x, y = self.fetch([one])
-        return x[0], y[0]
+        sample: Pair = split(self.fetch([one]))[0]
+        return sample
 
     def __getitems__(self, indices: list[int]) -> list[Pair]:
-        """Return the samples of a batch as pairs, for a stock ``DataLoader``'s collate."""
-        return list(zip(*self.fetch(indices), strict=True))
+        """Return the samples of a batch one by one, for a stock ``DataLoader``'s collate.
+
+        Indices that came out of ``AsyncDataLoader.batch_sampler`` bring seed and epoch along.
+        """
+        drawn_by = {name: getattr(indices, name, None) for name in ("seed", "epoch")}
+        return split(self.fetch(indices, **drawn_by))
 
 
 def shifted_pair(tokens: TokenArray, out: IntArray | None = None) -> Pair:
@@ -174,11 +197,14 @@ class MmapDataset(TokenDataset):
         paths: A token file, a list of them, or a glob; read one after the other.
         seq_len: Tokens per sample; ``x`` and ``y`` are ``(seq_len,)`` int64.
         stride: Tokens from one sample's start to the next. ``seq_len + 1`` if not given, so that
-            no token is in two samples; ``seq_len`` makes every token but the first a target once.
+            no token is in two samples (``seq_len`` with ``as_dict``, for the same reason);
+            ``seq_len`` makes every token but the first a target once.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
         format: How the files are laid out; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
+        as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
+            are the inputs themselves, not shifted.
 
     Raises:
         TokenFileError: A file is malformed, or too short for one window.
@@ -198,10 +224,12 @@ class MmapDataset(TokenDataset):
         format: str = "auto",
         access: str = "mmap",
         vocab_size: int | None = None,
+        as_dict: tuple[str, str] | None = None,
     ) -> None:
         files = open_files(paths, dtype, format, access)
-        stride = as_int(seq_len, "seq_len", least=1) + 1 if stride is None else stride
-        super().__init__(files, seq_len, stride, vocab_size)
+        if stride is None:  # the last token of a window is a target only
+            stride = as_int(seq_len, "seq_len", least=1) + (as_dict is None)
+        super().__init__(files, seq_len, stride, vocab_size, as_dict)
 
     def __len__(self) -> int:
         return self.windows.count
@@ -217,7 +245,8 @@ class MmapDataset(TokenDataset):
 
     def get(self, idx: int, device: torch.device | str = "cpu") -> Batch:
         """Return sample ``idx`` on ``device``: inputs and targets, ``(seq_len,)`` int64 each."""
-        x, y = self[idx]
+        sample: Any = self[idx]
+        x, y = sample.values() if self.as_dict else sample
         return Batch(x.to(device), y.to(device))
 
 
@@ -233,6 +262,8 @@ class NpyTokensDataset(TokenDataset):
         format: How the files are laid out; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
+        as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
+            are the inputs themselves, not shifted.
 
     Raises:
         TokenFileError: A file is malformed, or too short for one window.
@@ -253,8 +284,9 @@ class NpyTokensDataset(TokenDataset):
         format: str = "auto",
         access: str = "mmap",
         vocab_size: int | None = None,
+        as_dict: tuple[str, str] | None = None,
     ) -> None:
-        super().__init__(open_files(paths, dtype, format, access), seq_len, 1, vocab_size)
+        super().__init__(open_files(paths, dtype, format, access), seq_len, 1, vocab_size, as_dict)
         self.seed = None if seed is None else as_int(seed, "seed")
         self._epoch = SharedInt(torch.zeros(1, dtype=torch.int64))
         self._len = max(SHORTEST_EPOCH, sum(virtual_len(file, seq_len) for file in self.files))
@@ -278,6 +310,16 @@ class NpyTokensDataset(TokenDataset):
         if seed is None:
             indices, seed = np.arange(len(indices)), fresh_seed()
         return random_windows(indices, self.windows.count, seed, epoch)
+
+
+def two_names(names: Any) -> tuple[str, str] | None:
+    """Return the names that inputs and labels shall have; none is what it was before."""
+    if names is None:
+        return None
+    found = names if isinstance(names, tuple | list) else ()
+    if len(found) != 2 or not all(isinstance(name, str) for name in found) or len(set(found)) < 2:
+        raise ValueError(f'as_dict={names!r}, expected two names, as ("input_ids", "labels")')
+    return found[0], found[1]
 
 
 class SharedInt:

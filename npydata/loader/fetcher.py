@@ -47,16 +47,17 @@ class WindowFetcher:
         self, dataset: WindowDataset, windows: EpochOrder, pool: BufferPool | None = None
     ) -> None:
         self.dataset, self.windows, self.pool = dataset, windows, pool
+        self._named = getattr(dataset, "named", lambda pair: pair)
 
     def batch(self, number: int) -> Any:
-        """Return ``x, y``, ``(B, seq_len)`` int64 each."""
+        """Return ``x, y``, ``(B, seq_len)`` int64 each; or as the dataset names them."""
         windows = self.windows(number)
         out = self.pool.lend(len(windows)) if self.pool else None
-        return self.dataset.fetch_windows(windows, out=out)
+        return self._named(self.dataset.fetch_windows(windows, out=out))
 
     def samples(self, number: int) -> list[Any]:
-        """Return pairs ``x, y``, ``(seq_len,)`` int64 each."""
-        return split(self.dataset.fetch_windows(self.windows(number)))
+        """Return pairs ``x, y``, ``(seq_len,)`` int64 each; or as the dataset names them."""
+        return split(self._named(self.dataset.fetch_windows(self.windows(number))))
 
     def advise(self, numbers: range) -> None:
         """Tell the dataset of the windows."""

@@ -164,6 +164,10 @@ class PrefetchIterator:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def is_last(self) -> bool:
+        """Whether the batch that was delivered last is the epoch's last one."""
+        return self._left() == 0
+
     def close(self) -> None:
         """Stop every worker; the loader's state stays behind the last batch delivered."""
         self._finalizer()
@@ -220,7 +224,7 @@ class PrefetchIterator:
 class NamedBatches:
     """A :class:`PrefetchIterator` whose pairs come as dictionaries."""
 
-    def __init__(self, batches: PrefetchIterator, input_name: str, target_name: str) -> None:
+    def __init__(self, batches: Any, input_name: str, target_name: str) -> None:
         self.batches, self.names = batches, (input_name, target_name)
 
     def __iter__(self) -> "NamedBatches":

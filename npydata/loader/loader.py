@@ -10,7 +10,6 @@ Example::
 Built in ``notebooks/03_async_loader``; how to set it, in ``notebooks/04_throughput``.
 """
 
-import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,7 @@ from typing import Any
 
 import torch
 
-from npydata.dataset.protocol import WindowDataset
-from npydata.errors import LoaderError
+from npydata.loader.accelerated import Accelerated, TrackedBatches
 from npydata.loader.adaptive import AdaptivePrefetcher
 from npydata.loader.buffer_pool import BufferPool
 from npydata.loader.config import AsyncDataLoaderConfig, configured
@@ -47,13 +45,15 @@ from npydata.loader.state import STATE_VERSION, Cursor, validate_order, validate
 from npydata.loader.timeouts import TimedPrefetcher
 from npydata.loader.transforms import Transform, TransformedBatches
 from npydata.loader.vocabulary import (
-    EpochIndices,
     SingleSamples,
     Vocabulary,
+    as_list,
     collate_single,
     given_order,
     is_stream,
+    require_lossless,
     require_one_order,
+    require_own_order,
     require_usable,
     seed_from,
     without_refused,
@@ -63,7 +63,7 @@ from npydata.loader.workers import AsWorker
 __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
 
 
-class AsyncDataLoader(Vocabulary):
+class AsyncDataLoader(Accelerated, Vocabulary):
     """Batches of a dataset, made ahead by worker threads.
 
     Args:
@@ -154,7 +154,7 @@ class AsyncDataLoader(Vocabulary):
         """Samples of a full epoch that no rank gets, because they don't go round."""
         return 0 if self._source is not None else self._sampler(0).dropped
 
-    def __iter__(self) -> "PrefetchIterator":
+    def __iter__(self) -> "PrefetchIterator | TrackedBatches":
         """Begin the next epoch, or the one a loaded state points into.
 
         An iterator that gave no batch has not begun its epoch: the next one begins the same. One
@@ -164,15 +164,18 @@ class AsyncDataLoader(Vocabulary):
         """
         self._invalidate_iterator("a newer iter(loader)")
         self._cursor, self.stats = self._cursor.for_next_iterator(), LoaderStats()
-        if self._source is not None:
-            return self._iterate_given()
+        iterator = self._iterate() if self._source is None else self._iterate_given()
+        self._iterator = weakref.ref(iterator)
+        return self.tracked(iterator)
+
+    def _iterate(self) -> PrefetchIterator:
+        """Begin an epoch in an order of ours."""
         sampler, transfer, cancellation = self._sampler(), self._transfer(), Cancellation()
         fetch = self._epoch_fetcher(sampler, transfer, cancellation)
         iterator = self._new_iterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
                                       self._cursor, transfer, self.stats)  # fmt: skip
         self.stats.progress = getattr(self.dataset, "progress", None)
         self.stats.cursor = self._cursor
-        self._iterator = weakref.ref(iterator)
         return iterator
 
     def iter_epoch(
@@ -185,6 +188,19 @@ class AsyncDataLoader(Vocabulary):
         """Add a transform behind the others, from the next epoch on; returns the loader."""
         self.transforms.append(transform)
         return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter`` begin this epoch, as trainers say that count epochs themselves.
+
+        Nothing changes if it would anyway: also not in the middle of an epoch, behind a loaded
+        state. A sampler or a stream is told as well, if it has such a method.
+        """
+        tell = getattr(self._source, "set_epoch", None)
+        if tell:
+            tell(epoch)
+        if epoch != self._cursor.for_next_iterator().epoch:
+            self._invalidate_iterator("set_epoch()")
+            self._cursor = self._cursor_at(epoch)
 
     def reshuffle(self) -> None:
         """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does."""
@@ -229,7 +245,8 @@ class AsyncDataLoader(Vocabulary):
         """
         now = self._cursor
         cursor = self._cursor_at(now.epoch, now.samples, getattr(now, "order_state", None))
-        return {**self.__dict__, "_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
+        fresh = {"_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
+        return {**self.__dict__, **fresh, "accelerator_device": None}
 
     def fingerprint(self, cursor: Cursor | None = None) -> str:
         """Return what tells this dataset from another: its own ``fingerprint()``, or its length.
@@ -269,19 +286,6 @@ class AsyncDataLoader(Vocabulary):
             epoch, samples, order_state=order_state, is_elsewhere=order_state is not None
         )
 
-    def _length(self, given: int) -> int:
-        """Return how many batches a given order has, behind so many items."""
-        left = max(0, len(self._source) - given)  # a TypeError where it has none
-        if self._kind == "batch_sampler" or self.config.batch_size is None:
-            return left
-        full, rest = divmod(left, self.config.batch_size)
-        return full + (rest > 0 and not self.config.drop_last)
-
-    def _length_if_known(self, given: int) -> int | None:
-        with contextlib.suppress(TypeError):
-            return self._length(given)
-        return None
-
     def _iterate_given(self) -> PulledIterator:
         """Begin an epoch whose order is a sampler's, or a stream's."""
         cursor, transfer, cancellation = self._cursor, self._transfer(), Cancellation()
@@ -297,18 +301,10 @@ class AsyncDataLoader(Vocabulary):
         iterator = PulledIterator(self._prefetcher(fetch, len(order)), cancellation, order,
                                   cursor, transfer, self.stats)  # fmt: skip
         iterator.length = length
-        self._iterator = weakref.ref(iterator)
         return iterator
 
-    def _epoch_indices(self) -> EpochIndices:
-        cursor = self._cursor.for_next_iterator()
-        return EpochIndices(
-            lambda: len(self.dataset),
-            lambda sampler: EpochOrder(sampler, self.seed, cursor.epoch, self.config.shuffle),
-        )
-
     def _transfer(self) -> Transfer:
-        return transfer_to(self.device, pin_memory=self.config.pin_memory)
+        return transfer_to(self.device_wanted, pin_memory=self.config.pin_memory)
 
     def _prefetcher(self, fetch: Fetch, count: int) -> Prefetcher:
         """Start fetching the batches of an epoch; a stream has one thread that goes through it."""
@@ -393,23 +389,3 @@ class AsyncDataLoader(Vocabulary):
         running = self._iterator() if self._iterator is not None else None
         if running is not None:
             running.invalidate(cause)
-
-
-def require_lossless(dataset: Any, dtype: torch.dtype | None) -> None:
-    """Refuse a float dtype for token windows: a float32 loses ids above 2^24."""
-    if dtype is not None and dtype.is_floating_point and isinstance(dataset, WindowDataset):
-        raise LoaderError(f"dtype={dtype} over token windows would lose ids; leave it out")
-
-
-def require_own_order(dataset: Any, shuffle: bool) -> None:
-    """Refuse to shuffle a dataset that says why its samples must stay in order."""
-    reason = getattr(dataset, "refuses_shuffle", None)
-    if shuffle and reason:
-        raise LoaderError(f"shuffle=True over a {type(dataset).__name__}, expected False: {reason}")
-
-
-def as_list(transforms: Iterable[Transform]) -> list[Transform]:
-    """Return the transforms as a list; a single one may be meant, but is not asked for."""
-    if not isinstance(transforms, Iterable):
-        raise LoaderError(f"transforms={transforms!r}, expected a list of functions")
-    return list(transforms)

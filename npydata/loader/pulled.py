@@ -119,6 +119,16 @@ class PulledIterator(PrefetchIterator):
     _cursor: GivenCursor
     length: int | None = None
     """Batches that the order says it has left."""
+    _ahead: Any = None
+    """The next batch, if somebody wanted to know whether there is one."""
+
+    def is_last(self) -> bool:
+        """Whether the order has ended, if need be by waiting for its next batch."""
+        if not self._finalizer.alive:
+            return True
+        if self._ahead is None:
+            self._ahead = self._prefetcher.next()
+        return isinstance(self._ahead, Pulled) and self._ahead.cut is None
 
     def __len__(self) -> int:
         if self.length is None:
@@ -131,7 +141,8 @@ class PulledIterator(PrefetchIterator):
 
     def _next(self) -> Any:
         asked = time.perf_counter()
-        pulled = self._prefetcher.next()
+        pulled = self._ahead or self._prefetcher.next()
+        self._ahead = None
         now = time.perf_counter()
         if isinstance(pulled, ExceptionWrapper):
             self._cursor.after_failure = self._sampler.behind(self._delivered, self._cursor.epoch)

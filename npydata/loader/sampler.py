@@ -109,6 +109,7 @@ class EpochOrder:
         windows_of: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         self.sampler, self.windows_of = sampler, windows_of
+        self.seed, self.epoch = seed, epoch
         self.permutation = Permutation(max(1, sampler.num_samples), epoch_seed(seed, epoch))
         self.is_shuffled = shuffle
         self.per_block = max(1, BLOCK_SAMPLES // sampler.batch_size)

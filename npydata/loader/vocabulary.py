@@ -4,17 +4,20 @@ Each argument of ``torch.utils.data.DataLoader`` means here what it means there,
 name with what to write instead: a setting that is silently ignored is found weeks later.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.utils.data import IterableDataset, default_convert
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_convert
 
+from npydata.dataset.protocol import WindowDataset
 from npydata.errors import LoaderError
 from npydata.loader.config import AsyncDataLoaderConfig
 from npydata.loader.fetcher import Fetcher
 from npydata.loader.sampler import BatchSampler, EpochOrder
+from npydata.loader.state import Cursor
+from npydata.loader.transforms import Transform
 
 convert: Callable[[Any], Any] = default_convert
 """Makes tensors of the arrays in a sample."""
@@ -73,6 +76,26 @@ def require_one_order(
                                   f"leave {name} out")  # fmt: skip
 
 
+def require_lossless(dataset: Any, dtype: torch.dtype | None) -> None:
+    """Refuse a float dtype for token windows: a float32 loses ids above 2^24."""
+    if dtype is not None and dtype.is_floating_point and isinstance(dataset, WindowDataset):
+        raise LoaderError(f"dtype={dtype} over token windows would lose ids; leave it out")
+
+
+def require_own_order(dataset: Any, shuffle: bool) -> None:
+    """Refuse to shuffle a dataset that says why its samples must stay in order."""
+    reason = getattr(dataset, "refuses_shuffle", None)
+    if shuffle and reason:
+        raise LoaderError(f"shuffle=True over a {type(dataset).__name__}, expected False: {reason}")
+
+
+def as_list(transforms: Iterable[Transform]) -> list[Transform]:
+    """Return the transforms as a list; a single one may be meant, but is not asked for."""
+    if not isinstance(transforms, Iterable):
+        raise LoaderError(f"transforms={transforms!r}, expected a list of functions")
+    return list(transforms)
+
+
 def is_stream(dataset: Any) -> bool:
     """Whether a dataset can only be gone through, one sample after the other."""
     is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
@@ -127,50 +150,118 @@ def collate_single(collate_fn: Callable[[Any], Any] | None) -> Callable[[list[An
     return collate
 
 
-class EpochIndices:
-    """The sampler that a loader without one has: the indices of the epoch that begins next."""
+class DrawnIndices(list[int]):
+    """The indices of a batch, with what random windows are drawn from besides.
 
-    def __init__(self, length: Callable[[], int], order: Callable[[BatchSampler], EpochOrder]):
-        self._length, self._order = length, order
+    A stock ``DataLoader`` hands them to ``dataset.__getitems__`` as they are, in its workers too.
+    """
+
+    def __init__(self, indices: Iterable[int], seed: int, epoch: int) -> None:
+        super().__init__(indices)
+        self.seed, self.epoch = seed, epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DrawnIndices, (list(self), self.seed, self.epoch)
+
+
+OrderOf = Callable[[int, bool, int | None], EpochOrder]
+"""Returns this rank's order of an epoch, cut into batches of a size; ``None`` for the next one."""
+
+
+class EpochIndices:
+    """The sampler that a loader without one has: this rank's indices of the next epoch."""
+
+    def __init__(self, order_of: OrderOf, size: int) -> None:
+        self._order_of, self._size = order_of, size
 
     def __len__(self) -> int:
-        return self._length()
+        return len(self._order_of(1, False, None).sampler)
 
     def __iter__(self) -> Iterator[int]:
-        for batch in self.batches(1024, drop_last=False):
+        for batch in self.batches(self._size, drop_last=False):
             yield from batch
 
-    def batches(self, size: int, drop_last: bool) -> Iterator[list[int]]:
+    def batches(self, size: int, drop_last: bool, epoch: int | None = None) -> Iterator[list[int]]:
         """Yield the indices of one batch after the other."""
-        sampler = BatchSampler(len(self), size, drop_last=drop_last)
-        order = self._order(sampler)
-        return (np.asarray(order(number)).tolist() for number in range(len(sampler)))
+        order = self._order_of(size, drop_last, epoch)
+        for number in range(len(order.sampler)):
+            yield DrawnIndices(order(number).tolist(), order.seed, order.epoch)
+
+    def num_batches(self, size: int, drop_last: bool) -> int:
+        """Return how many there are."""
+        return len(self._order_of(size, drop_last, None).sampler)
+
+
+class RankIndices(EpochIndices, DistributedSampler[Any]):
+    """Those of one rank of several: Lightning gives ranks a sampler unless there is such a one."""
+
+    def __init__(self, order_of: OrderOf, size: int, rank: int, world_size: int) -> None:
+        EpochIndices.__init__(self, order_of, size)
+        self.rank, self.num_replicas = rank, world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: the loader counts its epochs."""
 
 
 class EpochBatches:
-    """The batch sampler of a loader without one: the indices of each batch of one rank."""
+    """The batch sampler of a loader without one: the indices of each batch of one rank.
 
-    def __init__(self, sampler: Any, config: AsyncDataLoaderConfig) -> None:
-        self.sampler, self._config = sampler, config
+    They are lists that know seed and epoch, so that other loaders draw the same random windows. Of
+    transforms and casts they know nothing.
+    """
+
+    def __init__(self, sampler: Any, config: AsyncDataLoaderConfig, beside: str = "") -> None:
+        self.sampler, self._config, self._epoch, self._beside = sampler, config, None, beside
         self.batch_size, self.drop_last = config.samples_per_batch, config.drop_last
 
+    _epoch: int | None
+
     def __len__(self) -> int:
+        if isinstance(self.sampler, EpochIndices):
+            return self.sampler.num_batches(self.batch_size, self.drop_last)
         full, rest = divmod(len(self.sampler), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self._beside:
+            raise LoaderError(
+                f"batches made of batch_sampler's indices elsewhere would lack this loader's "
+                f"{self._beside}; the HF Trainer does that when it resumes in mid-epoch: let the "
+                "dataset do it, or resume with npydata.integrations.transformers.SaveCheckpoints"
+            )
         if isinstance(self.sampler, EpochIndices):
-            return self.sampler.batches(self.batch_size, self.drop_last)
+            return self.sampler.batches(self.batch_size, self.drop_last, self._epoch)
         return iter(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))
 
+    def set_epoch(self, epoch: int) -> None:
+        """Give the batches of that epoch, rather than of the one that begins next."""
+        self._epoch = epoch
 
-class Vocabulary:
-    """The attributes of a ``DataLoader``, as Lightning, accelerate and the HF Trainer read them."""
+
+if TYPE_CHECKING:
+    StockLoader = object
+else:
+    StockLoader = DataLoader
+
+
+class Vocabulary(StockLoader):
+    """The attributes of a ``DataLoader``, as Lightning, accelerate and the HF Trainer read them.
+
+    It is one, for those that look at the class (``accelerator.prepare`` passes over all others),
+    but nothing of it is used.
+    """
 
     config: AsyncDataLoaderConfig
     dataset: Any
     generator: torch.Generator | None
     worker_init_fn: Callable[[int], Any] | None
+    transforms: list[Transform]
+    rank: int
+    world_size: int
+    seed: int
+    _cursor: Cursor
+    _kind: str
+    _source: Any
     _given_sampler: Any
     _given_batch_sampler: Any
 
@@ -194,9 +285,9 @@ class Vocabulary:
         return self.config.num_workers
 
     @property
-    def prefetch_factor(self) -> int:
-        """Batches ahead per worker."""
-        return self.config.prefetch_factor
+    def prefetch_factor(self) -> int | None:
+        """Batches ahead per worker; ``None`` without workers, as a ``DataLoader`` has it."""
+        return self.config.prefetch_factor if self.config.num_workers else None
 
     @property
     def pin_memory(self) -> bool:
@@ -232,7 +323,32 @@ class Vocabulary:
             return self._given_batch_sampler
         if self.config.batch_size is None or is_stream(self.dataset):
             return None
-        return EpochBatches(self.sampler, self.config)
+        beside = "transforms" if self.transforms else "dtype" if self.config.dtype else ""
+        return EpochBatches(self.sampler, self.config, beside)
 
     def _epoch_indices(self) -> EpochIndices:
-        raise NotImplementedError
+        next_epoch = self._cursor.for_next_iterator().epoch
+
+        def order_of(size: int, drop_last: bool, epoch: int | None) -> EpochOrder:
+            sampler = BatchSampler(len(self.dataset), size, rank=self.rank,
+                                   world_size=self.world_size, drop_last=drop_last)  # fmt: skip
+            epoch = next_epoch if epoch is None else epoch
+            return EpochOrder(sampler, self.seed, epoch, self.config.shuffle)
+
+        size = self.config.samples_per_batch
+        if self.world_size > 1:
+            return RankIndices(order_of, size, self.rank, self.world_size)
+        return EpochIndices(order_of, size)
+
+    def _length(self, given: int) -> int:
+        """Return how many batches a given order has, behind so many items."""
+        left = max(0, len(self._source) - given)  # a TypeError where it has none
+        if self._kind == "batch_sampler" or self.config.batch_size is None:
+            return left
+        full, rest = divmod(left, self.config.batch_size)
+        return full + (rest > 0 and not self.config.drop_last)
+
+    def _length_if_known(self, given: int) -> int | None:
+        with contextlib.suppress(TypeError):
+            return self._length(given)
+        return None

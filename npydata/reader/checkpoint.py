@@ -19,6 +19,7 @@ from npydata.reader.archive import Archive
 from npydata.reader.checksums import Vouched
 from npydata.reader.convert import Converted, convert
 from npydata.reader.files import OpenFile, naming_errors
+from npydata.reader.hugging_face import SHARD_BYTES, convert_to_folder
 from npydata.reader.load import load, load_onto, require_targets, tensors_by_name
 from npydata.reader.manifest import vouched_by_records
 from npydata.reader.naming import nested
@@ -255,6 +256,31 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """
         with naming_errors(str(self.path)):
             return convert(self, dst, dtype=dtype, progress=progress, allow_larger=allow_larger)
+
+    def to_hugging_face(
+        self,
+        dst: str | os.PathLike[str],
+        *,
+        shard_size: int = SHARD_BYTES,
+        prefix: str = "",
+        dtype: torch.dtype | None = None,
+        progress: bool = False,
+        allow_larger: bool = False,
+    ) -> Converted:
+        """Write tensors into a new folder that ``from_pretrained`` opens, whole or not at all.
+
+        ``model.safetensors``, or files of ``shard_size`` bytes at most and their index, named as
+        ``save_pretrained`` does; ``config.json`` is not made. ``prefix`` chooses the tensors whose
+        names begin with it, and is taken off: ``"model."`` of a training checkpoint. Tied tensors
+        are written once; values beside tensors are left out. Otherwise as :meth:`to_safetensors`.
+
+        Raises:
+            CheckpointError: A tensor can't be read, or no name begins with ``prefix``.
+            FileExistsError: ``dst`` is there already, and is no empty folder.
+        """
+        with naming_errors(str(self.path)):
+            return convert_to_folder(self, dst, shard_size=shard_size, prefix=prefix, dtype=dtype,
+                                     progress=progress, allow_larger=allow_larger)  # fmt: skip
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""

@@ -244,6 +244,10 @@ def open_index(folder: HeldFolder, path: Path) -> Contents:
         if name not in found[shard]:
             raise CheckpointError(f"{name!r:.200} is not in {shard}, where the index places it")
         root[name] = found[shard][name]
+    for shard in found:  # our writer notes other names of a tensor, which no index has
+        stored = {id(root[name].value) for name, place in weight_map.items() if place == shard}
+        root |= {name: entry for name, entry in found[shard].items()
+                 if name not in root and id(entry.value) in stored}  # fmt: skip
     if not folder.stays():  # the index is of another folder then
         raise CheckpointError("was replaced while its files were opened")
     return Contents(format_of(archives), archives, root, root, root)

@@ -1,7 +1,9 @@
-"""Write a whole file or none: a temporary sibling that takes the final name when complete."""
+"""Write a whole file or folder, or none: a sibling that takes the final name when complete."""
 
+import errno
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +45,65 @@ def replacing(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[
             error.filename = str(path)  # a full disk does not say which file it could not take
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a private empty folder that becomes ``path`` when the block ends without an error.
+
+    ``path`` must not exist yet, or be an empty folder. Killed at any moment, or after a power cut,
+    it is not there, or there with all its files: each is flushed to the disk before the rename. An
+    error in the block removes the temporary; what a kill leaves (``.NAME.*.partial``, mode 0700)
+    is removed by the next write to the same path.
+
+    Raises:
+        FileExistsError: ``path`` is there already, and holds something.
+    """
+    path = Path(os.path.realpath(path))
+    require_unused(path)
+    remove_stale_folders(path)
+    partial = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent))
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield partial
+        mask = current_umask()
+        for file in partial.iterdir():
+            with open(file, "rb") as written:
+                os.fchmod(written.fileno(), 0o666 & ~mask)
+                os.fsync(written.fileno())
+        os.fsync(descriptor)
+        os.fchmod(descriptor, 0o777 & ~mask)
+        partial.rename(path)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)
+
+
+def require_unused(path: Path) -> None:
+    """Refuse to write where something is: nothing that was there is replaced by a folder."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, "is there already, expected a new folder", str(path))
+
+
+def remove_stale_folders(path: Path) -> None:
+    """Remove what killed writers of the folder ``path`` left; a lock protects a live one's own."""
+    for entry in path.parent.iterdir():
+        ours = entry.name.startswith(f".{path.name}.") and entry.name.endswith(PARTIAL_SUFFIX)
+        if not ours or entry.is_symlink() or not entry.is_dir():
+            continue
+        with suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def remove_stale_partials(path: Path) -> None:

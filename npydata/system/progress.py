@@ -6,6 +6,9 @@ import time
 from functools import cache
 from typing import Protocol
 
+MESSAGE_LENGTH = 8192
+"""Longer than two paths; a name from a hostile file may be longer still."""
+
 
 class Bar(Protocol):
     """The part of tqdm's bar that npydata uses."""

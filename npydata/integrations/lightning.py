@@ -1,0 +1,148 @@
+"""Lightning: its checkpoints written by ``AsyncCheckpointer``, resumed to the bit.
+
+Example::
+
+    save = SaveCheckpoints("run", every_n_train_steps=100, keep_last=3)
+    trainer = Trainer(callbacks=[save], max_steps=1000)
+    trainer.fit(module, AsyncDataLoader(dataset, batch_size=32, seed=0), ckpt_path=save.latest())
+
+Each checkpoint is a folder whose ``model.safetensors`` any safetensors reader opens. For one
+process or DDP, where rank 0 saves; sharded strategies save in ways of their own.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins import CheckpointIO
+
+from npydata.checkpointer.commit import remove_checkpoint
+from npydata.checkpointer.load import latest_checkpoint, load_checkpoint
+from npydata.checkpointer.training_state import TrainingState, capture_rng, restore_rng
+from npydata.distributed.checkpointer import AsyncCheckpointer
+from npydata.errors import CheckpointError
+
+
+class AsyncCheckpointIO(CheckpointIO):
+    """Writes Lightning's checkpoints in the background: ``Trainer(plugins=[AsyncCheckpointIO()])``.
+
+    The weights are ``model.safetensors``; everything else that Lightning saves is beside them.
+    Lightning names what it saves and removes what it no longer wants; ``keep_last`` and
+    ``snapshot`` are those of :class:`~npydata.AsyncCheckpointer`.
+
+    Raises:
+        CheckpointError: Something that Lightning or a hook put into the checkpoint is neither a
+            tensor nor a plain value; the message names its place.
+    """
+
+    def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
+        self.checkpointer = AsyncCheckpointer(keep_last=keep_last, snapshot=snapshot)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Take a snapshot, and begin to write it into the folder ``path``."""
+        if storage_options is not None:
+            raise CheckpointError(f"storage_options={storage_options!r}, expected None: checkpoints"
+                                  " are written into a folder")  # fmt: skip
+        rest = {name: value for name, value in checkpoint.items() if name != "state_dict"}
+        state = TrainingState(step=checkpoint.get("global_step", 0), epoch=rest.get("epoch", 0))
+        self.checkpointer.save(path, checkpoint["state_dict"], rest, state)
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Return a checkpoint, on ``map_location`` if that is a device; nothing is ever unpickled.
+
+        Raises:
+            CheckpointError: The folder is no complete checkpoint of this plug-in.
+        """
+        if not isinstance(map_location, str | torch.device | None):
+            raise CheckpointError(f"map_location={map_location!r}, expected a device or None")
+        self.checkpointer.wait()
+        weights, rest, _ = load_checkpoint(path, device=map_location or "cpu")
+        if rest is None or "pytorch-lightning_version" not in rest:
+            raise CheckpointError(f"{path}: holds no state of Lightning's beside the weights")
+        return {**rest, "state_dict": weights}
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a folder that this plug-in wrote; anything else stays."""
+        self.checkpointer.wait()
+        remove_checkpoint(Path(path))
+
+    def teardown(self) -> None:
+        """Wait until the last checkpoint is on the disk; raise what went wrong with it."""
+        self.checkpointer.wait()
+
+
+class SaveCheckpoints(Checkpoint):
+    """Saves ``root/step-000100`` every so many optimizer steps, random generators included.
+
+    Args:
+        root: The folder of this run's checkpoints.
+        every_n_train_steps: Optimizer steps from one to the next.
+        keep_last: How many of the newest to keep; ``None`` keeps all.
+        snapshot: As in :class:`~npydata.AsyncCheckpointer`.
+
+    It brings :class:`AsyncCheckpointIO` along, unless the trainer has one. Lightning itself keeps
+    no random generators: without this callback a resumed run draws other dropout masks.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        every_n_train_steps: int,
+        keep_last: int | None = None,
+        snapshot: str = "host",
+    ) -> None:
+        if type(every_n_train_steps) is not int or every_n_train_steps < 1:
+            raise CheckpointError(
+                f"every_n_train_steps={every_n_train_steps!r}, expected 1 or more"
+            )
+        self.root, self.every_n_train_steps = Path(root), every_n_train_steps
+        self._io = AsyncCheckpointIO(keep_last=keep_last, snapshot=snapshot)
+        self._saved = 0
+        self._rng: dict[str, Any] | None = None
+
+    def latest(self) -> str | None:
+        """Return what to give as ``ckpt_path=``: the newest checkpoint; ``None`` without any."""
+        found = latest_checkpoint(self.root)
+        return None if found is None else str(found)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the trainer write and read through :class:`AsyncCheckpointIO`."""
+        if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+            trainer.strategy.checkpoint_io = self._io
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Set the random generators, before the first step of a run that was resumed."""
+        if self._rng is not None:
+            restore_rng(self._rng)
+            self._rng = None
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Save, if it is time."""
+        step = trainer.global_step
+        if step % self.every_n_train_steps == 0 and step != self._saved:
+            self._saved = step
+            trainer.save_checkpoint(self.root / f"step-{step:06d}")
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        writer: Any = trainer.strategy.checkpoint_io
+        writer.teardown()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random generators, which Lightning puts into the checkpoint."""
+        return {"saved": self._saved, "rng": capture_rng()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the generators for the first step."""
+        self._saved, self._rng = state_dict["saved"], state_dict["rng"]

@@ -1,0 +1,116 @@
+"""The HF Trainer: a callback that saves through ``AsyncCheckpointer``, and resumes to the bit.
+
+Example::
+
+    save = SaveCheckpoints("run", every_n_steps=100, keep_last=3)
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[save])
+    trainer.train(resume_from_checkpoint=save.latest())
+
+with ``TrainingArguments(save_strategy="no")``, or the Trainer saves as well. Each checkpoint is a
+folder whose ``model.safetensors`` has the names that ``from_pretrained`` expects.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from npydata.checkpointer.load import latest_checkpoint, load_checkpoint
+from npydata.checkpointer.training_state import TrainingState, capture_rng, restore_rng
+from npydata.distributed.checkpointer import AsyncCheckpointer
+from npydata.errors import CheckpointError
+
+
+class SaveCheckpoints(TrainerCallback):
+    """Saves ``root/step-000100`` every so many optimizer steps, random generators included.
+
+    Args:
+        root: The folder of this run's checkpoints.
+        every_n_steps: Optimizer steps from one to the next.
+        keep_last: How many of the newest to keep; ``None`` keeps all.
+        snapshot: As in :class:`~npydata.AsyncCheckpointer`.
+
+    Model, optimizer, learning rate schedule and the Trainer's own state are saved; which batches
+    come next, the Trainer finds out by counting. For one process or DDP, where rank 0 saves.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        every_n_steps: int,
+        keep_last: int | None = None,
+        snapshot: str = "host",
+    ) -> None:
+        if type(every_n_steps) is not int or every_n_steps < 1:
+            raise CheckpointError(f"every_n_steps={every_n_steps!r}, expected 1 or more")
+        self.root, self.every_n_steps = Path(root), every_n_steps
+        self.checkpointer = AsyncCheckpointer(keep_last=keep_last, snapshot=snapshot)
+        self._resumed: tempfile.TemporaryDirectory[str] | None = None
+        self._state: tuple[Any, TrainingState] | None = None
+
+    def latest(self) -> str | None:
+        """Return what to give as ``resume_from_checkpoint=``; ``None`` if nothing was saved yet.
+
+        That is a private folder with the Trainer's state as it wants it, and a link to the weights;
+        it goes with this callback.
+        """
+        self.checkpointer.wait()
+        found = latest_checkpoint(self.root)
+        if found is None:
+            return None
+        _, optimizer, state = load_checkpoint(found)
+        if optimizer is None or "trainer_state" not in state.extra:
+            raise CheckpointError(f"{found}: holds no state of the Trainer's beside the weights")
+        self._state = optimizer, state
+        self._resumed = tempfile.TemporaryDirectory(prefix="npydata-resume-")
+        folder = Path(self._resumed.name)
+        (folder / "trainer_state.json").write_text(state.extra["trainer_state"])
+        (folder / "model.safetensors").symlink_to(found.absolute() / "model.safetensors")
+        return str(folder)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Set optimizer and schedule, in a run that was resumed from here."""
+        if self._state is None or state.global_step != self._state[1].step:
+            self._state = None
+            return
+        optimizer, saved = self._state
+        kwargs["optimizer"].load_state_dict(optimizer)
+        kwargs["lr_scheduler"].load_state_dict(saved.extra["lr_scheduler"])
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Set the random generators, before the first step of a run that was resumed."""
+        if self._state is not None:
+            restore_rng(self._state[1].rng or {})
+            self._state = None
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save, if it is time."""
+        if state.global_step % self.every_n_steps or not state.is_world_process_zero:
+            return
+        now = TrainingState(
+            step=state.global_step,
+            epoch=int(state.epoch or 0),
+            rng=capture_rng(),
+            extra={"trainer_state": json.dumps(asdict(state)),
+                   "lr_scheduler": kwargs["lr_scheduler"].state_dict()},
+        )  # fmt: skip
+        folder = self.root / f"step-{state.global_step:06d}"
+        weights, moments = kwargs["model"].state_dict(), kwargs["optimizer"].state_dict()
+        self.checkpointer.save(folder, weights, moments, now)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        self.checkpointer.wait()

@@ -1,0 +1,122 @@
+"""Lightning's Trainer with the loader and the checkpointer: killed, resumed, the same bits."""
+
+import pytest
+import torch
+
+from npydata import (
+    AsyncDataLoader,
+    CheckpointError,
+    MmapDataset,
+    NpyTokensDataset,
+    latest_checkpoint,
+    open_checkpoint,
+)
+
+lightning = pytest.importorskip("lightning")
+
+from lightning.pytorch import LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+
+from clients.tools import SEQ_LEN, WINDOWS, Interrupted, Tiny, same_bits, tokens  # noqa: E402
+from npydata.integrations.lightning import AsyncCheckpointIO, SaveCheckpoints  # noqa: E402
+
+__all__ = ["tokens"]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+
+
+class Module(LightningModule):
+    def __init__(self, dropout=True):
+        super().__init__()
+        self.model, self.seen = Tiny(), []
+        if not dropout:
+            self.model.drop.p = 0.0
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    def training_step(self, batch, index):
+        loss = self.model(*batch)
+        self.seen.append((batch[0].tolist(), loss.item()))
+        return loss
+
+
+class StopAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise Interrupted
+
+
+def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, **options):
+    module = Module(dropout)
+    if options.pop("random", False):
+        dataset = NpyTokensDataset(path, SEQ_LEN)
+        dataset._len = WINDOWS
+        options["shuffle"] = False
+    else:
+        dataset = MmapDataset(path, SEQ_LEN, stride=SEQ_LEN)
+    loader = AsyncDataLoader(dataset, 4, seed=9, **options)
+    trainer = Trainer(max_epochs=epochs, accelerator="cpu", logger=False, callbacks=[*callbacks],
+                      plugins=[*plugins], enable_checkpointing=bool(callbacks),
+                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    try:
+        trainer.fit(module, loader, ckpt_path=ckpt_path)
+    except Interrupted:
+        trainer.strategy.checkpoint_io.teardown()
+    return module
+
+
+@pytest.mark.parametrize("stop, every", [(5, 3), (15, 7), (11, 10)],
+                         ids=["first epoch", "second epoch", "between"])  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"random": True}])
+def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
+    tokens, tmp_path, stop, every, options
+):
+    whole = fit(tokens, **options)
+
+    def callback():
+        return SaveCheckpoints(tmp_path / "run", every_n_train_steps=every, keep_last=2)
+
+    first = fit(tokens, [callback(), StopAt(stop)], **options)
+    assert first.seen == whole.seen[:stop]
+    torch.manual_seed(99)
+    again = callback()
+    second = fit(tokens, [again], ckpt_path=again.latest(), **options)
+    assert second.seen == whole.seen[stop // every * every :]
+    assert same_bits(second.state_dict(), whole.state_dict())
+    assert len([entry for entry in (tmp_path / "run").iterdir() if entry.is_dir()]) <= 2
+
+
+def test_lightnings_own_callback_saves_and_resumes_through_the_plug_in(tokens, tmp_path):
+    whole = fit(tokens, dropout=False)
+    for stop, ckpt_path in ((7, None), (None, str(tmp_path / "step=6.ckpt"))):
+        own = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=2,
+                              monitor="step", mode="max")  # fmt: skip
+        callbacks = [own] if stop is None else [own, StopAt(stop)]
+        module = fit(tokens, callbacks, [AsyncCheckpointIO()], ckpt_path, dropout=False)
+    assert module.seen == whole.seen[6:]
+    assert same_bits(module.state_dict(), whole.state_dict())
+    kept = sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir())
+    resumed_from = "step=6.ckpt"  # Lightning never removes that
+    assert kept == ["step=18.ckpt", "step=20.ckpt", resumed_from]
+    assert latest_checkpoint(tmp_path).name == "step=20.ckpt"
+    with open_checkpoint(tmp_path / "step=20.ckpt") as saved:
+        assert any(name.endswith("model.head.weight") for name in saved)
+
+
+def test_what_the_plug_in_cannot_do_is_refused(tmp_path):
+    io = AsyncCheckpointIO()
+    with pytest.raises(CheckpointError, match="storage_options"):
+        io.save_checkpoint({"state_dict": {}}, tmp_path / "a", storage_options={"x": 1})
+    with pytest.raises(CheckpointError, match=r"\['hook'\]: a object"):
+        io.save_checkpoint({"state_dict": {}, "hook": object()}, tmp_path / "a")
+    io.save_checkpoint({"state_dict": {"w": torch.ones(2)}}, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="no state of Lightning"):
+        io.load_checkpoint(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="map_location"):
+        io.load_checkpoint(tmp_path / "a", map_location={"cuda:0": "cpu"})
+    with pytest.raises(CheckpointError, match="every_n_train_steps=0"):
+        SaveCheckpoints(tmp_path, every_n_train_steps=0)
