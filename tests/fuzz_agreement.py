@@ -20,6 +20,7 @@ from collections import Counter, OrderedDict
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from agreement import answer
 from checkpoint_files import checkpoint_records, stored_zip
@@ -35,7 +36,8 @@ EXPLAINED = {
     "a device that is not here says nothing of the bytes": "device module is not registered",
     "torch saves untyped storages in legacy files and does not load them": "attribute 'dtype'",
     "text of Python 2 that is not UTF-8 comes as bytes": "'utf-8' codec",
-    "a class that is known and called is not made here, and its items are shown": "list indices",
+    "torch can't load what it saves: a late dtype that requires a gradient": "a leaf Variable that",
+    "how a zip file pads its storages is found here, not read": "invalid literal for int",
     "what is made and dropped again is not looked at": "is not callable",
     "a dtype that is not known hides its own tensor only": "unknown variant",
 }
@@ -181,6 +183,8 @@ def saved_values() -> dict[str, object]:
         "flags": [pairs, pairs.conj(), torch.nn.Parameter(torch.ones(2), False)],
         "neg": torch.ones(3, dtype=torch.complex64).conj().imag,
         "attributes": {"marked": marked, "bf16": torch.ones(2, dtype=torch.bfloat16)},
+        "numpy": {"a": np.arange(6.0).reshape(2, 3), "f": np.ones((2, 2), ">i2", order="F"),
+                  "n": [np.float32(1.5), np.int64(7), np.bool_(True)], "s": np.array([b"ab"])},
         "late_dtypes": [torch.ones(3).to(torch.float8_e4m3fn), torch.ones(3, dtype=torch.uint16)],
         "kinds": [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.float16],
         "values": {"a": [1, -1, 2**40, 2**70, 1.5, None, True], "b": ("x", b"y", {1, 2}, 1 + 2j),

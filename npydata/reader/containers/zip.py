@@ -151,7 +151,7 @@ def find_directory(file: OpenFile) -> tuple[int, int, int]:
     end = place
     locator = place - END_64_LOCATOR.size
     if locator >= 0 and file.read(locator, 4) == b"PK\x06\x07":
-        _, _, end, _ = unpack(file, END_64_LOCATOR, locator)
+        _, end_disk, end, disks = unpack(file, END_64_LOCATOR, locator)
         magic, size, _, _, disk, first_disk, here, count_64, nbytes_64, begin_64 = unpack(
             file, END_64, end
         )
@@ -165,6 +165,8 @@ def find_directory(file: OpenFile) -> tuple[int, int, int]:
         )
         if magic != b"PK\x06\x06" or end + 12 + size != locator or not agreed:
             raise CheckpointError("its two end records do not agree")
+        if (end_disk, disks) != (0, 1):
+            raise CheckpointError(f"its end record is on disk {end_disk} of {disks}, expected one")
     if disk or first_disk or here != count or begin + nbytes != end:
         raise CheckpointError(
             f"its end record places {here:,} of {count:,} records at bytes {begin:,} to "
