@@ -7,6 +7,7 @@ A case is known by its seed and number, and can be looked at again::
 """
 
 import argparse
+import io
 import json
 import os
 import random
@@ -157,7 +158,19 @@ def saved_files() -> dict[str, tuple[bytes, bytes, dict[str, bytes]]]:
                     pickle,
                     storages,
                 )
+                if zipped:
+                    made[f"{title}.again"] = (zipped_again(path), b"", {})
     return made
+
+
+def zipped_again(path: Path) -> bytes:
+    """A zip file with compressed records, as programs that zip a folder write it."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as new:
+        new.mkdir(old.namelist()[0].partition("/")[0])
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return content.getvalue()
 
 
 def taken_apart(path: Path) -> tuple[bytes, dict[str, bytes]]:

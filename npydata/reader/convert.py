@@ -289,6 +289,7 @@ def copy_bytes(out: BinaryIO, extent: Extent, bar: Bar) -> None:
 def copied_in_kernel(out: BinaryIO, chunk: Extent) -> bool:
     """Append some bytes to a file without reading them into memory; say whether it worked."""
     begin, done, place = chunk.offset, 0, out.tell()
+    chunk.file.require_inside(begin, chunk.nbytes)
     try:
         while done < chunk.nbytes:
             source = chunk.file.readahead().number

@@ -7,7 +7,7 @@ Arrays of Python objects and of records stay what only code could make.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -49,7 +49,7 @@ class DescribedDtype(Described):
         code = code.decode("latin-1") if isinstance(code, bytes) else code
         if not isinstance(code, str) or not PLAIN_DTYPE.fullmatch(code):
             return None
-        if flags_of_call not in ([], [False], [False, True]):
+        if flags_of_call not in ([], [False], [False, True]) or not plain(flags_of_call):
             return None
         dtype = np.dtype(code)
         if self.state is None:
@@ -59,7 +59,8 @@ class DescribedDtype(Described):
         version, order, *names, itemsize, alignment, flags = self.state
         order = order.decode("latin-1") if isinstance(order, bytes) else order
         sizes = (dtype.itemsize, 1) if dtype.kind == "S" else (-1, -1)
-        if (version, names, (itemsize, alignment), flags) != (3, [None] * 3, sizes, 0):
+        numbers = (version, itemsize, alignment, flags)
+        if numbers != (3, *sizes, 0) or not plain(numbers) or names != [None] * 3:
             return None
         orders = ("|",) if dtype.kind == "S" or dtype.itemsize == 1 else ("<", ">")
         return np.dtype(order + code) if order in orders else None
@@ -76,10 +77,20 @@ class DescribedArray(Described):
         if not isinstance(self.state, tuple) or len(self.state) != 5:
             raise CheckpointError(f"the state {brief(self.state)} of an array of numpy")
         version, shape, dtype, fortran, content = self.state
-        if version != 1 or not isinstance(dtype, DescribedDtype) or dtype.made is None:
+        if (
+            version != 1
+            or not plain([version])
+            or not isinstance(dtype, DescribedDtype)
+            or dtype.made is None
+        ):
             return None
         order = "F" if flag(fortran, "Fortran's order") else "C"
         return array_of(content, dtype.made, shape, order)
+
+
+def plain(numbers: Sequence[Any]) -> bool:
+    """Whether all are integers or flags, and not floats that equal some."""
+    return all(isinstance(one, int) for one in numbers)
 
 
 def array_of(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Any) -> npt.NDArray[Any]:
@@ -105,20 +116,22 @@ def dtype(_: Any, *args: Any) -> Described:
     return DescribedDtype(DTYPE, args)
 
 
-def array(_: Any, kind: Any, *args: Any) -> Described | Opaque:
+def array(rebuilder: Any, kind: Any, shape: Any, code: Any) -> Opaque:
     """Read ``_reconstruct``, which makes an empty array; its state follows."""
-    if str(kind) == str(ARRAY) and args in (((0,), b"b"), ((0,), "b")):
-        return DescribedArray(ARRAY, args)
-    return Opaque(kind if isinstance(kind, Global) else ARRAY, args)
+    if isinstance(kind, Global) and str(kind) in rebuilder.unknown:  # a class made of arrays
+        return Opaque(kind, (shape, code))
+    if str(kind) != str(ARRAY) or counts(shape, "shape") != (0,) or code not in (b"b", "b"):
+        raise CheckpointError(f"an array of numpy made as {brief((kind, shape, code))}")
+    return DescribedArray(ARRAY, (shape, code))
 
 
 def array_of_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> Opaque:
     """Read ``_frombuffer``, as protocol 5 writes arrays."""
+    if order not in ("C", "F"):
+        raise CheckpointError(f"an array of numpy in the order {brief(order)}, expected C or F")
     made = DescribedArray(ARRAY, (content, dtype, shape, order))
-    if order in ("C", "F"):
-        made.state = (1, shape, dtype, order == "F", content)
-        return made
-    return Opaque(ARRAY, made.args)
+    made.state = (1, shape, dtype, order == "F", content)
+    return made
 
 
 def number(_: Any, dtype: Any, content: Any = None) -> Any:

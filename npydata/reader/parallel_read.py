@@ -136,6 +136,7 @@ def belongs(read: Read, request: list[Read]) -> bool:
 def read_request(request: list[Read], buffer: Bytes) -> int:
     """Read ranges that lie together, with one request to the disk; return how many bytes."""
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
+    file.require_inside(begin, end - begin)
     only = request[0] if len(request) == 1 else None
     if only is not None and is_in_memory(file, begin, end):
         file.read_into(only.target.data, begin)
