@@ -39,6 +39,7 @@ EXPLAINED = {
     "text of Python 2 that is not UTF-8 comes as bytes": "'utf-8' codec",
     "torch can't load what it saves: a late dtype that requires a gradient": "a leaf Variable that",
     "how a zip file pads its storages is found here, not read": "invalid literal for int",
+    "a compressed record that nothing refers to is not unpacked": "reading file .data/",
     "what is made and dropped again is not looked at": "is not callable",
     "a dtype that is not known hides its own tensor only": "unknown variant",
 }

@@ -222,9 +222,9 @@ def dense_tensor(storage: Any, dtype: torch.dtype | None, offset: Any, size: Any
         raise CheckpointError(f"storage {brief(storage)} of a tensor")
     flags = metadata or {}
     if not isinstance(flags, dict) or any(
-        type(name) is not str or type(on) is not bool for name, on in flags.items()
-    ):
-        raise CheckpointError(f"metadata {brief(metadata)} of a tensor, expected flags")
+        type(name) is not str or on is not True for name, on in flags.items()
+    ):  # torch turns a tensor around where a flag is there, whatever its value
+        raise CheckpointError(f"metadata {brief(metadata)} of a tensor, expected flags that are on")
     require_hooks(hooks)
     if flags.get("conj") and not (dtype or storage.dtype).is_complex:
         raise CheckpointError(f"the conjugate of a tensor of {dtype or storage.dtype}")
@@ -275,12 +275,6 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
     if str(kind) in KNOWN:
         raise CheckpointError(f"a tensor of type {kind}, which is none")
     return Opaque(kind, (made,), {"tensor": made} | (state if isinstance(state, dict) else {}))
-
-
-def wrapper(rebuilder: Rebuilder, kind: Any, *args: Any) -> Opaque:
-    """Read ``_rebuild_wrapper_subclass`` called by itself: without what it wraps it is nothing."""
-    rebuilder.unknown.add(WRAPPER)
-    return Opaque(Global(*WRAPPER.rsplit(".", 1)), (kind, *args))
 
 
 def quantized(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any, params: Any,
@@ -343,7 +337,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch._tensor._rebuild_from_type_v2": from_type,
     "torch._utils._rebuild_sparse_tensor": sparse,
     "torch._utils._rebuild_qtensor": quantized,
-    WRAPPER: wrapper,
     "torch._utils._rebuild_nested_tensor": nested,
     "torch._utils._rebuild_meta_tensor_no_storage": meta,
     "torch.serialization._get_layout": layout,
@@ -364,6 +357,23 @@ MADE_OF_ARGUMENTS = {"builtins.complex", "builtins.bytes", "builtins.frozenset",
                      PARAMETER}  # fmt: skip
 CALLED_ONLY = CALLS.keys() - MADE_OF_ARGUMENTS
 """Classes that look at their arguments when they are called, not when they are made; functions."""
+
+
+def listed(name: str) -> Callable[..., Opaque]:
+    """Return how to read a call of a class whose name is known, and which is not called here."""
+
+    def read(rebuilder: Rebuilder, *args: Any) -> Opaque:
+        rebuilder.unknown.add(name)
+        return Opaque(Global(*name.rsplit(".", 1)), args)
+
+    return read
+
+
+CALLS |= {
+    name: listed(name)
+    for name in {WRAPPER, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}
+    if name not in CALLS
+}
 TENSOR_CALLS = {name for name in CALLS if "_rebuild_" in name and "from_type" not in name}
 KNOWN = {*CALLS, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES,
          str(ARRAY), *DTENSORS, *DTENSOR_PARTS}  # fmt: skip

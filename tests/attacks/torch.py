@@ -293,6 +293,8 @@ shows(
 for title, flags in {
     "conj_1": {"conj": 1},
     "conj_text": {"conj": "yes"},
+    "conj_off": {"conj": False},
+    "neg_off": {"neg": False},
     "neg_1": {"neg": 1},
     "conj_none": {"conj": None},
     "conj": {"conj": True},
