@@ -176,14 +176,9 @@ class Shown:
         return [type(value).__name__, repr(value)[:1000]]
 
 
-def is_jagged(value: torch.Tensor) -> bool:
-    """Whether a tensor's sizes are no numbers."""
-    return not all(type(size) is int for size in value.shape)
-
-
 def shown_tensor(value: torch.Tensor) -> Any:
     """A tensor with all that a user may see of it."""
-    shape = [] if is_jagged(value) else list(value.shape)
+    shape = [] if value.is_nested else list(value.shape)
     head = [str(value.dtype), shape, value.requires_grad,
             isinstance(value, torch.nn.Parameter)]  # fmt: skip
     if value.is_meta or value.layout is not torch.strided or value.is_quantized or value.is_nested:
