@@ -208,7 +208,7 @@ def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
         raise CheckpointError(f"record {name!r:.80} is encrypted, or compressed by method {method}")
     if (method == STORED or record.is_folder) and packed != nbytes:
         raise CheckpointError(f"record {name!r:.80} has {packed:,} bytes of {nbytes:,}")
-    if disk not in (0, UNKNOWN_16):
+    if disk:
         raise CheckpointError(f"record {name!r:.80} is on disk {disk}")
     if (attributes & DIRECTORY and not record.is_folder) or (record.is_folder and nbytes):
         raise CheckpointError(f"record {name!r:.80} has the attributes of a folder")
