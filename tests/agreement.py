@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from checkpoint_reading import bytes_of
 
@@ -38,6 +39,9 @@ HARMLESS = {
     "torch.nn.parameter": {"Parameter", "Buffer"},
     "torch.serialization": {"_get_layout"},
     "_codecs": {"encode"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.numeric": {"_frombuffer"},
     "builtins": {"set", "frozenset", "bytearray", "bytes", "complex", "list", "dict", "int"},
 }
 REFUSED = ("refused",)
@@ -164,6 +168,9 @@ class Shown:
         if isinstance(value, set | frozenset):
             members = sorted(json.dumps(self.of(one)) for one in value)
             return [type(value).__name__, members]
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            native = value.astype(value.dtype.newbyteorder("="))  # numpy swaps some on loading
+            return ["ndarray", native.dtype.str, list(value.shape), native.tobytes().hex()]
         if isinstance(value, torch.layout):
             return ["str", repr(str(value))]
         return [type(value).__name__, repr(value)[:1000]]
@@ -171,7 +178,8 @@ class Shown:
 
 def shown_tensor(value: torch.Tensor) -> Any:
     """A tensor with all that a user may see of it."""
-    head = [str(value.dtype), list(value.shape), value.requires_grad,
+    shape = [] if value.is_nested else list(value.shape)
+    head = [str(value.dtype), shape, value.requires_grad,
             isinstance(value, torch.nn.Parameter)]  # fmt: skip
     if value.is_meta or value.layout is not torch.strided or value.is_quantized or value.is_nested:
         kind = "meta" if value.is_meta else str(value.layout)

@@ -7,6 +7,7 @@ A case is known by its seed and number, and can be looked at again::
 """
 
 import argparse
+import io
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from collections import Counter, OrderedDict
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from agreement import answer
 from checkpoint_files import checkpoint_records, stored_zip
@@ -35,7 +37,9 @@ EXPLAINED = {
     "a device that is not here says nothing of the bytes": "device module is not registered",
     "torch saves untyped storages in legacy files and does not load them": "attribute 'dtype'",
     "text of Python 2 that is not UTF-8 comes as bytes": "'utf-8' codec",
-    "a class that is known and called is not made here, and its items are shown": "list indices",
+    "torch can't load what it saves: a late dtype that requires a gradient": "a leaf Variable that",
+    "how a zip file pads its storages is found here, not read": "invalid literal for int",
+    "a compressed record that nothing refers to is not unpacked": "reading file .data/",
     "what is made and dropped again is not looked at": "is not callable",
     "a dtype that is not known hides its own tensor only": "unknown variant",
 }
@@ -155,7 +159,19 @@ def saved_files() -> dict[str, tuple[bytes, bytes, dict[str, bytes]]]:
                     pickle,
                     storages,
                 )
+                if zipped:
+                    made[f"{title}.again"] = (zipped_again(path), b"", {})
     return made
+
+
+def zipped_again(path: Path) -> bytes:
+    """A zip file with compressed records, as programs that zip a folder write it."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as new:
+        new.mkdir(old.namelist()[0].partition("/")[0])
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return content.getvalue()
 
 
 def taken_apart(path: Path) -> tuple[bytes, dict[str, bytes]]:
@@ -181,6 +197,8 @@ def saved_values() -> dict[str, object]:
         "flags": [pairs, pairs.conj(), torch.nn.Parameter(torch.ones(2), False)],
         "neg": torch.ones(3, dtype=torch.complex64).conj().imag,
         "attributes": {"marked": marked, "bf16": torch.ones(2, dtype=torch.bfloat16)},
+        "numpy": {"a": np.arange(6.0).reshape(2, 3), "f": np.ones((2, 2), ">i2", order="F"),
+                  "n": [np.float32(1.5), np.int64(7), np.bool_(True)], "s": np.array([b"ab"])},
         "late_dtypes": [torch.ones(3).to(torch.float8_e4m3fn), torch.ones(3, dtype=torch.uint16)],
         "kinds": [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.float16],
         "values": {"a": [1, -1, 2**40, 2**70, 1.5, None, True], "b": ("x", b"y", {1, 2}, 1 + 2j),

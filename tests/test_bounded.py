@@ -7,6 +7,8 @@ import torch
 from checkpoint_files import entry, safetensors_file
 
 from npydata import CheckpointError, TokenFileError, open_checkpoint, open_tokens
+from npydata.reader import convert
+from npydata.reader.typed_json import encode
 
 
 def test_expanded_tensors_are_not_written_out_unless_that_is_asked_for(tmp_path):
@@ -17,6 +19,27 @@ def test_expanded_tensors_are_not_written_out_unless_that_is_asked_for(tmp_path)
         assert not (tmp_path / "a.safetensors").exists()
         checkpoint.to_safetensors(tmp_path / "a.safetensors", allow_larger=True)
     assert (tmp_path / "a.safetensors").stat().st_size > 4 << 20
+
+
+def test_a_list_under_many_names_is_written_out_as_often_as_its_file_is_long(tmp_path):
+    shared = [1] * 60_000
+    torch.save({"w": torch.ones(1)} | {str(k): shared for k in range(1000)}, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        left_out = checkpoint.to_safetensors(tmp_path / "a.safetensors").left_out
+    source = (tmp_path / "a.pt").stat().st_size
+    assert len(left_out) > 900
+    assert (tmp_path / "a.safetensors").stat().st_size < (1 << 16) + 9 * source
+
+
+def test_texts_that_grow_in_json_are_not_tried_for_ever(tmp_path, monkeypatch):
+    long = "\0" * 100_000
+    state = {str(k): [long] for k in range(1000)} | {"w": torch.ones(1)}
+    torch.save(state, tmp_path / "a.pt")
+    asked = []
+    monkeypatch.setattr(convert, "encode", lambda value: asked.append(1) or encode(value))
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        checkpoint.to_safetensors(tmp_path / "a.safetensors")
+    assert len(asked) < 50
 
 
 @pytest.mark.parametrize("code, numel", [("F4", 32), ("F6_E2M3", 16), ("F6_E3M2", 16)])

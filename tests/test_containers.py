@@ -1,6 +1,8 @@
 """Every file is opened as what it is recognised as; what is no checkpoint is called by its name."""
 
 import json
+import tempfile
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +11,9 @@ import torch
 from checkpoint_files import (
     SMALL,
     Member,
-    Record,
     TarTensor,
     payload,
     small_legacy,
-    small_pickle,
-    stored_zip,
     tar_file,
     tar_members,
 )
@@ -130,21 +129,14 @@ def test_a_folder_of_nothing_says_what_was_expected(tmp_path):
 # What is no checkpoint of torch
 
 
-def test_a_folder_of_torch_distributed_is_called_so_file_by_file(tmp_path):
-    import torch.distributed.checkpoint as dcp
-
-    dcp.save(
-        {"w": torch.ones(4), "v": torch.zeros(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True
-    )
-    shard = next((tmp_path / "dcp").glob("*.distcp"))
-    for path, what in ((tmp_path / "dcp", "a folder of"), (shard, "a shard of"),
-                       (tmp_path / "dcp" / ".metadata", "the metadata of")):  # fmt: skip
-        with pytest.raises(CheckpointError, match=f"is {what} torch.distributed.checkpoint") as why:
-            open_checkpoint(path)
-        assert "dcp_to_torch_save" in str(why.value)
-    renamed = (tmp_path / "dcp" / ".metadata").rename(tmp_path / "metadata.pt")
-    with pytest.raises(CheckpointError, match=r"the metadata of torch\.distributed\.checkpoint"):
-        open_checkpoint(renamed)
+def test_a_part_of_a_folder_of_torch_distributed_is_called_so(tmp_path):
+    (tmp_path / "__0_0.distcp").write_bytes(b"PK")
+    (tmp_path / ".metadata").write_bytes(b"metadata")
+    (tmp_path / "moved.pt").write_bytes(b"\x80\4.torch.distributed.checkpoint.metadata")
+    for name, what in {"__0_0.distcp": "a shard of", ".metadata": "the metadata of",
+                       "moved.pt": "the metadata of"}.items():  # fmt: skip
+        with pytest.raises(CheckpointError, match=f"is {what} torch.*: open the folder"):
+            open_checkpoint(tmp_path / name)
 
 
 def test_a_program_of_torchscript_is_called_so(tmp_path):
@@ -166,10 +158,54 @@ def test_a_zip_file_of_numpy_arrays_is_called_so(tmp_path):
         open_checkpoint(tmp_path / "arrays.npz")
 
 
-def test_compressed_records_are_refused(tmp_path):
-    records = [Record(name="data.pkl", data=small_pickle(), method=8)]
-    with pytest.raises(CheckpointError, match=r"'archive/data\.pkl' is compressed"):
-        open_checkpoint(stored_zip(tmp_path / "a.pt", records))
+@pytest.fixture
+def zipped_again(tmp_path, monkeypatch):
+    """A checkpoint that was unpacked and zipped again: compressed, with its folders listed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    saved = {"a": torch.arange(1000.0), "b": torch.arange(4096).repeat(9), "step": 7}
+    torch.save(saved, tmp_path / "plain.pt")
+    path = tmp_path / "again.pt"
+    with zipfile.ZipFile(tmp_path / "plain.pt") as old, zipfile.ZipFile(path, "w", 8) as new:
+        new.mkdir("plain")
+        new.mkdir("plain/data")
+        for one in old.namelist():
+            new.writestr(one, old.read(one))
+    return path, saved
+
+
+def test_a_file_that_was_zipped_again_is_read_as_the_one_before(zipped_again, tmp_path):
+    path, saved = zipped_again
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.metadata["step"] == 7
+        assert checkpoint.info("b").file_offset is None
+        assert checkpoint.get_slice("b")[5000:5003].tolist() == [904, 905, 906]
+        assert torch.equal(checkpoint["a"], saved["a"])
+        assert torch.equal(checkpoint.load()["b"], saved["b"])
+        converted = checkpoint.to_safetensors(tmp_path / "a.safetensors").tensors
+        assert converted == 2
+    with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
+        assert torch.equal(checkpoint["a"], saved["a"])
+        assert torch.equal(checkpoint["b"], saved["b"])
+    with LazyDataSource.from_zip(path) as source:
+        assert source.read_range("data/0", 4, 4) == saved["a"][1].numpy().tobytes()
+        assert source.keys() == ["0", "1"]
+
+
+def test_only_what_is_read_is_unpacked_into_a_file_without_a_name(zipped_again, tmp_path):
+    checkpoint = open_checkpoint(zipped_again[0])
+    archive = checkpoint._contents.archives[0]
+    file = archive.extents["0"].file
+    first = checkpoint["a"]
+    done = {one.nbytes for one in file._packed if one.done}
+    assert 4000 in done
+    assert max(done) == 4000
+    assert not list((tmp_path / "temporary").iterdir())
+    checkpoint.close()
+    assert first.sum() == 499500
+    for name in ("a", "b"):
+        with pytest.raises(CheckpointError, match="closed"):
+            checkpoint.get_slice(name)[0]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +239,14 @@ def test_a_file_of_another_program_is_called_by_its_name(tmp_path, name, content
     [
         (["latest", "zero_to_fp32.py"], "is a checkpoint of DeepSpeed"),
         (["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"], "DeepSpeed"),
+        (["latest", "global_step100"], "is a checkpoint of DeepSpeed: its zero_to_fp32.py"),
+        (["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"], "DeepS"),
+        (["latest_checkpointed_iteration.txt"], "is a checkpoint of Megatron: open the model_op"),
+        (["iter_0000100"], "is a checkpoint of Megatron"),
+        (["mp_rank_00", "mp_rank_01"], "is a checkpoint of Megatron"),
+        (["mp_rank_00_000", "mp_rank_00_001"], "is a checkpoint of Megatron"),
+        (["model_optim_rng.pt", "distrib_optim.pt"], "is a checkpoint of Megatron"),
+        (["__0_0.distcp", "__1_0.distcp"], r"without its \.metadata: fetch"),
         (["checkpoint", "m.ckpt.index", "m.ckpt.data-00000-of-00001"], "is a TensorFlow"),
         (["_CHECKPOINT_METADATA"], "is a checkpoint of Orbax"),
         (["flax_model.msgpack"], "is a checkpoint of Flax"),

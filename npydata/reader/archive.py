@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.files import OpenFile
+from npydata.reader.files import FilePart, OpenFile
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import PickleMachine
 from npydata.reader.stored import Storage
@@ -27,6 +27,13 @@ class Extent:
                 f"bytes {offset:,} to {offset + nbytes:,} of a storage of {self.nbytes:,}"
             )
         return Extent(self.file, self.offset + offset, nbytes)
+
+
+def extent_of(file: OpenFile, offset: int, nbytes: int) -> Extent:
+    """Return some bytes of a file; of a part of a file, as those of the whole."""
+    if isinstance(file, FilePart):
+        return Extent(file.whole, file.begin + offset, nbytes)
+    return Extent(file, offset, nbytes)
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ def build(machine: PickleMachine) -> None:
     state = machine.stack.pop()
     target = machine.stack[-1]
     if isinstance(target, Opaque):
-        target.state = state
+        target.set_state(state)
     elif isinstance(target, OrderedDict | Counter):
         if not isinstance(state, dict):
             raise ValueError(f"sets a {type(state).__name__} on a dictionary, expected attributes")

@@ -61,7 +61,7 @@ class TensorInfo:
     offset: int
     """Bytes of the storage before its first element."""
     file_offset: int | None
-    """Bytes of the file before its first element."""
+    """Bytes of the file before its first element; ``None`` where those are compressed."""
     names: tuple[str, ...] = field(repr=False)
     """All names of these very elements, its own included."""
     kind: str = "dense"
@@ -178,7 +178,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             nbytes=math.prod(stored.shape) * stored.dtype.itemsize,
             storage=None if stored.storage is None else stored.storage.key,
             offset=offset,
-            file_offset=None if extent is None else extent.offset + offset,
+            file_offset=extent.offset + offset if extent and extent.file.in_checkpoint else None,
             names=self._same[identity(entry)],
             kind=stored.kind,
             requires_grad=stored.requires_grad,

@@ -32,7 +32,8 @@ def fastest_crc32() -> Callable[[Any, int], int]:
     with suppress(ImportError):
         from isal.isal_zlib import crc32
 
-        return crc32  # type: ignore[no-any-return]
+        found: Callable[[Any, int], int] = crc32
+        return found
     return zlib.crc32
 
 

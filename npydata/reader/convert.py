@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -39,7 +40,10 @@ from npydata.system.progress import Bar, progress_bar
 MAX_GROWTH = 8
 """How many times larger than the source the tensors may be, when an expanded one is written out."""
 MAX_VALUES_BYTES = 1 << 24
-"""What the values beside the tensors may take in the header; those beyond are left out."""
+"""What the values beside the tensors may take in the header; those beyond are left out. Of a short
+file, it is :data:`MAX_GROWTH` times its size: one list may stand under many names."""
+SMALL_VALUES_BYTES = 1 << 16
+"""So much they may take of any file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,26 +199,26 @@ def require_room(dst: str | os.PathLike[str], nbytes: int) -> None:
 
 def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the new file's metadata, and the names of what it can't hold."""
-    texts, values, left_out, nbytes = {"format": "pt"}, {}, [], 0
-    held = checkpoint.metadata
-    weights: dict[int, int] = {}  # of each value, which may have many names
+    texts, values, left_out = {"format": "pt"}, {}, []
+    source = sum(file.stat().st_size for file in checkpoint.files)
+    left = min(MAX_VALUES_BYTES, SMALL_VALUES_BYTES + MAX_GROWTH * source)
+    held, in_vain = checkpoint.metadata, left
+    written: dict[int, tuple[Any, int]] = {}  # of each value, which may have many names
     for name in held:
         try:
             value = held[name]
-            if (weight := weights.get(id(value), -1)) < 0:
-                weight = weights[id(value)] = weigh(value, MAX_VALUES_BYTES)
-            if weight > MAX_VALUES_BYTES - nbytes:
-                left_out.append(name)
-                continue
-            typed = encode(value)
-            length = len(json.dumps({name: typed}))
-        except (UnsafeCheckpointError, TypeError, ValueError, RecursionError):
+        except UnsafeCheckpointError:
             left_out.append(name)
             continue
-        if nbytes + length > MAX_VALUES_BYTES:
+        if id(value) not in written and in_vain > 0:
+            written[id(value)] = typed_within(value, left)
+            in_vain -= max(0, written[id(value)][1] - left)
+        typed, length = written.get(id(value), (None, left))
+        length += len(json.dumps(name)) + len(": , ")
+        if length > left:
             left_out.append(name)
             continue
-        nbytes += length
+        left -= length
         if checkpoint.format == "safetensors" and name != NOTES and is_text(name, value):
             texts[name] = value
         else:
@@ -228,6 +232,18 @@ def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tup
     if any(notes.values()):
         texts[NOTES] = json.dumps({name: note for name, note in notes.items() if note})
     return texts, tuple(left_out)
+
+
+def typed_within(value: Any, most: int) -> tuple[Any, int]:
+    """Return a value as JSON holds it, and how long it is there; one more than fits if it isn't.
+
+    A short text may be a long one there: who asks for many such is not served for ever.
+    """
+    if weigh(value, most) <= most:
+        with suppress(TypeError, ValueError, RecursionError):
+            typed = encode(value)
+            return typed, len(json.dumps(typed))
+    return None, most + 1
 
 
 def is_text(*values: Any) -> bool:
@@ -289,6 +305,7 @@ def copy_bytes(out: BinaryIO, extent: Extent, bar: Bar) -> None:
 def copied_in_kernel(out: BinaryIO, chunk: Extent) -> bool:
     """Append some bytes to a file without reading them into memory; say whether it worked."""
     begin, done, place = chunk.offset, 0, out.tell()
+    chunk.file.require_inside(begin, chunk.nbytes)
     try:
         while done < chunk.nbytes:
             source = chunk.file.readahead().number

@@ -49,6 +49,13 @@ class Descriptor:
         flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not make us wait
         self.number: int = os.open(path, flags, dir_fd=None if folder is None else folder.number)
 
+    @classmethod
+    def of(cls, number: int) -> "Descriptor":
+        """Return another descriptor of a file that is open."""
+        made = cls.__new__(cls)
+        made.number = os.dup(number)
+        return made
+
     def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]
         if hasattr(self, "number"):
             close(self.number)
@@ -56,6 +63,9 @@ class Descriptor:
 
 class OpenFile:
     """A regular file, open for reading until :meth:`close`."""
+
+    in_checkpoint = True
+    """Whether its bytes are those of a file that the user has, and knows the places of."""
 
     def __init__(self, path: str | os.PathLike[str], descriptor: Descriptor | None = None) -> None:
         self.path = Path(path)
@@ -209,3 +219,24 @@ class OpenFile:
                 f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
                 f"which has {self.size:,}"
             )
+
+
+class FilePart(OpenFile):
+    """A range of a file that is a file of its own, such as a checkpoint inside another file."""
+
+    def __init__(self, whole: OpenFile, begin: int, nbytes: int) -> None:
+        whole.require_inside(begin, nbytes)
+        self.whole, self.begin, self.size, self.path = whole, begin, nbytes, whole.path
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly those bytes of the part."""
+        self.require_inside(offset, nbytes)
+        return self.whole.read(self.begin + offset, nbytes)
+
+    def advise_willneed_all(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask the disk for ranges of the part."""
+        self.whole.advise_willneed_all([(self.begin + begin, nbytes) for begin, nbytes in ranges])
+
+    def readahead(self) -> Descriptor:
+        """Return the descriptor of the whole file."""
+        return self.whole.readahead()

@@ -8,16 +8,20 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-CONSOLIDATE = (
-    "torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, FILE) makes one file of "
-    "the folder"
-)
+WHOLE = "open the folder with all of its files"
 TENSORFLOW = "tf.train.load_checkpoint reads it"
-DEEPSPEED = "its zero_to_fp32.py makes one file of it; mp_rank_*_model_states.pt can be opened"
+DEEPSPEED = (
+    "its zero_to_fp32.py makes one file of it; mp_rank_*_model_states.pt in its global_step* can "
+    "be opened"
+)
+MEGATRON = (
+    "open the model_optim_rng.pt of one rank (iter_*/mp_rank_*), or have Megatron's "
+    "tools/checkpoint/convert.py join them; an iter_* with .metadata opens whole"
+)
 
 FILES = (
-    (r".*\.distcp", "a shard of torch.distributed.checkpoint", CONSOLIDATE),
-    (r"\.metadata", "the metadata of torch.distributed.checkpoint", CONSOLIDATE),
+    (r".*\.distcp", "a shard of torch.distributed.checkpoint", WHOLE),
+    (r"\.metadata", "the metadata of torch.distributed.checkpoint", WHOLE),
     (r".*\.data-\d{5}-of-\d{5}", "a shard of a TensorFlow checkpoint", TENSORFLOW),
     (r".*\.ckpt(-\d+)?\.(index|meta)", "the index of a TensorFlow checkpoint", TENSORFLOW),
     (r".*\.msgpack", "a checkpoint of Flax", "flax.serialization reads it"),
@@ -46,9 +50,12 @@ SIGNATURES = (
 DCP_METADATA = b"torch.distributed.checkpoint.metadata"
 
 FOLDERS = (
-    ((".metadata", "*.distcp"), "a folder of torch.distributed.checkpoint", CONSOLIDATE),
+    (("*.distcp",), "a folder of torch.distributed.checkpoint without its .metadata",
+     "fetch that file, which says what lies where"),
     (("zero_to_fp32.py", "mp_rank_*_model_states.pt", "*zero_pp_rank_*", "global_step*"),
      "a checkpoint of DeepSpeed", DEEPSPEED),
+    (("latest_checkpointed_iteration.txt", "iter_[0-9]*", "mp_rank_??", "mp_rank_??_???",
+      "model_optim_rng.pt"), "a checkpoint of Megatron", MEGATRON),
     (("*.data-?????-of-?????", "saved_model.pb"), "a TensorFlow checkpoint", TENSORFLOW),
     (("_CHECKPOINT_METADATA", "_METADATA"), "a checkpoint of Orbax (JAX)", "orbax reads it"),
     (("*.msgpack",), "a checkpoint of Flax", "flax.serialization reads it"),
@@ -71,7 +78,7 @@ def foreign_content(start: bytes) -> str | None:
         if start.startswith(signature):
             return f"is {what}: {instead}"
     if DCP_METADATA in start:
-        return f"is the metadata of torch.distributed.checkpoint: {CONSOLIDATE}"
+        return f"is the metadata of torch.distributed.checkpoint: {WHOLE}"
     return None
 
 

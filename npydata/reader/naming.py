@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from npydata.errors import CheckpointError
+from npydata.reader.numpy_values import Described
 from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 from npydata.reader.tensors import Entry
 
@@ -75,7 +76,7 @@ class Namer:
             path = path_of(link)
             self._spend(sum(map(characters_of, path)))
             name = free_name(path, self.named)
-        self.named[name] = value
+        self.named[name] = as_value(value)
 
     def _spend(self, characters: int) -> None:
         self._left -= characters
@@ -152,9 +153,16 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
         if any(isinstance(one, COMPOUND) for one in value):
             yield from enumerate(value)
     elif isinstance(value, Opaque):
-        yield from module_parts(value) if is_module(value) else object_parts(value)
+        if not isinstance(value, Described):
+            yield from module_parts(value) if is_module(value) else object_parts(value)
     elif isinstance(value, StoredTensor) and value.parts:
         yield from value.parts.items()
+
+
+def as_value(value: Any) -> Any:
+    """Return what numpy would make of a description, and anything else as it is."""
+    made = value.made if isinstance(value, Described) else None
+    return value if made is None else made
 
 
 def is_module(value: Any) -> bool:
@@ -209,7 +217,7 @@ def nested(value: Any, leaf: Any, made: dict[int, Any]) -> Any:
     if isinstance(value, StoredTensor):
         return leaf(value)
     if not inner:
-        result = leaf(value)
+        result = leaf(as_value(value))
         if isinstance(value, CONTAINERS):  # a long list of numbers is looked through once
             made[id(value)] = result
         return result

@@ -19,6 +19,7 @@ from npydata.reader.pickle_machine import (
     PickleMachine,
 )
 from npydata.reader.stored import Opaque, add_all, safe_key
+from npydata.reader.torch_rebuild import KNOWN
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
 FLOAT = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
@@ -272,6 +273,7 @@ def add_many(machine: PickleMachine) -> None:
     items = machine.pop_to_mark()
     target = machine.stack[-1]
     if isinstance(target, Opaque):
+        require_container(target, "builtins.set")
         target.items.extend(items)
     elif isinstance(target, set):
         add_all(target, items)
@@ -282,6 +284,7 @@ def add_many(machine: PickleMachine) -> None:
 def extend(target: Any, items: list[Any]) -> None:
     """Append to a list, or note on an object what would be appended to it."""
     if isinstance(target, Opaque):
+        require_container(target, "builtins.list")
         target.items.extend(items)
     elif isinstance(target, list):
         target.extend(items)
@@ -295,12 +298,22 @@ def store_pairs(target: Any, items: list[Any]) -> None:
         raise ValueError(f"stores {len(items)} keys and values, expected an even number")
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, Opaque):
+        require_container(target, "builtins.dict")
         target.pairs.extend(pairs)
     elif isinstance(target, dict):
         for key, value in pairs:  # a Counter's update would add to what it has
             target[safe_key(key, len(target))] = value
     else:
         raise ValueError(f"stores in a {type(target).__name__}, expected a dictionary")
+
+
+def require_container(target: Opaque, kind: str) -> None:
+    """Refuse to fill what a known class makes, unless that is a container of this kind.
+
+    A tensor or storage takes items too, and is another one then.
+    """
+    if target.cause in KNOWN and target.cause != kind:
+        raise ValueError(f"stores in what {target.cause} makes, expected a {kind}")
 
 
 HANDLERS: Handlers = {

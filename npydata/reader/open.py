@@ -18,11 +18,12 @@ from npydata.reader.archive import Archive
 from npydata.reader.checkpoint import Contents, LazyCheckpoint
 from npydata.reader.containers import containers, open_container, read_container
 from npydata.reader.containers.safetensors import without_duplicates
+from npydata.reader.dcp import METADATA, read_dcp
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.manifest import Manifest, vouched_by, vouched_by_json
-from npydata.reader.naming import free_name, name_entries
+from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.tensors import Entry, TensorReader
@@ -53,7 +54,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
     Args:
         path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
             file, the ``*.index.json`` of a sharded set, or a folder that holds one of these, or
-            the shards that many ranks wrote; or a folder that an ``AsyncCheckpointer`` wrote: then
+            the shards that many ranks wrote; a folder of ``torch.distributed.checkpoint``
+            (``.metadata`` and ``*.distcp``); or a folder that an ``AsyncCheckpointer`` wrote: then
             names begin with ``model.`` and ``optimizer.``, and what was saved beside them is the
             metadata.
 
@@ -110,6 +112,8 @@ def open_folder(folder: HeldFolder) -> Contents:
     """Open the checkpoint that a folder is, or the one that it holds."""
     if (manifest := manifest_of(folder)) is not None:
         return open_training(folder, manifest)
+    if (folder.path / METADATA).exists():
+        return open_dcp(folder)
     if shards := shards_in(folder):
         return joined(shards)
     path = only_checkpoint_in(folder.path)
@@ -209,6 +213,25 @@ def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
         raise CheckpointError("was changed while it was opened")
     contents = named_contents("npydata", list(archives.values()), root)
     return replace(contents, vouched=partial(vouched_by_json, manifest, archives))
+
+
+def open_dcp(folder: HeldFolder) -> Contents:
+    """Open a folder of ``torch.distributed.checkpoint``: names are as its metadata has them."""
+    archives, root, others = read_dcp(folder)
+    left = NAME_CHARACTERS * sum(archive.max_names for archive in archives)
+    for name, archive in others.items():
+        inner = named_contents(archive.format, [archive], archive.root, archive).entries
+        for key, entry in inner.items():
+            full = name if list(inner) == [ROOT_NAME] else f"{name}.{key}"
+            left -= len(full)
+            if left < 0 or full in root:
+                raise CheckpointError(f"{name[:80]!r} has names that are taken, or far too long")
+            root[full] = entry
+    unknown = frozenset().union(*(one.unknown for one in others.values()), archives[0].unknown)
+    archives[0].unknown = unknown
+    if not folder.stays():
+        raise CheckpointError("was replaced while its files were opened")
+    return Contents("dcp", archives, root, root, root)
 
 
 def shards_in(folder: HeldFolder) -> list[Archive]:

@@ -143,6 +143,7 @@ def belongs(read: Read, request: list[Read]) -> bool:
 def read_request(request: list[Read], buffer: Bytes) -> int:
     """Read ranges that lie together, with one request to the disk; return how many bytes."""
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
+    file.require_inside(begin, end - begin)
     if not file.no_maps() and is_in_memory(file, begin, end):
         distribute(cached(file, begin, end), begin, request)
     else:

@@ -53,7 +53,8 @@ class Chunk:
 class ChunkedTensor(StoredTensor):
     """A tensor whose elements lie in several files."""
 
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[Any, ...] = ()
+    """Each a :class:`Chunk`, or an :class:`~npydata.reader.dcp.ItemChunk`."""
 
 
 class ShardedReader:
@@ -69,7 +70,10 @@ class ShardedReader:
         """Do nothing: chunks were checked when they were joined."""
 
     def read(self, stored: ChunkedTensor) -> torch.Tensor:
-        """Return the whole tensor in memory of its own."""
+        """Return the whole tensor; in memory of its own, unless one chunk has it whole."""
+        if len(stored.chunks) == 1 and stored.chunks[0].bounds[1] == stored.shape:
+            whole: torch.Tensor = stored.chunks[0].reader.read(stored.chunks[0].stored)
+            return whole
         return self.read_slice(stored, ())
 
     def read_slice(
@@ -229,9 +233,7 @@ def overlapping(lows: Any, highs: Any) -> bool:
 def in_rows(stored: ChunkedTensor) -> bool:
     """Whether the chunks, one after the other, are the tensor's elements in order."""
     dims = range(1, len(stored.shape))
-    return all(
-        chunk.stored.shape[dim] == stored.shape[dim] for chunk in stored.chunks for dim in dims
-    )
+    return all(chunk.bounds[1][dim] == stored.shape[dim] for chunk in stored.chunks for dim in dims)
 
 
 def blocks(stored: ChunkedTensor, nbytes: int) -> Iterator[tuple[slice, ...]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 MAX_KEY_PARTS = 64
@@ -48,7 +49,7 @@ def safe_key(key: Any, held: int = 0) -> Any:
         raise ValueError("a key that is made of tuples or sets")
     if any(isinstance(part, int) and abs(part) >= MAX_KEY_INTEGER for part in parts):
         raise ValueError("a key that is an integer of more than 60 bits")
-    if any(isinstance(part, complex) for part in parts):
+    if any(isinstance(part, complex | np.complexfloating) for part in parts):
         raise ValueError("a key that is a complex number")
     if held >= MAX_FORESEEN and nested and set(map(type, parts)) - {str, bytes}:
         raise ValueError(f"more than {MAX_FORESEEN:,} keys, with tuples of numbers among them")
@@ -96,7 +97,7 @@ class StoredTensor:
     neg: bool = False
     kind: str = "dense"
     """``dense``, or why it is listed and not read: ``sparse``, ``quantized``, ``nested``, ``meta``,
-    or the dtype that torch has none for."""
+    ``dtensor``, or the dtype that torch has none for."""
     parts: dict[str, Any] | None = None
     """What it is made of, by name, where it is not dense: tensors to be read, and numbers."""
 
@@ -118,6 +119,10 @@ class Opaque:
     def __post_init__(self) -> None:
         if isinstance(self.function, Opaque):  # of a long chain, nobody looks for the first again
             self.function = self.function.function
+
+    def set_state(self, state: Any) -> None:
+        """Note what the file would set on the object."""
+        self.state = state
 
     def __repr__(self) -> str:
         return f"<{self.cause}: not called>"

@@ -175,7 +175,8 @@ def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tens
 def require_readable(stored: StoredTensor) -> Storage:
     """Return a dense tensor's storage, or say why there is nothing to read."""
     if stored.storage is None:
-        raise CheckpointError(f"a {stored.kind} tensor can be listed here, not read")
+        parts = f", but for its parts: {', '.join(stored.parts)}" if stored.parts else ""
+        raise CheckpointError(f"a {stored.kind} tensor can be listed here, not read{parts}")
     return stored.storage
 
 

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
+from npydata.reader.dtensor import DTENSOR_PARTS, DTENSORS, dtensor
+from npydata.reader.in_parts import in_parts, meta, nested, sparse
+from npydata.reader.numpy_values import ARRAY, NUMPY_CALLS, Described
 from npydata.reader.plain_calls import (
     brief,
     byte_array,
@@ -219,10 +222,12 @@ def dense_tensor(storage: Any, dtype: torch.dtype | None, offset: Any, size: Any
         raise CheckpointError(f"storage {brief(storage)} of a tensor")
     flags = metadata or {}
     if not isinstance(flags, dict) or any(
-        type(name) is not str or type(on) is not bool for name, on in flags.items()
-    ):
-        raise CheckpointError(f"metadata {brief(metadata)} of a tensor, expected flags")
+        type(name) is not str or on is not True for name, on in flags.items()
+    ):  # torch turns a tensor around where a flag is there, whatever its value
+        raise CheckpointError(f"metadata {brief(metadata)} of a tensor, expected flags that are on")
     require_hooks(hooks)
+    if flags.get("conj") and not (dtype or storage.dtype).is_complex:
+        raise CheckpointError(f"the conjugate of a tensor of {dtype or storage.dtype}")
     return StoredTensor(
         storage, dtype or storage.dtype, counts(size, "size"), counts(stride, "stride"),
         count(offset, "storage offset"), flag(requires_grad, "requires_grad"),
@@ -257,7 +262,8 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
     if not isinstance(kind, Global | Opaque):
         raise CheckpointError(f"a tensor of type {brief(kind)}, expected a name")
     if str(function) == WRAPPER:  # what it wraps are its attributes
-        return Opaque(kind, args, state)
+        found = dtensor(args, state) if str(kind) in DTENSORS else None
+        return Opaque(kind, args, state) if found is None else found
     if str(function) not in TENSOR_CALLS:  # nor is it itself: calls of calls could take forever
         return Opaque(function, args, state)
     made = rebuilder.reduce(function, args)
@@ -269,24 +275,6 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
     if str(kind) in KNOWN:
         raise CheckpointError(f"a tensor of type {kind}, which is none")
     return Opaque(kind, (made,), {"tensor": made} | (state if isinstance(state, dict) else {}))
-
-
-SPARSE_PARTS = {
-    "torch.sparse_coo": ("indices", "values"),
-    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
-    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
-
-
-def sparse(_: Rebuilder, layout: Any, data: Any) -> StoredTensor:
-    """Read ``_rebuild_sparse_tensor``: listed, and read by its parts."""
-    names = SPARSE_PARTS.get(str(layout) if isinstance(layout, str | Global) else "")
-    if names is None or not isinstance(data, tuple) or len(data) not in (len(names) + 1, 4):
-        raise CheckpointError(f"a sparse tensor made of {brief((layout, data))}")
-    parts = dict(zip(names, data, strict=False))
-    return in_parts("sparse", parts["values"], data[len(names)], parts)
 
 
 def quantized(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any, params: Any,
@@ -301,27 +289,6 @@ def quantized(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any, p
     integer = QUANTIZED[dense.dtype]
     parts = {} if integer is None else {"int_repr": replace(dense, dtype=integer)}
     return in_parts("quantized", dense, size, parts | known)
-
-
-def nested(_: Rebuilder, buffer: Any, sizes: Any, strides: Any, offsets: Any) -> StoredTensor:
-    """Read ``_rebuild_nested_tensor``: listed, and read by its parts."""
-    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "storage_offsets": offsets}
-    return in_parts("nested", buffer, (), parts)
-
-
-def meta(_: Rebuilder, dtype: Any, size: Any, stride: Any, requires_grad: Any) -> StoredTensor:
-    """Read ``_rebuild_meta_tensor_no_storage``: it has no data."""
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"dtype {brief(dtype)} of a meta tensor")
-    made = StoredTensor(None, dtype, counts(size, "size"), counts(stride, "stride"), 0, kind="meta")
-    return replace(made, requires_grad=flag(requires_grad, "requires_grad"))
-
-
-def in_parts(kind: str, elements: Any, size: Any, parts: dict[str, Any]) -> StoredTensor:
-    """Return the description of a tensor that is listed, and read by its parts only."""
-    if not isinstance(elements, StoredTensor):
-        raise CheckpointError(f"a {kind} tensor made of {brief(elements)}")
-    return StoredTensor(None, elements.dtype, counts(size, "size"), (), 0, kind=kind, parts=parts)
 
 
 def viewed(storage: Storage, view: Any) -> Storage:
@@ -355,7 +322,7 @@ def first_opaque(args: tuple[Any, ...]) -> Opaque | None:
     for arg in args[:MAX_DIMS]:  # more are none of torch's calls
         parts = arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,)
         for part in parts:
-            if isinstance(part, Opaque):
+            if isinstance(part, Opaque) and not isinstance(part, Described):
                 return part
     return None
 
@@ -384,10 +351,29 @@ CALLS: dict[str, Callable[..., Any]] = {
     "builtins.set": some_set,
     "builtins.frozenset": frozen_set,
     "builtins.complex": complex_number,
+    **NUMPY_CALLS,
 }
 MADE_OF_ARGUMENTS = {"builtins.complex", "builtins.bytes", "builtins.frozenset", "torch.Size",
                      PARAMETER}  # fmt: skip
 CALLED_ONLY = CALLS.keys() - MADE_OF_ARGUMENTS
 """Classes that look at their arguments when they are called, not when they are made; functions."""
+
+
+def listed(name: str) -> Callable[..., Opaque]:
+    """Return how to read a call of a class whose name is known, and which is not called here."""
+
+    def read(rebuilder: Rebuilder, *args: Any) -> Opaque:
+        rebuilder.unknown.add(name)
+        return Opaque(Global(*name.rsplit(".", 1)), args)
+
+    return read
+
+
+CALLS |= {
+    name: listed(name)
+    for name in {WRAPPER, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}
+    if name not in CALLS
+}
 TENSOR_CALLS = {name for name in CALLS if "_rebuild_" in name and "from_type" not in name}
-KNOWN = {*CALLS, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}
+KNOWN = {*CALLS, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES,
+         str(ARRAY), *DTENSORS, *DTENSOR_PARTS}  # fmt: skip

@@ -20,6 +20,7 @@ from checkpoint_files import (
     zip64_extra,
 )
 from pickle_code import (
+    ADDITEMS,
     APPENDS,
     EMPTY_DICT,
     EMPTY_LIST,
@@ -264,11 +265,36 @@ shows(
     Code(name("builtins", "bytearray") + value(("abc", "latin-1")) + NEWOBJ),
 )
 
+# What known classes make, filled
+
+for title, made in {
+    "a_tensor": call(TENSOR),
+    "a_storage": call(name("torch", "FloatStorage")),
+    "an_untyped_storage": call(name("torch.storage", "UntypedStorage"), 4),
+    "a_dtype_of_numpy": call(name("numpy", "dtype"), "f4"),
+    "an_object": call(name("builtins", "object")),
+}.items():
+    filled = {
+        "pairs": Code(made + value("a") + value(1) + SETITEM),
+        "items": Code(made + MARK + value(1) + APPENDS),
+        "members": Code(made + MARK + value(1) + ADDITEMS),
+    }
+    for what, code in filled.items():
+        shows(f"{what}_stored_in_{title}", "change what a known class makes", code, "opening")
+shows(
+    "pairs_stored_in_a_list",
+    "number what a list holds",
+    Code(call(name("builtins", "list")) + value("a") + value(1) + SETITEM),
+    "opening",
+)
+
 # Flags
 
 for title, flags in {
     "conj_1": {"conj": 1},
     "conj_text": {"conj": "yes"},
+    "conj_off": {"conj": False},
+    "neg_off": {"neg": False},
     "neg_1": {"neg": 1},
     "conj_none": {"conj": None},
     "conj": {"conj": True},
@@ -286,6 +312,12 @@ for title, flags in {
         "be turned around, or not",
         tensor(pairs, 0, (2,), (1,), False, call(ORDERED), flags),
     )
+shows(
+    "conj_of_floats",
+    "be the conjugate of what has none",
+    tensor(None, 0, (4,), (1,), False, call(ORDERED), {"conj": True}),
+    "opening",
+)
 for title, needed in {"one": 1, "zero": 0, "none": None, "text": "yes", "list": []}.items():
     shows(f"requires_grad_{title}", "need a gradient, or not", tensor(None, 0, (4,), (1,), needed))
     shows(

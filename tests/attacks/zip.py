@@ -159,33 +159,50 @@ def a_good_zip(folder):
     return written(folder)
 
 
-@attack("have the pickle inflated")
-def deflated_pickle(folder):
-    packed = deflated(PICKLE)
-    record = Record(name="data.pkl", data=packed, method=8, size=len(PICKLE))
-    record.packed_size = len(packed)
-    return written(folder, pickle=record)
+def packed(name: str, content: bytes, **changes) -> Record:
+    """A deflated record, truthfully described but for the changes."""
+    raw = deflated(content)
+    said = {"data": raw, "method": 8, "size": len(content), "crc": zlib.crc32(content)}
+    record = Record(name=name, **said | {"described": True} | changes)
+    record.packed_size = len(record.data) if record.packed_size is None else record.packed_size
+    return record
 
 
-@attack("have a payload inflated", caught="reading")
-def deflated_storage(folder):
-    packed = deflated(payload(16))
-    return written(folder, weight=weight(data=packed, method=8, size=16, packed_size=len(packed)))
-
-
-@attack("fill the memory with 4 GB of inflated zeros", caught="reading")
-def zip_bomb_in_a_storage(folder):
-    packed = deflated(bytes(1 << 20)) * 64
-    record = weight(data=packed, method=8, size=2**32 - 2, packed_size=len(packed))
-    return written(folder, weight=record)
-
-
-@attack("fill the memory with an inflated pickle")
-def zip_bomb_in_the_pickle(folder):
-    packed = deflated(bytes(1 << 26))
-    record = Record(name="data.pkl", data=packed, method=8, size=1 << 26)
-    record.packed_size = len(packed)
-    return written(folder, pickle=record)
+ZEROS = bytes(1 << 20)
+simple("deflated_pickle", "have the pickle inflated", "harmless",
+       pickle=packed("data.pkl", PICKLE))  # fmt: skip
+simple("deflated_storage", "have a payload inflated", "harmless",
+       weight=packed("data/0", payload(16)))  # fmt: skip
+for title, changes in {
+    "longer_than_it_says": {"data": deflated(payload(20))},
+    "shorter_than_it_says": {"data": deflated(payload(12))},
+    "with_a_wrong_checksum": {"crc": 1},
+    "cut_off": {"data": deflated(payload(16))[:-2]},
+    "with_bytes_behind_its_end": {"data": deflated(payload(16)) + SECRET},
+    "with_a_wrong_block": {"data": b"\xff" * 8},
+    "in_the_format_of_zlib": {"data": zlib.compress(payload(16))},
+    "of_nothing": {"data": b""},
+    "by_the_method_of_64_bits": {"method": 9},
+    "stored_in_its_own_header": {"local_method": 0},
+}.items():
+    simple(f"deflated_storage_{title}", "have other bytes inflated", "reading",
+           weight=packed("data/0", payload(16), **changes))  # fmt: skip
+simple("stored_with_another_packed_size", "be read as far as one of two sizes",
+       weight=weight(packed_size=12))  # fmt: skip
+simple("zip_bomb_in_a_storage", "fill the memory with 4 GB of inflated zeros",
+       weight=packed("data/0", ZEROS, size=2**32 - 2))  # fmt: skip
+simple("zip_bomb_in_many_storages", "fill the disk with inflated zeros, a little each",
+       **{f"more_{n}": packed(f"data/{n}", ZEROS) for n in range(2, 40)})  # fmt: skip
+simple("zip_bomb_in_the_pickle", "take forever over an inflated pickle",
+       pickle=packed("data.pkl", program(b"N0" * 20_000, b"N")))  # fmt: skip
+simple("pickle_that_inflates_to_more_than_it_says", "take forever over an inflated pickle",
+       pickle=packed("data.pkl", program(b"N0" * 20_000, b"N"), size=100))  # fmt: skip
+simple("folders_are_listed", "control: nothing, programs that zip list folders", "harmless",
+       inner=Record(name="data/"), top=Record(name=""))  # fmt: skip
+simple("folder_with_bytes", "be a folder that has bytes",
+       inner=Record(name="data/", data=SECRET))  # fmt: skip
+simple("folder_that_is_deflated", "be a folder that has bytes, which are compressed",
+       inner=packed("data/", SECRET))  # fmt: skip
 
 
 @attack("list one entry twice")

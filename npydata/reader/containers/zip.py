@@ -2,7 +2,8 @@
 
 The layout is that of PKWARE's APPNOTE: at the end of the file a directory with one header per
 record; before each record's bytes a second header with a name and padding of its own. torch stores
-records uncompressed and pads them to 64 bytes, so a tensor can be mapped where it lies. Built in
+records uncompressed and pads them to 64 bytes, so a tensor can be mapped where it lies; programs
+that zip a folder again compress them, and list the folders. Built in
 ``notebooks/06_lazy_checkpoint``.
 """
 
@@ -13,18 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, Extent, names_for, read_pickle
+from npydata.reader.archive import Archive, Extent, extent_of, names_for, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.stored import Storage
 from npydata.reader.torch_rebuild import Rebuilder
+from npydata.reader.unpacked import UnpackedFile
 
 END = struct.Struct("<4s4H2IH")
 END_64_LOCATOR = struct.Struct("<4sIQI")
 END_64 = struct.Struct("<4sQ2H2I4Q")
 ENTRY = struct.Struct("<4s6H3I5H2I")
 LOCAL = struct.Struct("<4s5H3I2H")
-STORED = 0
+STORED, DEFLATED = 0, 8
 ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Flags: the bytes are encrypted, or a patch to other bytes."""
 DIRECTORY = 0x10
@@ -44,8 +46,15 @@ class Record:
     nbytes: int
     header: int
     """Where its local header begins."""
-    stored: bool = True
-    """Whether its bytes lie in the file as they are: neither compressed nor encrypted."""
+    packed: int
+    """How many bytes it has in the file, which are fewer where they are compressed."""
+    method: int
+    checksum: int
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it stands for a folder, and has no bytes."""
+        return self.name.endswith("/")
 
 
 def read_zip(file: OpenFile) -> Archive:
@@ -58,7 +67,13 @@ def read_zip(file: OpenFile) -> Archive:
     byteorder = read_byteorder(extents.get(f"{prefix}/byteorder"))
     check_version(extents.get(f"{prefix}/.data/version") or extents.get(f"{prefix}/version"))
     described = extents[f"{prefix}/data.pkl"]
-    with file.view() as data:
+    if described.nbytes > file.size:
+        raise CheckpointError(
+            f"data.pkl has {described.nbytes:,} bytes unpacked, the file {file.size:,}: a short "
+            "file could take forever"
+        )
+    described.file.require_inside(described.offset, described.nbytes)
+    with described.file.view() as data:
         end = described.offset + described.nbytes
         reader = WithoutViews(described.nbytes)
         root, after, rebuilder = read_pickle(data, described.offset, end, reader)
@@ -112,9 +127,6 @@ def read_directory(file: OpenFile) -> tuple[list[Record], int]:
     if len({folded(record.name) for record in records}) < count:
         raise CheckpointError("two records have the same name, or names that differ by case only")
     refuse_programs({record.name for record in records})
-    for record in records:
-        if not record.stored:
-            raise CheckpointError(f"record {record.name!r:.80} is compressed or encrypted")
     return sorted(records, key=lambda record: record.header), begin
 
 
@@ -151,7 +163,7 @@ def find_directory(file: OpenFile) -> tuple[int, int, int]:
     end = place
     locator = place - END_64_LOCATOR.size
     if locator >= 0 and file.read(locator, 4) == b"PK\x06\x07":
-        _, _, end, _ = unpack(file, END_64_LOCATOR, locator)
+        _, end_disk, end, disks = unpack(file, END_64_LOCATOR, locator)
         magic, size, _, _, disk, first_disk, here, count_64, nbytes_64, begin_64 = unpack(
             file, END_64, end
         )
@@ -165,6 +177,8 @@ def find_directory(file: OpenFile) -> tuple[int, int, int]:
         )
         if magic != b"PK\x06\x06" or end + 12 + size != locator or not agreed:
             raise CheckpointError("its two end records do not agree")
+        if (end_disk, disks) != (0, 1):
+            raise CheckpointError(f"its end record is on disk {end_disk} of {disks}, expected one")
     if disk or first_disk or here != count or begin + nbytes != end:
         raise CheckpointError(
             f"its end record places {here:,} of {count:,} records at bytes {begin:,} to "
@@ -176,7 +190,8 @@ def find_directory(file: OpenFile) -> tuple[int, int, int]:
 def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
     """Return one record of the directory, and where the next one begins."""
     try:
-        (magic, _, _, flags, method, _, _, _, packed, nbytes, name_length, extra_length,
+        (magic, _, _, flags, method, _, _, checksum, packed, nbytes, name_length,
+         extra_length,
          comment_length, disk, _, attributes, header,
          ) = ENTRY.unpack_from(directory, at)  # fmt: skip
     except struct.error:
@@ -188,12 +203,16 @@ def read_entry(directory: bytes, at: int) -> tuple[Record, int]:
     name = record_name(directory[at : at + name_length])
     extra = directory[at + name_length : at + name_length + extra_length]
     nbytes, packed, header = long_values(name, extra, [nbytes, packed, header])
-    stored = method == STORED and packed == nbytes and not flags & ENCRYPTED
-    if disk not in (0, UNKNOWN_16):
+    record = Record(name, nbytes, header, packed, method, checksum)
+    if flags & ENCRYPTED or method not in (STORED, DEFLATED):
+        raise CheckpointError(f"record {name!r:.80} is encrypted, or compressed by method {method}")
+    if (method == STORED or record.is_folder) and packed != nbytes:
+        raise CheckpointError(f"record {name!r:.80} has {packed:,} bytes of {nbytes:,}")
+    if disk:
         raise CheckpointError(f"record {name!r:.80} is on disk {disk}")
-    if attributes & DIRECTORY:
+    if (attributes & DIRECTORY and not record.is_folder) or (record.is_folder and nbytes):
         raise CheckpointError(f"record {name!r:.80} has the attributes of a folder")
-    return Record(name, nbytes, header, stored), end
+    return record, end
 
 
 def record_name(raw: bytes) -> str:
@@ -202,7 +221,7 @@ def record_name(raw: bytes) -> str:
         name = raw.decode()
     except UnicodeDecodeError:
         raise CheckpointError(f"record name {raw[:60]!r} is not UTF-8") from None
-    parts = name.split("/")
+    parts = name.removesuffix("/").split("/")
     if not name or "\\" in name or "\0" in name or {"", ".", ".."} & set(parts):
         raise CheckpointError(f"record name {name[:60]!r} is not a plain relative path")
     return name
@@ -228,15 +247,21 @@ def long_values(name: str, extra: bytes, values: list[int]) -> list[int]:
 
 
 def locate(file: OpenFile, records: list[Record], end: int) -> list[tuple[Record, Extent]]:
-    """Return where each record's bytes lie; ``end`` is where the directory begins."""
+    """Return where each record's bytes lie; ``end`` is where the directory begins.
+
+    Those of a compressed record lie in a file that it is unpacked to when they are read.
+    """
     for record in records:
         file.require_inside(record.header, LOCAL.size)
     file.advise_willneed_all([(record.header, LOCAL.size) for record in records])
     stops = [*(record.header for record in records[1:]), end]
-    return [
-        (record, Extent(file, payload_offset(file, record, stop), record.nbytes))
-        for record, stop in zip(records, stops, strict=True)
-    ]
+    unpacked, found = UnpackedFile(file), []
+    for record, stop in zip(records, stops, strict=True):
+        extent = extent_of(file, payload_offset(file, record, stop), record.packed)
+        if record.method == DEFLATED and not record.is_folder:
+            extent = unpacked.add(extent, record.nbytes, record.checksum)
+        found.append((record, extent))
+    return [(record, extent) for record, extent in found if not record.is_folder]
 
 
 def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
@@ -244,7 +269,7 @@ def payload_offset(file: OpenFile, record: Record, stop: int) -> int:
     header = file.read(record.header, LOCAL.size + len(record.name.encode()))
     require_same(record, header)
     begin = payload_begin(header, record.header)
-    if (end := begin + record.nbytes) > stop:
+    if (end := begin + record.packed) > stop:
         raise CheckpointError(
             f"record {record.name!r:.80} ends at {end:,}, the next is at {stop:,}"
         )
@@ -255,8 +280,10 @@ def require_same(record: Record, header: bytes) -> None:
     """Refuse a local header that does not say what the directory says."""
     raw = record.name.encode()
     magic, _, flags, method, _, _, _, packed, nbytes, name, _ = LOCAL.unpack_from(header)
-    sizes_fit = {packed, nbytes} <= {0, UNKNOWN_32, record.nbytes}
-    if magic != b"PK\x03\x04" or flags & ENCRYPTED or method != STORED or not sizes_fit:
+    sizes_fit = packed in (0, UNKNOWN_32, record.packed) and nbytes in (
+        0, UNKNOWN_32, record.nbytes)  # fmt: skip
+    same_kind = method == record.method and not flags & ENCRYPTED
+    if magic != b"PK\x03\x04" or not same_kind or not sizes_fit:
         raise CheckpointError(f"record {record.name!r:.80}: its two headers do not agree")
     if name != len(raw) or header[LOCAL.size :] != raw:
         raise CheckpointError(f"record {record.name!r:.80}: its own header has another name")

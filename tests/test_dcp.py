@@ -1,0 +1,201 @@
+"""Folders of torch.distributed.checkpoint: opened, read in parts, and nothing in them runs."""
+
+import io
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+WHOLE = torch.arange(24.0).reshape(4, 6)
+CUTS = {"__0_0.distcp": [(0, 0, 2, 6)], "__1_0.distcp": [(2, 0, 2, 2), (2, 2, 2, 4)]}
+"""Of each file: first row and column of a chunk, rows and columns."""
+
+
+class InChunks:
+    """A folder as three ranks write it: one tensor in chunks, and a value."""
+
+    def __init__(self, folder):
+        self.folder, self.places, self.chunks = folder, {}, []
+        folder.mkdir()
+        for path, cuts in CUTS.items():
+            for row, column, rows, columns in cuts:
+                part = WHOLE[row : row + rows, column : column + columns].clone()
+                begin = torch.Size((row, column))
+                self.chunks.append(ChunkStorageMetadata(begin, part.shape))
+                self.append(path, MetadataIndex("w", begin), part)
+        self.append("__0_0.distcp", MetadataIndex("step"), 7)
+        tensor = TensorStorageMetadata(TensorProperties(), WHOLE.shape, self.chunks)
+        self.described = {"w": tensor, "step": BytesStorageMetadata()}
+        self.more = {}
+
+    def append(self, path, index, value):
+        content = io.BytesIO()
+        torch.save(value, content)
+        with (self.folder / path).open("ab") as file:
+            self.places[index] = _StorageInfo(path, file.tell(), file.write(content.getvalue()))
+
+    def move(self, name, begin, /, **changes):
+        """Say something else of the place of an item."""
+        index = MetadataIndex(name, begin)
+        self.places[index] = replace(self.places[index], **changes)
+
+    def write(self, behind=b""):
+        metadata = Metadata(self.described, storage_data=self.places, **self.more)
+        (self.folder / ".metadata").write_bytes(pickle.dumps(metadata) + behind)
+        return self.folder
+
+
+@pytest.fixture
+def made(tmp_path):
+    return InChunks(tmp_path / "dcp")
+
+
+def test_what_torch_saved_opens_as_it_was(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with open_checkpoint(tmp_path / "dcp") as checkpoint:
+        assert checkpoint.format == "dcp"
+        assert not checkpoint.unsafe_globals
+        assert checkpoint.metadata["step"] == 7
+        assert checkpoint.metadata["optimizer.param_groups.0.betas"] == (0.9, 0.999)
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(checkpoint[f"model.{name}"], tensor)
+        assert checkpoint.info("model.weight").shape == (2, 3)
+        assert torch.equal(checkpoint.load()["optimizer.state.0.exp_avg"],
+                           optimizer.state_dict()["state"][0]["exp_avg"])  # fmt: skip
+
+
+def test_chunks_are_joined_sliced_and_converted(made, tmp_path):
+    folder = made.write()
+    expected = {"w": torch.zeros(4, 6)}
+    dcp.load(expected, checkpoint_id=folder, no_dist=True)  # torch reads it as well
+    assert torch.equal(expected["w"], WHOLE)
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.metadata["step"] == 7
+        assert torch.equal(checkpoint["w"], WHOLE)
+        assert torch.equal(checkpoint.get_slice("w")[1:4, 1:5:2], WHOLE[1:4, 1:5:2])
+        assert torch.equal(checkpoint.load()["w"], WHOLE)
+        checkpoint.to_safetensors(tmp_path / "a.safetensors")
+    with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
+        assert torch.equal(checkpoint["w"], WHOLE)
+
+
+def test_a_slice_looks_into_the_chunks_that_it_touches_and_no_other(made):
+    folder = made.write()
+    path = folder / "__1_0.distcp"
+    path.write_bytes(b"damaged".ljust(path.stat().st_size))
+    with open_checkpoint(folder) as checkpoint:
+        assert torch.equal(checkpoint.get_slice("w")[:2], WHOLE[:2])
+        with pytest.raises(CheckpointError, match=r"__1_0\.distcp: item at byte 0: begins with"):
+            checkpoint.get_slice("w")[1:3]
+
+
+class Runs:
+    """Code in a metadata: what a loader that obeys would call."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_the_metadata_is_listed_and_does_not_run(made, tmp_path):
+    made.more = {"planner_data": Runs(tmp_path / "ran")}
+    made.append("__0_0.distcp", MetadataIndex("code"), Runs(tmp_path / "ran"))
+    made.described["code"] = BytesStorageMetadata()
+    with open_checkpoint(made.write()) as checkpoint:
+        assert checkpoint.unsafe_globals == ("posix.mkdir",)
+        assert torch.equal(checkpoint["w"], WHOLE)
+        with pytest.raises(UnsafeCheckpointError, match=r"posix\.mkdir"):
+            checkpoint.metadata["code"]
+    assert not (tmp_path / "ran").exists()
+
+
+def chunk_at(made, *bounds):
+    made.chunks[0] = ChunkStorageMetadata(*map(torch.Size, bounds))
+
+
+def place_chunk(made, *bounds):
+    chunk_at(made, *bounds)
+    made.places[MetadataIndex("w", bounds[0])] = made.places.pop(MetadataIndex("w", (0, 0)))
+
+
+FIRST = ("w", (0, 0))
+WRONG = {
+    "path_that_leads_out": (lambda m: m.move(*FIRST, relative_path="../__0_0.distcp"), "expected"),
+    "absolute_path": (lambda m: m.move(*FIRST, relative_path="/etc/a.distcp"), "expected"),
+    "path_of_another_kind": (lambda m: m.move(*FIRST, relative_path="a.pt"), "expected"),
+    "items_that_overlap": (lambda m: m.move("step", None, offset=8), "overlaps"),
+    "item_read_twice": (lambda m: m.move("w", (2, 2), offset=0), "overlaps"),
+    "item_beyond_its_file": (lambda m: m.move("step", None, length=1 << 40), "overlaps"),
+    "item_before_its_file": (lambda m: m.move(*FIRST, offset=-1), "from 0 to"),
+    "item_that_is_compressed": (
+        lambda m: m.move(*FIRST, transform_descriptors=["zstd"]), "are transformed"),
+    "item_without_a_place": (lambda m: m.places.pop(MetadataIndex(*FIRST)), "no place"),
+    "value_without_a_place": (lambda m: m.places.pop(MetadataIndex("step")), "no place"),
+    "chunk_that_is_missing": (lambda m: m.chunks.pop(), "expected 24"),
+    "chunk_that_comes_twice": (lambda m: m.chunks.append(m.chunks[0]), "expected 24"),
+    "chunks_that_overlap": (lambda m: place_chunk(m, (1, 0), (2, 6)), "overlap"),
+    "chunk_beyond_the_tensor": (lambda m: place_chunk(m, (3, 0), (2, 6)), "beyond"),
+    "chunk_of_other_dimensions": (lambda m: place_chunk(m, (0,), (12,)), "other dimensions"),
+    "negative_size": (lambda m: chunk_at(m, (0, 0), (-2, 6)), "from 0 to"),
+    "chunks_that_are_no_list": (lambda m: setattr(m.described["w"], "chunks", 7), "expected"),
+    "tensor_of_another_class": (lambda m: m.described.update(w=ChunkStorageMetadata(1, 2)), "is <"),
+    "dtype_that_is_none": (
+        lambda m: setattr(m.described["w"].properties, "dtype", "float32"), "dtype"),
+    "no_places": (lambda m: setattr(m, "places", None), "expected items"),
+    "no_description": (lambda m: setattr(m, "described", None), "expected names"),
+    "name_that_is_a_number": (lambda m: m.described.update({7: BytesStorageMetadata()}), "text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_metadata_that_does_not_fit_is_refused(made, wrong):
+    change, why = WRONG[wrong]
+    change(made)
+    with pytest.raises(CheckpointError, match=why):
+        open_checkpoint(made.write())
+
+
+def test_other_files_beside_the_metadata_are_refused(made):
+    folder = made.write(behind=b"N.")
+    with pytest.raises(CheckpointError, match="2 bytes follow"):
+        open_checkpoint(folder)
+    (folder / ".metadata").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(CheckpointError, match=r"expected .*Metadata"):
+        open_checkpoint(folder)
+    (made.write() / "__1_0.distcp").rename(folder / "hidden")
+    (folder / "__1_0.distcp").symlink_to(folder / "hidden")
+    with pytest.raises(CheckpointError, match="is a link"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("held", [torch.zeros(2, 6, dtype=torch.int32), torch.zeros(6, 2), 7,
+                                  torch.zeros(2, 6).to_sparse()])  # fmt: skip
+def test_a_chunk_that_is_not_what_the_metadata_says_is_refused(made, held):
+    made.append("__2_0.distcp", MetadataIndex("w", (0, 0)), held)
+    with (
+        open_checkpoint(made.write()) as checkpoint,
+        pytest.raises(CheckpointError, match=r"__2_0\.distcp has"),
+    ):
+        checkpoint["w"]
