@@ -24,7 +24,14 @@ from npydata.dataset.datasets import as_indices
 from npydata.dataset.documents import document_ends
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.hashing import stream_key
-from npydata.dataset.packing import PackingReport, RowTable, begins_of, pack, require_crop
+from npydata.dataset.packing import (
+    PACKING_VERSION,
+    PackingReport,
+    RowTable,
+    begins_of,
+    require_crop,
+)
+from npydata.dataset.row_file import kept_rows
 from npydata.dataset.spans import Spans, put_before, ranges, spans_of
 from npydata.dataset.token_file import Paths, open_files
 from npydata.dataset.token_windows import as_int, require_vocabulary
@@ -131,7 +138,8 @@ class PackedDataset(Dataset[Packed]):
     A document longer than a row fills rows of its own, and what is left of it is packed like a
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
     shuffles them, shares them among ranks and resumes. ``report`` counts what is used, cropped
-    and padded. Positions begin again at 0 with each sequence.
+    and padded. Positions begin again at 0 with each sequence. Rows of many documents are packed
+    once, and kept in a file beside the tokens.
     """
 
     batch_tensors = 4
@@ -160,15 +168,23 @@ class PackedDataset(Dataset[Packed]):
         self.bos_id = None if bos_id is None else as_int(bos_id, "bos_id", least=0)
         self.ignore_index = as_int(ignore_index, "ignore_index")
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
-        self.ends = document_ends(self.files, eot_id)
         self._bos = int(bos_id is not None)
-        self.table: RowTable = pack(
-            self.ends, self.seq_len, as_int(block, "block", least=1), crop,
-            int(stream_key(0 if seed is None else as_int(seed, "seed"))), self._bos,
-        )  # fmt: skip
+        self._eot_id = eot_id
+        self._packing: dict[str, Any] = {
+            "seq_len": self.seq_len, "block": as_int(block, "block", least=1), "crop": crop,
+            "seed": int(stream_key(0 if seed is None else as_int(seed, "seed"))),
+            "extra": self._bos,
+        }  # fmt: skip
+        self._open_table()
         if len(self) == 0:
             raise TokenFileError(f"{self.tokens.path}: no document has a token, expected one")
         self._advice = AdviceBackoff()
+
+    def _open_table(self) -> None:
+        """Find the documents, and their rows."""
+        self.ends = document_ends(self.files, self._eot_id)
+        self.table: RowTable
+        self.table, self._documents = kept_rows(self.files, self.ends, self._packing, self._eot_id)
 
     def __len__(self) -> int:
         return len(self.table.row_begins) - 1
@@ -235,9 +251,19 @@ class PackedDataset(Dataset[Packed]):
         """Return a short text that tells these rows of this data from any others."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(fingerprint_of(self.files, self.seq_len, self._bos).encode())
-        for numbers in (self.ends, self.table.spans, self.table.row_begins):
-            digest.update(np.ascontiguousarray(numbers).data)
+        decided_by = PACKING_VERSION, sorted(self._packing.items()), self._documents
+        digest.update(repr(decided_by).encode())
         return digest.hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along; it opens a table in a file again, and finds documents."""
+        left_out = {"table", "ends"} if self.table.checks else set()
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "table" not in state:
+            self._open_table()
 
     def __getitem__(self, index: Any) -> Packed:
         """Return a row, ``(T,)``; for a slice or a list of indices a batch, as ``fetch`` does.

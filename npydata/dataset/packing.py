@@ -6,6 +6,7 @@ found with a shift, whatever the number of documents.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +35,15 @@ class RowTable:
     """Tokens in all rows."""
     documents: int
     """Documents that have a token."""
+    checks: "PageChecks | None" = None
+    """Of a table in a file: compares what is read of it with its checksums."""
+
+
+class PageChecks(Protocol):
+    """Compares what is read of a table, spans first, row begins behind them, with checksums."""
+
+    def require(self, begins: IntArray, nbytes: int) -> None:
+        """Raise unless stretches of so many bytes are what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,10 @@ def require_crop(crop: str) -> None:
         raise ValueError(f"crop={crop!r}, expected one of {', '.join(CROPS)}")
 
 
+PACKING_VERSION = 1
+"""Another number when the same documents make other rows."""
+
+
 def pack(
     ends: IntArray, seq_len: int, block: int, crop: str, seed: int, extra: int = 0
 ) -> RowTable:
@@ -116,6 +130,11 @@ def pack_blocks(
         documents = np.asarray(shuffle(positions))
         begins = begins_of(documents, ends)
         lengths = ends[documents] - begins
+        if (lengths < 0).any():
+            wrong = int(documents[lengths < 0][0])
+            raise ValueError(
+                f"document {wrong} ends at token {ends[wrong]}, expected {ends[wrong - 1]} or more"
+            )
         documents, begins, lengths = (part[lengths > 0] for part in (documents, begins, lengths))
         if not len(documents):
             continue

@@ -63,10 +63,14 @@ class Spans(NamedTuple):
 
 def spans_of(table: RowTable, rows: IntArray, seq_len: int) -> Spans:
     """Return what is in some rows of ``seq_len`` tokens, span by span."""
+    if table.checks:
+        table.checks.require(table.spans.nbytes + 8 * rows, 16)
     before = table.row_begins.take(rows)
     counts = table.row_begins.take(rows + 1) - before
     stops = counts.cumsum()
     where = np.arange(stops[-1]) + (before - stops + counts).repeat(counts)
+    if table.checks:
+        table.checks.require(24 * where, 24)
     starts, documents, lengths = table.spans.take(where, 0).T
     goes_on, lengths = lengths < 0, np.abs(lengths)
     ends = lengths.cumsum()
