@@ -190,6 +190,11 @@ class PackedDataset(Dataset[Packed]):
         return len(self.table.row_begins) - 1
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens in all files."""
+        return self.tokens.num_tokens
+
+    @property
     def report(self) -> PackingReport:
         """What an epoch uses, crops and pads."""
         table, positions = self.table, len(self) * self.seq_len
