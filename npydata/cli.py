@@ -136,6 +136,8 @@ def run_prepare(args: argparse.Namespace) -> int:
         vocab_size=args.vocab_size,
         sample_mb=args.sample_mb,
         row_len=args.row_len,
+        documents=args.documents,
+        begin=args.begin,
         progress=not args.quiet,
     )
     print(report)
@@ -284,6 +286,11 @@ token file is what it was before.""",
         "--row-len": {"type": int, "metavar": "N",
                       "help": "write a 2-D file with rows of N tokens; a short last row is left "
                               "out"},
+        "--documents": {"choices": ["file", "line"],
+                        "help": "what is a document (default: a file), and write an index of where "
+                                "they end beside the token file"},
+        "--begin": {"action": "store_true",
+                    "help": "put the token <|begin_of_text|> before each document"},
         "-q --quiet": QUIET,
     },
     examples="""\

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from packing_tools import EOT, write_datatrove, write_with_ends
 
 from npydata import PackedDataset, TokenFileError
 from npydata.dataset import documents, row_file
-from npydata.dataset.row_file import HEADER_BYTES
+from npydata.dataset.row_file import HEADER_BYTES, header_of
+from npydata.loader.sampler import BatchSampler, EpochOrder
 
 
 @pytest.fixture(autouse=True)
@@ -145,50 +147,61 @@ def test_documents_that_end_before_they_begin_are_refused(tmp_path, monkeypatch)
 
 
 OPEN = """
-import resource, sys, time
-import numpy as np
+import sys, time
 from npydata import AsyncDataLoader, PackedDataset
+from npydata.bench.memory import CLEAR_REFS, RESET_PEAK, counters
 AsyncDataLoader([0])
-before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+CLEAR_REFS.write_text(RESET_PEAK)
+before, started = counters()["VmRSS"], time.perf_counter()
 ds = PackedDataset(sys.argv[1], 2048)
 batch = next(iter(AsyncDataLoader(ds, batch_size=8, seed=0)))
 print(time.perf_counter() - started)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-print(len(ds), *batch.inputs.shape)
+print(counters()["VmHWM"] - before)
+print(len(ds), *batch.inputs.shape, batch.cu_seqlens[8].item())
 """
 
 
-def many_documents(folder, count):
-    """Write an index of documents of 512 tokens, four to a row, tokens without content."""
-    path, per_row = folder / "many.ds", 4
+def sparse_rows(path, about, count):
+    """Write a table of documents of 512 tokens, four to a row, where a first batch is looked for.
+
+    Everywhere else the file is a hole: pages of zeros, with their checksum.
+    """
+    rows = count // 4
+    numbers = 3 * count + rows + 1
+    pages = -(-numbers // 512)
+    order = EpochOrder(BatchSampler(rows, 8), 0, 0, shuffle=True)
+    wanted = np.concatenate([order(batch) for batch in range(64)])
+    places = np.concatenate([12 * wanted, 12 * wanted + 11, 3 * count + wanted + [[0], [1]]], None)
+    sums = np.full(pages, zlib.crc32(bytes(4096)), "<u4")
+    totals = {"rows": rows, "spans": count, "used": 512 * count, "documents": count}
+    with open(path, "wb") as file:
+        file.write(header_of({**about, **totals}))
+        for page in np.unique(places // 512).tolist():
+            place = np.arange(512 * page, min(512 * page + 512, numbers))
+            span, column = np.divmod(place, 3)
+            values = np.choose(column, [512 * span, span, np.full(len(span), 512)])
+            values = np.where(place < 3 * count, values, 4 * (place - 3 * count)).astype("<i8")
+            file.seek(HEADER_BYTES + 4096 * page)
+            file.write(values.data)
+            sums[page] = zlib.crc32(values.data)
+        file.seek(HEADER_BYTES + 8 * numbers)
+        file.write(sums.data)
+
+
+def test_a_billion_documents_are_opened_at_once(tmp_path, monkeypatch):
+    count = 10**9
+    path = tmp_path / "many.ds"
     with open(path, "wb") as tokens, open(f"{path}.index", "wb") as index:
         tokens.truncate(1024 * count)
-        for first in range(0, count, 1 << 22):
-            ends = 512 * np.arange(first + 1, min(first + (1 << 22), count) + 1)
-            index.write(ends.astype("<u8").data)
-    return path, per_row
-
-
-def blocks_of_four(ends, **packing):
-    """Rows as they lie, which takes less time than to pack them."""
-    for first in range(0, len(ends), 1 << 20):
-        taken = np.arange(first, min(first + (1 << 20), len(ends)))
-        lengths = np.full(len(taken), 512)
-        spans = np.stack([ends[taken] - 512, taken, lengths], 1)
-        yield row_file.RowBlock(np.full(len(taken) // 4, 4), spans, 512 * len(taken), len(taken))
-
-
-@pytest.mark.parametrize("count", [
-    1 << 20, pytest.param(10**9, marks=pytest.mark.stress),
-])  # fmt: skip
-def test_opening_costs_the_same_for_any_number_of_documents(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(row_file, "pack_blocks", blocks_of_four)
-    monkeypatch.setattr("npydata.dataset.formats.datatrove.LARGEST_CHECKED", 1 << 16)
-    path, per_row = many_documents(tmp_path, count)
+        index.seek(8 * (count - 1))
+        index.write((512 * count).to_bytes(8, "little"))
+    monkeypatch.setattr(row_file, "digest_of", lambda ends: "of a billion")
+    monkeypatch.setattr(row_file, "pack_blocks", lambda ends, **_: len(ends))
+    monkeypatch.setattr(row_file, "write_rows", sparse_rows)
     PackedDataset(path, 2048)
     run = subprocess.run([sys.executable, "-c", OPEN, path], capture_output=True, text=True,
                          check=True)  # fmt: skip
-    seconds, kilobytes, shape = run.stdout.splitlines()
-    print(f"{count:,} documents: {float(seconds):.2f} s, {int(kilobytes) / 1024:.0f} MiB")
-    assert shape == f"{count // per_row} 8 2048"
-    assert int(kilobytes) < 256 << 10
+    seconds, mebibytes, shape = run.stdout.splitlines()
+    print(f"{count:,} documents: {float(seconds):.2f} s, {float(mebibytes):.0f} MiB")
+    assert shape == f"{count // 4} 8 2048 4096"
+    assert float(mebibytes) < 256
