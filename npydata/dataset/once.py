@@ -43,12 +43,15 @@ class WindowsOnce:
         places = np.asarray(Permutation(len(self), int(stream_key(seed, epoch)))(indices))
         files = np.searchsorted(self.ends, places, side="right")
         within = places - (self.ends - self.counts * self.rows_of_files())[files]
-        rows, slots = divmod(within, self.counts[files])
+        rows: IntArray
+        slots: IntArray
+        rows, slots = np.divmod(within, self.counts[files])
         number = rows + (self.row_ends - self.rows_of_files())[files]
         hashes = hash_of(number, seed, epoch, 1)
-        phase = (hashes % self.phases[files].astype(np.uint64)).astype(np.int64)
-        starts: IntArray = rows * self.row_steps[files] + phase + slots * self.seq_len
-        return starts + self.file_begins[files]
+        phase: IntArray = (hashes % self.phases[files].astype(np.uint64)).astype(np.int64)
+        windows: IntArray = self.file_begins[files] + rows * self.row_steps[files]
+        windows += phase + slots * self.seq_len
+        return windows
 
     def rows_of_files(self) -> IntArray:
         """Return the rows of each file."""
