@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, convert, verify, bench.
+"""The ``npydata`` command: prepare, inspect, mix, convert, verify, bench.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Each command imports what it needs.
@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from npydata import __version__
 from npydata.bench import command as bench
+from npydata.dataset import commands as data
 from npydata.errors import CheckpointError, NpyDataError
 from npydata.reader import command as converting
 from npydata.system.progress import MESSAGE_LENGTH, harmless, human_bytes, printable
@@ -130,6 +132,8 @@ def run_prepare(args: argparse.Namespace) -> int:
         vocab_size=args.vocab_size,
         sample_mb=args.sample_mb,
         row_len=args.row_len,
+        documents=args.documents,
+        begin=args.begin,
         progress=not args.quiet,
     )
     print(report)
@@ -141,6 +145,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     from npydata.reader.recognise import why_checkpoint
 
     about_tokens = args.format != "auto" or args.dtype is not None or args.seq_len is not None
+    about_tokens |= args.eot_id is not None or args.plot is not None
     if about_tokens and args.depth is not None:
         raise NpyDataError("--depth is for checkpoints; --format, --dtype, --seq-len for tokens")
     why = None if about_tokens else why_checkpoint(args.file)
@@ -165,8 +170,11 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
+    from npydata.bench.plot import draw_documents, require_plotting
     from npydata.dataset.inspect import inspect_tokens
 
+    if args.plot:
+        require_plotting(args.plot)
     if args.depth is not None:
         raise NpyDataError(f"{args.file}: is taken for a token file; --depth is for checkpoints")
 
@@ -175,9 +183,12 @@ def inspect_token_file(args: argparse.Namespace) -> int:
         format=args.format,
         dtype=args.dtype,
         seq_len=args.seq_len,
+        eot_id=args.eot_id,
         progress=True,
     )
     print(report.to_json() if args.json else report.to_table())
+    if args.plot:
+        draw_documents(report.document_lengths, args.plot)
     return EXIT_OK
 
 
@@ -240,25 +251,7 @@ the token <|endoftext|> follows each. The tokenizer is saved beside the token fi
 The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
 how many there were. The same text always gives the same file. If the run fails or is killed, the
 token file is what it was before.""",
-    arguments={
-        "text": {"nargs": "*", "metavar": "TEXT", "help": "files, folders or patterns"},
-        "-o --output": {"required": True, "metavar": "FILE.npy", "help": "the token file to write"},
-        "--corpus": {"choices": ["python"],
-                     "help": "also read text this machine already has: the .py files of Python's "
-                             "standard library and of torch, sorted"},
-        "--tokenizer": {"metavar": "FILE.json",
-                        "help": "use this tokenizer instead of training one"},
-        "--vocab-size": {"type": int, "default": 8192, "metavar": "N",
-                         "help": "train a byte-level BPE of this many tokens (default: "
-                                 "%(default)s); up to 65,536 are stored in 2 bytes, more in 4"},
-        "--sample-mb": {"type": float, "default": 16, "metavar": "MB",
-                        "help": "train on at most this much text, spread evenly (default: "
-                                "%(default)s)"},
-        "--row-len": {"type": int, "metavar": "N",
-                      "help": "write a 2-D file with rows of N tokens; a short last row is left "
-                              "out"},
-        "-q --quiet": QUIET,
-    },
+    arguments=data.PREPARE,
     examples="""\
 examples:
   npydata prepare shakespeare.txt -o shakespeare.npy
@@ -275,7 +268,9 @@ INSPECT = Command(
 Say what is in a token file or a checkpoint, told apart by their content.
 
 Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
-file is read for these), the first ids, and with --seq-len how many samples it gives.
+file is read for these), the first ids, and with --seq-len how many samples it gives. Where it is
+known where documents end, by the format or by --eot-id: how many there are, how long they are, and
+with --seq-len how they fill packed rows.
 
 Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
 for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
@@ -283,6 +278,8 @@ names what would have been.""",
     arguments={
         "file": {"metavar": "FILE", "help": "the file, or the folder of a checkpoint"},
         "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},
+        "--eot-id": {"type": int, "metavar": "ID", "help": "the token that ends each document"},
+        "--plot": {"type": Path, "metavar": "OUT.png", "help": "draw the documents' lengths"},
         "--format": {"default": "auto", "metavar": "F",
                      "help": "how the file is laid out (default: by its content and name)"},
         "--dtype": {"metavar": "D",
@@ -334,7 +331,11 @@ examples:
 """,
 )
 
-COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "convert": CONVERT, "verify": VERIFY}
+MIX = Command(data.run_mix, "say what a run over several token files would see",
+              data.MIX_DESCRIPTION, data.MIX)  # fmt: skip
+
+COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "mix": MIX, "convert": CONVERT,
+            "verify": VERIFY}  # fmt: skip
 
 BENCH = Command(
     bench.run,

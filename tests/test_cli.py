@@ -167,10 +167,11 @@ def test_every_option_of_prepare_arrives(monkeypatch):
         prepare_module, "prepare", lambda text, out, **options: seen.update(options)
     )
     main(["prepare", "t.txt", "-o", "o.npy", "--tokenizer", "t.json", "--vocab-size", "300",
-          "--sample-mb", "0.5", "--row-len", "8", "-q"])  # fmt: skip
+          "--sample-mb", "0.5", "--row-len", "8", "--documents", "line", "--begin",
+          "-q"])  # fmt: skip
     assert seen == {
         "python_text": False, "tokenizer": "t.json", "vocab_size": 300, "sample_mb": 0.5,
-        "row_len": 8, "progress": False,
+        "row_len": 8, "documents": "line", "begin": True, "progress": False,
     }  # fmt: skip
 
 

@@ -112,13 +112,13 @@ def test_a_row_says_which_documents_it_holds_and_which_are_cut(tmp_path, bos_id)
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 @pytest.mark.parametrize("longest", [3, 400])
-def test_both_ways_to_copy_give_the_same_rows(tmp_path, access, longest, monkeypatch):
+def test_both_ways_to_write_a_batch_give_the_same_rows(tmp_path, access, longest, monkeypatch):
     lengths = np.random.default_rng(1).integers(0, longest, 500)
     path = write_datatrove(tmp_path, lengths)
     ds = PackedDataset(path, 64, access=access, bos_id=5)
     first = ds.fetch(range(len(ds)))
     for limit in (0, 1 << 30):
-        monkeypatch.setattr("npydata.dataset.packed.SHORT_SPANS", limit)
+        monkeypatch.setattr("npydata.dataset.spans.SHORT_SPANS", limit)
         assert all(map(torch.equal, first[:4], ds.fetch(range(len(ds)))[:4]))
 
 
@@ -214,6 +214,24 @@ def test_a_loader_gives_the_same_rows_whatever_its_workers(packed, settings):
     rows = torch.cat([batch.inputs for batch in first])
     everything = packed.fetch(range(len(packed))).inputs
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, everything.tolist()))
+
+
+def test_a_loader_writes_batches_into_memory_that_it_uses_again(packed, monkeypatch):
+    lent = []
+
+    def noted(indices, *, out=None):
+        lent.append((len(out), out.ctypes.data))
+        return PackedDataset.fetch(packed, indices, out=out)
+
+    monkeypatch.setattr(packed, "fetch", noted)
+    kept, copies = [], []
+    for number, batch in enumerate(AsyncDataLoader(packed, batch_size=3, seed=4, num_workers=1)):
+        if number % 10 == 0:
+            kept += [batch.inputs, batch.document_ids]
+            copies += [batch.inputs.clone(), batch.document_ids.clone()]
+    assert {tensors for tensors, _ in lent} == {4}
+    assert len(set(lent)) < len(lent) / 2
+    assert all(map(torch.equal, copies, kept))
 
 
 def test_transforms_see_rows_one_by_one(packed):

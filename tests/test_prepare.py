@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from npydata import NpyDataError
 from npydata.dataset import prepare as prepare_module
 from npydata.dataset import text as text_module
-from npydata.dataset.prepare import END_OF_TEXT, load_tokenizer, prepare
+from npydata.dataset.documents import document_ends
+from npydata.dataset.prepare import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, prepare
 from npydata.dataset.text import (
     HEAD_BYTES,
     Source,
@@ -265,6 +267,35 @@ def test_end_of_text_written_in_a_text_does_not_end_a_document(tmp_path):
     assert text_of(report) == f"before{END_OF_TEXT}after\n" * 9 + END_OF_TEXT
 
 
+@pytest.mark.parametrize(("documents", "expected"), [
+    ("file", ["one\r\n\ntwo 2\n \nthree", "four"]), ("line", ["one", "two 2", "three", "four"]),
+])  # fmt: skip
+@pytest.mark.parametrize("begin", [False, True])
+def test_documents_are_files_or_lines_and_an_index_says_where_they_end(
+    tmp_path, monkeypatch, documents, expected, begin
+):
+    monkeypatch.setattr(text_module, "BLOCK_CHARS", 4)
+    (tmp_path / "a.txt").write_bytes(b"one\r\n\ntwo 2\n \nthree")
+    (tmp_path / "b.txt").write_text("four")
+    report = prepare([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "t.npy", vocab_size=300,
+                     documents=documents, begin=begin)  # fmt: skip
+    assert report.documents == len(expected)
+    monkeypatch.setattr("npydata.dataset.documents.find_ends", None)  # the index is enough
+    bpe, file = load_tokenizer(report.tokenizer_path), open_tokens(report.path)
+    ends = [0, *document_ends([file], eot_id=bpe.token_to_id(END_OF_TEXT))]
+    found = [file.read(a, b - a).tolist() for a, b in pairwise(ends)]
+    assert all(one.pop() == bpe.token_to_id(END_OF_TEXT) for one in found)
+    if begin:
+        assert all(one.pop(0) == bpe.token_to_id(BEGIN_OF_TEXT) for one in found)
+    assert [bpe.decode(one) for one in found] == expected
+
+
+def test_a_tokenizer_without_begin_of_text_is_refused_if_it_is_asked_for(tmp_path, tokenizer_file):
+    (tmp_path / "a.txt").write_text(POEM)
+    with pytest.raises(NpyDataError, match=r"has no token <\|begin_of_text\|>"):
+        prepare([tmp_path / "a.txt"], tmp_path / "t.npy", tokenizer=tokenizer_file, begin=True)
+
+
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
     (tmp_path / "text").mkdir()
     for k in range(5):
@@ -484,7 +515,9 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer_file):
     def counted(sources):
         nonlocal held, largest
         bar = prepare_module.progress_bar("", 0, "", show=False)
-        for piece in prepare_module._pieces(sources, prepare_module._Tally(None), bar):
+        for piece in prepare_module._pieces(
+            sources, prepare_module._Marks(0, None), prepare_module._Tally(None, False), bar
+        ):
             held += len(piece or "")
             largest = max(largest, held)
             yield piece

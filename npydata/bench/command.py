@@ -46,6 +46,16 @@ TOKENS: Arguments = {
     "--batch-size": {"type": COUNT, "default": 32, "metavar": "B",
                      "help": "windows per batch (default %(default)s)"},
 }  # fmt: skip
+PACKING: Arguments = {
+    "--tokens": {"type": Path, "metavar": "FILE",
+                 "help": "measure on the documents of this file (default: Python's standard "
+                         "library)"},
+    "--dtype": {"help": "dtype of FILE if it is headerless"},
+    "--seq-len": {"type": COUNT, "default": 2048, "metavar": "T",
+                  "help": "tokens per row (default %(default)s)"},
+    "--batch-size": {"type": COUNT, "default": 16, "metavar": "B",
+                     "help": "rows per batch (default %(default)s)"},
+}  # fmt: skip
 READER: Arguments = {
     "--size-mb": {"type": COUNT, "metavar": "MIB",
                   "help": "MiB of the checkpoint one tensor is read from "
@@ -94,6 +104,7 @@ COMMON: Arguments = {
 BENCHES: dict[str, tuple[str, Arguments]] = {
     "dataset": ("windows per second from a token file, warm and cold", TOKENS),
     "loader": ("what the loader delivers, and what training pays for it", TOKENS),
+    "packing": ("rows of whole documents: how full, and tokens per second", PACKING),
     "checkpoint": ("what a save costs training, and when the disk has it", CHECKPOINT),
     "reader": ("one tensor from a checkpoint, and converting one", READER),
     "load": ("a whole checkpoint, from the disk and from the page cache", LOAD),

@@ -14,6 +14,8 @@ from npydata.system.progress import human_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from npydata.dataset.document_report import DocumentReport
+
 # The tutorial's figures use these colours for the same roles; their lightness differs, so that the
 # picture can be read in grey.
 PALETTE = {"ours": "#0f766e", "peer": "#9aa5b1", "naive": "#e8a33d", "limit": "#374151"}
@@ -95,3 +97,21 @@ def draw_limit(panel: "Axes", row: Row, bars: int) -> None:
     panel.text(row.median, bars - 0.12, name if left else f" {name}", va="center",
                ha="right" if left else "left", color=PALETTE["limit"], fontsize=12,
                fontweight="bold", bbox=LABEL_BOX)  # fmt: skip
+
+
+def draw_documents(report: "DocumentReport | None", path: Path) -> None:
+    """Draw how many documents are how long, and write the picture whole or not at all."""
+    from matplotlib.figure import Figure
+
+    if report is None:
+        raise NpyDataError(f"{path}: nothing to draw, where documents end is unknown (--eot-id)")
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    panel = figure.subplots()
+    labels = [f"{low:,}" for low, _, _ in report.histogram]
+    panel.bar(labels, [count for *_, count in report.histogram], color=PALETTE["ours"])
+    panel.set_title(f"{report.documents:,} documents by length", loc="left", color=INK)
+    panel.set_xlabel("tokens, from this number to the next", color=INK)
+    panel.set_ylabel("documents", color=INK)
+    panel.tick_params(axis="x", rotation=45, colors=INK)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)

@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 from npydata.dataset.access import TokenArray
 from npydata.dataset.batches import split
 from npydata.dataset.fingerprint import fingerprint_of
+from npydata.dataset.once import WindowsOnce
 from npydata.dataset.token_file import Paths, open_files
 from npydata.dataset.token_windows import TokenWindows, as_int, require_vocabulary
 from npydata.dataset.tokens import TokenFile
@@ -250,7 +251,22 @@ class MmapDataset(TokenDataset):
         return Batch(x.to(device), y.to(device))
 
 
-class NpyTokensDataset(TokenDataset):
+class InEpochs:
+    """Samples that depend on an epoch, which a ``DataLoader``'s living workers see change."""
+
+    _epoch: "SharedInt"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that ``ds[i]`` is of; a loader passes its own."""
+        return self._epoch.value
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give other samples from now on; call it before each pass of a stock ``DataLoader``."""
+        self._epoch.set(epoch)
+
+
+class NpyTokensDataset(InEpochs, TokenDataset):
     """Random windows: every start in the files is equally likely, the last one too.
 
     Args:
@@ -258,6 +274,10 @@ class NpyTokensDataset(TokenDataset):
         seq_len: Tokens per sample; ``x`` and ``y`` are ``(seq_len,)`` int64.
         seed: With a seed, the window is a pure function of (seed, epoch, index), whatever the
             worker. Without one it is new at every call.
+        without_replacement: No token is a target twice in an epoch; each epoch's windows begin at
+            other places. ``len`` is then the number of these windows, and what fills none, fewer
+            than ``2 * seq_len`` tokens of a row, is left out, other ones each time. Without a
+            ``seed``, one is drawn now.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
         format: How the files are laid out; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
@@ -280,6 +300,7 @@ class NpyTokensDataset(TokenDataset):
         seq_len: int,
         *,
         seed: int | None = None,
+        without_replacement: bool = False,
         dtype: npt.DTypeLike | None = None,
         format: str = "auto",
         access: str = "mmap",
@@ -294,15 +315,6 @@ class NpyTokensDataset(TokenDataset):
     def __len__(self) -> int:
         return self._len
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that ``ds[i]`` draws from; the same in all of a DataLoader's workers."""
-        return self._epoch.value
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw other windows from now on; call it before each pass of a stock ``DataLoader``."""
-        self._epoch.set(epoch)
-
     def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
         """Return the windows drawn for some indices; fresh ones when there is no seed at all."""
         seed = self.seed if seed is None else seed
@@ -310,6 +322,32 @@ class NpyTokensDataset(TokenDataset):
         if seed is None:
             indices, seed = np.arange(len(indices)), fresh_seed()
         return random_windows(indices, self.windows.count, seed, epoch)
+
+    def __new__(cls, *_: Any, without_replacement: bool = False, **__: Any) -> "NpyTokensDataset":
+        """Make the kind of dataset that is asked for."""
+        is_plain = cls is NpyTokensDataset and without_replacement
+        return super().__new__(OnceInAnEpoch if is_plain else cls)
+
+
+class OnceInAnEpoch(NpyTokensDataset):
+    """``NpyTokensDataset(..., without_replacement=True)``."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.once = WindowsOnce(self.windows, self.seq_len)
+        self._len = len(self.once)
+        if self.seed is None:
+            self.seed = fresh_seed() >> 1
+
+    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
+        """Return the windows of some indices."""
+        seed = self.seed if seed is None else seed
+        assert seed is not None
+        return self.once(indices, seed, self.epoch if epoch is None else epoch)
+
+    def fingerprint(self) -> str:
+        """Return another text than that of windows with replacement."""
+        return fingerprint_of(self.files, self.windows.width, self.seq_len, len(self))
 
 
 def two_names(names: Any) -> tuple[str, str] | None:

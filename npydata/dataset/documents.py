@@ -1,6 +1,7 @@
 """Where the documents of token files end: told by the format, by rows, or by a token."""
 
 import os
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +19,13 @@ from npydata.system.atomic_write import replacing
 INDEX_SUFFIX = ".documents"
 """A file of this name beside a token file says where its documents end."""
 
-INDEX_VERSION = 1
-HEADER_NUMBERS = 4
-"""Version, end-of-text id, and two numbers of the token file's fingerprint, before the ends."""
+INDEX_VERSION = 2
+HEADER_NUMBERS = 5
+"""Before the ends: version, end-of-text id, two numbers of the token file's fingerprint, and the
+ends' checksum."""
+
+LARGEST_CHECKED = 1 << 23
+"""Indexes of so many documents are read and checked as a whole when they are opened."""
 
 SCAN_TOKENS = 4 << 20
 
@@ -34,6 +39,8 @@ def document_ends(files: Sequence[TokenFile], eot_id: int | None = None) -> IntA
     Raises:
         TokenFileError: A file does not say where documents end.
     """
+    if len(files) == 1:  # as it lies, mapped perhaps
+        return ends_in(files[0], eot_id)
     ends, passed = [], 0
     for file in files:
         ends.append(ends_in(file, eot_id) + passed)
@@ -60,16 +67,29 @@ def indexed_ends(file: TokenFile, eot_id: int) -> IntArray:
 
     Where no file can be written the ends are found again each time.
     """
-    path = index_path(file.path)
-    header = index_header(file, eot_id)
+    path, header = index_path(file.path), index_header(file, eot_id)
     with suppress(OSError, ValueError):
         found: IntArray = np.load(path, mmap_mode="r", allow_pickle=False)
-        if found.dtype == np.int64 and found.ndim == 1 and (found[:HEADER_NUMBERS] == header).all():
+        if is_index(found, header, file.num_tokens):
             return np.asarray(found[HEADER_NUMBERS:])
     ends = find_ends(file, eot_id)
     with suppress(OSError), replacing(path) as index:
-        np.lib.format.write_array(index, np.append(header, ends), allow_pickle=False)
+        numbers = np.concatenate([header, [zlib.crc32(ends.data)], ends])
+        np.lib.format.write_array(index, numbers, allow_pickle=False)
     return ends
+
+
+def is_index(found: IntArray, header: IntArray, num_tokens: int) -> bool:
+    """Whether numbers are the index of the file that a header tells of, and not damaged."""
+    if found.dtype != np.int64 or found.ndim != 1 or len(found) < HEADER_NUMBERS:
+        return False
+    ends = found[HEADER_NUMBERS:]
+    if (
+        not (found[: len(header)] == header).all()
+        or int(ends[-1] if len(ends) else 0) != num_tokens
+    ):
+        return False
+    return len(ends) > LARGEST_CHECKED or zlib.crc32(ends.data) == int(found[len(header)])
 
 
 def index_path(path: str | os.PathLike[str]) -> Path:
@@ -78,7 +98,7 @@ def index_path(path: str | os.PathLike[str]) -> Path:
 
 
 def index_header(file: TokenFile, eot_id: int) -> IntArray:
-    """Return the numbers that an index of this file begins with."""
+    """Return the numbers that an index of this file begins with, up to the checksum."""
     halves = np.frombuffer(bytes.fromhex(fingerprint_of([file])), "<i8")
     return np.array([INDEX_VERSION, eot_id, *halves.tolist()], np.int64)
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from npydata.dataset.document_report import DocumentReport, describe_documents
+from npydata.dataset.documents import document_ends
 from npydata.dataset.token_file import open_tokens
 from npydata.dataset.tokens import TokenFile
 from npydata.dataset.windows import num_windows
@@ -51,6 +53,7 @@ class TokenReport:
     """Whether neither the file nor the caller said what the dtype is."""
     documents: int | None
     """None where the format does not say where documents end."""
+    document_lengths: DocumentReport | None
     windows: WindowCounts | None
 
     def to_json(self) -> str:
@@ -70,9 +73,12 @@ def inspect_tokens(
     format: str = "auto",
     dtype: str | None = None,
     seq_len: int | None = None,
+    eot_id: int | None = None,
     progress: bool = False,
 ) -> TokenReport:
     """Read a token file once, from end to end, and report what is in it.
+
+    With ``eot_id`` documents end behind that token.
 
     Raises:
         NpyDataError: the file is malformed, a checkpoint, or ``seq_len`` is below 1.
@@ -84,7 +90,7 @@ def inspect_tokens(
         raise NpyDataError(f"{path}: is named like a checkpoint, expected a token file")
     tokens = open_tokens(path, format=format, dtype=dtype)
     lowest, highest = id_range(tokens, progress=progress)
-    ends = tokens.document_ends
+    ends = tokens.document_ends if eot_id is None else document_ends([tokens], eot_id)
     return TokenReport(
         path=str(tokens.path),
         format=tokens.format,
@@ -97,6 +103,7 @@ def inspect_tokens(
         first_tokens=tuple(tokens.read(0, FIRST_TOKENS).tolist()),
         dtype_assumed=tokens.layout.dtype_assumed,
         documents=None if ends is None else len(ends),
+        document_lengths=None if ends is None else describe_documents(ends, seq_len),
         windows=None if seq_len is None else count_windows(tokens.shape, seq_len),
     )
 
@@ -131,6 +138,7 @@ def _file_rows(report: TokenReport) -> list[tuple[str, Any]]:
     first = " ".join(map(str, report.first_tokens))
     more = " ..." if report.num_tokens > len(report.first_tokens) else ""
     known = report.documents is not None
+    lengths = report.document_lengths.rows() if report.document_lengths else []
     return [
         ("file", printable(report.path)),
         ("format", report.format),
@@ -142,6 +150,7 @@ def _file_rows(report: TokenReport) -> list[tuple[str, Any]]:
                 if report.num_tokens else "none"),
         ("first ids", first + more),
         ("documents", f"{report.documents:,}" if known else "not recorded in this format"),
+        *lengths,
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from npydata.dataset.batches import SourceRequest, collate, join, samples_of
-from npydata.dataset.datasets import SharedInt, as_indices
+from npydata.dataset.datasets import InEpochs, SharedInt, as_indices
 from npydata.dataset.hashing import MASK64, stream_key
 from npydata.dataset.interleaving import FOREVER, Interleaving
 from npydata.dataset.permutation import Permutation
@@ -57,7 +57,7 @@ class Segment:
     before: IntArray
 
 
-class MixtureDataset(Dataset[Any]):
+class MixtureDataset(InEpochs, Dataset[Any]):
     """Samples of several datasets, each by its weight, exact at every prefix.
 
     Args:
@@ -119,15 +119,6 @@ class MixtureDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return self.num_samples
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that ``ds[i]`` takes samples from; a loader passes its own."""
-        return self._epoch.value
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go on to other samples; call it before each pass of a stock ``DataLoader``."""
-        self._epoch.set(epoch)
 
     @property
     def weights(self) -> dict[str, Fraction]:

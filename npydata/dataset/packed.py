@@ -24,7 +24,15 @@ from npydata.dataset.datasets import as_indices
 from npydata.dataset.documents import document_ends
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.hashing import stream_key
-from npydata.dataset.packing import PackingReport, RowTable, pack, require_crop
+from npydata.dataset.packing import (
+    PACKING_VERSION,
+    PackingReport,
+    RowTable,
+    begins_of,
+    require_crop,
+)
+from npydata.dataset.row_file import kept_rows
+from npydata.dataset.spans import Spans, put_before, ranges, spans_of
 from npydata.dataset.token_file import Paths, open_files
 from npydata.dataset.token_windows import as_int, require_vocabulary
 from npydata.dataset.tokens import TokenFiles
@@ -37,9 +45,6 @@ IGNORE_INDEX = -100
 
 NO_DOCUMENT = -1
 """The document of a position that is padded."""
-
-SHORT_SPANS = 64
-"""Spans of so few tokens are gathered token by token; a copy for each would cost more."""
 
 ADVISED_TOKENS = 2048
 """A span is announced to the kernel in parts of so many tokens."""
@@ -138,8 +143,12 @@ class PackedDataset(Dataset[Packed]):
     A document longer than a row fills rows of its own, and what is left of it is packed like a
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
     shuffles them, shares them among ranks and resumes. ``report`` counts what is used, cropped
-    and padded. Positions begin again at 0 with each sequence.
+    and padded. Positions begin again at 0 with each sequence. Rows of many documents are packed
+    once, and kept in a file beside the tokens.
     """
+
+    batch_tensors = 4
+    """Tensors ``(B, seq_len)`` of a batch, for which ``fetch`` takes memory."""
 
     def __init__(
         self,
@@ -164,78 +173,87 @@ class PackedDataset(Dataset[Packed]):
         self.bos_id = None if bos_id is None else as_int(bos_id, "bos_id", least=0)
         self.ignore_index = as_int(ignore_index, "ignore_index")
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
-        self.ends = document_ends(self.files, eot_id)
-        lengths = np.diff(self.ends, prepend=0)
         self._bos = int(bos_id is not None)
-        # With a token before each document, documents lie further apart than in the files.
-        self._packed_ends = self.ends + self._bos * np.cumsum(lengths > 0)
-        self.table: RowTable = pack(
-            self._packed_ends, self.seq_len, as_int(block, "block", least=1), crop,
-            int(stream_key(0 if seed is None else as_int(seed, "seed"))),
-        )  # fmt: skip
+        self._eot_id = eot_id
+        self._packing: dict[str, Any] = {
+            "seq_len": self.seq_len, "block": as_int(block, "block", least=1), "crop": crop,
+            "seed": int(stream_key(0 if seed is None else as_int(seed, "seed"))),
+            "extra": self._bos,
+        }  # fmt: skip
+        self._open_table()
         if len(self) == 0:
             raise TokenFileError(f"{self.tokens.path}: no document has a token, expected one")
-        self._documents = int(np.count_nonzero(lengths))
         self._advice = AdviceBackoff()
+
+    def _open_table(self) -> None:
+        """Find the documents, and their rows."""
+        self.ends = document_ends(self.files, self._eot_id)
+        self.table: RowTable
+        self.table, self._documents = kept_rows(self.files, self.ends, self._packing, self._eot_id)
 
     def __len__(self) -> int:
         return len(self.table.row_begins) - 1
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens in all files."""
+        return self.tokens.num_tokens
+
+    @property
     def report(self) -> PackingReport:
         """What an epoch uses, crops and pads."""
-        positions = len(self) * self.seq_len
-        total = int(self._packed_ends[-1])
+        table, positions = self.table, len(self) * self.seq_len
+        total = int(self.ends[-1]) + self._bos * table.documents
         return PackingReport(
-            len(self), positions, self.table.used, total - self.table.used,
-            positions - self.table.used, self._documents,
+            len(self), positions, table.used, total - table.used, positions - table.used,
+            table.documents,
         )  # fmt: skip
 
     def row(self, index: int) -> list[DocumentSpan]:
         """Return the documents of a row, in order."""
-        spans = self._spans(as_indices([index], len(self)))
-        whole = self._packed_ends[spans.documents] - spans.starts + spans.within
-        start = np.maximum(spans.within - self._bos, 0)
-        with_bos = self._bos * (spans.within == 0)
-        numbers = (spans.documents, start, spans.lengths - with_bos, spans.lengths < whole)
+        spans = spans_of(self.table, as_indices([index], len(self)), self.seq_len)
+        begins, bos = begins_of(spans.documents, self.ends), self._put_before(spans)
+        lengths = spans.lengths - bos
+        is_cut = lengths < self.ends[spans.documents] - begins
+        numbers = (spans.documents, spans.starts + bos - begins, lengths, is_cut)
         return [
             DocumentSpan(*each) for each in zip(*(part.tolist() for part in numbers), strict=True)
         ]
 
-    def fetch(self, indices: npt.ArrayLike) -> Packed:
+    def fetch(self, indices: npt.ArrayLike, *, out: IntArray | None = None) -> Packed:
         """Return some rows as one batch; safe to call from many threads.
+
+        ``out`` is memory for the result, int64 ``(4, len(indices), seq_len)``.
 
         Raises:
             IndexError: An index is not in the dataset.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
         rows = as_indices(indices, len(self))
-        shape = len(rows), self.seq_len
+        if out is None:
+            out = np.empty((4, len(rows), self.seq_len), np.int64)
+        inputs, targets, positions, document_ids = torch.from_numpy(out).unbind()
         if not len(rows):
-            return Packed.of(*(torch.zeros(shape, dtype=torch.int64) for _ in range(4)))
-        spans = self._spans(rows)
-        inputs, targets = np.zeros((2, *shape), np.int64)
-        targets.fill(self.ignore_index)
-        self._copy(spans, inputs.reshape(-1), targets.reshape(-1))
-        bounds, documents = with_padding(spans, len(rows), self.seq_len)
-        sizes = np.diff(bounds)
-        positions = np.arange(shape[0] * shape[1]) - np.repeat(bounds[:-1], sizes)
-        document_ids = np.repeat(documents, sizes)
-        return Packed(
-            torch.from_numpy(inputs), torch.from_numpy(targets),
-            torch.from_numpy(positions.reshape(shape)),
-            torch.from_numpy(bounds.astype(np.int32)), int(sizes.max()),
-            torch.from_numpy(document_ids.reshape(shape)),
-        )  # fmt: skip
+            return Packed.of(inputs, targets, positions, document_ids)
+        spans, flat = spans_of(self.table, rows, self.seq_len), [part.reshape(-1) for part in out]
+        if spans.are_short and self.files[0].access == "mmap":
+            tokens = self._write_at_once(spans, flat[0], *flat[2:])
+        else:
+            tokens = self._write_one_by_one(spans, *out[2:])
+        self._shift(spans, tokens, flat[0], flat[1])
+        if not spans.is_full:
+            self._write_padding(spans, flat)
+        bounds = spans.bounds()
+        longest = int((bounds[1:] - bounds[:-1]).max())
+        return Packed(inputs, targets, positions, torch.from_numpy(bounds), longest, document_ids)
 
     def will_need(self, indices: npt.ArrayLike) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
         rows = as_indices(indices, len(self))
         if len(rows) and self._advice.is_due():
-            spans = self._spans(rows)
+            spans = spans_of(self.table, rows, self.seq_len)
             width = min(ADVISED_TOKENS, self.tokens.num_tokens)
-            parts = -(-spans.lengths // width)
-            starts = ranges(spans.first_tokens, parts, step=width)
+            starts = ranges(spans.starts, -(-spans.lengths // width), step=width)
             starts = np.clip(starts, 0, self.tokens.num_tokens - width)
             self._advice.record(was_resident=self.tokens.will_need(starts, width))
 
@@ -243,9 +261,19 @@ class PackedDataset(Dataset[Packed]):
         """Return a short text that tells these rows of this data from any others."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(fingerprint_of(self.files, self.seq_len, self._bos).encode())
-        for numbers in (self.ends, self.table.starts, self.table.row_begins):
-            digest.update(np.ascontiguousarray(numbers).data)
+        decided_by = PACKING_VERSION, sorted(self._packing.items()), self._documents
+        digest.update(repr(decided_by).encode())
         return digest.hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along; it opens a table in a file again, and finds documents."""
+        left_out = {"table", "ends"} if self.table.checks else set()
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "table" not in state:
+            self._open_table()
 
     def __getitem__(self, index: Any) -> Packed:
         """Return a row, ``(T,)``; for a slice or a list of indices a batch, as ``fetch`` does.
@@ -265,54 +293,69 @@ class PackedDataset(Dataset[Packed]):
         """Return rows one by one; a stock ``DataLoader`` needs ``collate_fn=Packed.join``."""
         return self.fetch(indices).samples()
 
-    def _spans(self, rows: IntArray) -> "Spans":
-        """Return what is in some rows, span by span."""
-        first, stop = self.table.row_begins[rows], self.table.row_begins[rows + 1]
-        starts = self.table.starts[ranges(first, stop - first)]
-        documents = np.searchsorted(self._packed_ends, starts, side="right")
-        left = self._packed_ends[documents] - starts
-        ends = np.cumsum(stop - first)
-        # Only the last span of a row may be too long for it.
-        lengths = left.copy()
-        totals = np.add.reduceat(left, ends - (stop - first))
-        lengths[ends - 1] -= np.maximum(totals - self.seq_len, 0)
-        totals = np.minimum(totals, self.seq_len)
-        padded = self.seq_len * np.arange(len(rows)) - (np.cumsum(totals) - totals)
-        begins = np.cumsum(lengths) - lengths + np.repeat(padded, stop - first)
-        before = self._packed_ends[np.maximum(documents - 1, 0)] * (documents > 0)
-        within = starts - before
-        shift = self._packed_ends[documents] - self.ends[documents]
-        has_bos = self._bos * (within == 0)
-        return Spans(starts, documents, lengths, left, begins, within, has_bos,
-                      starts - shift + has_bos)  # fmt: skip
+    def _write_at_once(
+        self, spans: Spans, places: IntArray, positions: IntArray, document_ids: IntArray
+    ) -> TokenArray:
+        """Write positions and documents, and return the tokens, each gathered by its place.
 
-    def _copy(self, spans: "Spans", inputs: IntArray, targets: IntArray) -> None:
-        """Copy the spans' tokens to where they are read, and one place earlier to be predicted."""
+        The tokens of what is put before a document or pads a row are any.
+        """
+        sizes = spans.sizes()
+        np.subtract(np.arange(spans.size), spans.begins.repeat(sizes), out=positions)
+        np.add(positions, spans.starts.repeat(sizes), out=places)
+        document_ids[:] = spans.documents.repeat(sizes)
+        return self._gather(places)
+
+    def _write_one_by_one(
+        self, spans: Spans, positions: IntArray, document_ids: IntArray
+    ) -> TokenArray:
+        """Do the same span by span: few of them are not the first of their row."""
+        places = np.arange(self.seq_len)
+        positions[:] = places
+        document_ids[:] = spans.documents.take(spans.firsts)[:, None]
+        tokens, read = np.zeros(spans.size, self.tokens.dtype), self._reader()
+        flat_positions, flat_documents = positions.reshape(-1), document_ids.reshape(-1)
+        each = (spans.begins, spans.lengths, spans.starts, spans.documents)
+        for begin, length, start, document in zip(*(part.tolist() for part in each), strict=True):
+            end, skip = begin + length, int(start < 0)  # nothing lies before the first document
+            tokens[begin + skip : end] = read(start + skip, length - skip)
+            if begin % self.seq_len:
+                flat_positions[begin:end] = places[:length]
+                flat_documents[begin:end] = document
+        return tokens
+
+    def _shift(self, spans: Spans, tokens: TokenArray, inputs: IntArray, targets: IntArray) -> None:
+        """Write tokens to where they are read, and one place earlier to be predicted."""
+        inputs[:] = tokens
+        targets[:-1] = tokens[1:]
+        lasts = spans.begins + spans.lengths - 1
+        targets[lasts] = self.ignore_index
+        if spans.goes_on.any():
+            following = (spans.starts + spans.lengths)[spans.goes_on]
+            targets[lasts[spans.goes_on]] = self._gather(following)
         if self.bos_id is not None:
-            inputs[spans.begins[spans.has_bos == 1]] = self.bos_id
-        counts = spans.lengths + (spans.left > spans.lengths) - spans.has_bos
-        begins, ends = spans.begins, spans.begins + spans.lengths
-        to = begins + spans.has_bos
-        if self.files[0].access == "mmap" and counts.mean() < SHORT_SPANS:
-            tokens = self.tokens.gather(ranges(spans.first_tokens, counts), 1)[:, 0]
-            places = ranges(to, counts)
-            is_read = places < np.repeat(ends, counts)
-            inputs[places[is_read]] = tokens[is_read]
-            is_predicted = places > np.repeat(begins, counts)
-            targets[places[is_predicted] - 1] = tokens[is_predicted]
-        else:
-            read = self._reader()
-            rows = zip(spans.first_tokens.tolist(), counts.tolist(), begins.tolist(),
-                       to.tolist(), ends.tolist(), strict=True)  # fmt: skip
-            for first, count, begin, at, end in rows:
-                tokens = read(first, count)
-                inputs[at:end] = tokens[: end - at]
-                skipped = begin + 1 - at  # the first token of a sequence is predicted by no other
-                targets[begin : at + count - 1] = tokens[skipped:]
+            inputs[spans.begins[self._put_before(spans) == 1]] = self.bos_id
         if self.vocab_size is not None or self.tokens.dtype == np.uint64:
             limit = (1 << 63) if self.vocab_size is None else self.vocab_size
             for ids in (inputs, targets[targets != self.ignore_index]):
                 require_vocabulary(ids, limit, self.files)
+
+    def _gather(self, places: IntArray) -> TokenArray:
+        """Return single tokens; for a place outside, the nearest one."""
+        if len(self.files) > 1 or self.files[0].access != "mmap":
+            return self.tokens.gather(places.clip(0, self.tokens.num_tokens - 1), 1)[:, 0]
+        return self.tokens.read(0, self.tokens.num_tokens).take(places, mode="clip")
+
+    def _write_padding(self, spans: Spans, flat: list[IntArray]) -> None:
+        inputs, targets, positions, document_ids = flat
+        for begin, end in spans.padded():
+            inputs[begin:end], targets[begin:end] = 0, self.ignore_index
+            positions[begin:end] = np.arange(end - begin)
+            document_ids[begin:end] = NO_DOCUMENT
+
+    def _put_before(self, spans: Spans) -> IntArray:
+        """Return 1 for each span that begins with ``bos_id``, else 0."""
+        return put_before(spans, self.ends) if self._bos else np.zeros_like(spans.starts)
 
     def _reader(self) -> Callable[[int, int], TokenArray]:
         """Return what reads a span: of one mapped file a slice, checked once for all of them."""
@@ -320,44 +363,3 @@ class PackedDataset(Dataset[Packed]):
             return self.tokens.read
         mapped = self.tokens.read(0, self.tokens.num_tokens)
         return lambda first, count: mapped[first : first + count]
-
-
-class Spans(NamedTuple):
-    """What is in some rows, an array for each property, a number for each span."""
-
-    starts: IntArray
-    """First token, counted with the tokens put before documents."""
-    documents: IntArray
-    lengths: IntArray
-    left: IntArray
-    """Tokens from the span's first to its document's last."""
-    begins: IntArray
-    """Places in the flattened batch."""
-    within: IntArray
-    """First token, counted from the document's first."""
-    has_bos: IntArray
-    """1 where the first token is one put before a document, else 0."""
-    first_tokens: IntArray
-    """First tokens in the files."""
-
-
-def ranges(begins: IntArray, counts: IntArray, step: int = 1) -> IntArray:
-    """Return ``counts[k]`` numbers from ``begins[k]`` on, for all k, one after the other."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    within = np.arange(total) - np.repeat(ends - counts, counts)
-    return np.repeat(begins, counts) + step * within
-
-
-def with_padding(spans: Spans, rows: int, seq_len: int) -> tuple[IntArray, IntArray]:
-    """Return the bounds of all sequences of a flattened batch, and their documents."""
-    ends = spans.begins + spans.lengths
-    begins, documents = spans.begins, spans.documents
-    after = np.append(begins[1:], rows * seq_len)
-    padded = ends < after
-    if padded.any():
-        begins = np.append(begins, ends[padded])
-        documents = np.append(documents, np.full(int(padded.sum()), NO_DOCUMENT))
-        order = np.argsort(begins, kind="stable")
-        begins, documents = begins[order], documents[order]
-    return np.append(begins, rows * seq_len), documents

@@ -5,8 +5,9 @@ found with a shift, whatever the number of documents. Built in
 ``notebooks/11_documents_and_mixtures``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -24,14 +25,26 @@ TOLERATED = 16
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """The rows of a corpus: 8 bytes for each of them, and for each of their spans."""
+    """The rows of a corpus: 8 bytes for each of them, and 24 for each of their spans."""
 
-    starts: IntArray
-    """The first token of each span, row by row. It ends with its document, or with its row."""
     row_begins: IntArray
     """How many spans lie before each row; one number more than rows."""
+    spans: IntArray
+    """``(spans, 3)``, row by row: first token, document, and tokens in the row, as a negative
+    number where the document goes on behind them."""
     used: int
     """Tokens in all rows."""
+    documents: int
+    """Documents that have a token."""
+    checks: "PageChecks | None" = None
+    """Of a table in a file: compares what is read of it with its checksums."""
+
+
+class PageChecks(Protocol):
+    """Compares what is read of a table, spans first, row begins behind them, with checksums."""
+
+    def require(self, begins: IntArray, nbytes: int) -> None:
+        """Raise unless stretches of so many bytes are what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +87,83 @@ def require_crop(crop: str) -> None:
         raise ValueError(f"crop={crop!r}, expected one of {', '.join(CROPS)}")
 
 
-def pack(ends: IntArray, seq_len: int, block: int, crop: str, seed: int) -> RowTable:
-    """Pack documents, of which each ends where ``ends`` says, into rows of ``seq_len`` tokens."""
-    begins = np.append(0, ends[:-1])[: len(ends)]
-    documents = np.flatnonzero(ends > begins)
-    if not len(documents):
-        return RowTable(np.zeros(0, np.int64), np.zeros(1, np.int64), 0)
-    total = int(ends[-1])
-    block = max(block, -(-LEAST_ROWS * seq_len * len(documents) // total))
-    shuffle = Permutation(len(documents), seed)
-    starts, counts, used = [], [], 0
-    for first in range(0, len(documents), block):
-        positions = np.arange(first, min(first + block, len(documents)))
-        taken = documents[np.asarray(shuffle(positions))]
-        block_starts, block_counts, filled = pack_block(
-            begins[taken], (ends - begins)[taken], seq_len, crop, seed
-        )
-        starts.append(block_starts)
-        counts.append(block_counts)
-        used += filled
-    row_begins = np.append(0, np.cumsum(np.concatenate(counts)))
-    return RowTable(np.concatenate(starts), row_begins, used)
+PACKING_VERSION = 1
+"""Another number when the same documents make other rows."""
+
+
+def pack(
+    ends: IntArray, seq_len: int, block: int, crop: str, seed: int, extra: int = 0
+) -> RowTable:
+    """Pack documents, of which each ends where ``ends`` says, into rows of ``seq_len`` tokens.
+
+    ``extra`` tokens are put before each document that has any: its first span begins so much
+    before its first token.
+    """
+    blocks = list(pack_blocks(ends, seq_len, block, crop, seed, extra))
+    counts = np.concatenate([np.zeros(1, np.int64), *(one.counts for one in blocks)])
+    spans = np.concatenate([np.zeros((0, 3), np.int64), *(one.spans for one in blocks)])
+    used, documents = (sum(getattr(one, name) for one in blocks) for name in ("used", "documents"))
+    return RowTable(np.cumsum(counts), spans, used, documents)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """The rows of a block of documents."""
+
+    counts: IntArray
+    """How many spans each row has."""
+    spans: IntArray
+    """As in a table, and so are the rest."""
+    used: int
+    documents: int
+
+
+def pack_blocks(
+    ends: IntArray, seq_len: int, block: int, crop: str, seed: int, extra: int = 0
+) -> Iterator[RowBlock]:
+    """Yield the rows block by block, as ``pack`` joins them; memory does not grow with ``ends``."""
+    if not len(ends) or not int(ends[-1]):
+        return
+    block = max(block, -(-LEAST_ROWS * seq_len * len(ends) // int(ends[-1])))
+    shuffle = Permutation(len(ends), seed)
+    for first in range(0, len(ends), block):
+        positions = np.arange(first, min(first + block, len(ends)))
+        documents = np.asarray(shuffle(positions))
+        begins = begins_of(documents, ends)
+        lengths = ends[documents] - begins
+        if (lengths < 0).any():
+            wrong = int(documents[lengths < 0][0])
+            raise ValueError(
+                f"document {wrong} ends at token {ends[wrong]}, expected {ends[wrong - 1]} or more"
+            )
+        documents, begins, lengths = (part[lengths > 0] for part in (documents, begins, lengths))
+        if not len(documents):
+            continue
+        begins += extra * documents  # so that documents with what is put before them lie apart
+        starts, counts, used = pack_block(begins, lengths + extra, seq_len, crop, seed)
+        order = np.argsort(begins)
+        found = documents[order][np.searchsorted(begins[order], starts, side="right") - 1]
+        starts -= extra * (found + 1)
+        spans = np.stack([starts, found, within_rows(ends[found] - starts, counts, seq_len)], 1)
+        yield RowBlock(counts, spans, used, len(documents))
+
+
+def within_rows(left: IntArray, counts: IntArray, seq_len: int) -> IntArray:
+    """Return what rows have of each span, given what is left of its document.
+
+    Only the last span of a row may be too long for it; what it has is then negative.
+    """
+    lasts = np.cumsum(counts) - 1
+    beyond = np.add.reduceat(left, lasts + 1 - counts) - seq_len
+    lengths = left.copy()
+    lengths[lasts] = np.where(beyond > 0, beyond - left[lasts], left[lasts])
+    return lengths
+
+
+def begins_of(documents: IntArray, ends: IntArray) -> IntArray:
+    """Return where documents begin: where the ones before them end."""
+    begins: IntArray = np.where(documents > 0, ends.take(np.maximum(documents - 1, 0)), 0)
+    return begins
 
 
 def pack_block(

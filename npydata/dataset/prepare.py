@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npydata.dataset.documents import index_path, indexed_ends
 from npydata.dataset.text import (
     PIECE_CHARS,
     PYTHON_CORPUS_SKIPS,
     Source,
     SourceList,
+    lines_of,
     list_sources,
     python_corpus,
     read_text,
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+BEGIN_OF_TEXT = "<|begin_of_text|>"
+DOCUMENTS = ("file", "line")
+"""What may be a document; of lines those with text."""
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-text token
 LARGEST_VOCABULARY = 1 << 24  # the trainer reserves memory for it; the largest in use are 2**18
 BATCH_CHARS = 1 << 20
@@ -45,7 +50,8 @@ class PrepareReport:
     path: Path
     tokenizer_path: Path
     files: int
-    """Documents: each is followed by one end-of-text token."""
+    documents: int
+    """Files, or lines: each is followed by one end-of-text token."""
     binary_files: int
     """Files passed over because they hold a NUL byte in their first 8 KiB."""
     nbytes: int
@@ -66,6 +72,7 @@ class PrepareReport:
         parts = [
             f"{printable(self.path)}: {self.num_tokens:,} tokens ({ids})",
             f"from {self.files:,} file{'s' * (self.files != 1)}, {human_bytes(self.nbytes)}",
+            *[f"{self.documents:,} documents"] * (self.documents != self.files),
             f"{self.nbytes / max(1, self.num_tokens):.2f} bytes/token",
             human_rate(self.num_tokens / max(self.encode_seconds, 1e-9), "tok"),
         ]
@@ -87,6 +94,8 @@ def prepare(
     vocab_size: int = 8192,
     sample_mb: float = 16,
     row_len: int | None = None,
+    documents: str | None = None,
+    begin: bool = False,
     progress: bool = False,
 ) -> PrepareReport:
     """Tokenise text files into ``out`` (``.npy``) and save the tokenizer beside it.
@@ -96,7 +105,10 @@ def prepare(
     ``<|endoftext|>``; the same characters inside a text are ordinary text. Without ``tokenizer`` a
     byte-level BPE of at most ``vocab_size`` tokens is trained on about ``sample_mb`` MB, taken
     evenly from all files. Ids are uint16 when they fit, else uint32. With ``row_len`` the file is
-    2-D, and tokens that do not fill the last row are dropped.
+    2-D, and tokens that do not fill the last row are dropped. With ``documents`` an index says
+    where they end, so that ``PackedDataset(out, T, eot_id=...)`` need not look for the end-of-text
+    tokens; ``"line"`` makes every line with text a document, without its line end. With ``begin``
+    a ``<|begin_of_text|>`` is put before each document.
 
     The same text gives the same bytes. Memory does not grow with the text. When the run fails or is
     killed, ``out`` is what it was before; the tokenizer follows ``out`` by one rename.
@@ -107,25 +119,31 @@ def prepare(
         NpyDataError: a source is not text, there is no text, or an option is out of range.
     """
     out = Path(out)
-    _check_options(out, vocab_size, sample_mb, row_len)
+    _check_options(out, vocab_size, sample_mb, row_len, documents)
     saved_tokenizer = out.with_suffix(".tokenizer.json")
     sources = _sources(names, python_text, out, saved_tokenizer)
     started = time.perf_counter()
     if tokenizer is None:
-        bpe = train_tokenizer(sources.files, vocab_size, int(sample_mb * 1e6), progress=progress)
+        special = [END_OF_TEXT, *[BEGIN_OF_TEXT] * begin]
+        bpe = train_tokenizer(sources.files, vocab_size, int(sample_mb * 1e6), progress=progress,
+                              special=special)  # fmt: skip
     else:
         bpe = load_tokenizer(tokenizer)
     trained = time.perf_counter()
-    tally = _Tally(row_len)
+    marks = _Marks(_id_of(bpe, END_OF_TEXT), _id_of(bpe, BEGIN_OF_TEXT) if begin else None)
+    tally = _Tally(row_len, by_line=documents == "line")
     bar = progress_bar("encode", sources.nbytes, "B", show=progress)
     with closing(bar), replacing(saved_tokenizer) as file:
         file.write(bpe.to_str(pretty=True).encode())
-        chunks = tally.whole_rows(_encode(bpe, sources.files, tally, bar))
+        chunks = tally.whole_rows(_encode(bpe, sources.files, marks, tally, bar))
         written = write_tokens(out, chunks, dtype=_dtype(bpe), row_len=row_len)
+    if documents is not None:
+        indexed_ends(written, marks.end)
     return PrepareReport(
         path=out,
         tokenizer_path=saved_tokenizer,
         files=len(sources.files),
+        documents=tally.documents,
         binary_files=sources.binary,
         nbytes=sources.nbytes,
         num_tokens=written.num_tokens,
@@ -139,9 +157,14 @@ def prepare(
 
 
 def train_tokenizer(
-    sources: Sequence[Source], vocab_size: int, sample_bytes: int, *, progress: bool = False
+    sources: Sequence[Source],
+    vocab_size: int,
+    sample_bytes: int,
+    *,
+    progress: bool = False,
+    special: Sequence[str] = (END_OF_TEXT,),
 ) -> "Tokenizer":
-    """Train a byte-level BPE on an even sample of the sources; ``<|endoftext|>`` is its id 0."""
+    """Train a byte-level BPE on an even sample of the sources; ``special`` are its first ids."""
     tokenizers = _import_tokenizers()
     if progress:
         size = human_bytes(min(sample_bytes, sum(source.nbytes for source in sources)))
@@ -151,7 +174,7 @@ def train_tokenizer(
     bpe.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(special),
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=progress and sys.stderr.isatty(),
     )
@@ -196,7 +219,11 @@ def _as_encoder(bpe: "Tokenizer") -> "Tokenizer":
     return bpe
 
 
-def _check_options(out: Path, vocab_size: int, sample_mb: float, row_len: int | None) -> None:
+def _check_options(
+    out: Path, vocab_size: int, sample_mb: float, row_len: int | None, documents: str | None
+) -> None:
+    if documents is not None and documents not in DOCUMENTS:
+        raise NpyDataError(f"documents={documents!r}, expected {' or '.join(DOCUMENTS)}")
     if out.suffix != ".npy":
         raise NpyDataError(
             f"{out}: a token file's name ends in .npy, found {out.suffix or 'none'!r}"
@@ -223,7 +250,7 @@ def _sources(
             raise NpyDataError("an empty name was given, expected a file, folder or pattern")
         if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
             raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")
-    found = list_sources(names, exclude=(out, saved_tokenizer))
+    found = list_sources(names, exclude=(out, saved_tokenizer, index_path(out)))
     if python_text:
         code = list_sources(python_corpus(), suffix=".py", skip_folders=PYTHON_CORPUS_SKIPS)
         found = SourceList(found.files + code.files, found.binary + code.binary)
@@ -239,7 +266,9 @@ class _Tally:
     """Counts what passes by while the text streams from the files into the token file."""
 
     row_len: int | None
+    by_line: bool
     num_tokens: int = 0
+    documents: int = 0
     replaced: int = 0
     started: float = field(default_factory=time.perf_counter)
 
@@ -248,6 +277,16 @@ class _Tally:
             self.replaced += text.count("\ufffd")
             bar.update(len(text.encode()))
             yield text
+
+    def texts(self, source: Source, bar: Bar) -> Iterator[Iterable[str]]:
+        """Yield the documents of a file, each as it arrives."""
+        if not self.by_line:
+            self.documents += 1
+            yield self.read(source, bar)
+            return
+        for line in lines_of(self.read(source, bar)):
+            self.documents += 1
+            yield [line]
 
     def whole_rows(self, chunks: Iterable[NDArray[np.uint32]]) -> Iterator[NDArray[np.uint32]]:
         """Pass the chunks on in whole rows; what is left at the end fills none and is dropped."""
@@ -263,30 +302,42 @@ class _Tally:
             raise NpyDataError(f"{self.num_tokens} tokens of text do not fill a row of {row_len}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """The tokens around a document."""
+
+    end: int
+    begin: int | None
+
+
 def _encode(
-    bpe: "Tokenizer", sources: Sequence[Source], tally: _Tally, bar: Bar
+    bpe: "Tokenizer", sources: Sequence[Source], marks: _Marks, tally: _Tally, bar: Bar
 ) -> Iterator[NDArray[np.uint32]]:
     """Yield the ids of all documents, a batch of pieces at a time."""
-    end_of_text = bpe.get_vocab(with_added_tokens=True)[END_OF_TEXT]
-    for batch in _batches(_pieces(sources, tally, bar)):
-        yield _encode_batch(bpe, batch, end_of_text)
+    for batch in _batches(_pieces(sources, marks, tally, bar)):
+        yield _encode_batch(bpe, batch)
         rate = tally.num_tokens / (time.perf_counter() - tally.started)
         bar.set_postfix_str(human_rate(rate, "tok"), refresh=False)
 
 
-def _pieces(sources: Sequence[Source], tally: _Tally, bar: Bar) -> Iterator[str | None]:
-    """Yield every document in pieces, and None where it ends."""
+def _pieces(
+    sources: Sequence[Source], marks: _Marks, tally: _Tally, bar: Bar
+) -> Iterator[str | int]:
+    """Yield every document in pieces, and the tokens around it."""
     for source in sources:
-        yield from text_pieces(tally.read(source, bar), PIECE_CHARS)
-        yield None
+        for text in tally.texts(source, bar):
+            if marks.begin is not None:
+                yield marks.begin
+            yield from text_pieces(text, PIECE_CHARS)
+            yield marks.end
 
 
-def _batches(pieces: Iterable[str | None]) -> Iterator[list[str | None]]:
-    batch: list[str | None] = []
+def _batches(pieces: Iterable[str | int]) -> Iterator[list[str | int]]:
+    batch: list[str | int] = []
     held = 0
     for piece in pieces:
         batch.append(piece)
-        held += len(piece or "")
+        held += len(piece) if isinstance(piece, str) else 1
         if held >= BATCH_CHARS:
             yield batch
             batch, held = [], 0
@@ -294,14 +345,21 @@ def _batches(pieces: Iterable[str | None]) -> Iterator[list[str | None]]:
         yield batch
 
 
-def _encode_batch(
-    bpe: "Tokenizer", batch: Sequence[str | None], end_of_text: int
-) -> NDArray[np.uint32]:
-    texts = [piece for piece in batch if piece is not None]
+def _encode_batch(bpe: "Tokenizer", batch: Sequence[str | int]) -> NDArray[np.uint32]:
+    texts = [piece for piece in batch if isinstance(piece, str)]
     encodings = iter(_encodings(bpe, texts))
-    ends = np.array([end_of_text], np.uint32)
-    parts = [ends if piece is None else np.array(next(encodings).ids, np.uint32) for piece in batch]
+    parts = [
+        np.array(next(encodings).ids if isinstance(piece, str) else [piece], np.uint32)
+        for piece in batch
+    ]
     return np.concatenate(parts)
+
+
+def _id_of(bpe: "Tokenizer", token: str) -> int:
+    ids = bpe.get_vocab(with_added_tokens=True)
+    if token not in ids:
+        raise NpyDataError(f"the tokenizer has no token {token}, expected one for each document")
+    return ids[token]
 
 
 def _encodings(bpe: "Tokenizer", texts: Sequence[str]) -> Any:

@@ -101,6 +101,23 @@ def read_text(path: str | os.PathLike[str]) -> Iterator[str]:
             yield block
 
 
+def lines_of(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text that arrives in parts, without line ends; blank ones are left out.
+
+    A line ends at a line feed, with or without a carriage return before it.
+    """
+    rest: list[str] = []
+    for text in texts:
+        *whole, last = text.split("\n")
+        for line in whole:
+            found, rest = "".join([*rest, line]).removesuffix("\r"), []
+            if found.strip():
+                yield found
+        rest.append(last)
+    if (found := "".join(rest).removesuffix("\r")).strip():
+        yield found
+
+
 def text_pieces(texts: Iterable[str], piece_chars: int = PIECE_CHARS) -> Iterator[str]:
     """Cut a text that arrives in parts into pieces of at most ``piece_chars`` characters.
 

@@ -22,6 +22,7 @@ from npydata.dataset.access import TokenArray
 from npydata.dataset.documents import INDEX_SUFFIX
 from npydata.dataset.formats import FORMATS, read_layout
 from npydata.dataset.layout import integer_dtype
+from npydata.dataset.row_file import ROWS_SUFFIX
 from npydata.dataset.tokens import TokenFile, TokenFiles
 from npydata.errors import TokenFileError
 from npydata.system.atomic_write import replacing
@@ -97,7 +98,12 @@ def expand(path: str | os.PathLike[str]) -> list[Path]:
     if not names_several(path):
         return [Path(path)]
     matches = sorted(glob.glob(str(path), recursive=True))
-    beside = (TOKENIZER_SUFFIX, INDEX_SUFFIX, *chain(*(one.companions for one in FORMATS.values())))
+    beside = (
+        TOKENIZER_SUFFIX,
+        INDEX_SUFFIX,
+        ROWS_SUFFIX,
+        *chain(*(one.companions for one in FORMATS.values())),
+    )
     files = [Path(name) for name in matches if not name.endswith(beside)]
     if not files:
         raise TokenFileError(f"{path}: no file matches, expected one token file at least")

@@ -17,7 +17,7 @@ from npydata.dataset.windows import IntArray
 
 
 class BufferPool:
-    """Lends int64 arrays ``(2, batch size, T)`` and takes them back when nobody looks at them.
+    """Lends int64 arrays ``(tensors, batch size, T)``, takes them back when nobody looks at them.
 
     A tensor made from a lent array, or from any view of it, keeps that array object alive. When the
     last of them is gone, the array object dies, and its memory returns to the pool. Memory that the
@@ -40,7 +40,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def lend(self, batch_size: int) -> IntArray:
-        """Return an array ``(2, batch_size, T)`` whose content is undefined."""
+        """Return an array ``(tensors, batch_size, T)`` whose content is undefined."""
         with self._lock:
             self.lent += 1
             buffer = self._free.pop() if self._free else None

@@ -68,21 +68,29 @@ class BatchFetcher:
     """Calls ``dataset.fetch(indices)``; it and ``will_need`` get ``seed`` and ``epoch`` too.
 
     ``will_need(indices)`` may be missing, and so may ``seed`` and ``epoch`` in either signature.
+    With a pool, ``out`` is memory of ours for the batch's tensors.
     """
 
-    def __init__(self, dataset: Any, order: EpochOrder, seed: int, epoch: int) -> None:
-        self.order = order
+    def __init__(
+        self, dataset: Any, order: EpochOrder, seed: int, epoch: int, pool: BufferPool | None = None
+    ) -> None:
+        self.order, self.pool = order, pool
         self._fetch = with_accepted(dataset.fetch, seed=seed, epoch=epoch)
         will_need = getattr(dataset, "will_need", None)
         self._will_need = will_need and with_accepted(will_need, seed=seed, epoch=epoch)
 
     def batch(self, number: int) -> Any:
         """Return what ``fetch`` returns."""
-        return self._fetch(self.order(number))
+        indices = self.order(number)
+        return (
+            self._fetch(indices, out=self.pool.lend(len(indices)))
+            if self.pool
+            else (self._fetch(indices))
+        )
 
     def samples(self, number: int) -> list[Any]:
         """Return that, cut into samples."""
-        return split(self.batch(number))
+        return split(self._fetch(self.order(number)))
 
     def advise(self, numbers: range) -> None:
         """Call ``will_need``, if there is one."""

@@ -9,6 +9,8 @@ table                          method
 ``dataset warm``, ``... cold``  ``(task, **options)`` yields ``(x, y)`` without end
 ``loader warm``, ``... cold``,  the same; options are ``workers`` and ``prefetch``
 ``loader step``, ``sweep``
+``packing``                     ``(task, count=)`` the same, or counts what an epoch holds
+``packing loader``              as ``loader warm``
 ``load zip``, ...               ``(path, model, into=)`` loads all of a checkpoint
 ``load limit cold``, ...        ``(path)`` returns the work to be timed
 ``reader zip``, ...             ``(path, name)`` returns a tensor
@@ -97,6 +99,8 @@ TABLES = (
     "loader cold",
     "loader step",
     "loader warm",
+    "packing",
+    "packing loader",
     "reader convert",
     "reader legacy",
     "reader legacy open",

@@ -12,7 +12,11 @@ from npydata.dataset.layout import (
     TokenLayout,
     integer_dtype,
 )
+from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
+
+LARGEST_CHECKED = 1 << 23
+"""An index of more documents is mapped, and its order checked by what goes through all of it."""
 
 
 def evidence(file: Candidate) -> Evidence:
@@ -32,8 +36,9 @@ def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
         raise TokenFileError(
             f"{index}: {index.stat().st_size} bytes is not a multiple of 8 (uint64 document ends)"
         )
-    ends = np.fromfile(index, "<u8")
-    if np.any(ends[1:] < ends[:-1]) or (len(ends) and int(ends[-1]) > size):
+    ends = read_ends(index)
+    is_small = len(ends) <= LARGEST_CHECKED
+    if (is_small and np.any(ends[1:] < ends[:-1])) or (len(ends) and not 0 <= ends[-1] <= size):
         raise TokenFileError(f"{index}: document ends must rise and stay inside the token file")
     count = int(ends[-1]) if len(ends) else 0
     found = dtype or infer_dtype(path, size, count)
@@ -42,8 +47,14 @@ def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
             f"{index}: documents end at token {count}, but the .ds holds "
             f"{size / found.itemsize:g} of {found}"
         )
-    ends = ends.astype(np.int64)
     return TokenLayout(path, FORMAT.name, found, (count,), 0, size, document_ends=ends)
+
+
+def read_ends(index: Path) -> IntArray:
+    """Return the document ends; those of a large index as a map of it, its order unchecked."""
+    if index.stat().st_size <= 8 * LARGEST_CHECKED:
+        return np.fromfile(index, "<i8")
+    return np.asarray(np.memmap(index, "<i8", "r"))
 
 
 def infer_dtype(path: Path, size: int, count: int) -> TokenDtype:
