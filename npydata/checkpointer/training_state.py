@@ -40,15 +40,17 @@ def capture_rng() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (name, np.asarray(keys).tobytes(), *rest),
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "cuda": [],
         **capture_on_accelerators(),
     }
 
 
 def capture_on_accelerators() -> dict[str, list[bytes]]:
-    """Return the states of the generators of all accelerators, by the kind that torch found."""
+    """Return the states of the generators of all accelerators, under their kind.
+
+    Without an accelerator that is ``cuda``, and an empty list.
+    """
     if (found := with_streams()) is None:
-        return {}
+        return {"cuda": []}
     module = torch.get_device_module(found)
     devices = range(torch.accelerator.device_count())
     return {found.type: [module.get_rng_state(device).numpy().tobytes() for device in devices]}
