@@ -227,7 +227,7 @@ class EpochBatches:
             raise LoaderError(
                 f"batches made of batch_sampler's indices elsewhere would lack this loader's "
                 f"{self._beside}; the HF Trainer does that when it resumes in mid-epoch: let the "
-                "dataset do it, or resume with npydata.integrations.transformers.SaveCheckpoints"
+                "dataset do it, or resume at the end of an epoch"
             )
         if isinstance(self.sampler, EpochIndices):
             return self.sampler.batches(self.batch_size, self.drop_last, self._epoch)
