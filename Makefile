@@ -81,6 +81,7 @@ lint: $(READY)  ## ruff and mypy
 
 notebooks: $(READY)  ## For authors: copy module code into its cells, execute, and refresh the table of symbols
 	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
+	@$(BIN)/python materials/tutorial/counting.py --write
 	@$(BIN)/python materials/tutorial/taught.py
 
 docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a broken link fails

@@ -142,7 +142,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
-    from npydata.reader.recognise import why_checkpoint
+    from npydata.reader.checkpoint_or_tokens import why_checkpoint
 
     about_tokens = args.format != "auto" or args.dtype is not None or args.seq_len is not None
     about_tokens |= args.eot_id is not None or args.plot is not None

@@ -20,8 +20,8 @@ from pickle_code import call, get, name, program, put, storage, tensor, value
 from safetensors.torch import save_file
 
 from npydata import CheckpointError, open_checkpoint, write_tokens
+from npydata.reader.checkpoint_or_tokens import why_checkpoint
 from npydata.reader.inspect import brief, inspect_checkpoint, json_holds
-from npydata.reader.recognise import why_checkpoint
 from npydata.system.progress import harmless
 
 

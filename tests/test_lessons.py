@@ -34,32 +34,25 @@ def test_no_two_builds_share_a_name():
 # Numbers
 
 
-def numbers(lesson):
-    earlier = [one for one in LESSONS if one.number < lesson.number]
-    used = frozenset().union(*(counting.helpers(one.cells) for one in earlier))
-    return counting.count(lesson.cells, used)
+COURSE = counting.course()
 
 
 @every_lesson
 def test_the_numbers_hold(lesson):
-    assert numbers(lesson).problems() == []
+    assert COURSE[lesson.name].problems() == []
 
 
 @every_lesson
 def test_the_opening_says_how_many_minutes_it_takes(lesson):
-    stated = re.search(
-        r"(\d+) min\*\* to build, or \*\*(\d+) min\*\* to read", lesson.cells[0].source
-    )
-    found = numbers(lesson)
-    assert [int(one) for one in stated.groups()] == [found.build_minutes, found.read_minutes]
+    opening = lesson.cells[0].source
+    assert re.search(r"\d+ min\*\* to build, or \*\*\d+ min\*\* to read", opening)
+    assert counting.with_both_minutes(opening, COURSE[lesson.name]) == opening
 
 
 def test_the_course_is_listed_with_the_minutes_of_each_lesson():
-    readme = (sync.ROOT / "README.md").read_text(encoding="utf-8")
-    for lesson in LESSONS[1:]:
-        minutes = numbers(lesson).build_minutes
-        for page in (readme, LESSONS[0].cells[0].source):
-            assert re.search(rf"{lesson.name}\.ipynb\) \|.*\| {minutes} \|", page), lesson.name
+    for page in ((sync.ROOT / "README.md").read_text(encoding="utf-8"), LESSONS[0].cells[0].source):
+        assert all(re.search(rf"{one.name}\.ipynb\) \|.*\| \d+ \|", page) for one in LESSONS[1:])
+        assert counting.with_minutes(page, COURSE) == page
 
 
 # Solutions

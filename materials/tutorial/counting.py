@@ -1,6 +1,7 @@
 """Count what a lesson asks of its learner: lines written and given, rhythm, minutes.
 
-python materials/tutorial/counting.py [01 ...]
+python materials/tutorial/counting.py [01 ...]    print them
+python materials/tutorial/counting.py --write     state the minutes wherever the course is listed
 
 *Written* are the body lines of solutions. *Given* are all other lines of code cells that are not
 blank, comments or docstrings, and those of helper modules that the lesson is the first to use. The
@@ -169,14 +170,54 @@ def prose(cell: Cell) -> str:
     return re.sub(r"\]\([^)]*\)|<[^>]+>|[|*#`-]{2,}", " ", without_code)
 
 
+def course() -> dict[str, Numbers]:
+    """The numbers of every lesson by its name, in their order."""
+    found: dict[str, Numbers] = {}
+    used: set[str] = set()
+    for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        found[path.stem] = count(cells, frozenset(used))
+        used |= helpers(cells)
+    return found
+
+
+def with_minutes(page: str, found: dict[str, Numbers]) -> str:
+    """A page whose table of lessons says how long each takes to build."""
+    for name, one in found.items():
+        row = rf"({name}\.ipynb\) \|.*\| )\d+( \|)"
+        page = re.sub(row, rf"\g<1>{one.build_minutes}\g<2>", page)
+    return page
+
+
+def with_both_minutes(opening: str, one: Numbers) -> str:
+    """A lesson's opening that says how long it takes to build, and to read."""
+    stated = rf"**{one.build_minutes} min** to build, or **{one.read_minutes} min** to read"
+    return re.sub(r"\*\*\d+ min\*\* to build, or \*\*\d+ min\*\* to read", stated, opening)
+
+
+def write_minutes() -> None:
+    """State the minutes in each opening, in the README, and in the first lesson."""
+    found = course()
+    readme = NOTEBOOKS.parent / "README.md"
+    readme.write_text(with_minutes(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
+    for name, one in found.items():
+        path = NOTEBOOKS / f"{name}.ipynb"
+        notebook = nbformat.read(path, as_version=4)
+        opening = notebook.cells[0]
+        opening.source = with_minutes(with_both_minutes(opening.source, one), found)
+        nbformat.write(notebook, path)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("prefix", nargs="*", help="names of notebooks, or how they begin")
+    parser.add_argument("--write", action="store_true", help="state the minutes on the pages")
     options = parser.parse_args(argv)
-    for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
-        if not options.prefix or path.name.startswith(tuple(options.prefix)):
-            numbers = count(nbformat.read(path, as_version=4).cells)
-            print(f"{path.stem}: {numbers}", *numbers.problems(), sep="\n  ")
+    if options.write:
+        write_minutes()
+    for name, numbers in course().items():
+        if not options.prefix or name.startswith(tuple(options.prefix)):
+            print(f"{name}: {numbers}", *numbers.problems(), sep="\n  ")
     return 0
 
 

@@ -46,8 +46,8 @@ def measure(args: argparse.Namespace, folder: Path) -> Report:
     notes.append(f"ours: {report}")
     settings = {"seq_len": task.seq_len, "batch_size": task.batch_size, "repeats": plan.repeats,
                 "documents": report.documents, "warm_file_bytes": path.stat().st_size}  # fmt: skip
-    told = f"{task.batch_size} rows of {task.seq_len} tokens · {report.documents:,} documents"
-    return Report(benchmark="packing", titles=TITLES, conditions=told,
+    size = f"{task.batch_size} rows of {task.seq_len} tokens · {report.documents:,} documents"
+    return Report(benchmark="packing", titles=TITLES, conditions=size,
                   machine=machine_facts(path), settings=settings, rows=rows, notes=notes,
                   verdicts=packing_verdicts(rows, report.filled, report.cropped_share),
                   )  # fmt: skip
@@ -64,13 +64,13 @@ def standard_library(path: Path, quick: bool) -> Path:
 
 def with_shares(rows: Sequence[Row], methods: Sequence[Baseline], task: Task) -> list[Row]:
     """Return rows whose settings say what an epoch holds."""
-    told = []
+    with_shares = []
     for row, method in zip(rows, methods, strict=True):
         count = Counter[str]()
         for _ in () if method.name == WINDOWS else method.where(count=count).start(task):
             pass
-        told.append(replace(row, setting=", ".join([row.setting, *shares(count, task)])))
-    return told
+        with_shares.append(replace(row, setting=", ".join([row.setting, *shares(count, task)])))
+    return with_shares
 
 
 def shares(count: Counter[str], task: Task) -> list[str]:

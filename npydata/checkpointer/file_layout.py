@@ -199,10 +199,10 @@ def find_ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the names of tensors that are the very same elements as an earlier one."""
     first: dict[Any, str] = {}
     ties = {}
-    places = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel()}
-    tensors_at = Counter(places.values())
-    for name, place in places.items():
-        if tensors_at[place] == 1:
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel()}
+    tensors_at = Counter(pointers.values())
+    for name, pointer in pointers.items():
+        if tensors_at[pointer] == 1:
             continue
         tensor = tensors[name]
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(),

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from npydata.dataset.access import TokenArray
 from npydata.dataset.batches import split
+from npydata.dataset.epochs import InEpochs, SharedInt
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.once import WindowsOnce
 from npydata.dataset.token_file import Paths, open_files
@@ -251,21 +252,6 @@ class MmapDataset(TokenDataset):
         return Batch(x.to(device), y.to(device))
 
 
-class InEpochs:
-    """Samples that depend on an epoch, which a ``DataLoader``'s living workers see change."""
-
-    _epoch: "SharedInt"
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that ``ds[i]`` is of; a loader passes its own."""
-        return self._epoch.value
-
-    def set_epoch(self, epoch: int) -> None:
-        """Give other samples from now on; call it before each pass of a stock ``DataLoader``."""
-        self._epoch.set(epoch)
-
-
 class NpyTokensDataset(InEpochs, TokenDataset):
     """Random windows: every start in the files is equally likely, the last one too.
 
@@ -358,26 +344,6 @@ def two_names(names: Any) -> tuple[str, str] | None:
     if len(found) != 2 or not all(isinstance(name, str) for name in found) or len(set(found)) < 2:
         raise ValueError(f'as_dict={names!r}, expected two names, as ("input_ids", "labels")')
     return found[0], found[1]
-
-
-class SharedInt:
-    """An int64 in shared memory: set here, it is seen by a DataLoader's living workers."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory.share_memory_()  # type: ignore[no-untyped-call]
-        self._view = memoryview(self._memory.numpy())  # looked at for every batch
-
-    @property
-    def value(self) -> int:
-        """The number now."""
-        return self._view[0]
-
-    def set(self, value: int) -> None:
-        """Change the number in all processes that share it."""
-        self._memory.fill_(operator.index(value))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SharedInt, (self._memory,)
 
 
 def fresh_seed() -> int:

@@ -20,7 +20,8 @@ import torch
 from torch.utils.data import Dataset
 
 from npydata.dataset.batches import SourceRequest, collate, join, samples_of
-from npydata.dataset.datasets import InEpochs, SharedInt, as_indices
+from npydata.dataset.datasets import as_indices
+from npydata.dataset.epochs import InEpochs, SharedInt
 from npydata.dataset.hashing import MASK64, stream_key
 from npydata.dataset.interleaving import FOREVER, Interleaving
 from npydata.dataset.permutation import Permutation

@@ -176,6 +176,8 @@ def only_checkpoint_in(folder: Path) -> Path:
     if found:
         kinds = " or ".join(patterns)
         raise CheckpointError(f"holds {len(found)} of {kinds}, expected one; name the file")
+    if (folder / "latest").is_file():
+        raise CheckpointError("holds folders with checkpoints; name one, the newest is in 'latest'")
     raise CheckpointError(
         "holds no checkpoint, expected one of "
         + ", ".join(pattern for patterns in folder_patterns() for pattern in patterns)

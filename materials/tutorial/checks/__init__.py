@@ -1,1 +1,1 @@
-"""The exercises of each notebook: every module here holds a list `EXERCISES`."""
+"""The exercises of each notebook: a module has its `PART`, `BUILDS`, `PROMISES` and `CARDS`."""
