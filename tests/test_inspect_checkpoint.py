@@ -92,7 +92,8 @@ def test_values_are_shown_in_brief(model):
     lines = [" ".join(line.split()) for line in inspect_checkpoint(model).to_table().splitlines()]
     assert "step 3" in lines
     assert "lr 0.1" in lines
-    assert any(line.startswith("1 needs numpy") for line in lines)
+    assert "0 'MT19937'" in lines
+    assert "1 [624] uint32 (numpy)" in lines
 
 
 def test_each_unknown_global_is_a_warning(tmp_path):

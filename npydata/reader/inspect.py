@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from npydata.errors import UnsafeCheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint, TensorInfo
 from npydata.reader.naming import weigh
@@ -181,6 +183,8 @@ def brief(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value):,}"
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length():,} bits"
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"{list(value.shape)} {value.dtype} (numpy)"
     return reprlib.repr(value)
 
 
