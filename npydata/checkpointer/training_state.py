@@ -19,10 +19,13 @@ class TrainingState:
     step: int = 0
     """Optimizer steps that are complete."""
     epoch: int = 0
+    """Epochs that are complete."""
     tokens: int = 0
     """Tokens trained on so far."""
     loss: float | None = None
+    """Of the last step."""
     lr: float | None = None
+    """The learning rate of the last step."""
     rng: dict[str, Any] | None = None
     """What :func:`capture_rng` returned."""
     loader: dict[str, Any] | None = None

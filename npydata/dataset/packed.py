@@ -140,6 +140,9 @@ class PackedDataset(Dataset[Packed]):
         TokenFileError: A file is malformed, does not say where documents end, or has no token.
         ValueError: A number or ``crop`` is impossible.
 
+    ``fetch(indices)`` gives a :class:`Packed`: inputs, targets, position and document ids, each
+    ``(len(indices), seq_len)`` int64, and the boundaries. ``ds[i]`` is the same of one row.
+
     A document longer than a row fills rows of its own, and what is left of it is packed like a
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
     shuffles them, shares them among ranks and resumes. ``report`` counts what is used, cropped

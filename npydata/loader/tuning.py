@@ -168,6 +168,9 @@ def recommend(
         repeats: Turns; every setting is measured in each, and the median counts.
         options: For :class:`AsyncDataLoader`: batch size, transforms, ...
 
+    Raises:
+        LoaderError: The dataset, or an option, is nothing for a loader.
+
     The cheapest setting, with the fewest workers and then the smallest prefetch factor, that makes
     batches twice as fast as they are used is enough. Where none does, the fastest one is
     recommended, and the reason says so.
