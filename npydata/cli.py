@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, convert, verify, bench.
+"""The ``npydata`` command: prepare, inspect, convert, verify, doctor, bench.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Modules are imported by the command that
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from npydata import __version__
 from npydata.bench import command as bench
+from npydata.doctor import command as doctor
 from npydata.errors import CheckpointError, NpyDataError
 from npydata.system.progress import harmless, human_bytes, human_rate, printable
 
@@ -247,6 +248,7 @@ examples:
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
   npydata verify runs/                     whether the newest checkpoint is what was written
+  npydata doctor -- python train.py        what a training waits for, and the line to change
   npydata bench dataset                    how fast this machine reads samples, and others read them
 
 Every command has its own help: npydata prepare --help
@@ -377,7 +379,8 @@ examples:
 """,
 )
 
-COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "convert": CONVERT, "verify": VERIFY}
+COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "convert": CONVERT, "verify": VERIFY,
+            "doctor": Command(doctor.run, *doctor.TEXTS)}  # fmt: skip
 
 BENCH = Command(
     bench.run,

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "reader": {"errors", "system"},
     "checkpointer": {"errors", "system", "reader"},
     "distributed": {"errors", "system", "reader", "checkpointer"},
+    "doctor": {"errors", "system"},
     "bench": {"errors", "system", "dataset", "loader", "reader", "checkpointer", "distributed"},
 }
 """Each part of the package, and the parts below it; imports inside functions count as well."""

@@ -1,0 +1,53 @@
+"""What the doctor finds: a cause with its evidence, its cost, and the line to change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from npydata.doctor.counters import Counters
+
+NOTICEABLE = 0.05
+"""A wait with a smaller share of the run is no finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that costs the run time, or could cost it more."""
+
+    cause: str
+    """A word for programs, such as ``per_item_fetch``."""
+    title: str
+    loss_s: float
+    """Seconds of the run: waited, or for a risk, what could be lost."""
+    share: float
+    """The same as a share of the run, 0 to 1."""
+    evidence: Sequence[str]
+    change: str
+    """What to write instead."""
+    where: str = ""
+    """The line to change, if it is known: ``file:line function``."""
+    risk: bool = False
+    """Nothing was lost so far."""
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sorts findings: great waits, then risks, then small waits, each by its seconds."""
+        group = 1 if self.risk else 0 if self.share >= NOTICEABLE else 2
+        return group, -self.loss_s
+
+
+def share_of(c: Counters, seconds: float) -> float:
+    """Return seconds as a share of the run."""
+    return seconds / c.run_s if c.run_s > 0 else 0.0
+
+
+def hottest(c: Counters, *phases: str) -> str:
+    """Return the line of the script that was seen most often in some phases."""
+    for phase in phases:
+        if seen := c.lines.get(phase):
+            return max(seen, key=lambda line: seen[line])
+    return ""
+
+
+def ms(seconds: float, count: float = 1) -> str:
+    """Return the time of one of so many, in milliseconds."""
+    return f"{1000 * seconds / max(count, 1):,.3g} ms"
