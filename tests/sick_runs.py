@@ -127,7 +127,7 @@ RUNS = {
         tokens.max()
         for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=32, shuffle=True)):
             step(0.002)
-            if count in (100, 200, 300):
+            if count % 60 == 59:
                 write_whole("step.pt", model.state_dict())
                 tokens._mmap.madvise(4)  # as a save does that is larger than the memory left
                 with open("tokens.bin") as file:
@@ -183,7 +183,7 @@ RUNS = {
 
         tokens = np.arange(1 << 20, dtype=np.uint16)
         for x, y in DataLoader(Windows(tokens), batch_size=16):
-            histogram(x.flatten().tolist() * 3)
+            histogram(x.flatten().tolist() * 8)
             step(0.0)
     """, "histogram"),
     "epochs": SickRun("epoch_starts", """

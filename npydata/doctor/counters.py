@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -111,65 +111,21 @@ class Counters:
     shared_memory_share: float = 0.0
 
     @property
+    def core_s(self) -> float:
+        """Seconds in which the loop was ready to go on, and other processes had the cores."""
+        return self.wait_core_s + self.step_core_s
+
+    @property
     def run_s(self) -> float:
-        """Seconds from the loop's beginning to its end."""
-        return self.wait_s + self.start_s + self.save_s + self.load_s + self.step_s
+        """Seconds from the loop's beginning to its end, without those that lacked a core."""
+        whole = self.wait_s + self.start_s + self.save_s + self.load_s + self.step_s
+        return whole - self.core_s
 
 
-WHOLE = set(
-    [
-        "steps",
-        "batches",
-        "starts",
-        "fetches",
-        "items",
-        "fetch_faults",
-        "fetch_read_bytes",
-        "batch_bytes",
-        "tensors",
-        "after_n",
-        "after_read_bytes",
-        "after_faults",
-        "else_n",
-        "else_read_bytes",
-        "else_faults",
-        "processes",
-        "threads",
-    ]
-)
-SECONDS = set(
-    [
-        "wait_s",
-        "wait_cpu_s",
-        "wait_core_s",
-        "start_s",
-        "save_s",
-        "load_s",
-        "step_cpu_s",
-        "step_core_s",
-        "fetch_s",
-        "fetch_cpu_s",
-        "fetch_core_s",
-        "collate_cpu_s",
-        "after_wait_s",
-        "else_wait_s",
-    ]
-)
-MADE_BY_WORKERS = set(
-    [
-        "fetches",
-        "items",
-        "fetch_s",
-        "fetch_cpu_s",
-        "fetch_core_s",
-        "collate_cpu_s",
-        "fetch_faults",
-        "fetch_read_bytes",
-        "batch_bytes",
-        "tensors",
-        "per_item",
-    ]
-)
+WHOLE = {one.name for one in fields(Counters) if one.type is int}
+SUMMED = WHOLE | {one.name for one in fields(Counters) if one.type is float}
+MADE_BY_WORKERS = {"fetches", "items", "fetch_s", "fetch_cpu_s", "fetch_core_s", "collate_cpu_s",
+                   "fetch_faults", "fetch_read_bytes", "batch_bytes", "tensors"}  # fmt: skip
 
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
@@ -196,28 +152,35 @@ def counters_of(reports: Sequence[Mapping[str, Any]], samples: Samples) -> Count
     workers = [one for one in reports if one["role"] == "worker"
                and main is not None and (alone or one["parent"] == main["pid"])]  # fmt: skip
     of_main = {} if main is None else main["counts"]
-    totals = {name: of_main.get(name, 0) for name in WHOLE | SECONDS}
+    totals = {name: of_main.get(name, 0) for name in SUMMED}
     for name in MADE_BY_WORKERS:
-        totals[name] = sum(one["counts"].get(name, 0) for one in [*workers, {"counts": of_main}])
+        totals[name] += sum(one["counts"].get(name, 0) for one in workers)
     totals |= {name: int(totals[name]) for name in WHOLE}
+    totals["step_s"] += of_main.get("tail_s", 0.0)
     mine = [*workers, *([main] if main else [])]
-    return Counters(
-        **{**totals, "per_item": bool(totals["per_item"])},
-        step_s=of_main.get("step_s", 0.0) + of_main.get("tail_s", 0.0),
-        step_held=share(of_main, "step"),
-        wait_held=share(of_main, "wait"),
-        hand_over_cpu_s=sum(
+    known = {
+        "per_item": any(one["counts"].get("per_item") for one in mine),
+        "step_held": share(of_main, "step"),
+        "wait_held": share(of_main, "wait"),
+        "hand_over_cpu_s": sum(
             max(0.0, one["counts"]["cpu_s"] - one["counts"].get("fetch_cpu_s", 0))
             for one in workers
         ),
-        saves=[Save(**{name: save[name] for name in Save.__slots__})
-               for save in (main["saves"] if main else [])],
-        unsafe_loads={line: n for one in mine for line, n in one["loads"].items()},
-        growth=growths(samples, {one["pid"]: one["role"] for one in mine}),
-        grown={name: sizes for one in mine for name, sizes in one["grown"].items()},
-        lines=lines_by_phase(mine),
-        shared_memory_share=samples.shared_memory_share,
-    )  # fmt: skip
+        "saves": [saved(save) for save in (main["saves"] if main else [])],
+        "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
+        "growth": growths(
+            samples, {one["pid"]: one["role"] for one in mine}, main["began"] if main else 0.0
+        ),
+        "grown": {name: sizes for one in mine for name, sizes in one["grown"].items()},
+        "lines": lines_by_phase(mine),
+        "shared_memory_share": samples.shared_memory_share,
+    }
+    return Counters(**{**totals, **known})
+
+
+def saved(save: Mapping[str, Any]) -> Save:
+    """Return a save of an account, without what only the account needs."""
+    return Save(**{one.name: save[one.name] for one in fields(Save)})
 
 
 def share(counts: Mapping[str, float], phase: str) -> float:
@@ -236,14 +199,18 @@ def lines_by_phase(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
     return lines
 
 
-def growths(samples: Samples, roles: Mapping[int, str]) -> list[Growth]:
-    """Return how the memory of each process went, once the first third of the samples is over."""
-    return [growth for pid, seen in samples.by_process.items()
-            if (growth := growth_of(seen, roles.get(pid, seen[-1].name)))]  # fmt: skip
+def growths(samples: Samples, roles: Mapping[int, str], began: float) -> list[Growth]:
+    """Return how the memory of each process went, once the loop had begun, at ``began``."""
+    found = []
+    for pid, seen in samples.by_process.items():
+        since = [sample for sample in seen if sample.when_s >= began]
+        if since and (growth := growth_of(since, roles.get(pid, since[-1].name))):
+            found.append(growth)
+    return found
 
 
 def growth_of(seen: Sequence[Sample], who: str) -> Growth | None:
-    """Return how a process's memory went; None with too few samples to tell."""
+    """Return how a process's memory went after the first third; None with too few samples."""
     settled = seen[len(seen) // 3 :]
     if len(settled) < 4:
         return None

@@ -27,8 +27,8 @@ def data_wait(c: Counters) -> Finding | None:
         return None
     cause, title, change, evidence, where = why_slow(c)
     waited = (
-        f"a step waits {ms(c.wait_s, c.batches - c.starts)} for its batch, "
-        f"and takes {ms(c.step_s, c.batches)} itself"
+        f"a step waits {ms(c.wait_s - c.wait_core_s, c.batches - c.starts)} for its batch, "
+        f"and takes {ms(c.step_s - c.step_core_s, c.batches)} itself"
     )
     return Finding(cause, title, loss, share_of(c, loss), [waited, *evidence], change, where)
 
@@ -103,7 +103,7 @@ def reads_from_disk(c: Counters) -> bool:
 
 def busy_share(c: Counters) -> float:
     """Return the share of the run in which the worker processes made batches."""
-    return c.fetch_s / max(c.processes * c.run_s, 1e-9)
+    return c.fetch_s / max(c.processes * (c.run_s + c.core_s), 1e-9)
 
 
 def hands_over(c: Counters) -> bool:
@@ -151,7 +151,8 @@ def is_held_by_step(c: Counters) -> bool:
 
 def held_step(c: Counters) -> Finding | None:
     """A step that is bound by the interpreter lock."""
-    loss = c.step_held * c.step_s + (c.wait_s if c.threads else 0)
+    waited = c.wait_s - c.wait_core_s if c.threads else 0.0
+    loss = c.step_held * (c.step_s - c.step_core_s) + waited
     if not is_held_by_step(c) or share_of(c, loss) < NOTICEABLE:
         return None
     held = f"the interpreter lock is taken {c.step_held:.0%} of the step: other threads come late"

@@ -41,11 +41,24 @@ def share_of(c: Counters, seconds: float) -> float:
 
 
 def hottest(c: Counters, *phases: str) -> str:
-    """Return the line of the script that was seen most often in some phases."""
+    """Return the line of the script that was seen most often in the function seen most often.
+
+    Of the first of the phases in which any line was seen.
+    """
     for phase in phases:
         if seen := c.lines.get(phase):
-            return max(seen, key=lambda line: seen[line])
+            functions: dict[str, int] = {}
+            for line, count in seen.items():
+                functions[function_of(line)] = functions.get(function_of(line), 0) + count
+            most = max(functions, key=lambda one: functions[one])
+            return max((n, line) for line, n in seen.items() if function_of(line) == most)[1]
     return ""
+
+
+def function_of(line: str) -> str:
+    """Return file and function of a line ``file:number function``."""
+    place, _, function = line.rpartition(" ")
+    return f"{place.rpartition(':')[0]} {function}"
 
 
 def ms(seconds: float, count: float = 1) -> str:

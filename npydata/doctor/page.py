@@ -14,6 +14,7 @@ from npydata.system.progress import harmless
 WIDTH = 100
 BAR = 40
 LONGEST = 400
+CORES_NOTICEABLE = 0.05
 Run = dict[str, Any]
 """What was watched: ``command``, ``seconds``, ``torch``, ``notes``, and ``blind`` without hooks."""
 
@@ -36,12 +37,19 @@ def summary(run: Run, c: Counters) -> list[str]:
     if run["blind"]:
         return [seen + ", from outside only"]
     lines = [f"{seen}: {c.steps:,} optimizer steps, {c.batches:,} batches, torch {run['torch']}"]
-    phases = {"data": c.wait_s + c.start_s, "saves": c.save_s, "loads": c.load_s, "step": c.step_s}
+    phases = {
+        "data": c.wait_s + c.start_s - c.wait_core_s,
+        "saves": c.save_s,
+        "loads": c.load_s,
+        "step": c.step_s - c.step_core_s,
+    }
     for name, seconds in phases.items():
         part = seconds / c.run_s if c.run_s else 0.0
         if seconds:
             bar = "#" * round(BAR * part)
             lines.append(f"  {name:<6}{seconds:>9.2f} s {part:>5.0%}  {bar}".rstrip())
+    if c.core_s > CORES_NOTICEABLE * c.run_s:
+        lines.append(f"  {c.core_s:.2f} s more went by while other processes had the cores")
     return lines
 
 
@@ -51,7 +59,7 @@ def verdict_without_findings(run: Run, c: Counters) -> str:
         return "Nothing unusual from outside."
     if not c.run_s:
         return "No training loop was seen: no DataLoader, no optimizer step."
-    return f"Healthy: {c.step_s / c.run_s:.1%} of the loop is step."
+    return f"Healthy: {(c.step_s - c.step_core_s) / c.run_s:.1%} of the loop is step."
 
 
 def paragraph(number: int, finding: Finding) -> list[str]:

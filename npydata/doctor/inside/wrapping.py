@@ -150,9 +150,9 @@ def timed_iter(recorder: "Recorder", function: Any) -> Any:
     @functools.wraps(function)
     def wrapper(self: Any) -> Any:
         dataset, workers = getattr(self, "dataset", None), getattr(self, "num_workers", 0)
-        recorder.watch(type(dataset).__name__, dataset)
         with recorder.span("wait", starts_loop=True) as spent:
             iterator = function(self)
+        recorder.watch(type(dataset).__name__, dataset)
         if spent["counted"]:
             recorder.add(start_s=spent["s"])
         with recorder.lock:
