@@ -67,6 +67,8 @@ CASES = {
     "busy workers": (replace(BY_WORKERS, fetch_s=55.0), ["per_item_fetch"]),
     "few batches": (replace(STARVED, batches=3), []),
     "epochs": (replace(HEALTHY, starts=9, start_s=5.0), ["epoch_starts"]),
+    "first batches like others": (replace(STARVED, starts=100, start_s=1.0), ["per_item_fetch"]),
+    "a short run": (replace(HEALTHY, wait_s=0.09, step_s=0.1), []),
     "one slow start": (replace(HEALTHY, start_s=5.0), []),
     "step in Python": (replace(HEALTHY, step_held=0.9, step_cpu_s=15.0), ["gil_step"]),
     "step in C": (replace(HEALTHY, step_held=0.1, step_cpu_s=19.0), []),
@@ -153,9 +155,8 @@ def test_the_page_says_what_no_finding_means(c, changes, said):
 
 
 def report(pid, role, parent=1, **counts):
-    return {"pid": pid, "role": role, "parent": parent,
-            "counts": {"cpu_s": 0.0, **counts},
-            "began": 0.0, "saves": [], "loads": {}, "grown": {}, "lines": [], "torch": "2"}  # fmt: skip
+    kept = {"saves": [], "loads": {}, "grown": {}, "lines": [], "torch": "2", "began": 0.0}
+    return {"pid": pid, "role": role, "parent": parent, "counts": {"cpu_s": 0.0} | counts, **kept}
 
 
 def test_the_busiest_process_is_judged_with_its_own_workers_only():
@@ -181,6 +182,15 @@ def test_memory_is_judged_once_it_has_settled():
     (growth,) = counters.growths(samples, {7: "main"}, began=0.0)
     assert (growth.first, growth.last, growth.seconds) == (101, 100, 5)
     assert growth.rising == pytest.approx(2 / 5)
+
+
+def test_memory_that_grows_before_the_loop_is_no_leak():
+    seen = [Sample(7, 1, "python", k, 0.0, 0, 0, k << 30, False) for k in range(9)]
+    samples = Samples({7: seen})
+    assert counters.counters_of([], samples).growth == []
+    assert len(counters.counters_of([], samples, blind=True).growth) == 1
+    assert counters.counters_of([report(7, "main") | {"began": None}], samples).growth == []
+    assert len(counters.counters_of([report(7, "main")], samples).growth) == 1
 
 
 def test_a_process_is_sampled_with_its_children():

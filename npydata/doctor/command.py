@@ -118,7 +118,7 @@ def watch_process(args: argparse.Namespace) -> int:
         "command": f"process {args.pid}", "seconds": launching.seconds_since(begin), "torch": "",
         "blind": True, "notes": [*outside(samples, args.pid), UNSEEN],
     }  # fmt: skip
-    tell(args, about, counters.counters_of([], samples), to_stderr=False)
+    tell(args, about, counters.counters_of([], samples, blind=True), to_stderr=False)
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,13 @@ def busy(report: Mapping[str, Any]) -> float:
     return float(counts.get("steps", 0) + counts.get("batches", 0))
 
 
-def counters_of(reports: Sequence[Mapping[str, Any]], samples: Samples) -> Counters:
-    """Return the run's counters: the training process's own, and its workers' added up."""
+def counters_of(
+    reports: Sequence[Mapping[str, Any]], samples: Samples, *, blind: bool = False
+) -> Counters:
+    """Return the run's counters: the training process's own, and its workers' added up.
+
+    ``blind``: a process is watched that was running already, so all samples count.
+    """
     main = main_report(reports)
     alone = sum(one["role"] == "main" for one in reports) == 1
     workers = [one for one in reports if one["role"] == "worker"
@@ -158,6 +164,9 @@ def counters_of(reports: Sequence[Mapping[str, Any]], samples: Samples) -> Count
     totals |= {name: int(totals[name]) for name in WHOLE}
     totals["step_s"] += of_main.get("tail_s", 0.0)
     mine = [*workers, *([main] if main else [])]
+    began = 0.0 if blind else inf  # starting up is no growth
+    if main is not None and main["began"] is not None:
+        began = main["began"]
     known = {
         "per_item": any(one["counts"].get("per_item") for one in mine),
         "step_held": share(of_main, "step"),
@@ -168,9 +177,7 @@ def counters_of(reports: Sequence[Mapping[str, Any]], samples: Samples) -> Count
         ),
         "saves": [saved(save) for save in (main["saves"] if main else [])],
         "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
-        "growth": growths(
-            samples, {one["pid"]: one["role"] for one in mine}, main["began"] if main else 0.0
-        ),
+        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, began),
         "grown": {name: sizes for one in mine for name, sizes in one["grown"].items()},
         "lines": lines_by_phase(mine),
         "shared_memory_share": samples.shared_memory_share,

@@ -1,7 +1,7 @@
 """Rules about a loop that waits for its data, or can't get on for the interpreter lock."""
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import NOTICEABLE, Finding, hottest, ms, share_of
+from npydata.doctor.finding import Finding, hottest, is_noticeable, ms, share_of
 from npydata.system.progress import human_bytes
 
 ENOUGH_BATCHES = 4
@@ -21,7 +21,7 @@ AFTER_SAVES = 3.0
 def data_wait(c: Counters) -> Finding | None:
     """Name why the loop waits for its batches."""
     loss = c.wait_s - c.wait_core_s - evicted_s(c)
-    if share_of(c, loss) < NOTICEABLE or c.batches < ENOUGH_BATCHES:
+    if not is_noticeable(c, loss) or c.batches < ENOUGH_BATCHES:
         return None
     if c.threads and is_held_by_step(c):  # the loader's threads would, if the step let them
         return None
@@ -118,7 +118,9 @@ def item_cpu_s(c: Counters) -> float:
 
 def epoch_starts(c: Counters) -> Finding | None:
     """Workers that are started anew for every pass over the data."""
-    if c.starts < 2 or share_of(c, c.start_s) < NOTICEABLE:
+    usual = max(c.wait_s / max(c.batches - c.starts, 1), c.fetch_s / max(c.fetches, 1))
+    loss = c.start_s - c.starts * usual
+    if c.starts < 2 or not is_noticeable(c, loss):
         return None
     each = (
         f"{c.starts} passes over the data, each waits {ms(c.start_s, c.starts)} for its first batch"
@@ -127,8 +129,8 @@ def epoch_starts(c: Counters) -> Finding | None:
     return Finding(
         "epoch_starts",
         "Every epoch starts its loader anew",
-        c.start_s,
-        share_of(c, c.start_s),
+        loss,
+        share_of(c, loss),
         [each],
         change,
     )
@@ -153,7 +155,7 @@ def held_step(c: Counters) -> Finding | None:
     """A step that is bound by the interpreter lock."""
     waited = c.wait_s - c.wait_core_s if c.threads else 0.0
     loss = c.step_held * (c.step_s - c.step_core_s) + waited
-    if not is_held_by_step(c) or share_of(c, loss) < NOTICEABLE:
+    if not is_held_by_step(c) or not is_noticeable(c, loss):
         return None
     held = f"the interpreter lock is taken {c.step_held:.0%} of the step: other threads come late"
     cpu = f"the loop's thread computes {c.step_cpu_s:.3g} s of {c.step_s:.3g} s of steps"

@@ -7,6 +7,8 @@ from npydata.doctor.counters import Counters
 
 NOTICEABLE = 0.05
 """A wait with a smaller share of the run is no finding."""
+SHORTEST_S = 0.1
+"""Nor is one that is shorter: the run is too short to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Finding:
 def share_of(c: Counters, seconds: float) -> float:
     """Return seconds as a share of the run."""
     return seconds / c.run_s if c.run_s > 0 else 0.0
+
+
+def is_noticeable(c: Counters, seconds: float, share: float = NOTICEABLE) -> bool:
+    """Whether a wait is worth telling of."""
+    return seconds >= SHORTEST_S and share_of(c, seconds) >= share
 
 
 def hottest(c: Counters, *phases: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from npydata.doctor.counters import Counters, Save
 from npydata.doctor.data_waits import evicted_s
-from npydata.doctor.finding import NOTICEABLE, Finding, ms, share_of
+from npydata.doctor.finding import Finding, is_noticeable, ms, share_of
 from npydata.system.progress import human_bytes, human_rate
 
 SAVE_NOTICEABLE = 0.02
@@ -13,7 +13,7 @@ SAVE_NOTICEABLE = 0.02
 
 def save_stall(c: Counters) -> Finding | None:
     """A loop that stands still while it saves."""
-    if share_of(c, c.save_s) < SAVE_NOTICEABLE or not c.saves:
+    if not c.saves or not is_noticeable(c, c.save_s, SAVE_NOTICEABLE):
         return None
     longest = max(c.saves, key=lambda save: save.stall_s)
     count, nbytes = len(c.saves), sum(save.bytes for save in c.saves)
@@ -42,7 +42,7 @@ def save_stall(c: Counters) -> Finding | None:
 def evicted(c: Counters) -> Finding | None:
     """Saves that push the training's files out of the page cache."""
     loss = evicted_s(c)
-    if share_of(c, loss) < NOTICEABLE:
+    if not is_noticeable(c, loss):
         return None
     waits = (
         f"a batch takes {ms(c.after_wait_s, c.after_n)} soon after a save, "

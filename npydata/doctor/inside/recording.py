@@ -201,7 +201,8 @@ class Recorder:
             counts["tail_s"] = time.monotonic() - self.left
         return {
             "pid": self.pid, "parent": os.getppid(), "role": self.role, "argv": sys.argv,
-            "began": self.began, "torch": str(getattr(torch, "__version__", "")),
+            "began": self.began if self.loop else None,
+            "torch": str(getattr(torch, "__version__", "")),
             "counts": counts, "saves": [dict(save) for save in self.saves],
             "loads": dict(self.loads), "grown": grown,
             "lines": sorted(self.lines.items(), key=lambda item: -item[1])[:LINES_KEPT],
