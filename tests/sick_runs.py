@@ -109,7 +109,7 @@ RUNS = {
         tokens = np.arange(1 << 20, dtype=np.uint16)
         for x, y in DataLoader(Renumbered(tokens), batch_size=16):
             step()
-    """, "number"),
+    """, "train.py"),
     "torch.save": SickRun("save_stall", """
         tokens = np.arange(1 << 20, dtype=np.uint16)
         state = {"weights": torch.zeros(1 << 24)}

@@ -177,10 +177,10 @@ def test_memory_is_judged_once_it_has_settled():
     def at(second, anonymous):
         return Sample(7, 1, "python", second, 0.0, 0, 0, anonymous, False)
 
-    seen = [at(0, 1), at(1, 50), *(at(k, 100 + k % 2) for k in range(2, 9))]
+    seen = [at(0, 1), at(1, 50), *(at(k, 100 + k % 2) for k in range(2, 9)), at(9, 100)]
     samples = Samples({7: [at(-1, 900), *seen]})
-    (growth,) = counters.growths(samples, {7: "main"}, began=0.0)
-    assert (growth.first, growth.last, growth.seconds) == (101, 100, 5)
+    (growth,) = counters.growths(samples, {7: "main"}, {7: 0.0}, blind=False)
+    assert (growth.first, growth.last, growth.seconds) == (101, 100, 6)
     assert growth.rising == pytest.approx(2 / 5)
 
 

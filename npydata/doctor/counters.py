@@ -42,7 +42,7 @@ class Growth:
     last: int
     seconds: float
     rising: float
-    """Share of the samples that were higher than the one before, 0 to 1."""
+    """Share of its changes, from sample to sample, that were upwards, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +164,7 @@ def counters_of(
     totals |= {name: int(totals[name]) for name in WHOLE}
     totals["step_s"] += of_main.get("tail_s", 0.0)
     mine = [*workers, *([main] if main else [])]
-    began = 0.0 if blind else inf  # starting up is no growth
-    if main is not None and main["began"] is not None:
-        began = main["began"]
+    began = {one["pid"]: one["began"] for one in mine if one["began"] is not None}
     known = {
         "per_item": any(one["counts"].get("per_item") for one in mine),
         "step_held": share(of_main, "step"),
@@ -177,7 +175,7 @@ def counters_of(
         ),
         "saves": [saved(save) for save in (main["saves"] if main else [])],
         "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
-        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, began),
+        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, began, blind),
         "grown": {name: sizes for one in mine for name, sizes in one["grown"].items()},
         "lines": lines_by_phase(mine),
         "shared_memory_share": samples.shared_memory_share,
@@ -206,11 +204,17 @@ def lines_by_phase(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
     return lines
 
 
-def growths(samples: Samples, roles: Mapping[int, str], began: float) -> list[Growth]:
-    """Return how the memory of each process went, once the loop had begun, at ``began``."""
+def growths(
+    samples: Samples, roles: Mapping[int, str], began: Mapping[int, float], blind: bool
+) -> list[Growth]:
+    """Return how the memory of each process went since its own beginning; starting up is none.
+
+    Of a process with no account only what is watched ``blind`` counts.
+    """
     found = []
     for pid, seen in samples.by_process.items():
-        since = [sample for sample in seen if sample.when_s >= began]
+        begin = began.get(pid, 0.0 if blind else inf)
+        since = [sample for sample in seen if sample.when_s >= begin]
         if since and (growth := growth_of(since, roles.get(pid, since[-1].name))):
             found.append(growth)
     return found
@@ -221,11 +225,12 @@ def growth_of(seen: Sequence[Sample], who: str) -> Growth | None:
     settled = seen[len(seen) // 3 :]
     if len(settled) < 4:
         return None
-    rises = [later.anonymous > one.anonymous for one, later in pairwise(settled)]
+    changes = [later.anonymous - one.anonymous for one, later in pairwise(settled)]
+    moved = [change for change in changes if change]
     return Growth(
         who=who,
         first=settled[0].anonymous,
         last=settled[-1].anonymous,
         seconds=settled[-1].when_s - settled[0].when_s,
-        rising=sum(rises) / len(rises),
+        rising=sum(change > 0 for change in moved) / max(len(moved), 1),
     )

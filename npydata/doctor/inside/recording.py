@@ -133,10 +133,9 @@ class Recorder:
         if first:
             self.add(starts=1, start_s=spent["s"], batches=1)
             return
-        net = spent["s"] - spent["core_s"]
-        self.add(
-            batches=1, wait_s=spent["s"], wait_cpu_s=spent["cpu_s"], wait_core_s=spent["core_s"]
-        )
+        core = min(spent["core_s"], spent["s"])  # the kernel's clock is another
+        net = spent["s"] - core
+        self.add(batches=1, wait_s=spent["s"], wait_cpu_s=spent["cpu_s"], wait_core_s=core)
         when = "after" if 0 <= self.since_save < AFTER_SAVE else "else"
         self.add(**{f"{when}_n": 1, f"{when}_wait_s": net, f"{when}_faults": faults,
                     f"{when}_read_bytes": read})  # fmt: skip
