@@ -48,13 +48,13 @@ class Recorder:
         self.phase = ""
         self.loop = 0
         self.since_save = -1
-        self.began = self.left = self.left_cpu = self.left_core = 0.0
+        self.began = self.cpu_began = self.left = self.left_cpu = self.left_core = 0.0
         self.inside.__dict__.clear()
 
     def become(self, role: str) -> None:
         """Begin a process's own account, and watch it."""
         self.begin(role)
-        self.began = time.monotonic()
+        self.began, self.cpu_began = time.monotonic(), time.process_time()
         if role == "worker":
             self.loop = threading.get_ident()
         self.start_watching(self)
@@ -195,7 +195,7 @@ class Recorder:
         grown = {name: sizes for name, sizes in self.grown.items() if sizes[1] > 2 * sizes[0] + 100}
         with self.lock:
             counts = dict(self.counts)
-        counts["cpu_s"], counts["loop_s"] = time.process_time(), time.monotonic() - self.began
+        counts["cpu_s"] = time.process_time() - self.cpu_began
         if self.role == "main" and self.phase == "step" and self.left:
             counts["tail_s"] = time.monotonic() - self.left
         return {
