@@ -67,7 +67,7 @@ CASES = {
     "busy workers": (replace(BY_WORKERS, fetch_s=55.0), ["per_item_fetch"]),
     "few batches": (replace(STARVED, batches=3), []),
     "epochs": (replace(HEALTHY, starts=9, start_s=5.0), ["epoch_starts"]),
-    "first batches like others": (replace(STARVED, starts=100, start_s=1.0), ["per_item_fetch"]),
+    "first batches like others": (replace(STARVED, starts=250, start_s=2.5), ["per_item_fetch"]),
     "a short run": (replace(HEALTHY, wait_s=0.09, step_s=0.1), []),
     "one slow start": (replace(HEALTHY, start_s=5.0), []),
     "step in Python": (replace(HEALTHY, step_held=0.9, step_cpu_s=15.0), ["gil_step"]),
