@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "checkpointer": {"errors", "system", "reader"},
     "distributed": {"errors", "system", "reader", "checkpointer"},
     "integrations": {"errors", "checkpointer", "distributed"},
+    "doctor": {"errors", "system"},
     "bench": {"errors", "system", "dataset", "loader", "reader", "checkpointer", "distributed"},
 }
 """Each part of the package, and the parts below it; imports inside functions count as well."""

@@ -193,7 +193,11 @@ class OpenFile:
         """Return a second descriptor of the same file, on which the kernel never reads ahead."""
         descriptor = self.readahead()
         if self._no_readahead is None and CAN_FADVISE:
-            second = Descriptor(f"/proc/self/fd/{descriptor.number}")
+            try:
+                second = Descriptor(f"/proc/self/fd/{descriptor.number}")
+            except OSError as error:
+                error.filename = str(self.path)
+                raise
             os.posix_fadvise(second.number, 0, 0, os.POSIX_FADV_RANDOM)
             self._no_readahead = second
         return self._no_readahead or descriptor

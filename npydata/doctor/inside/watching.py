@@ -1,0 +1,52 @@
+"""A thread that wakes up now and then: how late it comes, where the loop stands, and its account.
+
+A thread of the kernel that Python's ``threading`` does not list, so that scripts count as before.
+"""
+
+import _thread
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npydata.doctor.inside.recording import Recorder
+
+PERIOD_S = 0.02
+WRITE_EVERY = 25
+LATE_S = 0.001
+"""A wake-up that is later, apart from waiting for a core, waited for the interpreter lock."""
+IDLE = ("wait", "acquire", "get", "poll", "select", "_recv", "sleep")
+
+
+def start(recorder: "Recorder") -> None:
+    """Begin to watch this process."""
+    recorder.add(wakes=0)
+    _thread.start_new_thread(run, (recorder, os.getpid()))
+
+
+def run(recorder: "Recorder", process: int) -> None:
+    """Wake up until the process ends."""
+    clock, sleep, rounds = time.monotonic, time.sleep, 0
+    while recorder.pid == process:
+        core, due = recorder.core_wait(), clock() + PERIOD_S
+        sleep(PERIOD_S)
+        late = clock() - due - (recorder.core_wait() - core)
+        phase = recorder.phase
+        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
+        look(recorder, phase)
+        rounds += 1
+        if rounds % WRITE_EVERY == 0:
+            recorder.write()
+
+
+def look(recorder: "Recorder", phase: str) -> None:
+    """Note the line at which the loop stands, and while it waits, those at which others work."""
+    if not phase:
+        return
+    me = _thread.get_ident()
+    for thread, frame in sys._current_frames().items():
+        if thread == recorder.loop:
+            recorder.note(phase, frame)
+        elif thread != me and phase == "wait" and frame.f_code.co_name not in IDLE:
+            recorder.note("threads", frame)

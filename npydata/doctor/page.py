@@ -1,0 +1,89 @@
+"""The doctor's page: where the time went, and the findings, as text or JSON."""
+
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from npydata.doctor.counters import Counters
+from npydata.doctor.finding import Finding
+from npydata.system.progress import harmless
+
+WIDTH = 100
+BAR = 40
+LONGEST = 400
+CORES_NOTICEABLE = 0.05
+Run = dict[str, Any]
+"""What was watched: ``command``, ``seconds``, ``torch``, ``notes``, and ``blind`` without hooks."""
+
+
+def page(run: Run, c: Counters, found: Sequence[Finding]) -> str:
+    """Return the page as text."""
+    lines = [f"npydata doctor: {harmless(run['command'], LONGEST)}", *summary(run, c), ""]
+    for number, finding in enumerate(found, 1):
+        lines += [*paragraph(number, finding), ""]
+    if not found:
+        lines += [verdict_without_findings(run, c), ""]
+    for note in run["notes"]:
+        lines += folded("note", note)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary(run: Run, c: Counters) -> list[str]:
+    """Return what was seen, and where the loop's time went."""
+    seen = f"watched {run['seconds']:.1f} s"
+    if run["blind"]:
+        return [seen + ", from outside only"]
+    lines = [f"{seen}: {c.steps:,} optimizer steps, {c.batches:,} batches, torch {run['torch']}"]
+    phases = {
+        "data": c.wait_s + c.start_s - c.wait_core_s,
+        "saves": c.save_s,
+        "loads": c.load_s,
+        "step": c.step_s - c.step_core_s,
+    }
+    for name, seconds in phases.items():
+        part = seconds / c.run_s if c.run_s else 0.0
+        if seconds:
+            bar = "#" * round(BAR * part)
+            lines.append(f"  {name:<6}{seconds:>9.2f} s {part:>5.0%}  {bar}".rstrip())
+    if c.core_s > CORES_NOTICEABLE * c.run_s:
+        lines.append(f"  {c.core_s:.2f} s more went by while other processes had the cores")
+    return lines
+
+
+def verdict_without_findings(run: Run, c: Counters) -> str:
+    """Return the sentence for a run without findings."""
+    if run["blind"]:
+        return "Nothing unusual from outside."
+    if not c.run_s:
+        return "No training loop was seen: no DataLoader, no optimizer step."
+    return f"Healthy: {(c.step_s - c.step_core_s) / c.run_s:.1%} of the loop is step."
+
+
+def paragraph(number: int, finding: Finding) -> list[str]:
+    """Return one finding as lines."""
+    cost = f"{finding.loss_s:.1f} s, {finding.share:.0%} of the run"
+    if finding.risk:
+        cost = f"at risk: {cost}" if finding.loss_s else "a risk"
+    lines = [f"{number}. {finding.title} ({cost})"]
+    for said in finding.evidence:
+        lines += folded("seen", said)
+    lines += folded("line", finding.where) if finding.where else []
+    return lines + folded("change", finding.change)
+
+
+def folded(label: str, text: str) -> list[str]:
+    """Return a labelled text in lines that fit a terminal."""
+    return textwrap.wrap(
+        harmless(text, 4 * LONGEST), WIDTH, initial_indent=f"   {label:<8}",
+        subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def write_json(path: Path, run: Run, c: Counters, found: Sequence[Finding]) -> None:
+    """Write all that the page says, and all counters, as one JSON object."""
+    whole = {**run, "healthy": not found and not run["blind"] and c.run_s > 0,
+             "findings": [asdict(one) for one in found], "counters": asdict(c)}  # fmt: skip
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,196 @@
+"""Small trainings, each with one illness, for the doctor: script, and the cause it has to name."""
+
+from textwrap import dedent
+from typing import NamedTuple
+
+HEAD = """
+import os, time
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def step(seconds=0.002):
+    time.sleep(seconds)  # a GPU's part of the step
+    optimizer.zero_grad()
+    model(torch.ones(4, 64)).square().mean().backward()
+    optimizer.step()
+
+
+class Windows(Dataset):
+    def __init__(self, tokens, length=1024):
+        self.tokens, self.length = tokens, length
+
+    def __len__(self):
+        return len(self.tokens) // self.length - 1
+
+    def __getitem__(self, index):
+        begin = index * self.length
+        window = self.tokens[begin : begin + self.length + 1].astype(np.int64)
+        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
+
+
+def write_whole(path, state):
+    with open(path + ".new", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+"""
+
+
+class SickRun(NamedTuple):
+    """A script, and the cause that the doctor has to name first; "" of a healthy one."""
+
+    cause: str
+    body: str
+    where: str = ""
+    """Part of the line that the doctor has to name."""
+
+    @property
+    def script(self):
+        return HEAD + dedent(self.body)
+
+
+TOKENS = "tokens = np.arange(1 << 22, dtype=np.uint16)"
+RUNS = {
+    "healthy": SickRun("", """
+        tokens = np.arange(1 << 22, dtype=np.uint16)
+        for x, y in DataLoader(Windows(tokens), batch_size=8):
+            step(0.02)
+            if x[0, 0] > 60_000 or x[0, 0] == 49152:
+                break
+    """),
+    "per item": SickRun("per_item_fetch", """
+        tokens = np.arange(1 << 22, dtype=np.uint16)
+        for x, y in DataLoader(Windows(tokens, 64), batch_size=256, shuffle=True):
+            step()
+    """, "train.py"),
+    "worker copies": SickRun("worker_copies", """
+        class Batches(Dataset):
+            ready = torch.zeros(64, 4, 16384)
+
+            def __len__(self):
+                return 150
+
+            def __getitem__(self, index):
+                return [part.clone() for part in self.ready]
+
+        for batch in DataLoader(Batches(), batch_size=None, num_workers=2):
+            step(0.0)
+    """),
+    "cold reads": SickRun("cold_reads", """
+        file = np.memmap("tokens.bin", np.uint16, "w+", shape=(1 << 28,))
+        file[:: 1024] = 1
+        file.flush()
+        del file
+        tokens = np.memmap("tokens.bin", np.uint16, "r")
+        with open("tokens.bin") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=32, shuffle=True)):
+            step()
+            if count == 60:
+                break
+    """, "train.py"),
+    "slow transform": SickRun("slow_transform", """
+        class Renumbered(Windows):
+            def __getitem__(self, index):
+                x, y = super().__getitem__(index)
+                return torch.tensor([self.number(i) for i in x.tolist()]), y
+
+            def number(self, i):
+                return (i * 31 + 7) % 5000
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        for x, y in DataLoader(Renumbered(tokens), batch_size=16):
+            step()
+    """, "train.py"),
+    "torch.save": SickRun("save_stall", """
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        state = {"weights": torch.zeros(1 << 24)}
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=8)):
+            step(0.01)
+            if count % 20 == 19:
+                write_whole(f"step-{count}.pt", state)
+    """, "write_whole"),
+    "page cache": SickRun("page_cache", """
+        with open("tokens.bin", "wb") as file:
+            for _ in range(16):
+                file.write(os.urandom(1 << 22))
+            os.fsync(file.fileno())
+        tokens = np.memmap("tokens.bin", np.uint16, "r")
+        tokens.max()
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=32, shuffle=True)):
+            step(0.002)
+            if count % 60 == 59:
+                write_whole("step.pt", model.state_dict())
+                tokens._mmap.madvise(4)  # as a save does that is larger than the memory left
+                with open("tokens.bin") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if count == 400:
+                break
+    """, "write_whole"),
+    "dcp": SickRun("dcp_stall", """
+        import torch.distributed.checkpoint as dcp
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        state = {f"w{k}": torch.zeros(1 << 22) for k in range(4)}
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=8)):
+            step(0.01)
+            if count % 20 == 19:
+                dcp.save(state, checkpoint_id=f"step-{count}", no_dist=True)
+    """, "train.py"),
+    "torn save": SickRun("torn_save", """
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=8)):
+            step(0.02)
+            if count % 20 == 19:
+                torch.save(model.state_dict(), "last.pt")
+    """, "train.py"),
+    "unsafe load": SickRun("unsafe_load", """
+        write_whole("theirs.pt", model.state_dict())
+        model.load_state_dict(torch.load("theirs.pt", weights_only=False))
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        for x, y in DataLoader(Windows(tokens), batch_size=8):
+            step(0.02)
+    """, "train.py"),
+    "leak": SickRun("leak", """
+        class Cached(Windows):
+            def __init__(self, tokens):
+                super().__init__(tokens)
+                self.seen = []
+
+            def __getitem__(self, index):
+                item = super().__getitem__(index)
+                self.seen.append([*item, torch.ones(8192)])
+                return item
+
+        tokens = np.arange(1 << 22, dtype=np.uint16)
+        for x, y in DataLoader(Cached(tokens), batch_size=16):
+            step(0.02)
+    """),
+    "interpreter lock": SickRun("gil_step", """
+        def histogram(row):
+            counts = {}
+            for token in row:
+                counts[token % 97] = counts.get(token % 97, 0) + 1
+            return counts
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        for x, y in DataLoader(Windows(tokens), batch_size=16):
+            histogram(x.flatten().tolist() * 8)
+            step(0.0)
+    """, "histogram"),
+    "epochs": SickRun("epoch_starts", """
+        tokens = np.arange(1 << 16, dtype=np.uint16)
+        loader = DataLoader(Windows(tokens), batch_size=16, num_workers=2)
+        for epoch in range(12):
+            for x, y in loader:
+                step()
+    """),
+}  # fmt: skip
