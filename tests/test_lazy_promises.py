@@ -200,7 +200,14 @@ class TestPromises:
     def located(self, taught, path):
         with zipfile.ZipFile(path) as archive:
             found = [
-                taught.Record(one.filename, one.file_size, one.header_offset)
+                taught.Record(
+                    one.filename,
+                    one.file_size,
+                    one.header_offset,
+                    one.compress_size,
+                    one.compress_type,
+                    one.CRC,
+                )  # fmt: skip
                 for one in archive.infolist()
             ]
             found.sort(key=lambda one: one.header)

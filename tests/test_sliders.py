@@ -38,4 +38,6 @@ def test_a_live_notebook_gets_a_slider_for_each_argument(monkeypatch):
     widgets.interact = lambda draw, **made: shown.update(made)
     monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
     sliders.with_sliders(lambda a: None, a=(1, 0, 5, 0.5))
-    assert shown == {"a": {"value": 1, "min": 0, "max": 5, "step": 0.5, "description": "a"}}
+    assert list(shown) == ["a"]
+    wanted = {"value": 1, "min": 0, "max": 5, "step": 0.5, "description": "a"}
+    assert wanted.items() <= shown["a"].items()

@@ -73,7 +73,7 @@ def staged(name, tensors, buffer):
         MyCopy(one.slot, one.source, one.end, one.name, one.version)
         for one in plan_copies(memory, layout, tensors)
     ]
-    return StagedFile(name, layout.nbytes, memory, MyWatermark(), copies, buffer.pinned)
+    return StagedFile(name, layout.nbytes, memory, MyWatermark(), copies, layout, buffer.pinned)
 
 
 class MyCheckpointer(AsyncCheckpointer):
