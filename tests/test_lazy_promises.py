@@ -5,6 +5,7 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ class TestPromises:
                     one.compress_size,
                     one.compress_type,
                     one.CRC,
-                )  # fmt: skip
+                )
                 for one in archive.infolist()
             ]
             found.sort(key=lambda one: one.header)
@@ -226,7 +227,7 @@ class TestPromises:
     def test_a_record_that_reaches_into_the_next_one_is_refused(self, taught, saved):
         path, _ = saved(torch.arange(6))
         found = [one for one, _ in self.located(taught, path)]
-        longer = taught.Record(found[0].name, 10_000, found[0].header)
+        longer = replace(found[0], nbytes=10_000, packed=10_000)
         with pytest.raises(CheckpointError, match=r"'file/data\.pkl'"):
             taught.payload_offset(OpenFile(path), longer, found[1].header)
         with pytest.raises(CheckpointError, match="the next is at"):
