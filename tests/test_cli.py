@@ -338,6 +338,7 @@ def test_inspect_sums_up_at_a_depth(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("\nx.  2 tensors, 16 B\n")
 
 
+@pytest.mark.filterwarnings("ignore:.*read as uint32, because no dtype")
 @pytest.mark.parametrize(
     "option", [["--format", "raw"], ["--dtype", "uint16"], ["--seq-len", "2"]], ids=" ".join
 )

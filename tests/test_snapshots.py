@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder, AsyncCheckpointer(keep_last=1) as 
 
 
 @pytest.mark.parametrize(
-    "times", [50, pytest.param(1000, marks=[pytest.mark.crash, pytest.mark.timeout(600)])]
+    "times", [20, pytest.param(1000, marks=[pytest.mark.crash, pytest.mark.timeout(600)])]
 )
 def test_weights_changed_right_after_save_never_reach_the_file(times):
     child = run_child(IN_PLACE, times, seconds=60 + times // 2)
@@ -97,7 +97,7 @@ with tempfile.TemporaryDirectory() as folder, keeper:
 
 
 @pytest.mark.parametrize(
-    "times", [30, pytest.param(1000, marks=[pytest.mark.crash, pytest.mark.timeout(600)])]
+    "times", [10, pytest.param(1000, marks=[pytest.mark.crash, pytest.mark.timeout(600)])]
 )
 def test_with_overlap_a_protected_step_that_comes_at_once_never_reaches_the_file(times):
     child = run_child(OVERLAP, times, seconds=60 + times // 2)

@@ -405,7 +405,7 @@ def told(machine, stories, steps):
 
 
 def test_whatever_is_done_to_a_root_its_newest_checkpoints_load():
-    told(Checkpoints, 8, 12)
+    told(Checkpoints, 6, 12)
 
 
 def test_whatever_is_done_to_a_loader_it_gives_the_samples_that_come_next():

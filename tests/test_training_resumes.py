@@ -43,7 +43,9 @@ def test_a_resumed_run_gives_the_same_bits_as_one_never_stopped(tmp_path, uninte
 RESUME = """
 import sys
 from pathlib import Path
+import torch
 from checkpoint_tools import Run
+torch.set_num_threads(int(sys.argv[4]))  # sums depend on it
 run = Run()
 run.load(sys.argv[1])
 run.train(int(sys.argv[2]))
@@ -56,7 +58,8 @@ def test_a_run_resumed_in_another_process_gives_the_same_bits(tmp_path, uninterr
     with AsyncCheckpointer() as checkpointer:
         run.train(STOP)
         run.save(checkpointer, tmp_path / "c")
-    done = run_child(RESUME, tmp_path / "c", END, tmp_path / "out")
+    threads = torch.get_num_threads()
+    done = run_child(RESUME, tmp_path / "c", END, tmp_path / "out", threads)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out").read_text() == repr(uninterrupted)
 
