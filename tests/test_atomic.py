@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from npydata.system import atomic_write as atomic
-from npydata.system.atomic_write import replacing
+from npydata.system.atomic_write import replacing, replacing_folder
 
 
 def write(path, text=b"new"):
@@ -38,19 +38,38 @@ def test_the_data_reaches_the_disk_before_its_name_and_the_name_before_the_retur
     assert order == ["file flushed", "renamed", "folder flushed"]
 
 
-def test_a_temporary_that_another_writer_took_for_stale_is_made_again(tmp_path, monkeypatch):
+def write_folder(path):
+    with replacing_folder(path) as folder:
+        (folder / "file").write_bytes(b"new")
+
+
+@pytest.mark.parametrize("write_one", [write, write_folder])
+def test_a_temporary_that_another_writer_took_for_stale_is_made_again(
+    tmp_path, monkeypatch, write_one
+):
     flock, locked = fcntl.flock, []
 
     def lock_too_late(file, how):
         if not locked:
             (partial,) = tmp_path.glob(".a.*.partial")
-            partial.unlink()
+            partial.rmdir() if partial.is_dir() else partial.unlink()
         locked.append(file)
         return flock(file, how)
 
     monkeypatch.setattr(atomic.fcntl, "flock", lock_too_late)
-    write(tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == b"new"
+    write_one(tmp_path / "a")
+    written = tmp_path / "a" / "file" if write_one is write_folder else tmp_path / "a"
+    assert written.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("write_one", [write, write_folder])
+def test_what_can_not_be_locked_is_written_all_the_same(tmp_path, monkeypatch, write_one):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(atomic.fcntl, "flock", refuse)
+    write_one(tmp_path / "a")
     assert os.listdir(tmp_path) == ["a"]
 
 

@@ -33,7 +33,13 @@ from npydata.checkpointer.manifest import (
 )
 from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
-from npydata.system.atomic_write import current_umask, replacing, sync_folder
+from npydata.system.atomic_write import (
+    current_umask,
+    make_locked_folder,
+    remove_unless_locked,
+    replacing,
+    sync_folder,
+)
 
 LATEST = "latest"
 TEMPORARY, SET_ASIDE = ".npydata-tmp", ".npydata-previous"
@@ -42,8 +48,6 @@ TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
 PREVIOUS = ".previous"
 """How versions before set an old checkpoint aside. People call copies so: it is only read."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
-"""What a network file system says that can't lock a folder."""
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -82,7 +86,7 @@ def temporary_beside(folder: Path) -> Iterator[Path]:
 
     It is locked while its owner lives, so that others know what they may clear away.
     """
-    temporary, descriptor = make_locked(folder)
+    temporary, descriptor = make_locked_folder(lambda: new_temporary(folder.parent))
     owner = os.getpid()
     try:
         yield temporary
@@ -92,35 +96,16 @@ def temporary_beside(folder: Path) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def make_locked(folder: Path) -> tuple[Path, int]:
-    """Make a temporary folder and lock it; return it with the descriptor that holds the lock."""
-    while True:
-        temporary = unused_name(folder.parent)
-        temporary.mkdir(mode=0o700)
-        # Another job may take it for a dead one's before the lock is ours.
-        with suppress(FileNotFoundError):
-            descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if lock(descriptor, temporary):
-                return temporary, descriptor
-            os.close(descriptor)
+def new_temporary(root: Path) -> Path:
+    """Make a private folder in a root."""
+    temporary = unused_name(root)
+    temporary.mkdir(mode=0o700)
+    return temporary
 
 
 def unused_name(root: Path) -> Path:
     """Return a name for a temporary; no part of it is the checkpoint's, which may be a long one."""
     return root / f".{secrets.token_hex(6)}{TEMPORARY}"
-
-
-def lock(descriptor: int, temporary: Path) -> bool:
-    """Lock a new temporary folder; say whether it is still there."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return os.fstat(descriptor).st_nlink > 0
-    except OSError as error:
-        if error.errno in NO_LOCKS:  # then nobody else can lock it either, to clear it away
-            return True
-        os.close(descriptor)
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def make_root(root: Path) -> None:
@@ -137,16 +122,8 @@ def clear_stale(root: Path) -> None:
         sync_folder(root)
         remove_checkpoint(folder)
     for entry in root.iterdir():
-        ours = TEMPORARY_NAME.fullmatch(entry.name)
-        if not ours or entry.is_symlink() or not entry.is_dir():
-            continue
-        with suppress(OSError):
-            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        if TEMPORARY_NAME.fullmatch(entry.name):
+            remove_unless_locked(entry, shutil.rmtree)
 
 
 def require_replaceable(folder: Path) -> None:

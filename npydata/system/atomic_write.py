@@ -5,12 +5,14 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL_SUFFIX = ".partial"
+NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+"""What a file system says that can't lock."""
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def replacing(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[
         raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
     if path.exists() and not (path.is_file() or path.is_symlink()):
         raise OSError(f"{path}: is a device or pipe, expected the name of a file to write")
-    remove_stale_partials(path)
+    remove_stale(path, os.unlink)
     file = open_locked_partial(path)
     partial = Path(file.name)
     try:
@@ -61,11 +63,11 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))
     require_unused(path)
-    remove_stale_folders(path)
-    partial = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent))
-    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    remove_stale(path, shutil.rmtree)
+    partial, descriptor = make_locked_folder(
+        lambda: Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent))
+    )
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield partial
         mask = current_umask()
         for file in partial.iterdir():
@@ -91,31 +93,22 @@ def require_unused(path: Path) -> None:
         raise FileExistsError(errno.EEXIST, "is there already, expected a new folder", str(path))
 
 
-def remove_stale_folders(path: Path) -> None:
-    """Remove what killed writers of the folder ``path`` left; a lock protects a live one's own."""
+def remove_stale(path: Path, remove: Callable[[Path], None]) -> None:
+    """Remove what killed writers of ``path`` left behind; a live one's lock protects its own."""
     for entry in path.parent.iterdir():
-        ours = entry.name.startswith(f".{path.name}.") and entry.name.endswith(PARTIAL_SUFFIX)
-        if not ours or entry.is_symlink() or not entry.is_dir():
-            continue
-        with suppress(OSError):
-            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        if entry.name.startswith(f".{path.name}.") and entry.name.endswith(PARTIAL_SUFFIX):
+            remove_unless_locked(entry, remove)
 
 
-def remove_stale_partials(path: Path) -> None:
-    """Remove what killed writers of ``path`` left behind; a live writer's lock protects its own."""
-    prefix = f".{path.name}."
-    for entry in path.parent.iterdir():
-        ours = entry.name.startswith(prefix) and entry.name.endswith(PARTIAL_SUFFIX)
-        if not ours or entry.is_symlink():
-            continue
-        with suppress(OSError), open(entry, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            entry.unlink()
+def remove_unless_locked(entry: Path, remove: Callable[[Path], None]) -> None:
+    """Remove a file or a folder that no living writer has locked; links are left alone."""
+    with suppress(OSError):
+        descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(entry)
+        finally:
+            os.close(descriptor)
 
 
 def open_locked_partial(path: Path) -> BinaryIO:
@@ -123,11 +116,38 @@ def open_locked_partial(path: Path) -> BinaryIO:
     while True:
         descriptor, name = tempfile.mkstemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
         file = open(name, "w+b", opener=lambda *_, fd=descriptor: fd)  # noqa: SIM115
-        fcntl.flock(file, fcntl.LOCK_EX)
-        # Another writer may have taken it for stale before the lock was ours.
-        if os.fstat(descriptor).st_nlink:
+        if lock(descriptor):
             return file
         file.close()
+
+
+def make_locked_folder(make: Callable[[], Path]) -> tuple[Path, int]:
+    """Make a temporary folder and lock it; return it with the descriptor that holds the lock."""
+    while True:
+        folder = make()
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if lock(descriptor):
+                    return folder, descriptor
+            except OSError:
+                os.close(descriptor)
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            os.close(descriptor)
+
+
+def lock(descriptor: int) -> bool:
+    """Lock a new temporary; say whether it is still there: others may have taken it for stale.
+
+    Where nothing can be locked, nobody else can lock it either, to remove it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def sync_folder(folder: Path) -> None:
