@@ -199,17 +199,26 @@ def run_convert(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+NOTHING_TO_COMPARE = (
+    "has no manifest.json to compare it with: no complete checkpoint of npydata's; "
+    "for safetensors of others, npydata verify --record writes one"
+)
+
+
 def run_verify(args: argparse.Namespace) -> int:
     """Read a checkpoint whole and say in one line that it is what was written."""
     from npydata.checkpointer.load import to_verify, verify_checkpoint
     from npydata.reader.open import open_checkpoint
     from npydata.reader.record import has_record, verify_record, write_record
+    from npydata.reader.training_folder import MANIFEST
 
     if args.record or has_record(args.path):
         work, said = (write_record, "recorded") if args.record else (verify_record, "ok")
         report = f"{said}: {work(args.path, progress=not args.quiet)}"
     else:
         folder = to_verify(args.path)
+        if folder.is_dir() and not (folder / MANIFEST).exists():
+            raise NpyDataError(f"{folder}: {NOTHING_TO_COMPARE}")
         manifest = verify_checkpoint(folder, progress=not args.quiet)
         with open_checkpoint(folder) as checkpoint:
             tensors = len(checkpoint)

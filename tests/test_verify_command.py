@@ -71,7 +71,9 @@ def test_verify_of_something_else_is_bad_input(tmp_path, capsys, make):
         folder.mkdir()
     if make == "foreign":
         (folder / "model.safetensors").write_bytes(b"x")
-    assert str(folder) in fails_in_one_line(capsys, "verify", folder)
+    line = fails_in_one_line(capsys, "verify", folder)
+    assert str(folder) in line
+    assert ("verify --record writes one" in line) == (make != "missing")
 
 
 def test_verify_does_not_pass_over_a_damaged_checkpoint_to_one_inside_it(saved, capsys):

@@ -26,8 +26,8 @@ was before."""
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "file": {"metavar": "FILE", "help": "a checkpoint, an *.index.json, or a folder with one"},
-    "output": {"metavar": "OUT", "help": "the file to write, whose name ends in .safetensors; "
-                                         "or a new folder"},
+    "output": {"metavar": "OUT", "help": "the file to write, whose name ends in .safetensors: "
+                                         "an old one is replaced; or a new folder"},
     "--shard-size": {"metavar": "SIZE",
                      "help": "write a folder of files of at most SIZE (5GB, 500MB, 2GiB), "
                              "named as Hugging Face does, with their index"},
