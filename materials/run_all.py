@@ -6,6 +6,7 @@ python materials/run_all.py [--text PATH ...] [--build FOLDER]
 import argparse
 import base64
 import json
+import math
 import os
 import re
 import subprocess
@@ -33,7 +34,7 @@ from npydata.errors import NpyDataError
 CELL_TIMEOUT_S = 300
 LEAST_TOKENS = 5_000  # the notebooks and the bench cut windows of up to 1,025
 FIRST_BYTES = 4_000_000  # of the text, for a first table within a minute
-FIRST_VOCABULARY = 4096
+VOCABULARY = 2048  # small, so that a step of the lessons' tiny models takes no time to speak of
 STANDARD_LIBRARY = str(Path(os.__file__).parent / "*.py")
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -91,7 +92,7 @@ def first_table(build: Path, text: list[str] | None) -> str:
     """Tokenise the beginning of the text, and read it in a common way and in ours, in turn."""
     sample, tokens = build / "first.txt", build / "first.npy"
     sample.write_bytes(beginning_of(text or [STANDARD_LIBRARY]))
-    made = prepare([str(sample)], tokens, vocab_size=FIRST_VOCABULARY, progress=False)
+    made = prepare([str(sample)], tokens, vocab_size=VOCABULARY, progress=False)
     require_tokens(tokens, made.num_tokens)
     whose = "your text" if text else "Python's source"
     size = f"{sample.stat().st_size / 1e6:.1f} MB of {whose}"
@@ -135,11 +136,13 @@ def token_file(build: Path, text: list[str] | None) -> Path:
     wanted = source_of(text)
     if tokens.exists() and receipt.exists():
         made = json.loads(receipt.read_text(encoding="utf-8"))
-        if made["source"] == wanted and "vocabulary" in made:
+        if made["source"] == wanted and made.get("vocabulary", math.inf) <= VOCABULARY:
             print(f"{shown(tokens)} is up to date: {made['tokens']:,} tokens")
             return tokens
     receipt.unlink(missing_ok=True)
-    report = prepare(text or [], tokens, python_text=not text, progress=True)
+    report = prepare(
+        text or [], tokens, python_text=not text, vocab_size=VOCABULARY, progress=True
+    )
     print(str(report).replace(str(tokens), shown(tokens)))
     facts = {"source": wanted, "tokens": report.num_tokens, "vocabulary": report.vocab_size}
     receipt.write_text(json.dumps(facts))

@@ -17,7 +17,7 @@ from npydata.errors import NpyDataError  # noqa: E402
 def tokens(tmp_path, monkeypatch):
     """A build folder with a token file's receipt, which is all that is looked at."""
     monkeypatch.chdir(tmp_path)
-    facts = {"source": "", "tokens": 12_345, "vocabulary": 8192}
+    facts = {"source": "", "tokens": 12_345, "vocabulary": 1234}
     (tmp_path / "tokens.json").write_text(json.dumps(facts))
     return tmp_path / "tokens.npy"
 
@@ -91,7 +91,7 @@ def test_the_first_table_compares_the_naive_loader_with_ours_on_the_beginning_of
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(run_all, "FIRST_BYTES", 100_000)
-    monkeypatch.setattr(run_all, "FIRST_VOCABULARY", 300)
+    monkeypatch.setattr(run_all, "VOCABULARY", 300)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"{name} says one fish two fish\n" * 3000)
     text = run_all.first_table(tmp_path, [str(tmp_path / "*.txt")])
@@ -121,7 +121,7 @@ def test_an_executed_notebook_says_which_tokens_it_shows(tokens, two_cells, monk
     run_all.run_notebook(two_cells, build, tokens)
     for name in ("00_two.ipynb", "00_two.html"):
         text = (build / name).read_text()
-        assert "12,345 tokens, vocabulary 8,192" in text
+        assert "12,345 tokens, vocabulary 1,234" in text
         assert "tokens.npy" in text
     assert nbformat.read(build / "00_two.ipynb", 4).cells[0].cell_type == "markdown"
 
