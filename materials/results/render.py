@@ -14,6 +14,7 @@ if __package__ in (None, ""):  # run as a script, or found by its folder
 
 from summary import LESS_IS_BETTER, figure, summary
 
+from npydata.bench import load, packing
 from npydata.bench.survival.report import shares, tables, versions_text
 
 RESULTS = Path(__file__).resolve().parent
@@ -35,12 +36,15 @@ TITLES = {
     "peak": "Memory beside the state, at the peak",
     "cache": "Page cache taken by what was written",
 }
+TITLES_OF = {"load": load.TITLES, "packing": packing.TITLES}
+"""Where the bench's own titles are enough."""
 
 
 def table(report: dict[str, Any]) -> str:
     """The rows of each part, fastest first, and the verdicts below."""
     groups = {row["group"] for row in report["rows"]}
-    parts = [part(report["rows"], group, TITLES[group]) for group in TITLES if group in groups]
+    titles = TITLES_OF.get(report["benchmark"], TITLES)
+    parts = [part(report["rows"], group, titles[group]) for group in titles if group in groups]
     if report["benchmark"] == "reader":
         parts.insert(0, one_tensor(report["rows"]))
     if report["benchmark"] == "distributed":

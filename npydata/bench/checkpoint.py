@@ -9,7 +9,6 @@ import argparse
 import mmap
 import shutil
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -66,7 +65,6 @@ QUICK = Plan(size_mb=128, loop_mb=32, step_s=0.03, loop_steps=40, repeats=3)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Report:
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     plan = asked_for(args, FULL, QUICK)
     require_space(folder, 3 * plan.nbytes, "--dir or --size-mb")
     state = make_state(plan.nbytes)

@@ -89,16 +89,16 @@ def with_dcp(
     """One process saves; ``writer`` makes what writes the files, None for torch's own choice."""
     import torch.distributed.checkpoint as dcp
 
+    # One process is meant. What saves in the background warns from a thread of its own, later.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     stager = {"async_stager": reusable_stager()} if cached else {}
     uploads: list[Any] = []
 
     def save(folder: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if background:
-                uploads.append(dcp.async_save(state, checkpoint_id=folder, **stager))  # type: ignore[attr-defined]
-            else:
-                dcp.save(state, checkpoint_id=folder, storage_writer=writer(folder))  # type: ignore[attr-defined]
+        if background:
+            uploads.append(dcp.async_save(state, checkpoint_id=folder, **stager))  # type: ignore[attr-defined]
+        else:
+            dcp.save(state, checkpoint_id=folder, storage_writer=writer(folder))  # type: ignore[attr-defined]
 
     def finish(folder: Path) -> None:
         while uploads:
