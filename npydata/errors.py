@@ -12,7 +12,7 @@ class TokenFileError(NpyDataError, ValueError):
     """A token file is malformed, too short, changed, or holds an id it must not."""
 
 
-class LoaderError(NpyDataError):
+class LoaderError(NpyDataError, ValueError):
     """A loader was configured or resumed in a way it cannot honour."""
 
 

@@ -87,9 +87,11 @@ def test_sampler_and_batch_sampler_give_the_order_of_the_epoch_that_begins_next(
     assert (len(loader.sampler), len(loader.batch_sampler)) == (50, 7)
 
 
-@pytest.mark.parametrize("name", ["batch_size", "sampler", "num_workers", "drop_last"])
+@pytest.mark.parametrize(
+    "name", ["batch_size", "sampler", "batch_sampler", "num_workers", "drop_last", "dataset"]
+)
 def test_what_was_set_at_construction_cannot_be_set_later(name):
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError, match=f"^{name}: can't be changed; make another loader"):
         setattr(AsyncDataLoader(Numbers(10)), name, 3)
 
 

@@ -269,6 +269,13 @@ class Vocabulary(StockLoader):
     pin_memory_device = ""
     in_order = True
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to change what a loader was made with, and what its state goes by."""
+        fixed = isinstance(getattr(type(self), name, None), property)
+        if fixed or (name == "dataset" and name in vars(self)):
+            raise LoaderError(f"{name}: can't be changed; make another loader with {name}=")
+        object.__setattr__(self, name, value)
+
     @property
     def batch_size(self) -> int | None:
         """Samples per batch; ``None`` if a batch sampler decides, or samples come singly."""
