@@ -139,7 +139,7 @@ def power_cut(protocol: Protocol) -> None:
     def draw(moment: float) -> None:
         counts, at = found[int(moment) - 1], 0.0
         _, ax = plt.subplots(figsize=(WIDTH, 1.5))
-        for end, count in sorted(counts.items()):
+        for end, count in sorted(counts.items(), reverse=True):  # old before new
             share = count / counts.total()
             ax.barh(0, share, left=at, color=COLORS[end])
             ax.text(at + share / 2, 0, end, ha="center", va="center", color=ink_on(COLORS[end]))
@@ -147,9 +147,11 @@ def power_cut(protocol: Protocol) -> None:
         ax.set(xlim=(0, 1), yticks=[], xlabel="share of the states that a power cut may leave")
         ax.set_title(f"The power fails after step {int(moment)}: {names[int(moment) - 1]}")
         plt.show()
-        print(_states(counts))
+        if is_live():
+            print(_states(counts))
 
-    with_sliders(draw, moment=(len(names), 1, len(names), 1))
+    widest = max(range(len(found)), key=lambda step: (len(found[step]), step)) + 1
+    with_sliders(draw, moment=(widest, 1, len(names), 1))
     if not is_live():  # nobody can turn: all moments
         for name, counts in zip(names, found, strict=True):
             print(f"{name:<14}", _states(counts))

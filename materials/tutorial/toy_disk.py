@@ -54,17 +54,25 @@ class ToyDisk:
             self.did(step)
 
     def fsync(self, name: str) -> None:
-        del self.names[name][:-1]
+        del self._file(name)[:-1]
         self.did("file synced")
 
     def rename(self, old: str, new: str) -> None:
-        self.names[new] = self.names.pop(old)
+        file = self._file(old)
+        del self.names[old]
+        self.names[new] = file
         self.changes.append((old, new, self.names[new]))
         self.did("renamed")
 
     def remove(self, name: str) -> None:
-        self.changes.append((name, None, self.names.pop(name)))
+        self.changes.append((name, None, self._file(name)))
+        del self.names[name]
         self.did("removed")
+
+    def _file(self, name: str) -> list[bytes]:
+        if name not in self.names:
+            raise FileNotFoundError(f"no file has the name {name!r}; there are {list(self.names)}")
+        return self.names[name]
 
     def fsync_folder(self) -> None:
         self.synced_names = dict(self.names)

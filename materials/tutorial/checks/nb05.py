@@ -1,6 +1,7 @@
 """What lesson 05 lets the learner build, and the wrong answers that people give."""
 
 import pickle
+import struct
 
 import torch
 
@@ -119,6 +120,12 @@ def pushes_at_once(format):
     return machine.stack.append(machine.number(format))  # noqa: F821 - that is the mistake
 
 
+def reads_in_passing(format):
+    return lambda machine: machine.stack.append(
+        struct.unpack_from(format, machine.data, machine.at)[0]
+    )
+
+
 PUSH_NUMBER = Build(
     name="push_number",
     reference=push_number,
@@ -138,6 +145,7 @@ PUSH_NUMBER = Build(
         "There is no machine yet when the table is made: a handler is given one later.": (
             pushes_at_once
         ),
+        "The number is read, and the machine still stands before it.": reads_in_passing,
         "A new value goes on the top of the stack: at its end.": (
             lambda format: lambda machine: machine.stack.insert(0, machine.number(format))
         ),
@@ -203,7 +211,7 @@ def handled(code):
         before = machine.stack
         while machine.running and machine.at < len(data):
             machine.step()
-        return left_in(machine) | {"the very stack of before": machine.stack is before}
+        return left_in(machine) | {"the same list goes on": machine.stack is before}
 
     return seen
 
@@ -235,6 +243,10 @@ def forgets_what_was(machine):
     machine.stack = []
 
 
+def begins_none(machine):
+    machine.metastack.append(machine.stack)
+
+
 def keeps_one_mark(machine):
     machine.metastack = [machine.stack]
     machine.stack = []
@@ -253,6 +265,9 @@ MARK = Build(
             copies_and_clears
         ),
         "A mark on the stack is a value like another: who tells them apart?": pushes_a_mark,
+        "The list that you put aside goes on as the stack: all that follows lands in it.": (
+            begins_none
+        ),
         "What lay below is gone; later opcodes want it back.": forgets_what_was,
         "Marks are set inside of marks: there can be several stacks aside.": keeps_one_mark,
     },
@@ -279,6 +294,10 @@ def returns_what_was_below(self):
         raise ValueError("no mark was set")
     self.stack = self.metastack.pop()
     return self.stack
+
+
+def gives_out_what_was_aside(self):
+    return self.metastack.pop()
 
 
 def takes_the_first_mark(self):
@@ -312,6 +331,9 @@ POP_TO_MARK = Build(
     wrong={
         "Without a mark there is nothing to take: say so with a ValueError.": pops_unguarded,
         "You return what lay below the mark, not what was pushed since.": returns_what_was_below,
+        "You give out the stack that was put aside; the machine goes on with the wrong one.": (
+            gives_out_what_was_aside
+        ),
         "The newest mark is the one at the end.": takes_the_first_mark,
         "The mark is used up: its stack is aside no more.": leaves_the_mark,
         "What you return is taken from the stack.": puts_them_back,
@@ -445,6 +467,18 @@ def lets_it_pass(self):
         self.handlers[self.data[begin]](self)
 
 
+def raises_outside(self):
+    begin = self.at
+    if begin >= self.end:
+        raise IndexError("the pickle ends here")
+    try:
+        self.at += 1
+        self.handlers[self.data[begin]](self)
+    except MALFORMED as error:
+        self.at = begin
+        raise self.malformed(str(error)) from None
+
+
 WHOLE = pickle.dumps({"a": (1, "text"), "b": 300}, protocol=2)
 STEP = Build(
     name="step",
@@ -469,6 +503,7 @@ STEP = Build(
         + (f", with machine.end {case[1]}" if case[1:] else "")
     ),
     wrong={
+        "An error that is raised before the `try` begins is caught by nobody.": raises_outside,
         "Not all that a handler trips over is a KeyError.": step_as(KeyError),
         "You catch what is no fault of the file: running out of memory, say.": step_as(Exception),
         "The bytes may go on behind `end`: another pickle's.": step_as(guard=False),
@@ -525,6 +560,11 @@ def reads_one_line(machine):
     machine.stack.append(machine.find_class(module, name))
 
 
+def returns_the_note(machine):
+    module, name = machine.line().decode(), machine.line().decode()
+    return machine.find_class(module, name)
+
+
 NAME_GLOBAL = Build(
     name="name_global",
     reference=name_global,
@@ -534,6 +574,9 @@ NAME_GLOBAL = Build(
     wrong={
         "You import what the file names. That already runs the module's code.": imports_it,
         "Names are text; `line` gives bytes.": asks_by_bytes,
+        "You return the note, and nobody takes it: a handler leaves it on the stack.": (
+            returns_the_note
+        ),
         "The first line is the module.": name_before_module,
         "Two lines follow: one with the module, one with the name.": reads_one_line,
     },
@@ -669,6 +712,20 @@ def describes_all(self, function, args):
     return self.describe(CALLS.get(str(function)), function, args)
 
 
+def expects_to_know_all(self, function, args):
+    validate_call(function, args)
+    if (unmade := first_opaque(args)) is not None:
+        return Opaque(unmade.function, (unmade,))
+    return self.describe(CALLS[str(function)], function, args)
+
+
+def calls_what_it_was_told(self, function, args):
+    validate_call(function, args)
+    if (unmade := first_opaque(args)) is not None:
+        return Opaque(unmade.function, (unmade,))
+    return function(*args)
+
+
 ONE = Storage("0", torch.float32, 6)
 REDUCE = Build(
     name="reduce",
@@ -700,6 +757,10 @@ REDUCE = Build(
         ),
         "One unknown name, and the whole file is refused: the weights are harmless.": (
             refuses_the_unknown
+        ),
+        "A file names what it likes: not every name is a key of `CALLS`.": expects_to_know_all,
+        "You call what the file names. Luckily it is only a note of a name.": (
+            calls_what_it_was_told
         ),
         "What is not in `CALLS` has no function of ours to describe it.": describes_all,
         "You run our function yourself, and nobody checks the arguments: ask `self.describe`.": (

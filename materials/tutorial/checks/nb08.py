@@ -3,6 +3,7 @@
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,7 @@ from npydata.checkpointer.manifest import (
     checksums,
 )
 from npydata.system.atomic_write import sync_folder
-from tutorial.building import Build, returned
+from tutorial.building import Build
 from tutorial.crashes import files_of
 from tutorial.killed_writer import shown
 from tutorial.promised.checkpointer import (
@@ -90,6 +91,8 @@ def acts(*names):
             "in place": lambda: disk.write(NAME, content),
             "remove": lambda: NAME in disk.names and disk.remove(NAME),
             "rename": lambda: disk.rename("new", NAME),
+            "rename back": lambda: disk.rename(NAME, "new"),
+            "set aside": lambda: disk.rename(NAME, "old"),
             "sync": lambda: disk.fsync("new" if "new" in disk.names else NAME),
             "sync folder": disk.fsync_folder,
         }
@@ -127,6 +130,15 @@ SAVE_UNSYNCED = Build(
             acts("write", "remove", "rename")
         ),
         "You write the new file, and then the old one's place as well.": acts("write", "in place"),
+        "You take the name away from the old file: the first argument is the name that goes.": (
+            acts("write", "rename back")
+        ),
+        "You set the old one aside first: until the new one is there, nothing has the name.": (
+            acts("set aside", "in place")
+        ),
+        "You set the old one aside, and for a moment no file has the name.": (
+            acts("write", "set aside", "rename")
+        ),
     },
 )
 
@@ -243,9 +255,11 @@ def sums_as(content, piece_bytes=PIECE_BYTES, begins=None, running=False, cut=Fa
 
 
 def sums_seen(answer, content, piece_bytes):
-    """The checksums; a list of them is told from a tuple."""
-    found = returned(answer, content, piece_bytes)
-    return f"a list: {found}" if isinstance(found, list) else found
+    """The checksums; a list of them, or a generator, is told from a tuple."""
+    found = answer(content, piece_bytes)
+    kinds = {list: "a list", Iterator: "a generator"}
+    kind = next((name for kind, name in kinds.items() if isinstance(found, kind)), None)
+    return f"{kind}: {list(found)}" if kind else found
 
 
 CHECKSUMS = Build(
@@ -271,6 +285,9 @@ CHECKSUMS = Build(
         ),
         "The sums are right, and come in a list: who gets it could change it.": (
             lambda content, piece_bytes=PIECE_BYTES: list(sums_as(content, piece_bytes))
+        ),
+        "The sums are right, and come in a generator: whoever looks twice finds none.": (
+            lambda content, piece_bytes=PIECE_BYTES: iter(sums_as(content, piece_bytes))
         ),
     },
 )
@@ -505,6 +522,9 @@ COMMIT = Build(
         "Old checkpoints go only when the new one has its name.": partial(
             commit_as, order="modes manifest sync old place latest"
         ),
+        "The old one goes while `latest` still names it.": partial(
+            commit_as, order="modes manifest sync place old latest"
+        ),
         "You never remove an old one.": partial(
             commit_as, order="modes manifest sync place latest"
         ),
@@ -551,6 +571,23 @@ def believes_latest(root):
     return folder if folder in committed(root) else first_complete(root)
 
 
+def believes_any_name(root):
+    folder = named_latest(root)
+    return folder if folder is not None else first_complete(root)
+
+
+def looks_into_nothing(root):
+    folder = named_latest(root)
+    return folder if is_complete(folder) else first_complete(root)
+
+
+def expects_a_complete_one(root):
+    folder = named_latest(root)
+    if folder is not None and is_complete(folder):
+        return folder
+    return next(filter(is_complete, committed(root)))
+
+
 def never_falls_back(root):
     folder = named_latest(root)
     return folder if folder in committed(root) and is_complete(folder) else None
@@ -595,6 +632,11 @@ LATEST_IN = Build(
     ),
     wrong={
         "You believe `latest`, and it names half a checkpoint.": believes_latest,
+        "You believe `latest`, whatever it names: that may be gone, or half of a checkpoint.": (
+            believes_any_name
+        ),
+        "Where `latest` names nothing, there is no folder to look into.": looks_into_nothing,
+        "Where none is complete, your search ends in an error.": expects_a_complete_one,
         "`latest` is wrong, and you stop there: a whole one lies beside it.": never_falls_back,
         "Nothing is named, and you return None: another one is complete.": none_without_latest,
         "You never ask `latest`: it is how a person chooses another one.": first_complete,
@@ -666,6 +708,12 @@ def remove_as(root, keep_last, newest, own=True, guard=True, which=lambda n: sli
             remove_checkpoint(folder)
 
 
+def counts_the_newest(root, keep_last, newest):
+    others = [folder for folder in committed(root, run_of=newest) if folder != newest]
+    for folder in others[keep_last - 1 :]:
+        remove_checkpoint(folder)
+
+
 def deletes_in_place(root, keep_last, newest):
     for folder in committed(root, run_of=newest)[keep_last:]:
         if folder != newest:
@@ -713,6 +761,9 @@ REMOVE_OLD = Build(
         "Another run's checkpoints are not yours to remove.": partial(remove_as, own=False),
         "The one just saved never goes, wherever it stands in the list.": partial(
             remove_as, guard=False
+        ),
+        "You count the one just saved among those that stay, wherever it stands in the list.": (
+            counts_the_newest
         ),
         "The oldest is the one committed first, not the one with the lowest name.": removes_by_name,
     },

@@ -130,7 +130,7 @@ MACHINE_CARDS = [
         promise=values_come_back,
         symptoms=(
             "A dictionary comes back empty: its keys were swept away with it.",
-            "An error: the opcode that collects finds nothing to store into.",
+            "An error: the opcode that stores finds another value where its list should be.",
             "Nothing: a list that is cleared is as good as a new one.",
         ),
         right=2,
