@@ -245,6 +245,21 @@ def ties_are_kept(mine):
         expect(b[0].item(), 9.0, "what was written through the other")
 
 
+def all_of_it_in_few_requests(mine):
+    """Everything at once is as it was saved, in requests that go forward and are not too large"""
+    content = example() | {f"layer.{k}": torch.randn(1 << 20) for k in range(3)}
+    with a_folder() as folder:
+        found = mine.MyCheckpoint(saved(folder, content))
+        state = accepted(found.load, "load")
+        for name, tensor in content.items():
+            expect(torch.equal(state[name], tensor), True, f"{name} is as saved")
+        places = [(run[0].offset, run[-1].end) for run in found.requests]
+    expect(places, sorted(places), "the order of the requests")
+    expect(len(places), 3, "requests for 12 MB")
+    for begin, end in places:
+        expect(end - begin <= 8 << 20, True, f"the request from {begin} to {end} has 8 MiB at most")
+
+
 def a_false_count_is_an_error(mine):
     """A storage whose count is not the pickle's is refused"""
     with a_folder() as folder:
@@ -276,6 +291,7 @@ FILE_PROMISES = [
     spans_are_tight,
     the_file_stays,
     ties_are_kept,
+    all_of_it_in_few_requests,
     a_false_count_is_an_error,
     hidden_bytes_are_an_error,
 ]
