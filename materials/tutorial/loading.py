@@ -67,7 +67,7 @@ def compare(reader: Callable[[Path], Any], path: Path, asked: Sequence[str]) -> 
 
 
 def _count_waits(path: Path, places: Sequence[Place], load: Callable[[], object]) -> None:
-    """Print how often a map waits for the disk, with and without readahead, and how often `load`."""
+    """Print how often a map waits for the disk, with and without readahead, and a load."""
     jobs = {
         "a map, touched one by one": lambda: touch(path, places, mmap.MADV_RANDOM),
         f"if the system reads ahead {readahead_kb(path) or 0:,} KiB": (

@@ -102,6 +102,9 @@ def lines() -> list[tuple[str, int]]:
 
 def leave_out(number: int) -> None:
     """Show the save without a wait, and what then is in the file under each adversary."""
+    if number not in SAVED:
+        print(f"{number!r} is no wait of the save, expected one of {', '.join(map(str, SAVED))}")
+        return
     for line, mark in lines():
         if '"""' not in line:
             print(f"{'-' if mark and mark == number else ' '} {line}")

@@ -1,6 +1,7 @@
 """What lesson 06 lets the learner build, and the wrong answers that people give."""
 
 import struct
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
@@ -320,7 +321,9 @@ def runs_seen(answer, places):
         raise ChangedInPlaceError("reads")
 
     def named(one):
-        return letters.get(id(one)) or [named(each) for each in one]
+        if isinstance(one, list | tuple | Iterator):
+            return [named(each) for each in one]
+        return letters.get(id(one), "no read")
 
     return None if found is None else [named(one) for one in found]
 
@@ -452,6 +455,10 @@ RUNS = Build(
         ),
         "The read that does not fit any more begins the next list; yours lacks it.": (
             drops_what_does_not_fit
+        ),
+        "A list of lists is asked for; also a read that comes alone lies in one.": in_file_order,
+        "The lists hold the reads themselves, not their places.": (
+            lambda reads: [[(one.offset, one.end) for one in run] for run in runs_as(reads)]
         ),
         "Of no reads, no requests: yours is an empty one.": begins_with_an_empty_one,
         "`At most` allows the number itself.": partial(
