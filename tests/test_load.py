@@ -13,6 +13,7 @@ from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_ch
 from npydata.reader import load as loading
 from npydata.reader import parallel_read
 from npydata.reader.files import OpenFile
+from npydata.system.progress import NoBar
 
 STATE = {
     "large": torch.arange(1 << 18, dtype=torch.int32).reshape(1 << 8, -1),
@@ -265,6 +266,27 @@ def test_requests_are_large_in_file_order_and_take_small_neighbours_together(tmp
         (3 * size - 70_000, 3 * size - 69_995, 1),
         (3 * size, 3 * size + 5, 1),
     ]
+
+
+def test_tied_tensors_that_are_cut_into_requests_fill_each_its_own(tmp_path, way):
+    size = parallel_read.REQUEST_BYTES
+    base = torch.arange(9 * size // 8, dtype=torch.uint8)
+    state = {"whole": base, "part": base[size - size // 16 : size - size // 32]}
+    torch.save(state, tmp_path / "x.pt")
+    into = {name: torch.zeros_like(one) for name, one in state.items()}
+    open_checkpoint(tmp_path / "x.pt").load(into=into)
+    assert all(torch.equal(into[name], one) for name, one in state.items())
+
+
+def test_reads_that_overlap_are_each_read_whole(tmp_path, way):
+    content = np.random.default_rng(0).integers(0, 256, 1 << 18, np.uint8)
+    content.tofile(tmp_path / "f")
+    file, size = OpenFile(tmp_path / "f"), parallel_read.REQUEST_BYTES
+    places = [(0, 2 * size + 500), (size - 900, 700), (size - 100, 900), (5, 50), (5, 50)]
+    reads = [parallel_read.Read(file, at, np.empty(n, np.uint8)) for at, n in places]
+    parallel_read.read_all(reads, NoBar())
+    for (at, n), read in zip(places, reads, strict=True):
+        assert (read.target == content[at : at + n]).all(), (at, n)
 
 
 def test_a_load_onto_another_device_goes_there_piece_by_piece(tmp_path, monkeypatch):

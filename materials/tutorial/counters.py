@@ -1,5 +1,6 @@
 """What reading costs, counted: bytes from the disk, bytes copied, pages."""
 
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,18 @@ def pages_fetched(path: Path, job: Callable[[], object]) -> int | None:
         return int(resident_pages(path).sum())
     except OSError:
         return None
+
+
+def waits_for_pages(path: Path, job: Callable[[], object]) -> int | None:
+    """Page faults that wait for the disk while the job reads a file; None if that can't be cold."""
+    try:
+        if evict(path):
+            return None
+    except OSError:
+        return None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    job()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
 
 
 def page_faults_in(job: Callable[[], object]) -> int:

@@ -33,9 +33,11 @@ READ_S, WRITE_S, RUN_S = 4, 90, 3
 TOOLS = {
     "workbench",
     "figures",
+    "loading",
     "pickles",
     "scoreboard",
     "sliders",
+    "streams",
     "counters",
     "crashes",
     "throughput",

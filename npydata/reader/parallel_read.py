@@ -109,19 +109,12 @@ def in_parallel(
 
 
 def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
-    """Yield reads in file order, large ones cut and neighbours together."""
-    order: dict[OpenFile, int] = {}
-    for read in (reads := list(reads)):
-        order.setdefault(read.file, len(order))
-    together: list[Read] = []
-    for read in sorted(reads, key=lambda one: (order[one.file], one.offset)):
-        for part in cut(read):
-            if together and not belongs(part, together):
-                yield together
-                together = []
-            together.append(part)
-    if together:
-        yield together
+    """Yield reads by file, large ones cut, as :func:`runs`."""
+    parts: dict[OpenFile, list[Read]] = {}
+    for read in reads:
+        parts.setdefault(read.file, []).extend(cut(read))
+    for its in parts.values():
+        yield from runs(its)
 
 
 def cut(read: Read) -> Iterator[Read]:
@@ -133,11 +126,21 @@ def cut(read: Read) -> Iterator[Read]:
         begin = end
 
 
-def belongs(read: Read, request: list[Read]) -> bool:
-    """Whether a read is made with those before it: they are near, and small."""
-    first, last = request[0], request[-1]
-    near = read.file is first.file and read.offset - last.end <= GAP_BYTES
-    return near and max(read.end, last.end) - first.offset <= REQUEST_BYTES
+def runs(reads: Iterable[Read]) -> list[list[Read]]:
+    """Return reads of one file in its order, neighbours together: each list is one request.
+
+    A read joins the list before if the gap between them is at most ``GAP_BYTES``, and the request
+    stays within ``REQUEST_BYTES``. They may overlap. Built in ``notebooks/06_lazy_checkpoint``.
+    """
+    found: list[list[Read]] = []
+    for read in sorted(reads, key=lambda one: one.offset):
+        run = found[-1] if found else [read]
+        gap, reach = read.offset - run[-1].end, read.end - run[0].offset
+        if found and gap <= GAP_BYTES and reach <= REQUEST_BYTES:
+            run.append(read)
+        else:
+            found.append([read])
+    return found
 
 
 def read_request(request: list[Read], buffer: Bytes) -> int:

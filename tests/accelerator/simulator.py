@@ -27,16 +27,21 @@ def missing_tools():
     return f"no simulated accelerator: needs {' and '.join(missing)}" if missing else ""
 
 
-def built():
-    """Return the library's path; it is built once for each state of its source and torch."""
+def library():
+    """Return where the library is, or will be built: a place for each state of source and torch."""
     content = b"".join(path.read_bytes() for path in sorted((HERE / "sim").iterdir()))
     digest = hashlib.sha256(content + torch.__version__.encode()).hexdigest()[:16]
-    folder = BUILDS / digest
-    library = folder / "npydata_sim.so"
-    if not library.exists():
+    return BUILDS / digest / "npydata_sim.so"
+
+
+def built():
+    """Return the library's path; it is built once."""
+    path = library()
+    if not path.exists():
         from torch.utils import cpp_extension
 
-        making = BUILDS / f"{digest}-{os.getpid()}"
+        folder = path.parent
+        making = BUILDS / f"{folder.name}-{os.getpid()}"
         making.mkdir(parents=True)
         cpp_extension.load("npydata_sim", [str(path) for path in SOURCES], is_python_module=False,
                            build_directory=str(making), extra_cflags=["-O1", "-w"])  # fmt: skip
@@ -44,7 +49,7 @@ def built():
             making.rename(folder)  # another process may have been faster
         except OSError:
             shutil.rmtree(making)
-    return library
+    return path
 
 
 class Simulator:

@@ -1,8 +1,10 @@
 """What lesson 06 lets the learner build, and the wrong answers that people give."""
 
 import struct
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from string import ascii_lowercase
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -14,8 +16,9 @@ from npydata.reader.containers.legacy import require_count, require_end, scan_st
 from npydata.reader.containers.safetensors import check_no_gaps
 from npydata.reader.containers.zip import LOCAL, payload_begin
 from npydata.reader.files import OpenFile
+from npydata.reader.parallel_read import GAP_BYTES, REQUEST_BYTES, Read, runs
 from npydata.reader.stored import Storage
-from npydata.reader.strides import byte_span, element_span, expand_index, slice_view, steps_of
+from npydata.reader.strides import byte_span, element_span
 from npydata.reader.tensors import view
 from tutorial.building import Build, ChangedInPlaceError
 from tutorial.promised.reader import FILE_CARDS as CARDS  # noqa: F401
@@ -305,70 +308,165 @@ BYTE_SPAN = Build(
 )
 
 
-def sliced_as(
-    seen, index, forget=(), offset_step=True, stays=lambda one, count: isinstance(one, slice)
-):
-    """A slice that may be wrong."""
-    shape, stride, offset = seen
-    kept = []
-    for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
-        begin, count, by = steps_of(one, size)
-        offset += 0 if "offset" in forget else begin * (step if offset_step else 1)
-        if stays(one, count) or "integers" in forget:
-            kept.append((count, step if "by" in forget else by * step))
-    return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
+# All of it, in the order of the file
 
 
-def reads_the_start(seen, index):
-    """`start` as it was written, not as it is meant."""
-    shape, stride, offset = seen
-    for one, step in zip(expand_index(index, len(shape)), stride, strict=True):
-        offset += (one.start if isinstance(one, slice) else one) * step
-    return *sliced_as(seen, index)[:2], offset
+def runs_seen(answer, places):
+    """The reads of each list, by their letters."""
+    reads = [Read(None, begin, np.empty(end - begin, np.uint8)) for begin, end in places]
+    letters = {id(read): letter for read, letter in zip(reads, ascii_lowercase, strict=False)}
+    given = list(reads)
+    found = answer(given)
+    if [*map(id, given)] != [*map(id, reads)]:
+        raise ChangedInPlaceError("reads")
+
+    def named(one):
+        if isinstance(one, list | tuple | Iterator):
+            return [named(each) for each in one]
+        return letters.get(id(one), "no read")
+
+    return None if found is None else [named(one) for one in found]
 
 
-def sliced_alone(seen, index):
-    found = sliced_as(seen, index)
-    return found[0], found[1], found[2] - seen[2]
+def in_file_order(reads):
+    return sorted(reads, key=lambda one: one.offset)
 
 
-WHOLE = ((4, 6), (6, 1), 0)
-INDICES = [1, -1, (), (0, 2), (slice(1, 3),), (slice(1, 3), slice(0, 5, 2)),
-           (..., 3), (slice(None, None, 2), -2), (slice(3, 1),), (slice(1, 2),), 9]  # fmt: skip
-SLICED = Build(
-    name="slice_view",
-    reference=slice_view,
+def runs_as(reads, ordered=in_file_order, joins=None):
+    """Runs that may be wrong."""
+    found = []
+    for read in ordered(reads):
+        if found and (joins or fits)(read, found[-1]):
+            found[-1].append(read)
+        else:
+            found.append([read])
+    return found
+
+
+def fits(read, run, gap=GAP_BYTES, reach=REQUEST_BYTES):
+    near = read.offset - run[-1].end <= gap
+    return near and read.end - run[0].offset <= reach
+
+
+def reaches_from_the_last(read, run):
+    return fits(read, run[-1:])
+
+
+def counts_what_is_wanted(read, run):
+    return fits(read, run, reach=1 << 62) and size_of([*run, read]) <= REQUEST_BYTES
+
+
+def size_of(reads):
+    return sum(one.end - one.offset for one in reads)
+
+
+def counts_from_begin_to_begin(read, run):
+    return read.offset - run[-1].offset <= GAP_BYTES and fits(read, run)
+
+
+def counts_from_the_first(read, run):
+    return read.offset - run[0].end <= GAP_BYTES and fits(read, run)
+
+
+def forgets_the_last(reads):
+    return runs_as(reads)[:-1]
+
+
+def drops_what_does_not_fit(reads):
+    found, run = [], []
+    for read in in_file_order(reads):
+        if run and not fits(read, run):
+            found.append(run)
+            run = []
+        else:
+            run.append(read)
+    return [*found, run] if run else found
+
+
+def begins_with_an_empty_one(reads):
+    return runs_as(reads) or [[]]
+
+
+def sorts_the_callers(reads):
+    reads.sort(key=lambda one: one.offset)
+    return runs_as(reads)
+
+
+def lies(place, letter):
+    return f"{letter}: {place[0]:,} to {place[1]:,}"
+
+
+FAR = 10 * REQUEST_BYTES
+RUNS = Build(
+    name="runs",
+    reference=runs,
     cases=[
-        *((WHOLE, index) for index in INDICES),
-        (((3, 4, 5), (1, 15, 3), 7), (slice(1, 3), ..., slice(0, 5, 3))),
-        (((5,), (4,), 2), (3,)),
+        ([],),
+        ([(100, 150)],),
+        ([(100, 150), (150, 400)],),
+        ([(150, 400), (100, 150)],),
+        ([(FAR, FAR + 80), (100, 150), (150, 400)],),
+        ([(0, 100), (100 + GAP_BYTES, 200 + GAP_BYTES)],),
+        ([(0, 100), (200, 300)],),
+        ([(0, 9), (9, GAP_BYTES), (GAP_BYTES + 10, GAP_BYTES + 12)],),
+        ([(0, 100), (101 + GAP_BYTES, 200 + GAP_BYTES)],),
+        ([(0, GAP_BYTES), (2 * GAP_BYTES, 2 * GAP_BYTES + 9)],),
+        ([(500, 1000), (1000, 500 + REQUEST_BYTES)],),
+        ([(500, 1000), (1000, 501 + REQUEST_BYTES)],),
+        ([(0, REQUEST_BYTES - 9), (REQUEST_BYTES - 8, REQUEST_BYTES + 1), (FAR, FAR + 9)],),
+        ([(0, 600), (600, REQUEST_BYTES // 2), (REQUEST_BYTES // 2, REQUEST_BYTES + 1)],),
+        ([(40, 90), (0, 100), (90, 300)],),
     ],
-    show=lambda case: f"slice_view({case[0]}, {written(case[1])})",
+    observe=runs_seen,
+    show=lambda case: (
+        "runs(reads)  # " + (", ".join(map(lies, case[0], ascii_lowercase)) or "none")
+    ),
     wrong={
-        "The view begins elsewhere now: the offset moves.": partial(sliced_as, forget=["offset"]),
-        "An index moves the offset by whole rows: by its stride.": partial(
-            sliced_as, offset_step=False
+        "You take them in the order of the list; the disk has them in that of the file.": partial(
+            runs_as, ordered=list
         ),
-        "With a step of 2, the next element is two strides away.": partial(
-            sliced_as, forget=["by"]
+        "Every read stays alone: neighbours can come with one request.": partial(
+            runs_as, joins=lambda read, run: False
         ),
-        "A slice keeps its dimension, also when it takes one element or none.": partial(
-            sliced_as, stays=lambda one, count: count > 1
+        "You never begin a second list: all that lies between would be read, too.": partial(
+            runs_as, joins=lambda read, run: True
         ),
-        "A start may be left out, and an integer negative: `steps_of` says where it begins.": (
-            reads_the_start
+        "What you collected last is not in what you return.": forgets_the_last,
+        "A small gap is no reason for a request of its own: it is read along.": partial(
+            runs_as, joins=partial(fits, gap=0)
         ),
-        "An integer takes its dimension away.": partial(sliced_as, forget=["integers"]),
-        "You forget where the view began that you slice.": sliced_alone,
+        "However far the next one lies, you read along what is between.": partial(
+            runs_as, joins=partial(fits, gap=1 << 62)
+        ),
+        "Your requests grow without end, as long as the next one is near.": partial(
+            runs_as, joins=partial(fits, reach=1 << 62)
+        ),
+        "A request reaches from the first of its reads to the end of this one.": partial(
+            runs_as, joins=reaches_from_the_last
+        ),
+        "A request brings the gaps, too: they count for its size.": partial(
+            runs_as, joins=counts_what_is_wanted
+        ),
+        "A gap begins where the one before ends, not where it begins.": partial(
+            runs_as, joins=counts_from_begin_to_begin
+        ),
+        "You look how far it is from the first read of the list; the last one is nearer.": partial(
+            runs_as, joins=counts_from_the_first
+        ),
+        "The read that does not fit any more begins the next list; yours lacks it.": (
+            drops_what_does_not_fit
+        ),
+        "A list of lists is asked for; also a read that comes alone lies in one.": in_file_order,
+        "The lists hold the reads themselves, not their places.": (
+            lambda reads: [[(one.offset, one.end) for one in run] for run in runs_as(reads)]
+        ),
+        "Of no reads, no requests: yours is an empty one.": begins_with_an_empty_one,
+        "`At most` allows the number itself.": partial(
+            runs_as, joins=partial(fits, gap=GAP_BYTES - 1, reach=REQUEST_BYTES - 1)
+        ),
+        "You sort the list of the caller; `sorted` makes a new one.": sorts_the_callers,
     },
 )
-
-
-def written(index):
-    """An index as it stands in brackets."""
-    if isinstance(index, tuple):
-        return f"({', '.join(map(written, index))}{',' * (len(index) == 1)})"
-    return "..." if index is ... else str(index)
 
 
 # Every byte belongs to one tensor
@@ -485,6 +583,6 @@ BUILDS = [
     SCAN_STORAGES,
     ELEMENT_SPAN,
     BYTE_SPAN,
-    SLICED,
+    RUNS,
     CHECK_NO_GAPS,
 ]

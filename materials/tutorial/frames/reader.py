@@ -12,12 +12,20 @@ from npydata.reader.containers import container_of, safetensors
 from npydata.reader.containers import zip as zips
 from npydata.reader.containers.legacy import COUNT_BYTES, in_file_order, require_count, require_end
 from npydata.reader.files import OpenFile
+from npydata.reader.load import Plan
 from npydata.reader.naming import name_entries
 from npydata.reader.opcodes import HANDLERS
+from npydata.reader.parallel_read import (
+    GAP_BYTES,
+    REQUEST_BYTES,
+    cut,
+    in_parallel,
+    read_request,
+)
 from npydata.reader.pickle_machine import MALFORMED, PickleMachine
 from npydata.reader.stored import Opaque, StoredTensor
-from npydata.reader.strides import expand_index, steps_of
-from npydata.reader.tensors import TensorReader, require_readable
+from npydata.reader.strides import slice_view
+from npydata.reader.tensors import Entry, TensorReader, require_readable
 from npydata.reader.torch_rebuild import CALLS, Rebuilder, first_opaque, validate_call
 
 
@@ -133,3 +141,12 @@ class MyCheckpoint:
     def slice(self, name, index):
         """Return a slice of a tensor, from the bytes it spans."""
         return self.reader.read_slice(self.tensors[name], index)
+
+    def load(self):
+        """Return all tensors: each run of them is a request, and several are under way."""
+        entries = {name: Entry(self.reader, one) for name, one in self.tensors.items()}
+        plan = Plan(list(entries.values()))
+        finish = {name: plan.new(entry, ...) for name, entry in entries.items()}
+        self.requests = runs([part for read in plan.reads for part in cut(read)])
+        self.loaded = sum(in_parallel(read_request, self.requests))
+        return {name: tensor() for name, tensor in finish.items()}

@@ -245,6 +245,34 @@ def ties_are_kept(mine):
         expect(b[0].item(), 9.0, "what was written through the other")
 
 
+def listed_backwards(folder, content):
+    """Write a safetensors file whose header lists the last tensor first."""
+    header, at = {}, 0
+    for name, tensor in content.items():
+        place = [at, at := at + tensor.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": place}
+    text = json.dumps(dict(reversed(header.items()))).encode()
+    path = folder / "x.safetensors"
+    data = b"".join(tensor.numpy().tobytes() for tensor in content.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def all_of_it_in_few_requests(mine):
+    """Everything at once is as it was saved, in requests that go forward and are not too large"""
+    content = {"small": torch.arange(12.0)}
+    content |= {f"layer.{k}": torch.full((1 << 20,), float(k)) for k in range(3)}
+    with a_folder() as folder:
+        found = mine.MyCheckpoint(listed_backwards(folder, content))
+        state = accepted(found.load, "load")
+        for name, tensor in content.items():
+            expect(torch.equal(state[name], tensor), True, f"{name} is as saved")
+        places = [(run[0].offset, run[-1].end) for run in found.requests]
+    expect(places, sorted(places), "the order of the requests")
+    expect(max(end - begin for begin, end in places) <= 8 << 20, True, "all have 8 MiB at most")
+    expect(len(places), 2, "requests for 12 MiB")
+
+
 def a_false_count_is_an_error(mine):
     """A storage whose count is not the pickle's is refused"""
     with a_folder() as folder:
@@ -276,6 +304,7 @@ FILE_PROMISES = [
     spans_are_tight,
     the_file_stays,
     ties_are_kept,
+    all_of_it_in_few_requests,
     a_false_count_is_an_error,
     hidden_bytes_are_an_error,
 ]
