@@ -72,9 +72,7 @@ def test_the_ends_of_a_large_index_are_checked(tmp_path, change, message, monkey
 def test_a_large_index_in_disorder_is_refused_when_it_is_packed(tmp_path, documents, monkeypatch):
     monkeypatch.setattr(megatron, "LARGEST_CHECKED", 2)
     path = write_megatron(tmp_path / "corpus", documents=documents)
-    with pytest.raises(
-        TokenFileError, match="a document ends behind sequence|document . ends at token"
-    ):
+    with pytest.raises(TokenFileError, match=r"a document ends behind sequence -?9|ends at token"):
         PackedDataset(path, 16)
 
 

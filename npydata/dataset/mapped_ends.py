@@ -1,6 +1,8 @@
 """Document ends of large indexes: computed where they are asked for, out of maps of the files."""
 
+import mmap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +55,19 @@ class MappedEnds(NDArrayOperatorsMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return np.asarray, (np.asarray(self),)
+
+
+def map_bytes(path: Path, large: int) -> npt.NDArray[np.uint8]:
+    """Map a file that isn't empty, as bytes; of one of more than ``large`` only what is asked for.
+
+    A fault in a map brings megabytes along where the device reads far ahead. That is as it should
+    be for a file that is looked at as a whole, and not for some numbers out of a large one.
+    """
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    if len(mapped) > large:
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, np.uint8)
 
 
 def mapped_ends(length: int, look_up: Callable[[IntArray], IntArray]) -> IntArray:

@@ -145,8 +145,9 @@ class PackedDataset(Dataset[Packed]):
 
     A document longer than a row fills rows of its own, and what is left of it is packed like a
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
-    shuffles them, shares them among ranks and resumes. ``report`` counts what is used, cropped
-    and padded. Positions begin again at 0 with each sequence. Rows of many documents are packed
+    shuffles them, shares them among ranks and resumes. So there is no ``state_dict`` here: a row
+    depends on nothing that came before it, and a loader's state says all. ``report`` counts what
+    is used, cropped and padded. Positions begin again at 0 with each sequence. Rows of many documents are packed
     once, and kept in a file beside the tokens.
     """
 
@@ -237,12 +238,11 @@ class PackedDataset(Dataset[Packed]):
         rows = as_indices(indices, len(self))
         if out is None:
             out = np.empty((4, len(rows), self.seq_len), np.int64)
-        inputs, targets, positions, document_ids = map(torch.from_numpy, out)
         if not len(rows):
-            return Packed.of(inputs, targets, positions, document_ids)
+            return Packed.of(*torch.from_numpy(out).unbind())
         spans, flat = spans_of(self.table, rows, self.seq_len), [part.reshape(-1) for part in out]
         sizes = spans.sizes()
-        shifted_pair(self._reader.read(spans, sizes), out)
+        pair = shifted_pair(self._reader.read(spans, sizes), out)
         self._mark(spans, flat[0], flat[1])
         write_positions(spans, sizes, out[2])
         flat[3][:] = spans.documents.astype(self._document_dtype).repeat(sizes)
@@ -251,7 +251,8 @@ class PackedDataset(Dataset[Packed]):
         self._require_vocabulary(flat[0], flat[1])
         bounds = spans.bounds()
         longest = int((sizes if spans.is_full else bounds[1:] - bounds[:-1]).max())
-        return Packed(inputs, targets, positions, torch.from_numpy(bounds), longest, document_ids)
+        positions, cu_seqlens, document_ids = map(torch.from_numpy, (out[2], bounds, out[3]))
+        return Packed(*pair, positions, cu_seqlens, longest, document_ids)
 
     def will_need(self, indices: npt.ArrayLike) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
@@ -301,7 +302,7 @@ class PackedDataset(Dataset[Packed]):
 
     def _mark(self, spans: Spans, inputs: IntArray, targets: IntArray) -> None:
         """Write ``ignore_index`` where a document ends, and ``bos_id`` where one begins."""
-        lasts = (spans.begins + spans.lengths - 1).compress(~spans.goes_on)
+        lasts = (spans.begins + spans.lengths - 1).compress(spans.is_end)
         targets[lasts] = self.ignore_index
         if self.bos_id is not None:
             inputs[spans.begins[self._put_before(spans) == 1]] = self.bos_id

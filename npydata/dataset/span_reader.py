@@ -1,6 +1,6 @@
 """The tokens of the spans of packed rows, read one span after the other or all at once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -23,7 +23,8 @@ class SpanReader:
     def __init__(self, tokens: TokenFile) -> None:
         self.tokens = tokens
         self.files = tokens.files if isinstance(tokens, TokenFiles) else [tokens]
-        self.ends = np.cumsum([file.num_tokens for file in self.files])
+        self.counts = [file.num_tokens for file in self.files]
+        self.ends = np.cumsum(self.counts)
         self.is_mapped = all(file.access == "mmap" for file in self.files)
         self.are_alike = all(file.dtype == tokens.dtype for file in self.files)
 
@@ -62,20 +63,18 @@ class SpanReader:
         is too little as well.
         """
         if len(self.files) == 1:
-            (view,) = self._views([0])
+            view = self._view(0)
             ranges = zip(spans.starts.tolist(), (spans.starts + sizes).tolist(), strict=True)
             return [view[begin:end] for begin, end in ranges]
         which, starts = self._in_files(spans)
         numbers = which.tolist()
-        found = sorted(set(numbers))
-        views = dict(zip(found, self._views(found), strict=True))
+        views = {k: self._view(k) for k in set(numbers)}
         each = zip(numbers, starts.tolist(), (starts + sizes).tolist(), strict=True)
         return [views[k][begin:end] for k, begin, end in each]
 
-    def _views(self, numbers: Iterable[int]) -> Iterator[memoryview]:
-        """Yield maps of some files, each of which has the size that it was opened with."""
-        for k in numbers:
-            yield self.files[k].read(0, self.files[k].num_tokens).data
+    def _view(self, number: int) -> memoryview:
+        """Return the map of a file, which has the size that it was opened with."""
+        return self.files[number].tokens.read(0, self.counts[number]).data
 
     def _copies(self, spans: Spans, sizes: IntArray) -> Iterator[memoryview]:
         """Yield the tokens of each span; zeros where it reaches out of its file."""

@@ -16,8 +16,8 @@ class Spans(NamedTuple):
     documents: IntArray
     lengths: IntArray
     """Tokens in the row, one put before the document among them."""
-    goes_on: npt.NDArray[np.bool_]
-    """Whether the document goes on behind it."""
+    is_end: npt.NDArray[np.bool_]
+    """Whether the document ends with it."""
     begins: IntArray
     """Places in the flattened batch."""
     starts: IntArray
@@ -60,20 +60,20 @@ def spans_of(table: RowTable, rows: IntArray, seq_len: int) -> Spans:
     if table.checks:
         table.checks.require(table.spans.nbytes + 8 * rows, 16)
     before = table.row_begins.take(rows)
-    counts = table.row_begins.take(rows + 1) - before
+    counts = table.row_begins[1:].take(rows) - before
     stops = counts.cumsum()
     where = np.arange(stops[-1])
     where += (before - stops + counts).repeat(counts)
     if table.checks:
         table.checks.require(24 * where, 24)
     starts, documents, lengths = table.spans.take(where, 0).T
-    goes_on, lengths = lengths < 0, np.abs(lengths)
+    is_end, lengths = lengths > 0, np.abs(lengths)
     ends = lengths.cumsum()
     begins, size = ends - lengths, len(rows) * seq_len
     is_full = int(ends[-1]) == size
     if not is_full:
         begins += (seq_len * np.arange(len(rows)) - begins.take(stops - counts)).repeat(counts)
-    return Spans(documents, lengths, goes_on, begins, starts, stops - 1, size, is_full)
+    return Spans(documents, lengths, is_end, begins, starts, stops - 1, size, is_full)
 
 
 def write_positions(spans: Spans, sizes: IntArray, out: IntArray) -> None:

@@ -15,7 +15,7 @@ from npydata.dataset.layout import (
     integer_dtype,
     require_size,
 )
-from npydata.dataset.mapped_ends import mapped_ends
+from npydata.dataset.mapped_ends import map_bytes, mapped_ends
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
 
@@ -48,7 +48,8 @@ def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
     for one in (index, tokens):
         if one.exists() and not one.is_file():
             raise TokenFileError(f"{one}: is a folder, device or pipe, expected a file")
-    raw = np.asarray(np.memmap(index, np.uint8, "r")) if index.stat().st_size else np.zeros(0, "u1")
+    is_empty = index.stat().st_size == 0
+    raw = np.zeros(0, "u1") if is_empty else map_bytes(index, 20 * LARGEST_CHECKED)
     if len(raw) < HEADER_BYTES or raw[:9].tobytes() != MAGIC:
         raise TokenFileError(
             f"{index}: starts with {raw[:9].tobytes()!r}, expected "
