@@ -147,8 +147,8 @@ class PackedDataset(Dataset[Packed]):
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
     shuffles them, shares them among ranks and resumes. So there is no ``state_dict`` here: a row
     depends on nothing that came before it, and a loader's state says all. ``report`` counts what
-    is used, cropped and padded. Positions begin again at 0 with each sequence. Rows of many documents are packed
-    once, and kept in a file beside the tokens.
+    is used, cropped and padded. Positions begin again at 0 with each sequence. Rows of many
+    documents are packed once, and kept in a file beside the tokens.
     """
 
     batch_tensors = 4
