@@ -143,6 +143,17 @@ def test_documents_in_several_files_make_the_rows_of_one(
     assert same(*([batch] for batch in batches))
 
 
+def test_files_of_another_byte_order_give_the_same_tokens(tmp_path):
+    rows, found = np.arange(1, 1281).reshape(2, 4, 160), []
+    for name, dtypes in (("a", ("<u2", "<u2")), ("b", ("<u2", ">u2"))):
+        paths = [tmp_path / f"{name}{k}.npy" for k in range(2)]
+        for path, dtype, part in zip(paths, dtypes, rows, strict=True):
+            np.save(path, part.astype(dtype))
+        ds = PackedDataset(paths, 200)
+        found.append([ds.fetch(range(len(ds)))])
+    assert same(*found)
+
+
 def test_documents_end_behind_the_token_that_ends_them(tmp_path):
     path = write_with_ends(tmp_path / "a.npy", [[1, 2, 3], [], [4] * 9])
     ds = PackedDataset(path, 8, eot_id=EOT, crop="none")
