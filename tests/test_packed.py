@@ -154,6 +154,17 @@ def test_files_of_another_byte_order_give_the_same_tokens(tmp_path):
     assert same(*found)
 
 
+def test_documents_and_places_beyond_small_numbers_are_told(tmp_path):
+    lengths = [300] * 40 + [1] * 70_000
+    ends = np.cumsum(lengths)
+    ds = PackedDataset(write_datatrove(tmp_path, lengths), 600, crop="none")
+    pieces = told(ds.fetch(range(len(ds))))
+    assert sorted(number for number, *_ in pieces) == list(range(len(lengths)))
+    for number, tokens, _ in pieces:
+        assert len(tokens) == lengths[number]
+        assert tokens[-1] == ends[number]
+
+
 def test_documents_end_behind_the_token_that_ends_them(tmp_path):
     path = write_with_ends(tmp_path / "a.npy", [[1, 2, 3], [], [4] * 9])
     ds = PackedDataset(path, 8, eot_id=EOT, crop="none")
