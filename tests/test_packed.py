@@ -118,8 +118,51 @@ def test_both_ways_to_write_a_batch_give_the_same_rows(tmp_path, access, longest
     ds = PackedDataset(path, 64, access=access, bos_id=5)
     first = ds.fetch(range(len(ds)))
     for limit in (0, 1 << 30):
-        monkeypatch.setattr("npydata.dataset.spans.SHORT_SPANS", limit)
+        monkeypatch.setattr("npydata.dataset.span_reader.SHORT_SPANS", limit)
         assert all(map(torch.equal, first[:4], ds.fetch(range(len(ds)))[:4]))
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("dtypes", [("<u4", "<u4", "<u4"), ("<u2", "<u4", "<u2")])
+@pytest.mark.parametrize(("bos_id", "crop"), [(None, "none"), (5, "tail"), (5, "none")])
+@pytest.mark.parametrize("limit", [0, 1 << 30])
+def test_documents_in_several_files_make_the_rows_of_one(
+    tmp_path, access, dtypes, bos_id, crop, limit, monkeypatch
+):
+    monkeypatch.setattr("npydata.dataset.span_reader.SHORT_SPANS", limit)
+    lengths, paths = np.random.default_rng(3).integers(0, 40, (3, 50)), []
+    whole = write_datatrove(tmp_path, lengths.ravel(), "whole")
+    parts = np.split(np.fromfile(whole, "<u4"), np.cumsum(lengths.sum(1))[:-1])
+    for name, part, dtype, inside in zip("abc", parts, dtypes, lengths, strict=True):
+        paths.append(write_datatrove(tmp_path, inside, name))
+        part.astype(dtype).tofile(paths[-1])
+    one, several = (
+        PackedDataset(each, 32, access=access, bos_id=bos_id, crop=crop) for each in (whole, paths)
+    )
+    batches = one.fetch(range(len(one))), several.fetch(range(len(several)))
+    assert same(*([batch] for batch in batches))
+
+
+def test_files_of_another_byte_order_give_the_same_tokens(tmp_path):
+    rows, found = np.arange(1, 1281).reshape(2, 4, 160), []
+    for name, dtypes in (("a", ("<u2", "<u2")), ("b", ("<u2", ">u2"))):
+        paths = [tmp_path / f"{name}{k}.npy" for k in range(2)]
+        for path, dtype, part in zip(paths, dtypes, rows, strict=True):
+            np.save(path, part.astype(dtype))
+        ds = PackedDataset(paths, 200)
+        found.append([ds.fetch(range(len(ds)))])
+    assert same(*found)
+
+
+def test_documents_and_places_beyond_small_numbers_are_told(tmp_path):
+    lengths = [300] * 40 + [1] * 70_000
+    ends = np.cumsum(lengths)
+    ds = PackedDataset(write_datatrove(tmp_path, lengths), 600, crop="none")
+    pieces = told(ds.fetch(range(len(ds))))
+    assert sorted(number for number, *_ in pieces) == list(range(len(lengths)))
+    for number, tokens, _ in pieces:
+        assert len(tokens) == lengths[number]
+        assert tokens[-1] == ends[number]
 
 
 def test_documents_end_behind_the_token_that_ends_them(tmp_path):

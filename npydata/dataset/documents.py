@@ -10,6 +10,7 @@ import numpy as np
 
 from npydata.dataset.access import TokenArray
 from npydata.dataset.fingerprint import fingerprint_of
+from npydata.dataset.mapped_ends import join_ends
 from npydata.dataset.token_windows import as_int
 from npydata.dataset.tokens import TokenFile
 from npydata.dataset.windows import IntArray
@@ -41,11 +42,8 @@ def document_ends(files: Sequence[TokenFile], eot_id: int | None = None) -> IntA
     """
     if len(files) == 1:  # as it lies, mapped perhaps
         return ends_in(files[0], eot_id)
-    ends, passed = [], 0
-    for file in files:
-        ends.append(ends_in(file, eot_id) + passed)
-        passed += file.num_tokens
-    return np.concatenate(ends)
+    ends = [ends_in(file, eot_id) for file in files]
+    return join_ends(ends, [file.num_tokens for file in files])
 
 
 def ends_in(file: TokenFile, eot_id: int | None = None) -> IntArray:

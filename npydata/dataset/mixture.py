@@ -82,7 +82,8 @@ class MixtureDataset(InEpochs, Dataset[Any]):
     its epochs; a source that ends begins its next epoch, also in the middle of the mixture's.
     Sample i of an epoch is a pure function of (seed, epoch, i), and the mixture's epochs go on
     where the last one ended, so a loader's state, which is a few integers, says where every source
-    stands. The samples of a batch must fit together: of one kind, and of one shape.
+    stands; there is no ``state_dict`` here, which could only say something else. The samples of a
+    batch must fit together: of one kind, and of one shape.
 
     Let the loader not shuffle (``shuffle=False``); it refuses to. A ``schedule`` counts samples
     over all epochs of the mixture.

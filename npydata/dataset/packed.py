@@ -10,7 +10,7 @@ Example::
 
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from npydata.dataset.access import TokenArray
-from npydata.dataset.datasets import as_indices
+from npydata.dataset.datasets import as_indices, shifted_pair
 from npydata.dataset.documents import document_ends
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.hashing import stream_key
@@ -32,7 +31,8 @@ from npydata.dataset.packing import (
     require_crop,
 )
 from npydata.dataset.row_file import kept_rows
-from npydata.dataset.spans import Spans, put_before, ranges, spans_of
+from npydata.dataset.span_reader import SpanReader
+from npydata.dataset.spans import Spans, put_before, ranges, spans_of, write_positions
 from npydata.dataset.token_file import Paths, open_files
 from npydata.dataset.token_windows import as_int, require_vocabulary
 from npydata.dataset.tokens import TokenFiles
@@ -145,9 +145,10 @@ class PackedDataset(Dataset[Packed]):
 
     A document longer than a row fills rows of its own, and what is left of it is packed like a
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
-    shuffles them, shares them among ranks and resumes. ``report`` counts what is used, cropped
-    and padded. Positions begin again at 0 with each sequence. Rows of many documents are packed
-    once, and kept in a file beside the tokens.
+    shuffles them, shares them among ranks and resumes. So there is no ``state_dict`` here: a row
+    depends on nothing that came before it, and a loader's state says all. ``report`` counts what
+    is used, cropped and padded. Positions begin again at 0 with each sequence. Rows of many
+    documents are packed once, and kept in a file beside the tokens.
     """
 
     batch_tensors = 4
@@ -173,6 +174,7 @@ class PackedDataset(Dataset[Packed]):
         require_crop(crop)
         self.files = open_files(paths, dtype, format, access)
         self.tokens = self.files[0] if len(self.files) == 1 else TokenFiles(self.files)
+        self._reader = SpanReader(self.tokens)
         self.bos_id = None if bos_id is None else as_int(bos_id, "bos_id", least=0)
         self.ignore_index = as_int(ignore_index, "ignore_index")
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
@@ -193,6 +195,7 @@ class PackedDataset(Dataset[Packed]):
         self.ends = document_ends(self.files, self._eot_id)
         self.table: RowTable
         self.table, self._documents = kept_rows(self.files, self.ends, self._packing, self._eot_id)
+        self._document_dtype = np.min_scalar_type(len(self.ends))
 
     def __len__(self) -> int:
         return len(self.table.row_begins) - 1
@@ -235,20 +238,21 @@ class PackedDataset(Dataset[Packed]):
         rows = as_indices(indices, len(self))
         if out is None:
             out = np.empty((4, len(rows), self.seq_len), np.int64)
-        inputs, targets, positions, document_ids = torch.from_numpy(out).unbind()
         if not len(rows):
-            return Packed.of(inputs, targets, positions, document_ids)
+            return Packed.of(*torch.from_numpy(out).unbind())
         spans, flat = spans_of(self.table, rows, self.seq_len), [part.reshape(-1) for part in out]
-        if spans.are_short and self.files[0].access == "mmap":
-            tokens = self._write_at_once(spans, flat[0], *flat[2:])
-        else:
-            tokens = self._write_one_by_one(spans, *out[2:])
-        self._shift(spans, tokens, flat[0], flat[1])
+        sizes = spans.sizes()
+        pair = shifted_pair(self._reader.read(spans, sizes), out)
+        self._mark(spans, flat[0], flat[1])
+        write_positions(spans, sizes, out[2])
+        flat[3][:] = spans.documents.astype(self._document_dtype).repeat(sizes)
         if not spans.is_full:
             self._write_padding(spans, flat)
+        self._require_vocabulary(flat[0], flat[1])
         bounds = spans.bounds()
-        longest = int((bounds[1:] - bounds[:-1]).max())
-        return Packed(inputs, targets, positions, torch.from_numpy(bounds), longest, document_ids)
+        longest = int((sizes if spans.is_full else bounds[1:] - bounds[:-1]).max())
+        positions, cu_seqlens, document_ids = map(torch.from_numpy, (out[2], bounds, out[3]))
+        return Packed(*pair, positions, cu_seqlens, longest, document_ids)
 
     def will_need(self, indices: npt.ArrayLike) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
@@ -296,58 +300,12 @@ class PackedDataset(Dataset[Packed]):
         """Return rows one by one; a stock ``DataLoader`` needs ``collate_fn=Packed.join``."""
         return self.fetch(indices).samples()
 
-    def _write_at_once(
-        self, spans: Spans, places: IntArray, positions: IntArray, document_ids: IntArray
-    ) -> TokenArray:
-        """Write positions and documents, and return the tokens, each gathered by its place.
-
-        The tokens of what is put before a document or pads a row are any.
-        """
-        sizes = spans.sizes()
-        np.subtract(np.arange(spans.size), spans.begins.repeat(sizes), out=positions)
-        np.add(positions, spans.starts.repeat(sizes), out=places)
-        document_ids[:] = spans.documents.repeat(sizes)
-        return self._gather(places)
-
-    def _write_one_by_one(
-        self, spans: Spans, positions: IntArray, document_ids: IntArray
-    ) -> TokenArray:
-        """Do the same span by span: few of them are not the first of their row."""
-        places = np.arange(self.seq_len)
-        positions[:] = places
-        document_ids[:] = spans.documents.take(spans.firsts)[:, None]
-        tokens, read = np.zeros(spans.size, self.tokens.dtype), self._reader()
-        flat_positions, flat_documents = positions.reshape(-1), document_ids.reshape(-1)
-        each = (spans.begins, spans.lengths, spans.starts, spans.documents)
-        for begin, length, start, document in zip(*(part.tolist() for part in each), strict=True):
-            end, skip = begin + length, int(start < 0)  # nothing lies before the first document
-            tokens[begin + skip : end] = read(start + skip, length - skip)
-            if begin % self.seq_len:
-                flat_positions[begin:end] = places[:length]
-                flat_documents[begin:end] = document
-        return tokens
-
-    def _shift(self, spans: Spans, tokens: TokenArray, inputs: IntArray, targets: IntArray) -> None:
-        """Write tokens to where they are read, and one place earlier to be predicted."""
-        inputs[:] = tokens
-        targets[:-1] = tokens[1:]
-        lasts = spans.begins + spans.lengths - 1
+    def _mark(self, spans: Spans, inputs: IntArray, targets: IntArray) -> None:
+        """Write ``ignore_index`` where a document ends, and ``bos_id`` where one begins."""
+        lasts = (spans.begins + spans.lengths - 1).compress(spans.is_end)
         targets[lasts] = self.ignore_index
-        if spans.goes_on.any():
-            following = (spans.starts + spans.lengths)[spans.goes_on]
-            targets[lasts[spans.goes_on]] = self._gather(following)
         if self.bos_id is not None:
             inputs[spans.begins[self._put_before(spans) == 1]] = self.bos_id
-        if self.vocab_size is not None or self.tokens.dtype == np.uint64:
-            limit = (1 << 63) if self.vocab_size is None else self.vocab_size
-            for ids in (inputs, targets[targets != self.ignore_index]):
-                require_vocabulary(ids, limit, self.files)
-
-    def _gather(self, places: IntArray) -> TokenArray:
-        """Return single tokens; for a place outside, the nearest one."""
-        if len(self.files) > 1 or self.files[0].access != "mmap":
-            return self.tokens.gather(places.clip(0, self.tokens.num_tokens - 1), 1)[:, 0]
-        return self.tokens.read(0, self.tokens.num_tokens).take(places, mode="clip")
 
     def _write_padding(self, spans: Spans, flat: list[IntArray]) -> None:
         inputs, targets, positions, document_ids = flat
@@ -356,13 +314,13 @@ class PackedDataset(Dataset[Packed]):
             positions[begin:end] = np.arange(end - begin)
             document_ids[begin:end] = NO_DOCUMENT
 
+    def _require_vocabulary(self, inputs: IntArray, targets: IntArray) -> None:
+        """Raise if an id is outside the vocabulary, or too large for int64."""
+        if self.vocab_size is not None or self.tokens.dtype == np.uint64:
+            limit = (1 << 63) if self.vocab_size is None else self.vocab_size
+            for ids in (inputs, targets[targets != self.ignore_index]):
+                require_vocabulary(ids, limit, self.files)
+
     def _put_before(self, spans: Spans) -> IntArray:
         """Return 1 for each span that begins with ``bos_id``, else 0."""
         return put_before(spans, self.ends) if self._bos else np.zeros_like(spans.starts)
-
-    def _reader(self) -> Callable[[int, int], TokenArray]:
-        """Return what reads a span: of one mapped file a slice, checked once for all of them."""
-        if len(self.files) > 1 or self.tokens.access != "mmap":
-            return self.tokens.read
-        mapped = self.tokens.read(0, self.tokens.num_tokens)
-        return lambda first, count: mapped[first : first + count]

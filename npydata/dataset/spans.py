@@ -9,9 +9,6 @@ import numpy.typing as npt
 from npydata.dataset.packing import RowTable, begins_of
 from npydata.dataset.windows import IntArray
 
-SHORT_SPANS = 256
-"""Spans of fewer tokens are written all at once, longer ones one after the other."""
-
 
 class Spans(NamedTuple):
     """What is in some rows, an array for each property, a number for each span."""
@@ -19,26 +16,23 @@ class Spans(NamedTuple):
     documents: IntArray
     lengths: IntArray
     """Tokens in the row, one put before the document among them."""
-    goes_on: npt.NDArray[np.bool_]
-    """Whether the document goes on behind it."""
+    is_end: npt.NDArray[np.bool_]
+    """Whether the document ends with it."""
     begins: IntArray
     """Places in the flattened batch."""
     starts: IntArray
     """First tokens in the files; one less where a token is put before the document."""
-    firsts: IntArray
-    """Which spans are the first ones of the rows."""
+    row_lasts: IntArray
+    """Which spans are the last ones of the rows."""
     size: int
     """Places of the flattened batch."""
     is_full: bool
     """Whether no row is padded."""
 
-    @property
-    def are_short(self) -> bool:
-        """Whether there are so many that they are better written all at once."""
-        return self.size < SHORT_SPANS * len(self.begins)
-
     def sizes(self) -> IntArray:
         """Return the places from each span's begin to the next one's."""
+        if self.is_full:
+            return self.lengths
         sizes = np.empty_like(self.begins)
         np.subtract(self.begins[1:], self.begins[:-1], out=sizes[:-1])
         sizes[-1] = self.size - self.begins[-1]
@@ -66,19 +60,37 @@ def spans_of(table: RowTable, rows: IntArray, seq_len: int) -> Spans:
     if table.checks:
         table.checks.require(table.spans.nbytes + 8 * rows, 16)
     before = table.row_begins.take(rows)
-    counts = table.row_begins.take(rows + 1) - before
+    counts = table.row_begins[1:].take(rows) - before
     stops = counts.cumsum()
-    where = np.arange(stops[-1]) + (before - stops + counts).repeat(counts)
+    where = np.arange(stops[-1])
+    where += (before - stops + counts).repeat(counts)
     if table.checks:
         table.checks.require(24 * where, 24)
     starts, documents, lengths = table.spans.take(where, 0).T
-    goes_on, lengths = lengths < 0, np.abs(lengths)
+    is_end, lengths = lengths > 0, np.abs(lengths)
     ends = lengths.cumsum()
-    begins, size, firsts = ends - lengths, len(rows) * seq_len, stops - counts
+    begins, size = ends - lengths, len(rows) * seq_len
     is_full = int(ends[-1]) == size
     if not is_full:
-        begins += (seq_len * np.arange(len(rows)) - begins.take(firsts)).repeat(counts)
-    return Spans(documents, lengths, goes_on, begins, starts, firsts, size, is_full)
+        begins += (seq_len * np.arange(len(rows)) - begins.take(stops - counts)).repeat(counts)
+    return Spans(documents, lengths, is_end, begins, starts, stops - 1, size, is_full)
+
+
+def write_positions(spans: Spans, sizes: IntArray, out: IntArray) -> None:
+    """Write places within spans, which have these ``sizes``, to ``out``, ``(rows, seq_len)``."""
+    rows, seq_len = out.shape
+    within = spans.begins % seq_len
+    if len(within) >= 2 * rows:  # many: most of the time is moving bytes, so few for each token
+        dtype = np.min_scalar_type(seq_len - 1)
+        positions = within.astype(dtype).repeat(sizes).reshape(out.shape)
+        np.subtract(np.arange(seq_len).astype(dtype), positions, out=positions)
+        out[:] = positions
+        return
+    places, flat, later = np.arange(seq_len), out.reshape(-1), within.nonzero()[0]
+    out[:] = places
+    each = spans.begins.take(later).tolist(), sizes.take(later).tolist()
+    for begin, size in zip(*each, strict=True):
+        flat[begin : begin + size] = places[:size]
 
 
 def put_before(spans: Spans, ends: IntArray) -> IntArray:

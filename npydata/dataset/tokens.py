@@ -11,6 +11,7 @@ import numpy.typing as npt
 from npydata.dataset.access import Access, TokenArray, open_access
 from npydata.dataset.formats import FORMATS, read_layout
 from npydata.dataset.layout import TokenLayout
+from npydata.dataset.mapped_ends import join_ends
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
 
@@ -69,7 +70,10 @@ class TokenFile:
 
     @property
     def document_ends(self) -> IntArray | None:
-        """For each document, how many tokens lie before its end (int64), or ``None``."""
+        """For each document, how many tokens lie before its end (int64), or ``None``.
+
+        Of a large index a view, which reads what it is asked for.
+        """
         return self.layout.document_ends
 
     def __len__(self) -> int:
@@ -207,13 +211,8 @@ class JoinedAccess:
 
 def join_document_ends(files: Sequence[TokenFile]) -> IntArray | None:
     """Return the document ends of files seen as one; ``None`` if a file does not say them."""
-    ends, passed = [], 0
-    for file in files:
-        if file.document_ends is None:
-            return None
-        ends.append(file.document_ends + passed)
-        passed += file.num_tokens
-    return np.concatenate(ends)
+    ends = [file.document_ends for file in files if file.document_ends is not None]
+    return join_ends(ends, [file.num_tokens for file in files]) if len(ends) == len(files) else None
 
 
 def common_dtype(files: Sequence[TokenFile]) -> "np.dtype[np.integer[Any]]":

@@ -12,6 +12,7 @@ from npydata.dataset.layout import (
     TokenLayout,
     integer_dtype,
 )
+from npydata.dataset.mapped_ends import map_bytes
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
 
@@ -54,7 +55,7 @@ def read_ends(index: Path) -> IntArray:
     """Return the document ends; those of a large index as a map of it, its order unchecked."""
     if index.stat().st_size <= 8 * LARGEST_CHECKED:
         return np.fromfile(index, "<i8")
-    return np.asarray(np.memmap(index, "<i8", "r"))
+    return map_bytes(index, 8 * LARGEST_CHECKED).view("<i8")
 
 
 def infer_dtype(path: Path, size: int, count: int) -> TokenDtype:
