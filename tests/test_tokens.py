@@ -1,6 +1,7 @@
 """Reading tokens by map and by pread, and writing them whole or not at all."""
 
 import gc
+import mmap
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from npydata import TokenFileError, open_tokens, write_tokens
+from npydata.dataset.access import window_pages
 from npydata.system.page_cache import evict
 
 IDS = np.arange(10_000, dtype=np.uint16)
@@ -209,6 +211,11 @@ def test_a_list_or_glob_of_one_file_is_that_file(path):
     assert "2 files, uint16, shape=(20000,)" in repr(open_tokens([path, path]))
 
 
+def test_a_file_may_be_named_like_a_glob(path):
+    named = path.rename(path.with_name("a[1].npy"))
+    assert open_tokens(named).num_tokens == len(IDS)
+
+
 def test_a_list_or_glob_of_no_file_is_refused(tmp_path):
     for given, message in (
         ([], "no token file given"),
@@ -244,6 +251,13 @@ def test_advice_changes_nothing_but_what_is_in_memory(path, access):
     tokens.will_need(starts, 100)
     tokens.will_need(np.zeros(0, np.int64), 100)
     assert np.array_equal(tokens.gather(starts, 100), before)
+
+
+def test_advice_is_about_the_pages_that_hold_the_windows(path):
+    layout = open_tokens(path).layout
+    first_of_page_1 = (mmap.PAGESIZE - layout.offset) // 2
+    begins, lengths = window_pages(layout, np.array([first_of_page_1]), 10)
+    assert (begins.tolist(), lengths.tolist()) == ([mmap.PAGESIZE], [mmap.PAGESIZE])
 
 
 def test_threads_share_a_file(path):
