@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".txt")
 COPIED = ("npydata", "tests", "materials", "notebooks", "examples", "pyproject.toml", "README.md")
 SECONDS = 60  # for the tests of one mutant; half of them for one test
-OUTCOMES = {0: "survived", 1: "killed"}
+OUTCOMES = {0: "survived", 1: "killed", 2: "killed"}  # 2: by an interrupt that was not caught
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,8 @@ def run_tests(tests: str, copy: Path, log: Path) -> str:
     if not done:
         os.waitpid(child, 0)
         return "timeout"
+    if " during collection" in log.read_text():
+        return "no import"
     code = os.waitstatus_to_exitcode(status)
     return "killed" if code < 0 else OUTCOMES.get(code, f"pytest: {code}")
 

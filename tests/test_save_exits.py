@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -459,6 +460,17 @@ go.set()
 keeper.wait()
 assert holds(sys.argv[1], 1) == 1
 """
+
+
+def test_a_forked_process_that_leaves_its_copy_of_a_temporary_folder_removes_nothing(tmp_path):
+    with ExitStack() as held:
+        temporary = held.enter_context(commit.temporary_beside(tmp_path / "a"))
+        if (child := os.fork()) == 0:
+            held.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert temporary.is_dir()
+    assert unfinished(tmp_path) == []
 
 
 def test_a_forked_process_that_ends_takes_nothing_away_from_its_parent(tmp_path):
