@@ -11,6 +11,7 @@ from npydata.reader.archive import read_pickle
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import MAX_LINE_BYTES, PickleMachine
 from npydata.reader.stored import Global, Opaque
+from npydata.reader.torch_rebuild import Rebuilder
 
 PLAIN = {
     "none": None,
@@ -158,6 +159,14 @@ def test_a_key_that_takes_forever_to_hash_is_refused():
     doubled = b")" + b"2\x86" * 60
     with pytest.raises(CheckpointError, match="made of tuples"):
         read_pickle(b"}" + doubled + b"Ns.")
+
+
+def test_names_cannot_be_far_longer_than_the_pickle():
+    rebuilder = Rebuilder(1000)
+    for number in range(10):
+        rebuilder.find_class("module" * 1000, f"name{number}")
+    with pytest.raises(CheckpointError, match="far longer than the pickle"):
+        rebuilder.find_class("module" * 3000, "name")
 
 
 def test_calls_cannot_multiply_what_a_short_pickle_holds():

@@ -39,6 +39,16 @@ class Held:
         monkeypatch.setattr(Writer, "__call__", held)
 
 
+def test_an_error_in_a_block_is_not_hidden_by_that_of_its_save(tmp_path, monkeypatch, caplog):
+    held = Held(monkeypatch, failing(28))
+    held.go.set()
+    keeper = AsyncCheckpointer()
+    save_step(keeper, tmp_path / "a", 1)
+    with pytest.raises(ValueError, match="in the block"), keeper:
+        raise ValueError("in the block")
+    assert "could not be saved" in caplog.text
+
+
 def test_an_error_that_nobody_can_be_told_is_logged_once(tmp_path, monkeypatch, caplog):
     held = Held(monkeypatch, failing(28))
     keeper = AsyncCheckpointer()
@@ -514,6 +524,17 @@ def test_jobs_run_in_order_and_stop_at_the_first_error():
     with pytest.raises(ZeroDivisionError):
         run_parallel([lambda: 1 / 0] + [lambda: ran.append(1)] * 1000, lambda _: None, 1)
     assert ran == []
+
+
+def test_jobs_count_as_done_up_to_the_first_that_has_not_ended():
+    second, counts = threading.Event(), []
+
+    def done(count):
+        counts.append(count)
+        second.set()
+
+    run_parallel([lambda: second.wait(PATIENCE), lambda: None], done, 2)
+    assert counts == [0, 2]
 
 
 def test_a_save_raises_its_error_once():
