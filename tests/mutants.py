@@ -40,8 +40,8 @@ class Mutant:
         """Return the module's source with the line replaced; it must occur exactly once."""
         lines = source.split("\n")
         if lines.count(self.line) != 1:
-            raise ValueError(f"{self.name}: {lines.count(self.line)} lines of {self.module} are "
-                             f"{self.line!r}, expected one")  # fmt: skip
+            found = f"{lines.count(self.line)} lines of {self.module} are {self.line!r}"
+            raise ValueError(f"{self.name}: {found}, expected one")
         return "\n".join(self.instead if line == self.line else line for line in lines)
 
 
@@ -69,8 +69,8 @@ def read_table() -> list[Mutant]:
 
 def copy_tree(to: Path) -> Path:
     """Copy what tests need, as it is in the working tree; return where it is."""
+    to.mkdir()
     for name in COPIED:
-        (to / name).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         copy(ROOT / name, to / name)
     return to
@@ -89,10 +89,7 @@ def outcome_of(mutant: Mutant, copy: Path, log: Path) -> str:
 
 
 def run_tests(tests: str, copy: Path, log: Path) -> str:
-    """Run tests in a child that has torch already, but nothing of npydata; return what came of it.
-
-    What they leave behind ends with them.
-    """
+    """Run tests in a child that has torch but nothing of npydata; end what they leave behind."""
     if (child := os.fork()) == 0:
         os.setsid()
         os.chdir(copy / "tests")

@@ -10,11 +10,10 @@ TESTS = Path(__file__).parent
 MUTANTS = read_table()
 
 
-def test_each_mutant_breaks_one_line_of_its_module_and_leaves_it_python():
+def test_each_mutant_breaks_one_line_of_its_module():
     for mutant in MUTANTS:
-        broken = mutant.broken((ROOT / mutant.module).read_text())
-        compile(broken, mutant.module, "exec", dont_inherit=True)
-        assert mutant.line != mutant.instead, mutant.name
+        source = (ROOT / mutant.module).read_text()
+        assert mutant.broken(source) != source, mutant.name
 
 
 def test_no_two_mutants_have_the_same_name_or_do_the_same():
