@@ -1,7 +1,7 @@
 """Proves that tests notice: breaks one line of the library at a time, in a copy, and runs a few.
 
-``--list``, ``--run`` and ``--unbroken`` take how mutants' names begin, such as ``reader/``; the last
-runs the same tests with nothing broken. All of ``mutants.txt`` takes some 20 minutes of one core.
+``--list``, ``--run`` and ``--unbroken`` take how names begin, such as ``reader/``; the last runs
+the same tests with nothing broken. All of ``mutants.txt`` takes some 20 minutes of one core.
 """
 
 import argparse
