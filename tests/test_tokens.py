@@ -85,6 +85,29 @@ SHRUNK = """
 
 
 @BOTH_ACCESSES
+def test_a_file_of_other_ids_in_as_many_bytes_is_refused_when_reopened(path, access):
+    pickled = pickle.dumps(open_tokens(path, access=access))
+    write_tokens(path, [IDS.astype(np.int16)])
+    with pytest.raises(TokenFileError, match=r"of int16 .*expected .* of uint16"):
+        pickle.loads(pickled)
+
+
+@BOTH_ACCESSES
+def test_a_headerless_file_is_reopened_with_the_dtype_it_was_given(tmp_path, access):
+    IDS.tofile(tmp_path / "a.bin")
+    tokens = open_tokens(tmp_path / "a.bin", dtype="uint16", access=access)
+    again = pickle.loads(pickle.dumps(tokens))
+    assert again.dtype == np.uint16
+    assert np.array_equal(again.read(0, 10_000), IDS)
+
+
+def test_files_with_and_without_rows_are_seen_without(path):
+    write_tokens(path.with_name("b.npy"), [IDS[:20]], row_len=10)
+    both = open_tokens([path.with_name("b.npy"), path])
+    assert both.shape == (10_020,)
+
+
+@BOTH_ACCESSES
 def test_a_file_that_shrank_gives_an_error_and_no_crash(path, access):
     child = [sys.executable, "-c", textwrap.dedent(SHRUNK), path, access]
     done = subprocess.run(child, capture_output=True, text=True, check=False)
