@@ -8,6 +8,7 @@ from loader_tools import PATIENCE, all_workers_end, workers_alive
 from npydata import AsyncDataLoader
 from npydata.loader import adaptive
 from npydata.loader.adaptive import AdaptivePrefetcher, Pace
+from npydata.loader.config import batches_per_handoff
 from npydata.loader.prefetcher import ExceptionWrapper
 
 NEVER, ALWAYS = 1e9, 0.0
@@ -84,6 +85,8 @@ def test_batches_come_in_order_and_never_too_many(request, pace, workers, capaci
         assert len(begun) <= taken + capacity
         assert prefetcher.next() == taken
     prefetcher.close()
+    assert all_workers_end()
+    assert sorted(begun) == list(range(300))
 
 
 def test_quick_batches_change_hands_in_bulk_and_slow_ones_singly():
@@ -94,6 +97,12 @@ def test_quick_batches_change_hands_in_bulk_and_slow_ones_singly():
         sizes.append(pace.handoff())
         pace.note(seconds)
     assert [*sizes, pace.handoff()] == [1, 8, 8, 8, 8, 1, 1, 8]
+
+
+@pytest.mark.parametrize("workers, capacity", [(1, 8), (2, 8), (3, 16), (4, 4)])
+def test_while_the_caller_uses_one_handoff_each_worker_has_room_for_another(workers, capacity):
+    size = batches_per_handoff(capacity, workers)
+    assert size == 1 or size * (workers + 1) <= capacity < (size + 1) * (workers + 1)
 
 
 def test_help_comes_at_once_after_some_slow_batches_in_a_row_and_then_needs_new_evidence():

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,21 @@ def test_a_pipe_is_refused_and_stays_a_pipe(tmp_path):
         write(pipe)
     assert pipe.is_fifo()
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_the_files_of_a_folder_reach_the_disk_before_its_name(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic.replacing_folder(tmp_path / "a") as folder:
+        (folder / "one").write_bytes(b"1")
+        (folder / "two").write_bytes(b"2")
+    assert sorted(synced[:2]) == ["one", "two"]
+    assert synced[2:] == [folder.name, tmp_path.name]
 
 
 def test_a_full_disk_names_the_file_it_could_not_take(tmp_path):

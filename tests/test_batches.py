@@ -405,6 +405,23 @@ def test_a_dataset_of_windows_is_advised_of_those_that_come(tokens):
     assert list(dataset.advised) == dataset.windows_of(order(0), 5, 0).tolist()
 
 
+def test_a_loader_advises_of_all_batches_that_it_may_have_at_a_time():
+    class Advised(Numbers):
+        advised = ()
+
+        def will_need(self, indices):
+            self.advised = (*self.advised, len(indices))
+
+        def fetch(self, indices):
+            return torch.from_numpy(indices)
+
+    dataset = Advised(1000)
+    loader = AsyncDataLoader(dataset, batch_size=2, num_workers=4, prefetch_factor=8)
+    with iter(loader) as batches:
+        next(batches)
+    assert dataset.advised[0] == 2 * (2 * 32 + 1)
+
+
 def test_a_larger_window_of_batches_is_advised_of_as_a_whole():
     advised = []
     ahead = ReadAhead(advised.append, count=100, distance=16)

@@ -148,6 +148,23 @@ def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypa
     assert step_of(tmp_path / "c") == 1
 
 
+def test_a_file_that_comes_while_a_checkpoint_is_removed_brings_it_back(tmp_path, monkeypatch):
+    save(tmp_path / "c", 1)
+    real = commit.foreign_files
+
+    def disturbed(folder):
+        found = real(folder)
+        if folder.name == "c":
+            (folder / "notes.txt").write_text("years of work")
+        return found
+
+    monkeypatch.setattr(commit, "foreign_files", disturbed)
+    commit.remove_checkpoint(tmp_path / "c")
+    assert (tmp_path / "c" / "notes.txt").read_text() == "years of work"
+    assert names_in(tmp_path) == ["c", "latest"]
+    assert step_of(tmp_path / "c") == 1
+
+
 def test_another_job_that_clears_up_leaves_what_is_being_replaced(tmp_path, monkeypatch):
     save(tmp_path / "c", 1)
     real = commit.exchange

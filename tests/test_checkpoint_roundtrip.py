@@ -88,6 +88,7 @@ def test_overlapping_views_come_back_each_with_its_own_values(tmp_path):
 def test_tied_tensors_share_memory_again(tmp_path, options):
     weight = torch.ones(3, 4)
     model = loaded(tmp_path, {"wte": weight, "head": weight, "other": weight.clone()}, **options)
+    assert model["head"] is model["wte"]
     model["wte"][0, 0] = 5
     assert model["head"][0, 0] == 5
     assert model["other"][0, 0] == 1

@@ -418,14 +418,20 @@ def test_two_jobs_in_one_root_both_get_their_checkpoint(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_temporary_taken_before_its_lock_is_made_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_temporary_taken_before_its_lock_is_made_again(tmp_path, monkeypatch, is_open):
     real, taken = os.open, []
 
     def open_or_lose(path, *args, **options):
-        if Path(path).name.endswith(commit.TEMPORARY) and not taken:
-            taken.append(path)
+        lost = Path(path).name.endswith(commit.TEMPORARY) and not taken
+        if lost and not is_open:
             Path(path).rmdir()
-        return real(path, *args, **options)
+        if lost:
+            taken.append(path)
+        descriptor = real(path, *args, **options)
+        if lost and is_open:
+            Path(path).rmdir()
+        return descriptor
 
     monkeypatch.setattr(os, "open", open_or_lose)
     save(tmp_path / "c", 6)

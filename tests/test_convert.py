@@ -200,6 +200,12 @@ def test_tied_complex_numbers_come_back(tmp_path):
     assert_same(there_and_back(tmp_path, {"a": one, "b": one})["b"], one)
 
 
+def test_a_conjugate_is_not_tied_to_its_base(tmp_path):
+    one = numbers(3, dtype=torch.complex64)
+    found = there_and_back(tmp_path, {"a": one, "b": one.conj()})
+    assert_same(found["b"], one.conj().resolve_conj())
+
+
 def test_views_that_share_a_storage_are_each_written(tmp_path):
     found = there_and_back(tmp_path, {"all": BASE, "part": BASE[1:3], "turned": BASE.mT})
     assert_same(found["part"], BASE[1:3])
@@ -350,7 +356,8 @@ def test_the_new_file_is_read_where_there_is_no_torch(tmp_path):
 
 
 def test_every_tensor_begins_where_its_elements_are_aligned(tmp_path):
-    found = there_and_back(tmp_path, {str(d): numbers(3, dtype=d) for d in DTYPES})
+    odd = {f"{size} bytes": numbers(size, dtype=torch.uint8) for size in (1, 2, 4)}
+    found = there_and_back(tmp_path, odd | {str(d): numbers(3, dtype=d) for d in DTYPES})
     for name in found:
         assert found.info(name).file_offset % min(8, found[name].dtype.itemsize) == 0
 

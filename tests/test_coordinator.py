@@ -177,6 +177,30 @@ def test_a_save_that_failed_leaves_nothing_in_the_store(how):
     assert store.num_keys() == before
 
 
+def test_what_the_background_of_a_failed_save_left_goes_with_the_next():
+    ranks = new_group(store := dist.HashStore())
+    assert both(ranks, "/a", "/a") == ["fine", "fine"]
+    before = store.num_keys()
+    zero = coordinate(ranks[0].group, "saves /a")
+    zero.send("outcome", {"error": "rank 0: no space"})
+    zero.close(failed=True)
+    assert both(ranks, "/a", "/a") == ["fine", "fine"]
+    assert store.num_keys() == before
+
+
+def test_no_two_plans_wait_for_the_answer_at_the_same_place(two):
+    places = set()
+    for _ in range(2):
+        zero, one = (coordinate(rank.group, "saves /a") for rank in two)
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(one.ask, {})
+            zero.gather_plans({})
+            places.add(zero.reply_to[1])
+            zero.answer([{}, {}])
+            asked.result()
+    assert len(places) == 2
+
+
 def test_a_rank_that_fails_before_the_others_come_lets_them_know_when_they_do(two):
     with ThreadPoolExecutor(1) as threads:
         failed = threads.submit(two[1].save, "/a", "no dict")

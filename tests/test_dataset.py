@@ -56,7 +56,7 @@ def test_every_index_past_the_end_is_refused(raw):
 @pytest.mark.parametrize("given", [{"seed": 1.0}, {"epoch": 1.0}, {"seed": "1"}])
 def test_a_seed_or_an_epoch_that_is_no_integer_is_refused(ids, given):
     ds = NpyTokensDataset(ids, 16, seed=0)
-    ds.fetch([0], seed=1, epoch=1)  # the same key, in integers, was made before
+    ds.fetch([0], **{name: int(number) for name, number in given.items()})  # the key is known now
     with pytest.raises(TypeError):
         ds.fetch([0], **given)
 
@@ -66,10 +66,12 @@ def test_index_2_of_8_tokens_is_refused(raw):
         MmapDataset(raw(8), 3)[2]
 
 
-def test_two_tokens_are_too_few(raw):
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_fewer_tokens_than_a_window_has_are_too_few(raw, tokens):
     for kind in (MmapDataset, NpyTokensDataset):
-        with pytest.raises(TokenFileError, match=r"a.bin: 2 tokens, expected at least 4 tokens"):
-            kind(raw(2), 3)
+        said = rf"a.bin: {tokens} tokens, expected at least 4 tokens"
+        with pytest.raises(TokenFileError, match=said):
+            kind(raw(tokens), 3)
 
 
 def test_five_bytes_are_refused(tmp_path):

@@ -144,6 +144,16 @@ class TestPromises:
             "training_state.json",
         }
 
+    def test_what_a_rank_forbade_is_not_committed(self, taught, tmp_path):
+        zero, one = two_ranks(timeout_s=30)
+        with temporary_beside(tmp_path / "step-1") as temporary:
+            one.send("done", written(taught, temporary, 1))
+            zero.send("done", written(taught, temporary, 0))
+            assert one.withdraw()
+            with pytest.raises(npydata.CheckpointError, match="waited too long for rank 0"):
+                taught.GlobalCommit(7, None)(tmp_path / "step-1", temporary, zero)
+        assert npydata.latest_checkpoint(tmp_path) is None
+
     @pytest.mark.parametrize("left", [None, b"a sh"], ids=["missing", "shorter"])
     def test_a_file_that_rank_0_does_not_see_is_not_committed(self, taught, tmp_path, left):
         zero, one = two_ranks(timeout_s=30)

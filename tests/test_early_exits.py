@@ -20,6 +20,8 @@ from loader_tools import (
 )
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, write_tokens
+from npydata.loader.fetcher import Cancellation, EpochFetcher, ReadAhead
+from npydata.loader.prefetcher import ExceptionWrapper, fetch_chunk
 
 pytestmark = pytest.mark.timeout(90)
 AT_ONCE = 4.0
@@ -235,6 +237,21 @@ def test_the_rest_of_a_chunk_of_batches_is_not_fetched(workers):
     dataset.go.set()
     assert all_workers_end()
     assert dataset.fetched <= workers
+
+
+def test_a_chunk_ends_with_the_batch_in_which_the_epoch_was_left():
+    cancellation, fetched = Cancellation(), []
+
+    def fetch(number):
+        fetched.append(number)
+        if number == 2:
+            cancellation.cancel()
+        return number
+
+    read_ahead = ReadAhead(lambda numbers: None, count=8, distance=4)
+    chunk = fetch_chunk(EpochFetcher(fetch, read_ahead, cancellation.check), range(8))
+    assert fetched == [0, 1, 2]
+    assert isinstance(chunk.pop(), ExceptionWrapper)
 
 
 def test_a_batch_that_comes_after_all_is_not_kept():

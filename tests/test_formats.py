@@ -403,15 +403,17 @@ def test_a_raw_file_with_a_cut_token_is_refused(tmp_path):
     refused(path, r"11 bytes is not a multiple of 2 \(uint16 tokens\)", dtype="uint16")
 
 
-def test_a_zip_archive_is_not_a_token_file(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+@pytest.mark.parametrize("name, dtype", [("a.npz", None), ("a.npz", "uint8"), ("a.bin", None)])
+def test_a_zip_archive_is_not_a_token_file(tmp_path, name, dtype):
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
         archive.writestr("a.npy", malformed_npy(U2))
-    refused(tmp_path / "a.npz", "is a zip archive")
+    refused(tmp_path / name, "is a zip archive", dtype=dtype)
 
 
-def test_a_dtype_that_contradicts_the_file_is_refused(tmp_path):
+@pytest.mark.parametrize("dtype", ["uint32", "int16", "uint8"])
+def test_a_dtype_that_contradicts_the_file_is_refused(tmp_path, dtype):
     path = write_npy(tmp_path / "a.npy", IDS.astype("<u2"))
-    refused(path, "holds uint16 tokens, but dtype=uint32 was given", dtype="uint32")
+    refused(path, f"holds uint16 tokens, but dtype={dtype} was given", dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "no such dtype", bool])

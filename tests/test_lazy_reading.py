@@ -285,6 +285,7 @@ def test_a_file_of_a_big_endian_machine_is_turned_around(tmp_path, dtype):
     with open_checkpoint(tmp_path / "big.pt") as checkpoint:
         assert checkpoint.byteorder == "big"
         assert torch.equal(checkpoint["t"].to(torch.complex128), tensor.to(torch.complex128))
+        assert torch.equal(checkpoint.load()["t"].to(torch.complex128), tensor.to(torch.complex128))
         turned = checkpoint.get_slice("turned")[1:, ::1]
         assert torch.equal(turned.to(torch.complex128), tensor.t()[1:].to(torch.complex128))
         assert checkpoint["t"].data_ptr() != 0

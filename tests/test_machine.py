@@ -11,6 +11,7 @@ from npydata.reader.archive import read_pickle
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import MAX_LINE_BYTES, PickleMachine
 from npydata.reader.stored import Global, Opaque
+from npydata.reader.torch_rebuild import Rebuilder
 
 PLAIN = {
     "none": None,
@@ -104,6 +105,8 @@ def test_an_object_keeps_what_would_be_set_on_it(protocol):
         (b"N(.", "on the stack"),
         (b"0.", "no mark was set"),
         (b"t.", "no mark was set"),
+        (b"(N.", "ends with 1 values"),
+        (b"K\x01\x86.", "needs 2 values, found 1"),
         (b"Na.", "opcode b'a' at byte 1"),
         (b"NNa.", "appends to a NoneType"),
         (b"}K\x01N(u.", "stores in a NoneType"),
@@ -119,11 +122,14 @@ def test_an_object_keeps_what_would_be_set_on_it(protocol):
         (b"I1", "its line does not end"),
         (b"I" + b"1" * (MAX_LINE_BYTES + 1) + b"\n.", "its line does not end"),
         (b"I" + b"1" * 5000 + b"\n.", "an integer of 5,000 digits"),
+        (b"I010\n.", "b'010' is not an integer"),
+        (b"L-01L\n.", "b'-01' is not an integer"),
         (b"S'a\n.", "without quotes"),
         (b"\x95\xff\x00\x00\x00\x00\x00\x00\x00N.", "a frame of 255 bytes"),
         (b"K\x01K\x02\x93.", "a name that is not text"),
         (b"K\x01)R.", "calls 1, expected a name"),
         (b"cos\nsystem\nK\x01R.", r"calls os\.system with 1"),
+        (b"cbuiltins\nset\n(](K\x01et\x81.", "arguments, which only a call would look at"),
         (b"\x97.", "expected an opcode"),
         (b"K\x01Q.", "persistent id 1"),
     ],
@@ -141,16 +147,26 @@ def test_a_pickle_ends_where_it_says_and_what_follows_is_left():
     assert (first, second, end) == ([1], "next", len(data))
 
 
-def test_a_pickle_may_not_read_beyond_the_end_it_was_given():
-    data = pickle.dumps("four letters")
-    with pytest.raises(CheckpointError):
-        read_pickle(data + b"more" * 9, 0, len(data) - 1)
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_may_not_read_beyond_the_end_it_was_given(protocol):
+    data = pickle.dumps(["four letters", 300, 70_000, 1.5, 2**70], protocol)
+    for end in range(len(data)):
+        with pytest.raises(CheckpointError):
+            read_pickle(data + b"more" * 9, 0, end)
 
 
 def test_a_key_that_takes_forever_to_hash_is_refused():
     doubled = b")" + b"2\x86" * 60
     with pytest.raises(CheckpointError, match="made of tuples"):
         read_pickle(b"}" + doubled + b"Ns.")
+
+
+def test_names_cannot_be_far_longer_than_the_pickle():
+    rebuilder = Rebuilder(1000)
+    for number in range(10):
+        rebuilder.find_class("module" * 1000, f"name{number}")
+    with pytest.raises(CheckpointError, match="far longer than the pickle"):
+        rebuilder.find_class("module" * 3000, "name")
 
 
 def test_calls_cannot_multiply_what_a_short_pickle_holds():

@@ -126,6 +126,14 @@ def test_a_link_in_the_place_of_a_file_is_found_and_named(saved, name):
 
 
 @EACH_FILE
+def test_a_link_to_a_file_beside_it_is_refused_without_verifying_too(saved, name):
+    (saved / name).rename(saved / "elsewhere")
+    (saved / name).symlink_to("elsewhere")
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(saved)
+
+
+@EACH_FILE
 def test_a_folder_in_the_place_of_a_file_is_no_checkpoint(saved, name):
     (saved / name).unlink()
     (saved / name).mkdir()

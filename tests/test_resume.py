@@ -121,6 +121,17 @@ def test_a_state_behind_the_last_batch_is_the_next_epochs_start(dataset_of):
     assert (state["epoch"], state["samples"]) == (1, 0)
 
 
+def test_an_epoch_that_goes_on_anyway_is_not_begun_again_by_its_number():
+    loader = AsyncDataLoader(Numbers(40), batch_size=4, seed=3)
+    batches = iter(loader)
+    next(batches)
+    state, rest = loader.state_dict(), [values(batch) for batch in batches]
+    resumed = AsyncDataLoader(Numbers(40), batch_size=4, seed=3)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(0)
+    assert [values(batch) for batch in resumed] == rest
+
+
 def test_prefetched_batches_that_were_not_delivered_come_again(dataset_of):
     loader = AsyncDataLoader(
         dataset_of("fetch", 1000), batch_size=5, seed=1, num_workers=4, prefetch_factor=8

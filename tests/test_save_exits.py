@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -36,6 +37,16 @@ class Held:
             whole(write)
 
         monkeypatch.setattr(Writer, "__call__", held)
+
+
+def test_an_error_in_a_block_is_not_hidden_by_that_of_its_save(tmp_path, monkeypatch, caplog):
+    held = Held(monkeypatch, failing(28))
+    held.go.set()
+    keeper = AsyncCheckpointer()
+    save_step(keeper, tmp_path / "a", 1)
+    with pytest.raises(ValueError, match="in the block"), keeper:
+        raise ValueError("in the block")
+    assert "could not be saved" in caplog.text
 
 
 def test_an_error_that_nobody_can_be_told_is_logged_once(tmp_path, monkeypatch, caplog):
@@ -461,6 +472,17 @@ assert holds(sys.argv[1], 1) == 1
 """
 
 
+def test_a_forked_process_that_leaves_its_copy_of_a_temporary_folder_removes_nothing(tmp_path):
+    with ExitStack() as held:
+        temporary = held.enter_context(commit.temporary_beside(tmp_path / "a"))
+        if (child := os.fork()) == 0:
+            held.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert temporary.is_dir()
+    assert unfinished(tmp_path) == []
+
+
 def test_a_forked_process_that_ends_takes_nothing_away_from_its_parent(tmp_path):
     child = run_child(FORKED, tmp_path)
     assert child.returncode == 0, child.stderr
@@ -502,6 +524,17 @@ def test_jobs_run_in_order_and_stop_at_the_first_error():
     with pytest.raises(ZeroDivisionError):
         run_parallel([lambda: 1 / 0] + [lambda: ran.append(1)] * 1000, lambda _: None, 1)
     assert ran == []
+
+
+def test_jobs_count_as_done_up_to_the_first_that_has_not_ended():
+    second, counts = threading.Event(), []
+
+    def done(count):
+        counts.append(count)
+        second.set()
+
+    run_parallel([lambda: second.wait(PATIENCE), lambda: None], done, 2)
+    assert counts == [0, 2]
 
 
 def test_a_save_raises_its_error_once():

@@ -319,6 +319,26 @@ def test_what_another_thread_changes_while_it_is_copied_fails_the_save_by_name(
     assert all(torch.equal(held[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_with_overlap_a_buffer_that_changes_while_it_is_copied_fails_the_save(
+    tmp_path, monkeypatch
+):
+    model = torch.nn.BatchNorm1d(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    real = staging.Copy.run
+
+    def run(copy, **options):
+        real(copy, **options)
+        if "running_mean" in copy.name:
+            copy.source.add_(1)
+
+    with AsyncCheckpointer(snapshot="overlap") as keeper:
+        keeper.protect(optimizer)
+        monkeypatch.setattr(staging.Copy, "run", run)
+        with pytest.raises(CheckpointError, match="running_mean"):
+            keeper.save(tmp_path / "a", model.state_dict())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_tensor_whose_changes_torch_does_not_count_is_saved(tmp_path):
     with torch.inference_mode():
         weight = torch.ones(5)

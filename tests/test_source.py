@@ -21,6 +21,7 @@ from checkpoint_files import (
 from pickle_code import program, storage, tensor, value
 
 from npydata import CheckpointError, LazyDataSource
+from npydata.reader.files import OpenFile
 
 OPEN = {
     "zip": LazyDataSource.from_zip,
@@ -230,3 +231,19 @@ def test_a_file_that_is_missing_is_named(form, tmp_path):
 def test_a_path_may_be_text(tmp_path):
     for opener, build in ((OPEN["tar"], small_tar), (OPEN["safetensors"], small_safetensors)):
         assert opener(str(build(tmp_path / "a"))).keys()
+
+
+def test_no_way_to_read_leaves_the_file(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(100))
+    file = OpenFile(tmp_path / "a")
+    for read in (file.read, file.copy, file.private, file.map):
+        for offset, nbytes in ((-1, 5), (0, -1), (99, 2), (200, 1)):
+            with pytest.raises(CheckpointError, match="are not in the file, which has 100"):
+                read(offset, nbytes)
+
+
+def test_a_read_that_comes_in_pieces_is_put_together(tmp_path, monkeypatch):
+    content, real = bytes(range(100)), os.preadv
+    (tmp_path / "a").write_bytes(content)
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at, *flags: real(fd, [to[0][:7]], at, *flags))
+    assert OpenFile(tmp_path / "a").copy(3, 50).tobytes() == content[3:53]

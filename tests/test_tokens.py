@@ -1,6 +1,7 @@
 """Reading tokens by map and by pread, and writing them whole or not at all."""
 
 import gc
+import mmap
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from npydata import TokenFileError, open_tokens, write_tokens
+from npydata.dataset.access import window_pages
 from npydata.system.page_cache import evict
 
 IDS = np.arange(10_000, dtype=np.uint16)
@@ -80,6 +82,29 @@ SHRUNK = """
     except TokenFileError as error:
         print(error)
 """
+
+
+@BOTH_ACCESSES
+def test_a_file_of_other_ids_in_as_many_bytes_is_refused_when_reopened(path, access):
+    pickled = pickle.dumps(open_tokens(path, access=access))
+    write_tokens(path, [IDS.astype(np.int16)])
+    with pytest.raises(TokenFileError, match=r"of int16 .*expected .* of uint16"):
+        pickle.loads(pickled)
+
+
+@BOTH_ACCESSES
+def test_a_headerless_file_is_reopened_with_the_dtype_it_was_given(tmp_path, access):
+    IDS.tofile(tmp_path / "a.bin")
+    tokens = open_tokens(tmp_path / "a.bin", dtype="uint16", access=access)
+    again = pickle.loads(pickle.dumps(tokens))
+    assert again.dtype == np.uint16
+    assert np.array_equal(again.read(0, 10_000), IDS)
+
+
+def test_files_with_and_without_rows_are_seen_without(path):
+    write_tokens(path.with_name("b.npy"), [IDS[:20]], row_len=10)
+    both = open_tokens([path.with_name("b.npy"), path])
+    assert both.shape == (10_020,)
 
 
 @BOTH_ACCESSES
@@ -209,6 +234,11 @@ def test_a_list_or_glob_of_one_file_is_that_file(path):
     assert "2 files, uint16, shape=(20000,)" in repr(open_tokens([path, path]))
 
 
+def test_a_file_may_be_named_like_a_glob(path):
+    named = path.rename(path.with_name("a[1].npy"))
+    assert open_tokens(named).num_tokens == len(IDS)
+
+
 def test_a_list_or_glob_of_no_file_is_refused(tmp_path):
     for given, message in (
         ([], "no token file given"),
@@ -244,6 +274,13 @@ def test_advice_changes_nothing_but_what_is_in_memory(path, access):
     tokens.will_need(starts, 100)
     tokens.will_need(np.zeros(0, np.int64), 100)
     assert np.array_equal(tokens.gather(starts, 100), before)
+
+
+def test_advice_is_about_the_pages_that_hold_the_windows(path):
+    layout = open_tokens(path).layout
+    first_of_page_1 = (mmap.PAGESIZE - layout.offset) // 2
+    begins, lengths = window_pages(layout, np.array([first_of_page_1]), 10)
+    assert (begins.tolist(), lengths.tolist()) == ([mmap.PAGESIZE], [mmap.PAGESIZE])
 
 
 def test_threads_share_a_file(path):
