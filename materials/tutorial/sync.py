@@ -32,6 +32,7 @@ METADATA = {
 }
 MARKDOWN = re.compile(r"[*`]+|\[([^]]*)\]\([^)]*\)")
 """Marks that a reader of the page does not see."""
+FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|tmp|work|var/folders)/\S+")
 
 
@@ -101,10 +102,11 @@ def clean(notebook: nbformat.NotebookNode) -> None:
 
 
 def describe_figures(notebook: nbformat.NotebookNode) -> None:
-    """Give each figure an alternative text: what the page says under it."""
+    """Give each figure an alternative text: what the page says under it, folded answers aside."""
     for cell, below in pairwise([*notebook.cells, nbformat.v4.new_markdown_cell("")]):
         for output in figures_of(cell):
-            text = MARKDOWN.sub(r"\1", below.source.split("\n\n")[0])
+            prose = FOLDED.sub("", below.source).lstrip()
+            text = MARKDOWN.sub(r"\1", prose.split("\n\n")[0])
             output.metadata = nbformat.from_dict({"image/png": {"alt": text}})
 
 

@@ -238,6 +238,15 @@ def pair_as(tokens, out=None, *, x=np.s_[:, :-1], y=np.s_[:, 1:], dtype=np.int64
     return torch.from_numpy(out[0]), torch.from_numpy(out[1])
 
 
+def slices_of_one(tokens, out=None):
+    both = torch.from_numpy(tokens.astype(np.int64))
+    return both[:, :-1], both[:, 1:]
+
+
+def contiguous_slices(tokens, out=None):
+    return tuple(half.contiguous() for half in slices_of_one(tokens))
+
+
 SHIFTED_PAIR = Build(
     name="shifted_pair",
     reference=shifted_pair,
@@ -255,7 +264,11 @@ SHIFTED_PAIR = Build(
             lambda tokens, out=None: pair_as(tokens.astype(np.float32), out)
         ),
         "The caller brought memory, and you didn't write into it.": partial(pair_as, into=False),
-        "These are slices of one array; y.view(-1) will fail on them.": lambda tokens, out=None: (
+        "These are slices of one array, and the caller's memory stays as it was.": slices_of_one,
+        "`contiguous` copies only where it must, and never into the caller's memory.": (
+            contiguous_slices
+        ),
+        "These are slices of two arrays; y.view(-1) will fail on them.": lambda tokens, out=None: (
             torch.from_numpy(tokens.astype(np.int64))[:, :-1],
             torch.from_numpy(tokens.astype(np.int64))[:, 1:],
         ),
@@ -314,16 +327,21 @@ REQUIRE_UNCHANGED = Build(
         "The message should name the file, the size found and the size expected.": partial(
             refuse, text="the file changed"
         ),
+        "The message should give both sizes: the one found and the one expected.": partial(
+            refuse, text="{0} changed"
+        ),
     },
 )
 
 
-def access_seen(answer, size, starts, width, then):
-    """What a gather returns, of a file that may change meanwhile."""
+def access_seen(answer, size, starts, width, then, again=False):
+    """What a gather returns, of a file that may change before, or between two of one width."""
     with file_of(np.arange(size)) as path:
         dataset = NpyTokensDataset(path, 1)
         access = with_method(MyAccess, "gather", answer)(dataset.files[0].layout)
         access.gather(np.array([0]), width - 1)
+        if again:
+            access.gather(np.array(starts), width)
         if then:
             os.truncate(path, then)
         try:
@@ -350,6 +368,13 @@ def loses_the_width(self, starts, width):
     return next(iter(self.views.values()))[starts]
 
 
+def guards_each_width_once(self, starts, width):
+    if width not in self.views:
+        require_unchanged(self.layout, self.map.size())
+        self.views[width] = sliding_window_view(self.tokens, width)
+    return self.views[width][starts]
+
+
 def forgets_the_guard(self, starts, width):
     return gather_as(self, starts, width, guard=False)
 
@@ -371,15 +396,20 @@ GATHER = Build(
         (20, (16,), 4, None),
         (50_000, (40_000, 10), 9, 4096),
         (50_000, (40_000, 10), 9, 200_000),
+        (50_000, (40_000, 10), 9, 4096, True),
     ],
     observe=access_seen,
     compare_dtype=True,
     show=lambda case: (
         f"access.gather({list(case[1])}, {case[2]})  # {case[0]} tokens"
         + (f", and the file is cut or grown to {case[3]} bytes before" if case[3] else "")
+        + ("; another such gather went well before that" if case[4:] else "")
     ),
     wrong={
         "The file shrank, and you touch a page that is no longer there.": forgets_the_guard,
+        "You ask only when a view is made; the file may change after that, too.": (
+            guards_each_width_once
+        ),
         "You cast already; the gather should move as few bytes as it can.": casts_early,
         "You make the view anew for every batch; `self.views` is there to keep it.": (
             makes_a_view_each_time
@@ -429,6 +459,10 @@ def seeded_generator(indices, count, seed, epoch):
     return np.random.default_rng([seed % 2**32, epoch]).integers(0, count, len(indices))
 
 
+def generator_of_a_sum(indices, count, seed, epoch):
+    return np.random.default_rng(seed + epoch).integers(0, count, len(indices))
+
+
 def draw_as(indices, count, key, less=0):
     return (hash_of(indices, *key) % np.uint64(count - less)).astype(np.int64)
 
@@ -442,6 +476,8 @@ RANDOM_WINDOWS = Build(
     wrong={
         "This depends on who asked before: a resumed run can't draw it again.": global_draw,
         "The window of an index depends on its place in the batch.": seeded_generator,
+        "The window of an index depends on its place in the batch; and seed 1 in epoch 0 draws "
+        "what seed 0 draws in epoch 1.": generator_of_a_sum,
         "Every epoch draws the same windows.": lambda i, n, s, e: draw_as(i, n, (s,)),
         "Every seed draws the same windows.": lambda i, n, s, e: draw_as(i, n, (e,)),
         "The last window is never drawn.": lambda i, n, s, e: draw_as(i, n, (s, e), less=1),

@@ -45,6 +45,11 @@ def rounded_down(self):
     return -(-self.n // side), side
 
 
+def one_column_too_many(self):
+    side = math.isqrt(self.n) + 1
+    return -(-self.n // side), side
+
+
 def one_row(self):
     return 1, self.n
 
@@ -62,6 +67,7 @@ GRID = Build(
         "Columns rounded down leave so many rows that the grid is no longer nearly square.": (
             rounded_down
         ),
+        "Where n is a square, your grid has a column too many.": one_column_too_many,
         "In a single row every cell is shifted by the same amount: that is no shuffle.": one_row,
     },
 )
@@ -73,12 +79,14 @@ def shift_seen(answer, bound):
     hashes = np.append(HASHES, np.uint64(ALL_BITS - 2))
     before, side = values.copy(), np.uint64(bound)
     rows = [np.asarray(answer(values, np.full(bound, one), side)) for one in hashes]
-    lost = max(bound - len(np.unique(row)) for row in rows)
+    empty = [bound - len(np.unique(row)) for row in rows]
+    lost, least = max(empty), min(empty)
     by = [(row.astype(np.int64) - before.astype(np.int64)) % bound for row in rows]
     return {
         "shape": rows[0].shape,
         "largest place": int(max(row.max() for row in rows)),
         "places that nobody comes to": lost,
+        "places that nobody comes to, for the kindest hash": least,
         "all of a row move by the same": all(len(np.unique(one)) == 1 for one in by),
         "every distance occurs": len({int(one[0]) for one in by}) == bound,
         "values left as they were": np.array_equal(values, before),
@@ -89,6 +97,11 @@ def shifts_in_place(values, hashes, bound):
     values += hashes % bound
     values %= bound
     return values
+
+
+def adds_in_place(values, hashes, bound):
+    values += hashes % bound
+    return values % bound
 
 
 SHIFT = Build(
@@ -111,6 +124,13 @@ SHIFT = Build(
             lambda values, hashes, bound: (values + np.uint64(1)) % bound
         ),
         "You write into the caller's array.": shifts_in_place,
+        "`+=` adds into the caller's array.": adds_in_place,
+        "You return how far to move, not where a value is then.": (
+            lambda values, hashes, bound: hashes % bound
+        ),
+        "`^` flips bits: a row doesn't move as one, and what comes out may be `bound` or more.": (
+            lambda values, hashes, bound: values ^ (hashes % bound)
+        ),
     },
 )
 
@@ -555,6 +575,14 @@ def after_all_full(self, batches):
     return self.start + batches * self.batch_size * self.world_size
 
 
+def after_all_full_from_zero(self, batches):
+    return batches * self.batch_size * self.world_size
+
+
+def after_one_rank_all_full(self, batches):
+    return self.start + batches * self.batch_size
+
+
 def after_up_to_the_end(self, batches):
     return min(self.start + batches * self.batch_size * self.world_size, self.num_samples)
 
@@ -581,6 +609,12 @@ SAMPLES_AFTER = Build(
         "You count the samples of one rank; all of them together are asked for.": after_of_one_rank,
         "The samples of the short batch are given out, too.": after_full_ones,
         "You count the short batch as if it were full.": after_all_full,
+        "You count the short batch as if it were full, and forget where the run began.": (
+            after_all_full_from_zero
+        ),
+        "You count one rank's batches, and the short one as if it were full.": (
+            after_one_rank_all_full
+        ),
         "You add all samples of the epoch where the short batch's are meant.": after_all_again,
         "At the end you count the dropped samples too, which nobody was given.": (
             after_up_to_the_end
@@ -617,6 +651,10 @@ def all_full(self, batch):
     return positions_as(self, batch, size=self.batch_size)
 
 
+def whole_round(self, batch):
+    return range(self.samples_after(batch), self.samples_after(batch + 1))
+
+
 def in_turn(self, batch):
     size = self.batch_size if batch < self.full_batches else self.tail_size
     begin = self.samples_after(batch)
@@ -648,6 +686,7 @@ POSITIONS = Build(
     observe=positions_seen,
     show=partial(epoch_text, "positions(0), (1), ..."),
     wrong={
+        "That is the whole round; each rank has a slice of it.": whole_round,
         "All ranks get the same samples.": all_alike,
         "The last batch may be short, and you make it full.": all_full,
         "You deal the samples out like cards; a rank's slice lies in one piece.": in_turn,

@@ -177,10 +177,15 @@ class Stage:
             self.next_event()
         return {
             **{event: ", ".join(happened) for event, happened in self.told.items()},
-            "lies ready at the end": sorted(self.buffer.results),
+            "lies ready at the end": in_order(self.buffer.results),
             "changed without the lock": self.unlocked,
             "holds the lock for ever after": self.kept[:1],
         }
+
+
+def in_order(results):
+    """The numbers that lie ready; what is no dictionary any more, as it is."""
+    return sorted(results) if isinstance(results, dict) else repr(results)
 
 
 def played(name):
@@ -509,6 +514,12 @@ def puts_without_lock(self, number, result):
         self.ready.notify()
 
 
+def puts_and_always_calls(self, number, result):
+    if not self.closed:
+        self.results[number] = result
+        self.ready.notify()
+
+
 def calls_when(number_of):
     def put(self, number, result):
         with self.lock:
@@ -562,6 +573,8 @@ PUT = Build(
         "You wake outside `with self.lock`: who calls a condition has to hold its lock.": (
             puts_without_lock
         ),
+        "You write and wake without `with self.lock`: who calls a condition has to hold its "
+        "lock.": puts_and_always_calls,
     },
 )
 
@@ -645,6 +658,24 @@ def takes_without_sleep(self):
         return self.results.pop(self.taken - 1)
 
 
+def spins_without_lock(self):
+    while self.taken not in self.results:
+        pass
+    with self.lock:
+        self.taken += 1
+        return self.results.pop(self.taken - 1)
+
+
+def asks_after_the_wait(self):
+    with self.lock:
+        while self.taken not in self.results:
+            self.ready.wait(LOOK_AGAIN_SECONDS)
+            if self.closed:
+                raise RuntimeError("the buffer was closed")
+        self.taken += 1
+        return self.results.pop(self.taken - 1)
+
+
 def takes_any(self):
     with self.lock:
         while not self.results:
@@ -721,6 +752,10 @@ TAKE = Build(
         ),
         "You look without sleeping; to wait in `self.ready` lets go of the lock.": (
             takes_without_sleep
+        ),
+        "You look without sleeping, and `close` never ends it.": spins_without_lock,
+        "You look at `self.closed` only after a wait; it may be closed before.": (
+            asks_after_the_wait
         ),
         "Only a result ends your wait; and you take the number behind your count.": (
             takes_deaf_and_behind
@@ -837,6 +872,13 @@ def loses_the_good_ones(fetch, numbers):
     return chunk
 
 
+def tries_a_generator(fetch, numbers):
+    try:
+        return deque(fetch(number) for number in numbers)
+    except BaseException as error:
+        return deque([ExceptionWrapper(error)])
+
+
 def makes_a_new_error(fetch, numbers):
     return chunk_as(fetch, numbers, wrap=lambda error: ExceptionWrapper(RuntimeError(str(error))))
 
@@ -862,6 +904,9 @@ FETCH_CHUNK = Build(
             lambda fetch, numbers: chunk_as(fetch, numbers, stop=False)
         ),
         "The batches before the error were good, and you throw them away.": loses_the_good_ones,
+        "One `try` around all of them loses the batches that were good before the error.": (
+            tries_a_generator
+        ),
         "You make a new error; kind and traceback of the old one are lost.": makes_a_new_error,
         "The consumer takes batches from the left end; a list is slow there: return a `deque`.": (
             lambda fetch, numbers: list(chunk_as(fetch, numbers))
@@ -910,6 +955,13 @@ def closes_unlocked(self):
         self.ready.notify_all()
 
 
+def takes_the_results_away(self):
+    with self.lock:
+        self.closed, self.results = True, None
+        self.room.notify_all()
+        self.ready.notify_all()
+
+
 def closes_without_lock(self):
     self.closed = True
     self.results.clear()
@@ -942,6 +994,9 @@ CLOSE = Build(
         ),
         "What lies ready stays in memory, and nobody will take it.": (
             lambda self: close_as(self, clear=False)
+        ),
+        "You take the dictionary itself away, and `take_next` still looks into it.": (
+            takes_the_results_away
         ),
         "You change the buffer without holding `self.lock`.": closes_unlocked,
         "You wake outside `with self.lock`: who calls a condition has to hold its lock.": (
@@ -1066,6 +1121,12 @@ ADVANCE = Build(
         ),
         "The cursor stands still: every resume begins where this one did.": (
             lambda self: advance_as(self, samples=lambda it, after: it._sampler.start)
+        ),
+        "You multiply by the batch size: what of the other ranks, a short batch, and where the "
+        "run began?": (
+            lambda self: advance_as(
+                self, samples=lambda it, after: it._delivered * it._sampler.batch_size
+            )
         ),
         "You set the number; `advance` also notes that the epoch has begun.": sets_the_number,
     },

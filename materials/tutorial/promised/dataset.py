@@ -117,15 +117,18 @@ def no_seed_is_fresh(mine):
 
 def a_shrunk_file_is_an_error(mine):
     """A file that changed its size is an error, and kills nobody"""
-    with file_of(range(50_000)) as path:
-        data = mine.MyDataset(path, 16, seed=0)
-        os.truncate(path, 4096)
-        try:
-            data.fetch(range(64))
-        except TokenFileError as error:
-            expect(path.name in str(error), True, "the message names the file")
-        else:
-            raise AssertionError("garbage was returned, expected TokenFileError")
+    for fetched_before in (False, True):
+        with file_of(range(50_000)) as path:
+            data = mine.MyDataset(path, 16, seed=0)
+            if fetched_before:
+                data.fetch(range(64))
+            os.truncate(path, 4096)
+            try:
+                data.fetch(range(64))
+            except TokenFileError as error:
+                expect(path.name in str(error), True, "the message names the file")
+            else:
+                raise AssertionError("garbage was returned, expected TokenFileError")
 
 
 def the_vocabulary_is_a_bound(mine):

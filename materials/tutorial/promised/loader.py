@@ -272,6 +272,10 @@ CARDS = [
             "Workers stop one batch too early, and training waits for ever.",
         ),
         right=2,
+        reasons={
+            1: "The order is made in `take_next`, and that is as it was.",
+            3: "There is room earlier than before, never later.",
+        },
     ),
     Card(
         name="a very special error",
@@ -285,6 +289,10 @@ CARDS = [
             "The traceback no longer shows the line in the dataset.",
         ),
         right=1,
+        reasons={
+            2: "Only a StopIteration was turned into a RuntimeError; now nothing is.",
+            3: "The error is raised as it came, with its traceback.",
+        },
     ),
     Card(
         name="put after close",
@@ -298,5 +306,9 @@ CARDS = [
             "After an early exit, a batch or two stay in memory.",
         ),
         right=3,
+        reasons={
+            1: "The next epoch has a buffer of its own; nobody looks into this one again.",
+            2: "`put` never waits for room: its place was claimed before.",
+        },
     ),
 ]
