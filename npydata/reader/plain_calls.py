@@ -23,9 +23,13 @@ def ordered_dict(_: Any, pairs: Any = ()) -> dict[Any, Any]:
     return made
 
 
-def default_dict(_: Any, factory: Any = None) -> dict[Any, Any]:
-    """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
-    if not isinstance(factory, Global | None):
+def default_dict(rebuilder: Any, factory: Any = None) -> dict[Any, Any]:
+    """Read ``defaultdict(factory)``, whose items follow; the factory is not kept.
+
+    Known names of torch stand for storages and the like, which can't be called.
+    """
+    known = isinstance(factory, Global) and str(factory) not in rebuilder.unknown
+    if not isinstance(factory, Global | None) or (known and factory.module.startswith("torch")):
         raise CheckpointError(f"a defaultdict that calls {brief(factory)}, expected a name")
     return {}
 

@@ -371,9 +371,10 @@ def listed(name: str) -> Callable[..., Opaque]:
 
 CALLS |= {
     name: listed(name)
-    for name in {WRAPPER, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}
+    for name in {WRAPPER, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES,
+                 *PLAIN_CLASSES, str(ARRAY)}
     if name not in CALLS
-}
+}  # fmt: skip
 TENSOR_CALLS = {name for name in CALLS if "_rebuild_" in name and "from_type" not in name}
 KNOWN = {*CALLS, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES,
          str(ARRAY), *DTENSORS, *DTENSOR_PARTS}  # fmt: skip

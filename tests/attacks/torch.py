@@ -288,6 +288,25 @@ shows(
     "opening",
 )
 
+# Known classes that are called where only a function of theirs makes something
+
+NDARRAY = name("numpy", "ndarray")
+SHARD = name("torch.distributed.tensor.placement_types", "Shard")
+F4 = build(call(name("numpy", "dtype"), "f4", False, True), (3, "<", NONE, NONE, NONE, -1, -1, 0))
+MODULE = {"_parameters": {"w": tensor()}, "_buffers": {}, "_modules": {}}
+for title, made in {
+    "array_called": call(NDARRAY, name("numpy._core.multiarray", "_reconstruct"), (0,), b"b"),
+    "array_called_with_a_shape": call(NDARRAY, (2,), name("torch", "float32")),
+    "shard_called": call(SHARD, 0),
+}.items():
+    shows(title, "be made by a class that is known", made)
+    shows(f"{title}_with_the_state_of_an_array", "be made by a class that is known",
+          build(made, (1, (1,), F4, False, bytes(4))))  # fmt: skip
+    shows(f"{title}_with_a_tensor", "be a dictionary of what it holds",
+          build(made, {"w": tensor()}))  # fmt: skip
+    shows(f"{title}_with_the_state_of_a_module", "be a module of a known class",
+          build(made, MODULE))  # fmt: skip
+
 # Flags
 
 for title, flags in {
@@ -445,6 +464,12 @@ shows(
     "defaultdict_that_counts",
     "have a number for a factory",
     call(name("collections", "defaultdict"), 7),
+    "opening",
+)
+shows(
+    "defaultdict_that_makes_storages",
+    "have a factory that torch does not call",
+    call(name("collections", "defaultdict"), name("torch", "FloatStorage")),
     "opening",
 )
 shows(
