@@ -14,6 +14,7 @@ from pickle_code import (
     REDUCE,
     Code,
     build,
+    bytearray8,
     call,
     get,
     name,
@@ -82,7 +83,8 @@ MADE = [tensor(), storage(), F4, call(*ARRAY[:1], *ARRAY[1]), call(name("torch",
         call(name("builtins", "complex"), 1.0, 0.0), name("numpy", "ndarray"),
         name("numpy", "dtype"), name("torch", "Tensor")]  # fmt: skip
 ODD = [*ODD_VALUES, *GLOBALS, *MADE, [0], [2], (0,), (2,), False, 1, 4.0, 1.0, "C", "F", "A", "f4",
-       "<f4", ">i2", "S2", "O", "b", "<", ">", "=", "|", bytes(4), bytes(8), -2]  # fmt: skip
+       "<f4", ">i2", "S2", "O", "b", "<", ">", "=", "|", bytes(4), bytes(8), -2,
+       bytearray8(bytes(4)), bytearray8(bytes(8)), [1, 2]]  # fmt: skip
 
 
 def odd_call(dice: random.Random) -> bytes:
