@@ -21,8 +21,8 @@ def test_no_short_file_that_a_climb_finds_costs_more_than_is_allowed(folder):
 
 
 BROKEN = {
-    "copies": (torch_rebuild, "COPIED_PER_BYTE", 1 << 20, ["numbers", 300, "to_set", 600]),
-    "names": (naming, "NAME_CHARACTERS", 1 << 30, ["texts", 4000, "keys", 400]),
+    "copies": (torch_rebuild, "COPIED_PER_BYTE", 1 << 20, ["numbers", 200, "to_set", 600]),
+    "names": (naming, "NAME_CHARACTERS", 1 << 30, ["texts", 1500, "keys", 200]),
     "shown": (inspecting, "SHOWN_PER_BYTE", 1 << 20, ["list", 600, "named", 300]),
 }
 
