@@ -89,7 +89,7 @@ class Rebuilder:
         self.named = False
         """Whether any name was met, known or not; a number for one (``EXT1``) means nothing in a
         process that has given it no meaning."""
-        self._copies_left = 65536 + COPIED_PER_BYTE * nbytes
+        self._copies_left = 32768 + COPIED_PER_BYTE * nbytes
         self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
     def find_class(self, module: str, name: str) -> Any:
