@@ -196,7 +196,19 @@ def brief(value: Any) -> str:
         return f"an integer of {value.bit_length():,} bits"
     if isinstance(value, np.ndarray) and value.ndim:
         return f"{list(value.shape)} {value.dtype} (numpy)"
-    return reprlib.repr(value)
+    return Short().repr(value)
+
+
+class Short(reprlib.Repr):
+    """Writes out the first members of a value; what is long among them is not looked through."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Return a member in few words."""
+        if isinstance(x, bytes | bytearray) and len(x) > 60:
+            return brief(x)
+        if isinstance(x, dict | set | frozenset) and len(x) > 8:
+            return brief(x)
+        return super().repr1(x, level)
 
 
 @dataclass(slots=True)

@@ -342,6 +342,10 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
         "have a call of calls made again and again", ("calls", 200, "from_type", 20_000)),
     "keys_of_long_texts": (
         "have a key of long texts written out for each name", ("texts", 50_000, "keys", 3_000)),
+    "long_bytes_in_many_tuples": (
+        "have long bytes written out for each tuple", ("bytes", 142_006, "in_tuples", 3_711)),
+    "a_long_dict_in_many_tuples": (
+        "have one dict sorted for each tuple", ("dict", 40_000, "in_tuples", 3_711)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
     "a_hundred_thousand_sets": (
