@@ -9,27 +9,39 @@ A case is known by its seed and number, and can be looked at again::
 import argparse
 import io
 import json
+import mmap
 import os
 import random
 import resource
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from agreement import answer
-from checkpoint_files import checkpoint_records, stored_zip
+from agreement import answer, we_show
+from checkpoint_files import checkpoint_records, payload, stored_zip
 from fuzz_checkpoints import case_file, good_files, mutate, mutate_opcodes
+from odd_calls import odd_call
 
 ADDRESS_SPACE = 12 << 30
 """torch makes what a file asks for; more than this is an error in it."""
-SAVED = 0.5
+HANG_SECONDS = 60
+"""After so long a fork is ended, as if it had crashed."""
+PER_FORK = 2_000
+"""Cases after which a fresh fork goes on, so that what torch keeps of some is let go."""
+CALLED = 0.2
+"""The share of cases that are a call with odd arguments."""
+SAVED = 0.4
 """The share of cases that begin as a file of ``torch.save``."""
 EXPLAINED = {
     "weights_only takes no tar file, and the plain loader was given harmless names": "not harmless",
@@ -67,43 +79,24 @@ def main() -> None:
 
 
 def fuzz(seed: int, cases: range) -> dict[str, object]:
-    """Try the cases in children, of which torch may take one with each case."""
+    """Try the cases in a child, and count how they ended."""
     ends: Counter[str] = Counter()
     failures: list[dict[str, object]] = []
-    at = cases.start
-    while at < cases.stop:
-        here = Path(__file__).parent
-        root = os.environ.get("NPYDATA_UNDER_TEST", str(here.parent))
-        paths = os.pathsep.join([root, str(here)])
-        child = subprocess.Popen(
-            [sys.executable, __file__, "--child", "--seed", str(seed), "--first", str(at),
-             "--cases", str(cases.stop - at)],
-            env=os.environ | {"PYTHONPATH": paths},
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
-        for line in child.stdout:
-            number, one = json.loads(line)
-            ends[one["end"]] += 1
-            if one["end"] != "refused" and one["end"] != "agree" and not explained(one):
-                failures.append({"seed": seed, "case": number, **one})
-            at = number + 1
-        if (status := child.wait()) > 0:
-            raise RuntimeError(f"case {at} of seed {seed} ended with status {status}")
-        if status:
-            ends["torch crashed" if crashed_alone(seed, at) else "crashed"] += 1
-            at += 1
-    return {"ends": ends, "failures": failures}
-
-
-def crashed_alone(seed: int, number: int) -> bool:
-    """Whether a case that ended a child is no trouble to our reader."""
-    code = (
-        "import sys; from fuzz_agreement import *; from agreement import we_show; "
-        "folder = Path(tempfile.mkdtemp()); "
-        f"path, content = agreement_case(good_files(folder), {seed}, {number}, folder); "
-        "path.write_bytes(content); we_show(path)"
-    )
-    return not subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent,
-                              capture_output=True).returncode  # fmt: skip
+    here = Path(__file__).parent
+    root = os.environ.get("NPYDATA_UNDER_TEST", str(here.parent))
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--child", "--seed", str(seed), "--first", str(cases.start),
+         "--cases", str(len(cases))],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([root, str(here)])},
+        stdout=subprocess.PIPE, text=True)  # fmt: skip
+    for line in child.stdout:
+        number, one = json.loads(line)
+        ends[one["end"]] += 1
+        if one["end"] not in ("agree", "refused", "torch crashed") and not explained(one):
+            failures.append({"seed": seed, "case": number, **one})
+    if status := child.wait():
+        raise RuntimeError(f"seed {seed} ended after {ends.total():,} cases with status {status}")
+    return {"seed": seed, "cases": ends.total(), "ends": ends, "failures": failures}
 
 
 def explained(one: dict[str, str]) -> str | None:
@@ -118,20 +111,62 @@ def explained(one: dict[str, str]) -> str | None:
 
 
 def try_cases(seed: int, cases: range) -> None:
+    """Answer the cases in forks of this process, of which torch may take one with each case."""
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        files = good_files(Path(folder))
-        for number in cases:
-            path, content = agreement_case(files, seed, number, Path(folder))
-            path.write_bytes(content)
-            print(json.dumps([number, answer(path)]), flush=True)
+    now = mmap.mmap(-1, 8)
+    """The number of the case that a fork is at."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        tempfile.tempdir = name  # where torch looks whether a file is a tar file
+        files = good_files(folder)
+        saved_files()
+        left = cases
+        while left:
+            status = forked(partial(answer_cases, files, seed, left[:PER_FORK], folder, now))
+            at = struct.unpack("<q", now[:])[0]
+            if status > 0:
+                sys.exit(f"case {at} of seed {seed} raised what is no CheckpointError")
+            if status < 0:
+                path = agreement_case(files, seed, at, folder)[0]
+                alone = forked(partial(we_show, path))
+                end = "crashed" if alone else "torch crashed"
+                print(json.dumps([at, {"end": end, "why": f"signal {-status}"}]), flush=True)
+            left = range(at + 1, cases.stop)
+
+
+def answer_cases(
+    files: dict[str, bytes], seed: int, cases: range, folder: Path, now: mmap.mmap
+) -> None:
+    for number in cases:
+        now[:] = struct.pack("<q", number)
+        signal.alarm(HANG_SECONDS)
+        path, content = agreement_case(files, seed, number, folder)
+        path.write_bytes(content)
+        print(json.dumps([number, answer(path)]), flush=True)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Do something in a fork of this process; return how that ended, a signal as its negative."""
+    if not (child := os.fork()):
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def agreement_case(files: dict[str, bytes], seed: int, number: int, folder: Path):
     """The file of a case, which follows from its seed and number alone."""
     dice = random.Random(f"agreement/{seed}/{number}")
-    if dice.random() >= SAVED:
+    kind = dice.random()
+    if kind < CALLED:
+        records = checkpoint_records(odd_call(dice), {"0": payload(16), "1": payload(16)})
+        path = stored_zip(folder / "case.pt", records)
+        return path, path.read_bytes()
+    if kind >= CALLED + SAVED:
         return case_file(files, seed, number, folder)
     title = dice.choice(sorted(saved_files()))
     whole, pickle, storages = saved_files()[title]

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -344,7 +345,7 @@ PUSHES = b"KMJXUNIGVL\x88\x89\x8a})]\x8f"
 
 def mutate_opcodes(dice: random.Random, pickle: bytes) -> bytes:
     """Put other values and names in the place of some, or break the program up."""
-    opcodes = list(split_opcodes(pickle))
+    opcodes = split_opcodes(pickle)[:]
     for _ in range(dice.choice([1, 1, 1, 2, 2, 3])):
         at = dice.randrange(len(opcodes))
         if opcodes[at][:1] == b"c":
@@ -374,12 +375,12 @@ def break_up(dice: random.Random, opcodes: list[bytes]) -> None:
         opcodes += [] if opcodes else [NONE]
 
 
-def split_opcodes(pickle: bytes) -> Iterator[bytes]:
+@cache
+def split_opcodes(pickle: bytes) -> list[bytes]:
     """The opcodes with their arguments; what follows the pickle comes as single bytes."""
     places = [at for _, _, at in pickletools.genops(pickle)]
-    for begin, end in zip(places, [*places[1:], places[-1] + 1], strict=True):
-        yield pickle[begin:end]
-    yield from (bytes([byte]) for byte in pickle[places[-1] + 1 :])
+    bounds = [*places, *range(places[-1] + 1, len(pickle) + 1)]
+    return [pickle[begin:end] for begin, end in pairwise(bounds)]
 
 
 def mutate_json(dice: random.Random, raw: bytes) -> bytes:

@@ -336,3 +336,16 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     os.truncate(path, path.stat().st_size - 5)
     with pytest.raises(CheckpointError, match=r"a\.pt: "):
         inspect_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "member, shown",
+    [
+        (b"x" * 100, "(b'" + "x" * 57 + "'... (100), 1)"),
+        (dict.fromkeys(range(9)), "(a dict of 9, 1)"),
+        (set(range(9)), "(a set of 9, 1)"),
+        ({1: 2}, "({1: 2}, 1)"),
+    ],
+)
+def test_what_is_long_in_a_tuple_is_not_written_out(member, shown):
+    assert brief((member, 1)) == shown

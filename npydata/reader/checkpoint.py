@@ -205,10 +205,13 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     @property
     def unsafe_globals(self) -> tuple[str, ...]:
-        """The classes and functions that the file names and this reader does not know."""
-        return tuple(
-            sorted({name for archive in self._contents.archives for name in archive.unknown})
-        )
+        """The classes and functions that the file names and that are not called here.
+
+        Those this reader does not know, and known ones that left something only they could make.
+        """
+        unknown = {name for archive in self._contents.archives for name in archive.unknown}
+        values = (entry.value for entry in self._others.values())
+        return tuple(sorted(unknown | {one.cause for one in values if isinstance(one, Opaque)}))
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ import math
 import os
 import reprlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ IN_PARTS = ("sparse", "quantized", "nested")
 """Kinds of tensors that are counted by their parts."""
 MAX_SHOWN = 1 << 24
 """Characters of values that a report holds; of those beyond it has a description."""
+SHOWN_PER_BYTE = 32
+"""So many for each byte of the files, beyond 64 KiB: a value may be said once, under many names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class CheckpointReport:
 
     def to_json(self) -> str:
         """Return the report as one JSON object, in ASCII."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(by_field(self) | {"tensors": list(map(by_field, self.tensors))}, indent=2)
 
     def to_table(self, depth: int | None = None) -> str:
         """Return the report as lines for people; groups ``depth`` deep are summed up in one."""
@@ -90,6 +92,11 @@ class CheckpointReport:
         return "\n".join([*head_lines(self), *lines, *warning_lines(self.unsafe_globals)])
 
 
+def by_field(record: CheckpointReport | TensorRow) -> dict[str, Any]:
+    """Return what a record holds by the names of its fields; long values are not copied."""
+    return {one.name: getattr(record, one.name) for one in fields(record)}
+
+
 def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
     """Open a checkpoint and report what is in it.
 
@@ -98,7 +105,8 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         OSError: It cannot be read.
     """
     with open_checkpoint(path) as checkpoint:
-        metadata, other = sorted_values(checkpoint)
+        file_bytes = sum(file.stat().st_size for file in checkpoint.files)
+        metadata, other = sorted_values(checkpoint, 65536 + SHOWN_PER_BYTE * file_bytes)
         ties = checkpoint.ties()
         rows = list(tensor_rows(checkpoint, ties))
         distinct = [row for row in rows if row.same_as is None and row.kind not in IN_PARTS]
@@ -107,7 +115,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
             format=checkpoint.format,
             byteorder=checkpoint.byteorder,
             files=tuple(map(printable, checkpoint.files)),
-            file_bytes=sum(file.stat().st_size for file in checkpoint.files),
+            file_bytes=file_bytes,
             num_tensors=len(rows),
             num_ties=len(ties),
             parameters=sum(math.prod(row.shape) for row in distinct),
@@ -142,10 +150,11 @@ def tensor_rows(checkpoint: LazyCheckpoint, ties: dict[str, str]) -> Iterator[Te
         )
 
 
-def sorted_values(checkpoint: LazyCheckpoint) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that JSON can hold, and a description of the others."""
-    held, other, left = {}, {}, MAX_SHOWN
-    weights: dict[int, int] = {}  # of each value, which may have many names
+def sorted_values(checkpoint: LazyCheckpoint, most: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that JSON can hold, up to some characters, and what the others are like."""
+    held, other, left = {}, {}, min(most, MAX_SHOWN)
+    weights: dict[int, int] = {}
+    """Of each value, which may have many names; of what JSON can't hold, more than there may be."""
     metadata = checkpoint.metadata
     for name in metadata:
         try:
@@ -155,8 +164,10 @@ def sorted_values(checkpoint: LazyCheckpoint) -> tuple[dict[str, Any], dict[str,
             other[name] = cause.split(", which the file names")[0]
             continue
         if (weight := weights.get(id(value), -1)) < 0:
-            weight = weights[id(value)] = weigh(value, MAX_SHOWN)
-        if weight <= left and json_holds(value):
+            weight = weigh(value, MAX_SHOWN)
+            weight = weight if weight <= left and json_holds(value) else MAX_SHOWN + 1
+            weights[id(value)] = weight
+        if weight <= left:
             held[name], left = value, left - weight
         else:
             other[name] = brief(value)
@@ -185,7 +196,19 @@ def brief(value: Any) -> str:
         return f"an integer of {value.bit_length():,} bits"
     if isinstance(value, np.ndarray) and value.ndim:
         return f"{list(value.shape)} {value.dtype} (numpy)"
-    return reprlib.repr(value)
+    return Short().repr(value)
+
+
+class Short(reprlib.Repr):
+    """Writes out the first members of a value; what is long among them is not looked through."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Return a member in few words."""
+        if isinstance(x, bytes | bytearray) and len(x) > 60:
+            return brief(x)
+        if isinstance(x, dict | set | frozenset) and len(x) > 8:
+            return brief(x)
+        return super().repr1(x, level)
 
 
 @dataclass(slots=True)

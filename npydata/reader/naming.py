@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from npydata.errors import CheckpointError
+from npydata.reader.dtensor import DTENSOR_PARTS
 from npydata.reader.numpy_values import Described
 from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 from npydata.reader.tensors import Entry
@@ -166,9 +167,10 @@ def as_value(value: Any) -> Any:
 
 
 def is_module(value: Any) -> bool:
-    """Whether an object looks like a pickled ``torch.nn.Module``."""
+    """Whether an object looks like a pickled ``torch.nn.Module``; a known class is none."""
     return isinstance(value, Opaque) and isinstance(value.state, dict) and (
         {"_parameters", "_buffers", "_modules"} <= value.state.keys()
+        and value.cause not in DTENSOR_PARTS
     )  # fmt: skip
 
 

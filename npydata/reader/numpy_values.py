@@ -31,6 +31,8 @@ class Described(Opaque):
         """Note the state, which numpy sets once, and before it makes anything of this."""
         if self.state is not None or "made" in vars(self):
             raise CheckpointError(f"sets the state of a {self.cause} again")
+        if state is None:
+            raise CheckpointError(f"sets the state of a {self.cause} to None")
         self.state = state
 
     @cached_property
@@ -69,13 +71,19 @@ class DescribedDtype(Described):
 class DescribedArray(Described):
     """An array and its state: version, shape, dtype, whether in Fortran's order, and bytes."""
 
+    def set_state(self, state: Any) -> None:
+        """Note the state; numpy takes no other kinds of sequence for the shape and the bytes."""
+        super().set_state(state)
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise CheckpointError(f"the state {brief(state)} of an array of numpy")
+        if not isinstance(state[1], tuple) or isinstance(state[4], bytearray):
+            raise CheckpointError(f"an array of numpy made of {brief((state[1], state[4]))}")
+
     @cached_property
     def made(self) -> npt.NDArray[Any] | None:
         """The array, over the pickle's own bytes and not to be written to."""
         if self.state is None:
             return np.empty(0, np.int8)
-        if not isinstance(self.state, tuple) or len(self.state) != 5:
-            raise CheckpointError(f"the state {brief(self.state)} of an array of numpy")
         version, shape, dtype, fortran, content = self.state
         if (
             version != 1
@@ -138,6 +146,8 @@ def number(_: Any, dtype: Any, content: Any = None) -> Any:
     """Read ``scalar``: one of numpy's numbers."""
     if not isinstance(dtype, DescribedDtype) or dtype.made is None or dtype.made.kind == "S":
         return Opaque(SCALAR, (dtype, content))
+    if not isinstance(content, bytes):
+        raise CheckpointError(f"a number of numpy made of {brief(content)}, expected bytes")
     return array_of(content, dtype.made, (1,), "C")[0]
 
 

@@ -23,9 +23,15 @@ def ordered_dict(_: Any, pairs: Any = ()) -> dict[Any, Any]:
     return made
 
 
-def default_dict(_: Any, factory: Any = None) -> dict[Any, Any]:
-    """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
-    if not isinstance(factory, Global | None):
+def default_dict(rebuilder: Any, factory: Any = None) -> dict[Any, Any]:
+    """Read ``defaultdict(factory)``, whose items follow; the factory is not kept.
+
+    Known names of torch stand for storages and the like, which can't be called.
+    """
+    if factory is not None and (
+        not isinstance(factory, Global)
+        or (factory.module.startswith("torch") and str(factory) not in rebuilder.unknown)
+    ):
         raise CheckpointError(f"a defaultdict that calls {brief(factory)}, expected a name")
     return {}
 
@@ -46,18 +52,18 @@ def text_as_bytes(_: Any, text: Any, encoding: Any = "utf-8") -> bytes:
     return text.encode(encoding)
 
 
-def byte_array(_: Any, content: Any = b"", encoding: Any = None) -> bytearray:
-    """Read ``bytearray``."""
-    if isinstance(content, str):
-        return bytearray(text_as_bytes(_, content, encoding))
-    if not isinstance(content, bytes) or encoding is not None:
-        raise CheckpointError(f"a bytearray of {brief((content, encoding))}")
+def byte_array(_: Any, content: Any = b"", *encoding: Any) -> bytearray:
+    """Read ``bytearray``; text comes with its encoding, and bytes come with none."""
+    if isinstance(content, str) and len(encoding) == 1:
+        return bytearray(text_as_bytes(_, content, *encoding))
+    if not isinstance(content, bytes) or encoding:
+        raise CheckpointError(f"a bytearray of {brief((content, *encoding))}")
     return bytearray(content)
 
 
-def some_bytes(_: Any, content: Any = b"", encoding: Any = None) -> bytes:
+def some_bytes(_: Any, content: Any = b"", *encoding: Any) -> bytes:
     """Read ``bytes``, which Python 2 writes when it is empty."""
-    return bytes(byte_array(_, content, encoding))
+    return bytes(byte_array(_, content, *encoding))
 
 
 def some_set(_: Any, items: Any = ()) -> set[Any]:

@@ -89,7 +89,7 @@ class Rebuilder:
         self.named = False
         """Whether any name was met, known or not; a number for one (``EXT1``) means nothing in a
         process that has given it no meaning."""
-        self._copies_left = 65536 + COPIED_PER_BYTE * nbytes
+        self._copies_left = 32768 + COPIED_PER_BYTE * nbytes
         self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
     def find_class(self, module: str, name: str) -> Any:
@@ -371,9 +371,10 @@ def listed(name: str) -> Callable[..., Opaque]:
 
 CALLS |= {
     name: listed(name)
-    for name in {WRAPPER, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES}
+    for name in {WRAPPER, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES,
+                 *PLAIN_CLASSES, str(ARRAY)}
     if name not in CALLS
-}
+}  # fmt: skip
 TENSOR_CALLS = {name for name in CALLS if "_rebuild_" in name and "from_type" not in name}
 KNOWN = {*CALLS, *STORAGES, *QSCHEMES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *PLAIN_CLASSES,
          str(ARRAY), *DTENSORS, *DTENSOR_PARTS}  # fmt: skip

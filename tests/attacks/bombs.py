@@ -14,7 +14,6 @@ from pickle_code import (
     MARK,
     NONE,
     ORDERED_DICT,
-    POP,
     SETITEM,
     SETITEMS,
     binstring,
@@ -37,7 +36,8 @@ from pickle_code import (
     value,
 )
 
-from attacks.containers import pickle_attack
+from attacks.containers import FORMS, pickle_attack
+from attacks.recipes import Recipe, recipe_program
 
 DOUBLINGS = 60
 """2**60 items, were each written out."""
@@ -274,55 +274,9 @@ def line_without_an_end():
     return program(string_line("a" * 10**6)[:-1])
 
 
-def called_often(function: bytes, argument: bytes, times: int = 2_000) -> bytes:
-    """One large argument from the memo, given to the same function again and again."""
-    again = function + get(0) + b"\x85R"
-    return program(put(argument, 0), POP, EMPTY_LIST, MARK, again * times, APPENDS)
-
-
-MANY_PAIRS = value([[number, number] for number in range(20_000)])
-LONG_TEXT = unicode("x" * 100_000)
-
-
-@pickle_attack("copy a dict of 20,000 entries 2,000 times", caught="harmless")
-def ordered_dict_made_again_and_again():
-    return called_often(ORDERED_DICT, MANY_PAIRS)
-
-
-@pickle_attack("copy a set of 20,000 members 2,000 times", caught="harmless")
-def set_made_again_and_again():
-    return called_often(name("builtins", "set"), value(list(range(20_000))))
-
-
-@pickle_attack("count 20,000 things 2,000 times", caught="harmless")
-def counter_made_again_and_again():
-    return called_often(name("collections", "Counter"), value(dict.fromkeys(range(20000), 1)))
-
-
-@pickle_attack("copy a size of 20,000 dimensions 2,000 times", caught="harmless")
-def size_made_again_and_again():
-    return called_often(name("torch", "Size"), value(list(range(20_000))))
-
-
-@pickle_attack("encode 100,000 letters 2,000 times", caught="harmless")
-def text_encoded_again_and_again():
-    again = name("_codecs", "encode") + get(0) + unicode("latin1") + b"\x86R"
-    return program(put(LONG_TEXT, 0), POP, EMPTY_LIST, MARK, again * 2_000, APPENDS)
-
-
-@pickle_attack("copy 100,000 bytes 2,000 times", caught="harmless")
-def bytearray_made_again_and_again():
-    return called_often(name("builtins", "bytearray"), value(b"x" * 100_000))
-
-
 @pickle_attack("parse 100,000 digits as a complex number", caught="harmless")
 def complex_of_text():
     return program(call(name("builtins", "complex"), "1" * 100_000))
-
-
-@pickle_attack("parse a device of 100,000 letters", caught="harmless")
-def device_of_a_long_name():
-    return called_often(name("torch", "device"), LONG_TEXT)
 
 
 for title in ("bytearray", "bytes", "set", "frozenset", "list", "tuple", "range"):
@@ -350,72 +304,62 @@ def list_extended_by_the_memo():
     return program(put(EMPTY_LIST, 0), step * 100_000)
 
 
-@pickle_attack("be one tensor under 100,000 names", caught="harmless", forms=["zip"])
-def one_tensor_under_100_000_names():
-    pairs = b"".join(integer(number) + get(0) for number in range(100_000))
-    return program(put(tensor(), 0), POP, EMPTY_DICT, MARK, pairs, SETITEMS)
-
-
-@pickle_attack("be 8,000 tensors over one storage", caught="harmless", forms=["zip"])
-def eight_thousand_tensors_over_one_storage():
-    return program(EMPTY_LIST, MARK, put(tensor(), 0), tensor() * 8_000, APPENDS)
-
-
 # What is made again and again of something that a file says once. Each grows with the square of its
 # size, or faster, where it is not counted.
 
+CALLED_AGAIN: dict[str, tuple[str, Recipe]] = {
+    "ordered_dict_made_again_and_again": (
+        "copy a dict of 20,000 entries 2,000 times", ("pairs", 20_000, "ordered", 2_000)),
+    "set_made_again_and_again": (
+        "copy a set of 20,000 members 2,000 times", ("numbers", 20_000, "to_set", 2_000)),
+    "counter_made_again_and_again": (
+        "count 20,000 things 2,000 times", ("dict", 20_000, "counter", 2_000)),
+    "size_made_again_and_again": (
+        "copy a size of 20,000 dimensions 2,000 times", ("numbers", 20_000, "size", 2_000)),
+    "text_encoded_again_and_again": (
+        "encode 100,000 letters 2,000 times", ("text", 100_000, "encoded", 2_000)),
+    "bytearray_made_again_and_again": (
+        "copy 100,000 bytes 2,000 times", ("bytes", 100_000, "bytearray", 2_000)),
+    "device_of_a_long_name": (
+        "parse a device of 100,000 letters", ("text", 100_000, "device", 2_000)),
+}  # fmt: skip
+SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
+    "one_tensor_under_100_000_names": (
+        "be one tensor under 100,000 names", ("tensor", 1, "named", 100_000)),
+    "eight_thousand_tensors_over_one_storage": (
+        "be 8,000 tensors over one storage", ("tensor", 1, "tensors", 8_000)),
+    "one_long_list_under_many_names": (
+        "have one list looked through for each of its names", ("list", 60_000, "named", 30_000)),
+    "one_long_set_under_many_names": (
+        "have one set looked through for each of its names", ("set", 40_000, "named", 30_000)),
+    "one_long_text_under_many_names": (
+        "have one long text written out for each name", ("text", 100_000, "named", 30_000)),
+    "a_long_name_said_again": (
+        "have a long name said again and again", ("text", 50_000, "said_as_names", 40_000)),
+    "long_arguments_of_many_calls": (
+        "have long arguments looked through at each call", ("tuple", 60_000, "arguments", 40_000)),
+    "a_call_of_calls_made_again": (
+        "have a call of calls made again and again", ("calls", 200, "from_type", 20_000)),
+    "keys_of_long_texts": (
+        "have a key of long texts written out for each name", ("texts", 50_000, "keys", 3_000)),
+    "long_bytes_in_many_tuples": (
+        "have long bytes written out for each tuple", ("bytes", 142_006, "in_tuples", 3_711)),
+    "a_long_dict_in_many_tuples": (
+        "have one dict sorted for each tuple", ("dict", 40_000, "in_tuples", 3_711)),
+    "many_values": (
+        "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
+    "a_hundred_thousand_sets": (
+        "be a list of empty sets, of one byte each", ("number", 1, "sets", 100_000)),
+}  # fmt: skip
+for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
+    for title, (tries, recipe) in recipes.items():
 
-def under_many_names(shared: bytes, names: int = 30_000) -> bytes:
-    """One value from the memo under many names."""
-    pairs = b"".join(integer(number) + get(0) for number in range(names))
-    return program(put(shared, 0), POP, EMPTY_DICT, MARK, pairs, SETITEMS)
+        def make(recipe: Recipe = recipe) -> bytes:
+            return recipe_program(*recipe)
 
-
-LONG_LIST = EMPTY_LIST + MARK + b"K\1" * 60_000 + APPENDS
-LONG_SET = EMPTY_SET + MARK + b"".join(integer(number) for number in range(40_000)) + ADDITEMS
-
-
-@pickle_attack(
-    "have one list looked through for each of its names", caught="harmless", forms=["zip"]
-)
-def one_long_list_under_many_names():
-    return under_many_names(LONG_LIST)
-
-
-@pickle_attack(
-    "have one set looked through for each of its names", caught="harmless", forms=["zip"]
-)
-def one_long_set_under_many_names():
-    return under_many_names(LONG_SET)
-
-
-@pickle_attack(
-    "have one long text written out for each of its names", caught="harmless", forms=["zip"]
-)
-def one_long_text_under_many_names():
-    return under_many_names(unicode("x" * 100_000))
-
-
-@pickle_attack("have a long name said again and again", caught="harmless", forms=["zip"])
-def a_long_name_said_again():
-    start = put(unicode("m" * 50_000), 0) + put(unicode("n" * 50_000), 1) + POP + POP
-    return program(start, (get(0) + get(1) + b"\x93" + POP) * 40_000, NONE)
-
-
-@pickle_attack("have long arguments looked through at each call", caught="harmless", forms=["zip"])
-def long_arguments_of_many_calls():
-    start = put(MARK + b"K\1" * 60_000 + b"t", 0) + POP + put(name("made.up", "call"), 1) + POP
-    return program(start, (get(1) + get(0) + b"R" + POP) * 40_000, NONE)
-
-
-@pickle_attack("have a call of calls made again and again", caught="harmless", forms=["zip"])
-def a_call_of_calls_made_again():
-    from_type = name("torch._tensor", "_rebuild_from_type_v2")
-    code = put(from_type, 0) + put(name("torch", "Tensor"), 1) + POP + POP
-    code += put(value(()), 2) + POP
-    for _ in range(200):
-        code += put(MARK + get(0) + get(1) + get(2) + NONE + b"t", 2) + POP
-    return program(code, (get(0) + get(2) + b"R" + POP) * 20_000, NONE)
+        make.__name__ = title
+        caught = "opening" if title == "keys_of_long_texts" else "harmless"
+        pickle_attack(tries, caught=caught, forms=forms)(make)
 
 
 def same_hash(count: int) -> list[tuple[int, int]]:
@@ -450,26 +394,7 @@ def members_that_are_pairs_with_one_hash():
     return program(EMPTY_SET, MARK, pairs, ADDITEMS)
 
 
-@pickle_attack("have a key of long texts written out for each name", forms=["zip"])
-def keys_of_long_texts():
-    start = put(unicode("x" * 50_000), 0) + POP
-    start += put(MARK + get(0) * 60 + b"t", 1) + POP
-    inner = b"".join(EMPTY_DICT + get(1) + NONE + SETITEM for _ in range(3_000))
-    return program(start, EMPTY_LIST, MARK, inner, APPENDS)
-
-
 @pickle_attack("have names of 190 parts each", caught="harmless", forms=["zip"])
 def names_of_190_parts():
     bottom = EMPTY_DICT + MARK + b"".join(integer(n) + value(1.5) for n in range(30_000)) + SETITEMS
     return program((EMPTY_DICT + unicode("abcd")) * 190, bottom, SETITEM * 190)
-
-
-@pickle_attack("be 60,000 values, each looked up among all", caught="harmless", forms=["zip"])
-def many_values():
-    pairs = b"".join(integer(number) + value(1.5) for number in range(60_000))
-    return program(EMPTY_DICT, MARK, pairs, SETITEMS)
-
-
-@pickle_attack("be a list of empty sets, of one byte each", caught="harmless", forms=["zip"])
-def a_hundred_thousand_sets():
-    return program(EMPTY_LIST, MARK, EMPTY_SET * 100_000, APPENDS)

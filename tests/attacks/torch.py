@@ -288,6 +288,39 @@ shows(
     "opening",
 )
 
+# Known classes that are called where only a function of theirs makes something
+
+NDARRAY = name("numpy", "ndarray")
+SHARD = name("torch.distributed.tensor.placement_types", "Shard")
+F4 = build(call(name("numpy", "dtype"), "f4", False, True), (3, "<", NONE, NONE, NONE, -1, -1, 0))
+MODULE = {"_parameters": {"w": tensor()}, "_buffers": {}, "_modules": {}}
+for title, made in {
+    "array_called": call(NDARRAY, name("numpy._core.multiarray", "_reconstruct"), (0,), b"b"),
+    "array_called_with_a_shape": call(NDARRAY, (2,), name("torch", "float32")),
+    "shard_called": call(SHARD, 0),
+}.items():
+    shows(title, "be made by a class that is known", made)
+    shows(f"{title}_with_the_state_of_an_array", "be made by a class that is known",
+          build(made, (1, (1,), F4, False, bytes(4))))  # fmt: skip
+    shows(f"{title}_with_a_tensor", "be a dictionary of what it holds",
+          build(made, {"w": tensor()}))  # fmt: skip
+    shows(f"{title}_with_the_state_of_a_module", "be a module of a known class",
+          build(made, MODULE))  # fmt: skip
+
+ARRAY = call(name("numpy._core.multiarray", "_reconstruct"), NDARRAY, (0,), b"b")
+MUTABLE = Code(b"\x96" + struct.pack("<Q", 8) + payload(8))
+for title, made in {
+    "dtype_with_the_state_none": build(call(name("numpy", "dtype"), "f4", False, True), NONE),
+    "array_with_the_state_none": build(ARRAY, NONE),
+    "array_with_a_list_for_a_shape": build(ARRAY, (1, [2], F4, False, payload(8))),
+    "array_of_bytes_that_change": build(ARRAY, (1, (2,), F4, False, MUTABLE)),
+    "number_of_bytes_that_change": call(
+        name("numpy._core.multiarray", "scalar"),
+        build(call(name("numpy", "dtype"), "f8", False, True),
+              (3, "<", NONE, NONE, NONE, -1, -1, 0)), MUTABLE),
+}.items():  # fmt: skip
+    shows(title, "be made of what numpy does not take", made, "opening")
+
 # Flags
 
 for title, flags in {
@@ -388,6 +421,13 @@ shows(
     call(name("builtins", "bytearray"), "ab"),
     "opening",
 )
+for title in ("bytes", "bytearray"):
+    shows(
+        f"{title}_with_the_encoding_none",
+        "be bytes that are encoded in nothing",
+        call(name("builtins", title), b"ab", NONE),
+        "opening",
+    )
 shows(
     "encoded_without_saying_how",
     "be encoded as Python does by itself",
@@ -445,6 +485,12 @@ shows(
     "defaultdict_that_counts",
     "have a number for a factory",
     call(name("collections", "defaultdict"), 7),
+    "opening",
+)
+shows(
+    "defaultdict_that_makes_storages",
+    "have a factory that torch does not call",
+    call(name("collections", "defaultdict"), name("torch", "FloatStorage")),
     "opening",
 )
 shows(

@@ -1,0 +1,144 @@
+"""Recipes of short pickles that cost much: a value said once, and what is done with it, how often.
+
+``bombs`` has the dearest that were found, by name; ``fuzz_cost`` looks for others.
+"""
+
+from collections.abc import Callable
+
+from pickle_code import (
+    ADDITEMS,
+    APPENDS,
+    BUILD,
+    DUP,
+    EMPTY_DICT,
+    EMPTY_LIST,
+    EMPTY_SET,
+    MARK,
+    NONE,
+    ORDERED_DICT,
+    POP,
+    SETITEM,
+    SETITEMS,
+    STACK_GLOBAL,
+    Code,
+    build,
+    bytes8,
+    call,
+    get,
+    integer,
+    name,
+    program,
+    put,
+    storage,
+    tensor,
+    unicode,
+    value,
+)
+
+MADE_UP = name("made.up", "f")
+FROM_TYPE = name("torch._tensor", "_rebuild_from_type_v2")
+F4 = build(call(name("numpy", "dtype"), "f4", False, True), (3, "<", None, None, None, -1, -1, 0))
+
+Recipe = tuple[str, int, str, int]
+"""What is said once, how much of it, what is done with it, and how often."""
+
+
+def recipe_program(said: str, size: int, again: str, times: int) -> bytes:
+    """The pickle of a recipe: a value so large, and what is done with it so often."""
+    return program(put(Code(SAID[said](size)), 0), POP, AGAIN[again](times))
+
+
+def numbers(count: int) -> bytes:
+    return b"".join(integer(number) for number in range(count))
+
+
+def texts(length: int) -> bytes:
+    """A tuple of 60 texts, which are one."""
+    return put(unicode("x" * length), 9) + POP + MARK + get(9) * 60 + b"t"
+
+
+def arguments_of_calls(depth: int) -> bytes:
+    """What makes a tensor by a call of a call of a call."""
+    code = put(FROM_TYPE, 9) + put(name("torch", "Tensor"), 10) + POP + POP + put(value(()), 11)
+    for _ in range(min(depth, 2_000)):
+        code += POP + put(Code(MARK + get(9) + get(10) + get(11) + NONE + b"t"), 11)
+    return code
+
+
+SAID: dict[str, Callable[[int], bytes]] = {
+    "number": lambda _: value(1.5),
+    "list": lambda n: EMPTY_LIST + MARK + b"K\1" * n + APPENDS,
+    "numbers": lambda n: EMPTY_LIST + MARK + numbers(n) + APPENDS,
+    "pairs": lambda n: value([[number, number] for number in range(n)]),
+    "tuple": lambda n: MARK + b"K\1" * n + b"t",
+    "set": lambda n: EMPTY_SET + MARK + numbers(n) + ADDITEMS,
+    "dict": lambda n: EMPTY_DICT + MARK + b"".join(
+        integer(number) + b"K\1" for number in range(n)) + SETITEMS,
+    "text": lambda n: unicode("x" * n),
+    "texts": texts,
+    "controls": lambda n: unicode("\0" * n),
+    "bytes": lambda n: bytes8(b"x" * n),
+    "tensor": lambda n: tensor(storage("0", 4), 0, (4,) * min(n % 20, 1) or (4,)),
+    "deep": lambda n: EMPTY_LIST * min(n, 190) + b"a" * (min(n, 190) - 1),
+    "names": lambda n: EMPTY_DICT + MARK + b"".join(
+        unicode(f"{k}") + NONE for k in range(n)) + SETITEMS,
+    "opaque": lambda n: call(MADE_UP) + value({"a" * min(n, 200): 1}) + BUILD,
+    "calls": arguments_of_calls,
+    "array": lambda n: build(
+        call(name("numpy._core.multiarray", "_reconstruct"), name("numpy", "ndarray"), (0,), b"b"),
+        (1, (n,), F4, False, bytes(4 * n))),
+}  # fmt: skip
+"""What is said once, and kept in the memo."""
+
+
+def listed(each: bytes) -> Callable[[int], bytes]:
+    """A list of what the code makes again and again."""
+    return lambda n: EMPTY_LIST + MARK + each * n + APPENDS
+
+
+def dropped(each: bytes) -> Callable[[int], bytes]:
+    """The code again and again, of which nothing stays."""
+    return lambda n: (each + POP) * n + NONE
+
+
+def called(function: bytes) -> Callable[[int], bytes]:
+    """A list of what a function makes of the value, again and again."""
+    return lambda n: put(function, 1) + POP + listed(get(1) + get(0) + b"\x85R")(n)
+
+
+def called_with(function: bytes) -> Callable[[int], bytes]:
+    """The function called again and again with the value for its arguments."""
+    return lambda n: put(function, 1) + POP + dropped(get(1) + get(0) + b"R")(n)
+
+
+AGAIN: dict[str, Callable[[int], bytes]] = {
+    "listed": listed(get(0)),
+    "named": lambda n: EMPTY_DICT + MARK + b"".join(
+        integer(k) + get(0) for k in range(n)) + SETITEMS,
+    "keys": listed(EMPTY_DICT + get(0) + NONE + SETITEM),
+    "in_lists": listed(EMPTY_LIST + get(0) + b"a"),
+    "in_tuples": listed(get(0) + get(0) + b"\x86"),
+    "states": listed(MADE_UP + b")R" + get(0) + BUILD),
+    "popped": lambda n: dropped(get(0))(n) + POP + get(0),
+    "doubled": lambda n: get(0) + DUP * min(n, 60_000) + (b"\x86" * min(n, 60_000)),
+    "tensors": listed(tensor()),
+    "storages": listed(storage()),
+    "chain": lambda n: MADE_UP + b")R" * n,
+    "marks": lambda n: MARK * n + b"1" * n + get(0),
+    "sets": listed(EMPTY_SET),
+    "module_names": listed(b"ca\nb\n"),
+    "said_as_names": dropped(get(0) + get(0) + STACK_GLOBAL),
+    "encoded": listed(name("_codecs", "encode") + get(0) + unicode("latin1") + b"\x86R"),
+    "ordered": called(ORDERED_DICT),
+    "counter": called(name("collections", "Counter")),
+    "to_set": called(name("builtins", "set")),
+    "size": called(name("torch", "Size")),
+    "made_up": called(MADE_UP),
+    "device": called(name("torch", "device")),
+    "parameter": called(name("torch.nn.parameter", "Parameter")),
+    "bytearray": called(name("builtins", "bytearray")),
+    "dtype": called(name("numpy", "dtype")),
+    "arguments": called_with(MADE_UP),
+    "from_type": called_with(FROM_TYPE),
+}  # fmt: skip
+"""What is done with it, so often."""
