@@ -1,6 +1,7 @@
 """What every reader of a file format returns: where the bytes lie, and what the file describes."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.files import FilePart, OpenFile
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import PickleMachine
-from npydata.reader.stored import Storage
+from npydata.reader.stored import ByRow, Storage
 from npydata.reader.torch_rebuild import Rebuilder
 
 
@@ -36,13 +37,27 @@ def extent_of(file: OpenFile, offset: int, nbytes: int) -> Extent:
     return Extent(file, offset, nbytes)
 
 
+class Extents(ByRow[Extent]):
+    """Where the tensors of a file lie."""
+
+    def __init__(
+        self, rows: Mapping[str, int], file: OpenFile, offsets: list[int], sizes: list[int]
+    ) -> None:
+        super().__init__(rows)
+        self.file, self.offsets, self.sizes = file, offsets, sizes
+
+    def __getitem__(self, name: str) -> Extent:
+        row = self.rows[name]
+        return Extent(self.file, self.offsets[row], self.sizes[row])
+
+
 @dataclass(slots=True)
 class Archive:
     """A checkpoint file, opened: nothing of its tensors has been read."""
 
     format: str
     file: OpenFile
-    extents: dict[str, Extent]
+    extents: Mapping[str, Extent]
     """Where each storage lies, by its key."""
     root: Any
     """What the file describes: plain values, and descriptions of what is not."""
