@@ -23,6 +23,8 @@ class Extent:
 
     def part(self, offset: int, nbytes: int) -> "Extent":
         """Return a range of these bytes; a range that leaves them is refused."""
+        if offset == 0 and nbytes == self.nbytes:
+            return self
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise CheckpointError(
                 f"bytes {offset:,} to {offset + nbytes:,} of a storage of {self.nbytes:,}"

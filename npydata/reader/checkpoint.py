@@ -107,8 +107,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             CheckpointError: It is of a kind that is listed only, or the file has changed.
         """
         entry = self._entry(name)
-        with naming_errors(f"{self.path}: {name}"):
+        try:
             return apply_tensor_flags(entry.reader.read(entry.value), entry.value)
+        except Exception:  # small tensors are read faster than a name is put before no error
+            with naming_errors(f"{self.path}: {name}"):
+                raise
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -317,8 +320,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def _entry(self, name: str) -> Entry:
         """Return a tensor's entry, or say why there is none."""
-        if (entry := self._tensors.get(name)) is not None:
-            return entry
+        try:
+            return self._tensors[name]
+        except KeyError:
+            pass
         if (other := self._others.get(name)) is not None:
             plain_value(self.path, name, other.value)
             raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")

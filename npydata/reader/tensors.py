@@ -169,7 +169,7 @@ def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tens
         tensor = torch._neg_view(tensor)
     if stored.is_parameter:
         return torch.nn.Parameter(tensor, stored.requires_grad)
-    return tensor.requires_grad_(stored.requires_grad)
+    return tensor.requires_grad_() if stored.requires_grad else tensor
 
 
 def require_readable(stored: StoredTensor) -> Storage:
