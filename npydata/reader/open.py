@@ -6,7 +6,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from npydata.reader.manifest import Manifest, vouched_by, vouched_by_json
 from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
-from npydata.reader.tensors import Entry, TensorReader
+from npydata.reader.tensors import Entries, Entry, TensorReader
 from npydata.reader.training_folder import (
     PARTS,
     TRAINING,
@@ -153,25 +153,6 @@ def named_contents(
         leaves = name_entries(root, sum(archive.max_names for archive in archives))
     entries = {name: as_entry(value, reader) for name, value in leaves.items()}
     return Contents(format, archives, root, leaves, *apart(entries))
-
-
-class Entries(Mapping[str, Entry]):
-    """The tensors of one file as entries, made when they are asked for."""
-
-    def __init__(self, reader: TensorReader | None, tensors: Mapping[str, StoredTensor]) -> None:
-        self.reader, self.tensors = reader, tensors
-
-    def __getitem__(self, name: str) -> Entry:
-        return Entry(self.reader, self.tensors[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
 
 
 def apart(entries: dict[str, Entry]) -> tuple[dict[str, Entry], dict[str, Entry]]:

@@ -5,14 +5,13 @@ done, and how, is decided elsewhere. Built in ``notebooks/05_pickle_program``.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-Value = TypeVar("Value")
 MAX_KEY_PARTS = 64
 MAX_FORESEEN = 4096
 """Keys with the same hash are compared with each other: so many take half a second."""
@@ -101,46 +100,6 @@ class StoredTensor:
     ``dtensor``, or the dtype that torch has none for."""
     parts: dict[str, Any] | None = None
     """What it is made of, by name, where it is not dense: tensors to be read, and numbers."""
-
-
-class ByRow(Mapping[str, Value]):
-    """What a table says under each name, made when it is asked for."""
-
-    def __init__(self, rows: Mapping[str, int]) -> None:
-        self.rows = dict(rows)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.rows
-
-
-class StoredTensors(ByRow[StoredTensor]):
-    """Dense tensors that have a storage each, of their name; others may be put among them."""
-
-    def __init__(self, rows: Mapping[str, int], alike: list[StoredTensor]) -> None:
-        super().__init__(rows)
-        self.alike = alike
-        """Of each row, a tensor that differs in its name only."""
-        self.made: dict[str, StoredTensor] = {}
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        """Return a tensor, the same object each time."""
-        if (made := self.made.get(name)) is None:
-            like = self.alike[self.rows[name]]
-            assert like.storage is not None
-            storage = Storage(name, like.storage.dtype, like.storage.numel)
-            made = StoredTensor(storage, like.dtype, like.shape, like.stride, 0, kind=like.kind)
-            made = self.made.setdefault(name, made)  # another thread may have been quicker
-        return made
-
-    def __setitem__(self, name: str, tensor: StoredTensor) -> None:
-        self.rows.setdefault(name, len(self.alike))
-        self.made[name] = tensor
 
 
 @dataclass(slots=True, eq=False)

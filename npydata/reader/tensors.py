@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,25 @@ class TensorReader:
         if self.swapped:
             elements = swap(elements, component_bytes(dtype))
         return view(elements, dtype, (shape, contiguous_stride(shape), 0))
+
+
+class Entries(Mapping[str, Entry]):
+    """The tensors of one file as entries, made when they are asked for."""
+
+    def __init__(self, reader: TensorReader | None, tensors: Mapping[str, StoredTensor]) -> None:
+        self.reader, self.tensors = reader, tensors
+
+    def __getitem__(self, name: str) -> Entry:
+        return Entry(self.reader, self.tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
 
 
 def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, Extent, Extents
+from npydata.reader.archive import Archive, Extent, Extents, StoredTensors
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
-from npydata.reader.stored import Storage, StoredTensor, StoredTensors
+from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.strides import (
     MAX_COUNT,
     MAX_DIMS,
