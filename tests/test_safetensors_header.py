@@ -78,6 +78,13 @@ def test_any_other_header_is_left_to_be_read_entry_by_entry(name):
     assert len(slow.root) == len(OTHER[name])
 
 
+@pytest.mark.parametrize("ends", [(8, 12, 16), (4, 12, 16), (4, 8, 16)])
+def test_each_of_many_alike_has_as_many_bytes_as_it_needs(ends):
+    begins = (0, *ends)
+    header = {one: entry("F32", [1], begins[k], ends[k]) for k, one in enumerate("abc")}
+    assert read_both(text_of(header), ends[-1]) == (None, None)
+
+
 PIECES = [
     *"{}[]\":, 019-ea\\", "", "\\u0061", "\\n", "\n", "\0", "é", '"a"', "__metadata__", "F32", "F4",
     "U8", "24", "32", "9" * 19, "9" * 30, "0.0", "true", "null", "[]", "{}", ",,", '},"', "dtype",
