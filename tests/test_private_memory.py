@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from npydata import open_checkpoint
 from npydata.reader.files import SMALL_BYTES, OpenFile
-from npydata.reader.private_memory import PAGE
+from npydata.reader.private_memory import LARGE_BYTES, PAGE
+from npydata.reader.private_memory import MANY as WAITING
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts there")
 LARGE = SMALL_BYTES // 4 + 300
@@ -148,7 +149,7 @@ def test_a_write_shows_in_no_later_read_of_the_tensor_or_of_a_neighbour(tmp_path
 
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])
 def test_what_was_written_to_is_given_back_while_another_tensor_stays(tmp_path, kind):
-    path = save(tmp_path, numbered(40, 1 << 18), kind)
+    path = save(tmp_path, numbered(46, 1 << 18), kind)
     with open_checkpoint(path) as checkpoint:
         kept = checkpoint["t0"]
         before = private_kib()
@@ -157,6 +158,24 @@ def test_what_was_written_to_is_given_back_while_another_tensor_stays(tmp_path, 
                 checkpoint[one].fill_(7)
         assert private_kib() - before < 8 * 1024
         assert kept[5] == 0
+
+
+def test_of_many_dropped_slices_few_are_kept_and_those_beside_them_keep_their_writes(tmp_path):
+    count, numel = 200, LARGE_BYTES // 8
+    path = save(tmp_path, numbered(count, numel), "safetensors")
+    with open_checkpoint(path) as checkpoint:
+        kept, before = {}, private_kib()
+        for k in range(count):
+            tensor = checkpoint[f"t{k}"].fill_(-1)
+            if k % 8 == 0:
+                kept[k] = tensor
+            del tensor
+        assert private_kib() - before < (len(kept) + 2 * WAITING) * numel * 4 // 1024
+        assert all((tensor == -1).all() for tensor in kept.values())
+        before = maps()
+        for k in set(range(count)) - kept.keys():
+            assert (checkpoint[f"t{k}"] == k).all()
+        assert maps() - before < WAITING
 
 
 @FORMATS

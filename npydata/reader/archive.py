@@ -1,15 +1,18 @@
 """What every reader of a file format returns: where the bytes lie, and what the file describes."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from npydata.errors import CheckpointError
 from npydata.reader.files import FilePart, OpenFile
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import PickleMachine
-from npydata.reader.stored import Storage
+from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.torch_rebuild import Rebuilder
+
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -22,6 +25,8 @@ class Extent:
 
     def part(self, offset: int, nbytes: int) -> "Extent":
         """Return a range of these bytes; a range that leaves them is refused."""
+        if offset == 0 and nbytes == self.nbytes:
+            return self
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise CheckpointError(
                 f"bytes {offset:,} to {offset + nbytes:,} of a storage of {self.nbytes:,}"
@@ -36,13 +41,67 @@ def extent_of(file: OpenFile, offset: int, nbytes: int) -> Extent:
     return Extent(file, offset, nbytes)
 
 
+class ByRow(Mapping[str, Value]):
+    """What a table says under each name, made when it is asked for."""
+
+    def __init__(self, rows: Mapping[str, int]) -> None:
+        self.rows = dict(rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows
+
+
+class Extents(ByRow[Extent]):
+    """Where the tensors of a file lie."""
+
+    def __init__(
+        self, rows: Mapping[str, int], file: OpenFile, offsets: list[int], sizes: list[int]
+    ) -> None:
+        super().__init__(rows)
+        self.file, self.offsets, self.sizes = file, offsets, sizes
+
+    def __getitem__(self, name: str) -> Extent:
+        row = self.rows[name]
+        return Extent(self.file, self.offsets[row], self.sizes[row])
+
+
+class StoredTensors(ByRow[StoredTensor]):
+    """Dense tensors that have a storage each, of their name; others may be put among them."""
+
+    def __init__(self, rows: Mapping[str, int], alike: list[StoredTensor]) -> None:
+        super().__init__(rows)
+        self.alike = alike
+        """Of each row, a tensor that differs in its name only."""
+        self.made: dict[str, StoredTensor] = {}
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """Return a tensor, the same object each time."""
+        if (made := self.made.get(name)) is None:
+            like = self.alike[self.rows[name]]
+            assert like.storage is not None
+            storage = Storage(name, like.storage.dtype, like.storage.numel)
+            made = StoredTensor(storage, like.dtype, like.shape, like.stride, 0, kind=like.kind)
+            made = self.made.setdefault(name, made)  # another thread may have been quicker
+        return made
+
+    def __setitem__(self, name: str, tensor: StoredTensor) -> None:
+        self.rows.setdefault(name, len(self.alike))
+        self.made[name] = tensor
+
+
 @dataclass(slots=True)
 class Archive:
     """A checkpoint file, opened: nothing of its tensors has been read."""
 
     format: str
     file: OpenFile
-    extents: dict[str, Extent]
+    extents: Mapping[str, Extent]
     """Where each storage lies, by its key."""
     root: Any
     """What the file describes: plain values, and descriptions of what is not."""

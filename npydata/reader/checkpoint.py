@@ -37,12 +37,19 @@ class Contents:
     """The files; the first says the byte order."""
     root: Any
     """Values, tensors and entries as they are nested."""
-    leaves: dict[str, Any]
+    leaves: Mapping[str, Any]
     """What stands in ``root`` under each name."""
-    entries: dict[str, Entry]
-    """The same, each with who reads it; and what is listed beside what is nested."""
+    tensors: Mapping[str, Entry]
+    """Those of them that are tensors, each with who reads it."""
+    others: Mapping[str, Entry]
+    """The others; and what is listed beside what is nested."""
     vouched: Callable[[], Mapping[OpenFile, Vouched]] | None = None
     """Returns what the manifest says of the files, if there is one that comes with them."""
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Everything that has a name."""
+        return {**self.tensors, **self.others}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +93,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path, self._contents = path, contents
         self.format, self.byteorder = contents.format, contents.archives[0].byteorder
-        entries = contents.entries
-        self._tensors = {n: e for n, e in entries.items() if isinstance(e.value, StoredTensor)}
-        self._others = {n: e for n, e in entries.items() if n not in self._tensors}
-        for entry in self._tensors.values():
-            entry.reader.check(entry.value)
+        self._tensors, self._others = contents.tensors, contents.others
+        if not all(archive.is_checked for archive in contents.archives):
+            for entry in self._tensors.values():
+                entry.reader.check(entry.value)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a tensor with the shape, strides and dtype that it was saved with.
@@ -101,8 +107,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             CheckpointError: It is of a kind that is listed only, or the file has changed.
         """
         entry = self._entry(name)
-        with naming_errors(f"{self.path}: {name}"):
+        try:
             return apply_tensor_flags(entry.reader.read(entry.value), entry.value)
+        except Exception:  # small tensors are read faster than a name is put before no error
+            with naming_errors(f"{self.path}: {name}"):
+                raise
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -220,7 +229,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def tree(self) -> Any:
         """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
-        leaves = reversed(self._contents.leaves.items())
+        leaves = reversed(list(self._contents.leaves.items()))
         names = {id(leaf): name for name, leaf in leaves if name in self._tensors}
 
         def info_or_value(leaf: Any) -> Any:
@@ -228,7 +237,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 return self.info(names[id(leaf)])
             return leaf.value if isinstance(leaf, Entry) else leaf
 
-        return nested(self._contents.root, info_or_value, {})
+        root = self._contents.root
+        return nested(dict(root) if isinstance(root, Mapping) else root, info_or_value, {})
 
     def distinct(self) -> list[tuple[str, Entry]]:
         """Return one name for each tensor that is not tied to an earlier one, and its entry."""
@@ -313,8 +323,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def _entry(self, name: str) -> Entry:
         """Return a tensor's entry, or say why there is none."""
-        if (entry := self._tensors.get(name)) is not None:
-            return entry
+        try:
+            return self._tensors[name]
+        except KeyError:
+            pass
         if (other := self._others.get(name)) is not None:
             plain_value(self.path, name, other.value)
             raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")

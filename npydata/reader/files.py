@@ -8,7 +8,6 @@ import mmap
 import os
 import stat
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,11 +77,11 @@ class OpenFile:
         self.size = status.st_size
         self._no_maps: bool | None = None
         self._lock = threading.Lock()
-        self._map: weakref.ref[WholeFileMap] | None = None
+        self._map: WholeFileMap | None = None
 
     def close(self) -> None:
         """Let go of the file; reads in other threads still end well, later ones raise."""
-        self._readahead = self._no_readahead = self._direct = None
+        self._readahead = self._no_readahead = self._direct = self._map = None
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly those bytes; no others are read from the disk."""
@@ -129,13 +128,12 @@ class OpenFile:
         return self.map(offset, nbytes) if found is None else found
 
     def whole_file_map(self) -> WholeFileMap:
-        """Return the map of the whole file, which lives as long as somebody has a slice of it."""
+        """Return the map of the whole file: it stays until that is closed and no slice is left."""
         with self._lock:
-            shared = None if self._map is None else self._map()
-            if shared is None:
-                shared = WholeFileMap(self.readahead().number, self.size)
-                self._map = weakref.ref(shared)
-            return shared
+            descriptor = self.readahead()
+            if self._map is None:
+                self._map = WholeFileMap(descriptor.number, self.size)
+            return self._map
 
     def map(self, offset: int, nbytes: int, *, readahead: bool = True) -> Bytes:
         """Return those bytes in a map of their own; without ``readahead`` only touched pages come.

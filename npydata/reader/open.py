@@ -26,7 +26,7 @@ from npydata.reader.manifest import Manifest, vouched_by, vouched_by_json
 from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
-from npydata.reader.tensors import Entry, TensorReader
+from npydata.reader.tensors import Entries, Entry, TensorReader
 from npydata.reader.training_folder import (
     PARTS,
     TRAINING,
@@ -140,16 +140,25 @@ def named_contents(
 
     That is the file that holds it ``whole``, unless there is an :class:`Entry` in its place.
     """
-    if root == {} or format in ("safetensors", "sharded"):
+    reader = None if whole is None else TensorReader(whole)
+    if whole is not None and format == "safetensors":
+        taken, texts = dict.fromkeys(root if whole.metadata else ()), dict[str, Entry]()
+        for key, text in whole.metadata.items():
+            name = free_name((key,), taken)
+            taken[name], texts[name] = None, Entry(reader, text)
+        return Contents(format, archives, root, root, Entries(reader, root), texts)
+    if root == {} or format == "sharded":
         leaves = dict(root)  # names as they are
     else:
         leaves = name_entries(root, sum(archive.max_names for archive in archives))
-    reader = None if whole is None else TensorReader(whole)
     entries = {name: as_entry(value, reader) for name, value in leaves.items()}
-    if whole is not None:
-        for name, text in whole.metadata.items():
-            entries[free_name((name,), entries)] = Entry(reader, text)
-    return Contents(format, archives, root, leaves, entries)
+    return Contents(format, archives, root, leaves, *apart(entries))
+
+
+def apart(entries: dict[str, Entry]) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """Return entries that are tensors, and the others."""
+    tensors = {name: one for name, one in entries.items() if isinstance(one.value, StoredTensor)}
+    return tensors, {name: one for name, one in entries.items() if name not in tensors}
 
 
 def as_entry(value: Any, reader: TensorReader | None) -> Entry:
@@ -233,7 +242,7 @@ def open_dcp(folder: HeldFolder) -> Contents:
     archives[0].unknown = unknown
     if not folder.stays():
         raise CheckpointError("was replaced while its files were opened")
-    return Contents("dcp", archives, root, root, root)
+    return Contents("dcp", archives, root, root, *apart(root))
 
 
 def shards_in(folder: HeldFolder) -> list[Archive]:
@@ -275,7 +284,7 @@ def open_index(folder: HeldFolder, path: Path) -> Contents:
                  if name not in root and id(entry.value) in stored}  # fmt: skip
     if not folder.stays():  # the index is of another folder then
         raise CheckpointError("was replaced while its files were opened")
-    return Contents(format_of(archives), archives, root, root, root)
+    return Contents(format_of(archives), archives, root, root, *apart(root))
 
 
 def read_index(path: Path) -> dict[str, str]:

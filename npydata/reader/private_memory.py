@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,10 @@ MAP_PRIVATE = 2
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """A file may be larger than memory: only pages that are written to need any of it."""
 MAP_FAILED = ctypes.c_void_p(-1).value
+
+MANY, LARGE_BYTES = 16, 1 << 19
+"""So many slices, or one that large, are discarded when they are gone; fewer wait for others, as
+each call makes the processor forget all addresses."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -70,12 +75,25 @@ class MapSlice:
         }  # fmt: skip
 
 
+@dataclass(slots=True)
+class SharedPage:
+    """A page in which slices begin or end."""
+
+    slices: int = 0
+    given: set[tuple[int, int]] = field(default_factory=set)
+    """The bytes of it that somebody has or had, from one to before another."""
+
+    def gave_out(self, begin: int, end: int) -> bool:
+        """Whether some of these bytes may have been written to."""
+        return any(first < end and begin < last for first, last in self.given)
+
+
 class WholeFileMap:
     """One map of a whole file, of which every storage is a slice of its own.
 
     A slice that is gone takes its writes with it: its pages are discarded. The pages at its ends
     may be a neighbour's as well. Such a page is discarded when no slice lies in it; until then, who
-    comes back to it gets their own bytes in it from the file again.
+    comes back to bytes in it that were given out gets them from the file again.
     """
 
     def __init__(self, fd: int, size: int) -> None:
@@ -83,9 +101,11 @@ class WholeFileMap:
         self._map = PrivateMap(fd, 0, size, readahead=False)
         self._lock = threading.Lock()
         self._live: set[int] = set()
-        self._shared_pages: dict[int, int] = {}
-        """How many slices begin or end within a page."""
+        self._shared_pages: dict[int, SharedPage] = {}
+        """Those in which slices begin or end."""
         self._released: deque[tuple[int, int]] = deque()
+        self._due = False
+        """Whether enough of them wait to be discarded."""
 
     def slice(self, offset: int, nbytes: int, read: Callable[[int, int], Bytes]) -> Bytes | None:
         """Return bytes of the file that nobody else has now, or ``None`` if somebody has.
@@ -93,19 +113,23 @@ class WholeFileMap:
         ``read(offset, nbytes)`` gives bytes of the file itself.
         """
         with self._lock:
-            self._discard_released()
+            if offset in self._live:
+                self._discard_released()
             if offset in self._live:
                 return None
             made = self._map.slice(offset, nbytes)
             array = np.asarray(made)
-            for page in partial_pages(offset, nbytes):
-                if page in self._shared_pages:
-                    begin, end = max(page, offset), min(page + PAGE, offset + nbytes)
+            pages = [(page, max(page, offset), min(page + PAGE, offset + nbytes))
+                     for page in partial_pages(offset, nbytes)]  # fmt: skip
+            for page, begin, end in pages:
+                if page in self._shared_pages and self._shared_pages[page].gave_out(begin, end):
                     here, there = array[begin - offset : end - offset], read(begin, end - begin)
                     if not np.array_equal(here, there):
                         here[:] = there
-            for page in partial_pages(offset, nbytes):
-                self._shared_pages[page] = self._shared_pages.get(page, 0) + 1
+            for page, begin, end in pages:
+                shared = self._shared_pages.setdefault(page, SharedPage())
+                shared.slices += 1
+                shared.given.add((begin, end))
             self._live.add(offset)
             weakref.finalize(made, self._release, offset, nbytes).atexit = False
         self._discard_soon()
@@ -114,27 +138,43 @@ class WholeFileMap:
     def _release(self, offset: int, nbytes: int) -> None:
         """Note that a slice is gone. Runs at any moment in any thread, so it waits for no lock."""
         self._released.append((offset, nbytes))
-        self._discard_soon()
+        if nbytes >= LARGE_BYTES or len(self._released) >= MANY:
+            self._due = True
+            self._discard_soon()
 
     def _discard_soon(self) -> None:
         """Discard what was dropped, now or when whoever holds the lock lets go of it."""
-        while self._released and self._lock.acquire(blocking=False):
+        while self._due and self._lock.acquire(blocking=False):
             try:
                 self._discard_released()
             finally:
                 self._lock.release()
 
     def _discard_released(self) -> None:
+        self._due, ranges = False, []
         while self._released:
             offset, nbytes = self._released.popleft()
             first, end = -(-offset // PAGE) * PAGE, (offset + nbytes) // PAGE * PAGE
-            self._map.discard(first, end - first)
             for page in partial_pages(offset, nbytes):
-                self._shared_pages[page] -= 1
-                if not self._shared_pages[page]:
+                self._shared_pages[page].slices -= 1
+                if not self._shared_pages[page].slices:
                     del self._shared_pages[page]
-                    self._map.discard(page, PAGE)
+                    first, end = min(first, page), max(end, page + PAGE)
+            ranges.append((first, end))
             self._live.discard(offset)
+        for first, end in joined(ranges):
+            self._map.discard(first, end - first)
+
+
+def joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield ranges in order, neighbours as one."""
+    begin = end = 0
+    for first, last in sorted(ranges):
+        if first > end:
+            yield begin, end
+            begin = end = first
+        end = max(end, last)
+    yield begin, end
 
 
 def partial_pages(offset: int, nbytes: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,25 @@ class TensorReader:
         return view(elements, dtype, (shape, contiguous_stride(shape), 0))
 
 
+class Entries(Mapping[str, Entry]):
+    """The tensors of one file as entries, made when they are asked for."""
+
+    def __init__(self, reader: TensorReader | None, tensors: Mapping[str, StoredTensor]) -> None:
+        self.reader, self.tensors = reader, tensors
+
+    def __getitem__(self, name: str) -> Entry:
+        return Entry(self.reader, self.tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+
 def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:
     """Copy the elements of a view out of a storage's bytes, in order and without gaps."""
     shape, stride, offset = chosen
@@ -169,7 +189,7 @@ def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tens
         tensor = torch._neg_view(tensor)
     if stored.is_parameter:
         return torch.nn.Parameter(tensor, stored.requires_grad)
-    return tensor.requires_grad_(stored.requires_grad)
+    return tensor.requires_grad_() if stored.requires_grad else tensor
 
 
 def require_readable(stored: StoredTensor) -> Storage:

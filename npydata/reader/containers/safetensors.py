@@ -9,14 +9,16 @@ import math
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, Extent
+from npydata.reader.archive import Archive, Extent, Extents, StoredTensors
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.stored import Storage, StoredTensor
@@ -56,6 +58,14 @@ their kind is the dtype."""
 ONLY_INT = {int}
 DTYPE_CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
 """What a dtype may be called: one that is not known hides its tensor, which is listed only."""
+COUNT = "(0|[1-9][0-9]{0,18}+)"
+USUAL_ENTRY = re.compile(
+    r'"([^"\\\x00-\x1f]*+)": ?\{("dtype": ?"[A-Z0-9_]*+", ?"shape": ?\[[0-9, ]*+\]), ?'
+    rf'"data_offsets": ?\[{COUNT}, ?{COUNT}\]\}}(?:, ?(?=")|\}}[ \t\n\r]*+\Z)'
+)
+"""An entry as writers make it, with what is between it and the next one, or behind the last."""
+USUAL_HEAD = re.compile(r'\{(?:"__metadata__": ?(\{.*\}), ?)?', re.DOTALL)
+"""What is before the first entry."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
@@ -64,34 +74,104 @@ COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL
 
 def read_safetensors(file: OpenFile) -> Archive:
     """Read what a safetensors file describes, and where its tensors lie."""
-    header, begin = read_header(file)
-    metadata = check_metadata(header.pop(RESERVED, {}))
-    root, extents = {}, {}
+    text = file.read(LENGTH_BYTES, header_length(file))
+    header = read_usual(file, text) or read_any(file, text)
+    metadata = check_metadata(header.metadata)
+    shapes = apply_notes(header.root, metadata)
+    return Archive("safetensors", file, header.extents, header.root, is_checked=True,
+                   metadata=metadata, shapes=shapes)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a header says; tensors and places by name."""
+
+    metadata: Any
+    root: dict[str, StoredTensor] | StoredTensors
+    extents: Mapping[str, Extent]
+
+
+def read_usual(file: OpenFile, text: bytes) -> Header | None:
+    """Read a header that writers have made, in one pass and with nothing made for each tensor.
+
+    ``None`` leaves it to :func:`read_any`: any other form, and to say what is wrong.
+    """
+    try:
+        head, *fields = USUAL_ENTRY.split(text.decode())
+        names, kinds, between = fields[0::5], fields[1::5], fields[4::5]
+        rows = dict(zip(names, range(len(names)), strict=True))
+        opening = USUAL_HEAD.fullmatch(head)
+        if opening is None or any(between) or not 0 < len(rows) == len(names) or RESERVED in rows:
+            return None
+        places = np.array([list(map(int, one)) for one in (fields[2::5], fields[3::5])], np.int64)
+        of_kind = dict(zip(kinds, rows.values(), strict=True))
+        alike = {
+            kind: read_entry(names[row], parse(b"{%s}" % kind.encode())
+                             | {"data_offsets": places[:, row].tolist()})[0]
+            for kind, row in of_kind.items()
+        }  # fmt: skip
+        metadata = parse(opening[1].encode()) if opening[1] else {}
+    except (ValueError, OverflowError, CheckpointError):
+        return None
+    begins, ends = places
+    nbytes = {kind: int(ends[row] - begins[row]) for kind, row in of_kind.items()}
+    sizes = np.fromiter(map(nbytes.__getitem__, kinds), np.int64, len(kinds))
+    first = LENGTH_BYTES + len(text)
+    if not (
+        all(one.storage for one in alike.values())
+        and (ends - begins == sizes).all()
+        and are_without_gaps(begins, ends, file.size - first)
+    ):
+        return None
+    extents = Extents(rows, file, (begins + first).tolist(), sizes.tolist())
+    return Header(metadata, StoredTensors(rows, [alike[kind] for kind in kinds]), extents)
+
+
+def are_without_gaps(
+    begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], nbytes: int
+) -> bool:
+    """Whether ranges fill ``nbytes``, as :func:`check_no_gaps` asks."""
+    order = np.lexsort((ends, begins))
+    return np.array_equal(np.append(0, ends[order]), np.append(begins[order], nbytes))
+
+
+def read_any(file: OpenFile, text: bytes) -> Header:
+    """Read a header entry by entry."""
+    header = as_header(parse(text), text)
+    metadata = header.pop(RESERVED, {})
+    root: dict[str, StoredTensor] = {}
+    extents, begin = {}, LENGTH_BYTES + len(text)
     for name, entry in header.items():
         root[name], (first, end) = read_entry(name, entry)
         extents[name] = Extent(file, begin + first, end - first)
     check_no_gaps(list(extents.values()), begin, file.size)
-    shapes = apply_notes(root, metadata)
-    storages = {name: stored.storage for name, stored in root.items() if stored.storage}
-    return Archive("safetensors", file, extents, root, storages, is_checked=True,
-                   metadata=metadata, shapes=shapes)  # fmt: skip
+    return Header(metadata, root, extents)
 
 
 def read_header(file: OpenFile) -> tuple[dict[str, Any], int]:
     """Return the header, and where the tensors begin."""
-    length = header_length(file)
-    text = file.read(LENGTH_BYTES, length)
+    text = file.read(LENGTH_BYTES, header_length(file))
+    return as_header(parse(text), text), LENGTH_BYTES + len(text)
+
+
+def parse(text: bytes) -> Any:
+    """Return what a header's JSON says, or a part of it."""
     try:
-        header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
-                            parse_int=whole_number if b"-0" in text else int,
-                            parse_constant=no_such_constant)  # fmt: skip
+        said = json.loads(text.decode(), object_pairs_hook=without_duplicates,
+                          parse_int=whole_number if b"-0" in text else int,
+                          parse_constant=no_such_constant)  # fmt: skip
         if b"\\u" in text:
-            require_text(header)
+            require_text(said)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"its header is not JSON: {error}") from None
-    if not isinstance(header, dict) or text[:1] != b"{":
+    return said
+
+
+def as_header(said: Any, text: bytes) -> dict[str, Any]:
+    """Return what a text says, which must be an object from the first byte on."""
+    if not isinstance(said, dict) or text[:1] != b"{":
         raise CheckpointError(f"its header begins with {text[:1]!r}, expected an object")
-    return header, LENGTH_BYTES + length
+    return said
 
 
 def header_length(file: OpenFile) -> int:
@@ -205,7 +285,7 @@ def check_no_gaps(extents: list[Extent], begin: int, end: int) -> None:
 
 
 def apply_notes(
-    root: dict[str, StoredTensor], metadata: dict[str, Any]
+    root: dict[str, StoredTensor] | StoredTensors, metadata: dict[str, Any]
 ) -> dict[str, tuple[int, ...]]:
     """Undo what our writers did to fit the format: see ``NOTES``; return the whole shapes."""
     try:
