@@ -100,6 +100,9 @@ DOCUMENT_MASK = Build(
         "All rows have the mask of the first.": lambda document_ids: same_document(
             document_ids[:1].expand_as(document_ids)
         ).tril(),
+        "The mask is boolean: it says yes or no for each pair of positions.": (
+            lambda document_ids: same_document(document_ids).tril().float()
+        ),
     },
 )
 
@@ -168,6 +171,9 @@ SEQUENCE_BOUNDS = Build(
         "The last bound is the length of all rows, not of one.": lambda position_ids: torch.cat(
             [begins(position_ids), torch.tensor([position_ids.shape[-1]])]
         ).to(torch.int32),
+        "Only the first row is there; the long sequence has them all.": lambda position_ids: (
+            sequence_bounds(position_ids[:1])
+        ),
         "The kernels take 32-bit integers.": lambda position_ids: sequence_bounds(position_ids).to(
             torch.int64
         ),
@@ -406,6 +412,10 @@ def block_by_block(owed, unit):
     return np.resize(first, len(owed)).tolist()
 
 
+def never_counted(owed, unit):
+    return [int(np.argmin([np.searchsorted(one, unit) for one in owed.T])) for _ in owed]
+
+
 def in_turn(owed, unit):
     return [n % owed.shape[1] for n in range(len(owed))]
 
@@ -453,6 +463,7 @@ SOURCES_BY_TABLE = Build(
         "You draw: chance keeps to the weights only in the long run.": at_random,
         "One source after the other: within a period the first is far ahead.": block_by_block,
         "You take the sources in turn, whatever they are owed.": in_turn,
+        "What a source has given is never counted, so its first turn stays open.": never_counted,
         "A source may come only when it is owed more than it has given.": not_yet_open,
         "You take the turn that closes last.": partial(
             table_as, choose=lambda waiting, ends: waiting[np.argmax(ends)]
@@ -538,6 +549,9 @@ SOURCES_AT = Build(
             by_repetition
         ),
         "You return only the sources.": lambda self, samples: sources_as(self, samples)[0],
+        "The pair is the other way round: the sources come first.": lambda self, samples: (
+            sources_as(self, samples)[::-1]
+        ),
     },
 )
 
