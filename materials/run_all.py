@@ -140,9 +140,7 @@ def token_file(build: Path, text: list[str] | None) -> Path:
             print(f"{shown(tokens)} is up to date: {made['tokens']:,} tokens")
             return tokens
     receipt.unlink(missing_ok=True)
-    report = prepare(
-        text or [], tokens, python_text=not text, vocab_size=VOCABULARY, progress=True
-    )
+    report = prepare(text or [], tokens, python_text=not text, vocab_size=VOCABULARY, progress=True)
     print(str(report).replace(str(tokens), shown(tokens)))
     facts = {"source": wanted, "tokens": report.num_tokens, "vocabulary": report.vocab_size}
     receipt.write_text(json.dumps(facts))
