@@ -308,9 +308,9 @@ def copied_in_kernel(out: BinaryIO, chunk: Extent) -> bool:
     chunk.file.require_inside(begin, chunk.nbytes)
     try:
         while done < chunk.nbytes:
-            source = chunk.file.readahead().number
+            source = chunk.file.readahead()
             count = os.copy_file_range(
-                source, out.fileno(), chunk.nbytes - done, begin + done, place + done
+                source.number, out.fileno(), chunk.nbytes - done, begin + done, place + done
             )
             if count == 0:
                 raise CheckpointError(f"now ends at byte {begin + done:,}")

@@ -1,14 +1,19 @@
 """One open file: reads at an offset that bring no other page, and private memory of a range.
 
-The file is opened once and never again by name, so that what was checked is what is read. Reads
-take no lock and share no position: any number of threads may read at once.
+The file is opened once and never again by name, so that what was checked is what is read. Only of a
+set with more files than a process may have open, some are closed in between, and must be the same
+when they are opened again. Reads take no lock and share no position: any number of threads may read
+at once.
 """
 
 import mmap
 import os
+import resource
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,13 +65,41 @@ class Descriptor:
             close(self.number)
 
 
+OPENED: "deque[weakref.ref[OpenFile]]" = deque()
+"""Files that can be opened again, the oldest first; each of them has up to three descriptors."""
+
+
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from another, and from itself once it has been written to."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def close_oldest(opened: "OpenFile") -> None:
+    """Note that a file was opened; close the descriptors of others, if they are many."""
+    OPENED.append(weakref.ref(opened))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    while allowed != resource.RLIM_INFINITY and len(OPENED) > max(4, allowed // 6):
+        with suppress(IndexError):  # another thread was faster
+            if (oldest := OPENED.popleft()()) is not None:
+                oldest.close_descriptors()
+
+
 class OpenFile:
-    """A regular file, open for reading until :meth:`close`."""
+    """A regular file, open for reading until :meth:`close`.
+
+    With ``again``, which opens it another time, its descriptors may be closed between two reads.
+    """
 
     in_checkpoint = True
     """Whether its bytes are those of a file that the user has, and knows the places of."""
+    _again: Callable[[], Descriptor] | None = None
 
-    def __init__(self, path: str | os.PathLike[str], descriptor: Descriptor | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        descriptor: Descriptor | None = None,
+        again: Callable[[], Descriptor] | None = None,
+    ) -> None:
         self.path = Path(path)
         self._readahead: Descriptor | None = descriptor or Descriptor(path)
         self._no_readahead: Descriptor | None = None
@@ -74,20 +107,29 @@ class OpenFile:
         status = os.fstat(self._readahead.number)
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError("is a folder, device or pipe, expected a file")
-        self.size = status.st_size
+        self.size, self._identity = status.st_size, identity(status)
+        if again is not None:
+            self._again = again
+            close_oldest(self)
         self._no_maps: bool | None = None
         self._lock = threading.Lock()
         self._map: WholeFileMap | None = None
 
     def close(self) -> None:
         """Let go of the file; reads in other threads still end well, later ones raise."""
-        self._readahead = self._no_readahead = self._direct = self._map = None
+        self._again = self._map = None
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Close what no read is using just now; the next one opens the file again, if it may."""
+        self._readahead = self._no_readahead = self._direct = None
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly those bytes; no others are read from the disk."""
         if nbytes < SMALL_BYTES:
             self.require_inside(offset, nbytes)
-            data = os.pread(self.no_readahead().number, nbytes, offset)
+            descriptor = self.no_readahead()
+            data = os.pread(descriptor.number, nbytes, offset)
             if len(data) == nbytes:
                 return data
         return self.copy(offset, nbytes).tobytes()
@@ -144,10 +186,9 @@ class OpenFile:
         if nbytes == 0 or self.no_maps():
             return self.copy(offset, nbytes)
         try:
-            fd = self.readahead().number
-            return np.asarray(
-                PrivateMap(fd, offset, nbytes, readahead=readahead).slice(offset, nbytes)
-            )
+            descriptor = self.readahead()
+            made = PrivateMap(descriptor.number, offset, nbytes, readahead=readahead)
+            return np.asarray(made.slice(offset, nbytes))
         except OSError:  # no more maps to be had, or a file system without them
             return self.copy(offset, nbytes)
 
@@ -155,7 +196,8 @@ class OpenFile:
         """Return the whole file as read-only bytes, of which only what is touched is read."""
         if not self.size:
             raise CheckpointError("is empty, expected a checkpoint")
-        view = mmap.mmap(self.readahead().number, self.size, access=mmap.ACCESS_READ)
+        descriptor = self.readahead()
+        view = mmap.mmap(descriptor.number, self.size, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
             view.madvise(mmap.MADV_RANDOM)
         return view
@@ -182,9 +224,17 @@ class OpenFile:
             os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
 
     def readahead(self) -> Descriptor:
-        """Return the descriptor that the kernel may read ahead on."""
-        if (descriptor := self._readahead) is None:
+        """Return the descriptor that the kernel may read ahead on; keep it while it is used."""
+        if (descriptor := self._readahead) is not None:
+            return descriptor
+        if (again := self._again) is None:
             raise CheckpointError("the checkpoint is closed")
+        with naming_errors(str(self.path)):
+            descriptor = again()
+            if identity(os.fstat(descriptor.number)) != self._identity:
+                raise CheckpointError("was replaced or changed since the checkpoint was opened")
+        self._readahead = descriptor
+        close_oldest(self)
         return descriptor
 
     def no_readahead(self) -> Descriptor:
@@ -211,7 +261,8 @@ class OpenFile:
     def no_maps(self) -> bool:
         """Whether the file is read and not mapped."""
         if self._no_maps is None:
-            self._no_maps = maps_are_slow(self.readahead().number)
+            descriptor = self.readahead()
+            self._no_maps = maps_are_slow(descriptor.number)
         return self._no_maps
 
     def require_inside(self, offset: int, nbytes: int) -> None:

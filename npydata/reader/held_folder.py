@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,11 @@ class HeldFolder:
 
     def open(self, name: str) -> OpenFile:
         """Open a file that lies in it, or in a folder in it; no link is followed."""
+        again = partial(self.descriptor_of, name)
+        return OpenFile(self.path / name, again(), again)
+
+    def descriptor_of(self, name: str) -> Descriptor:
+        """Return a new descriptor of a file."""
         *folders, last = name.split("/")
         descriptor = self._descriptor
         try:
@@ -46,7 +52,7 @@ class HeldFolder:
                 ) from None
             error.filename = str(self.path / name)
             raise
-        return OpenFile(self.path / name, descriptor)
+        return descriptor
 
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file of at most so many bytes."""

@@ -19,7 +19,7 @@ from npydata.reader.checkpoint import Contents, LazyCheckpoint
 from npydata.reader.containers import containers, open_container, read_container
 from npydata.reader.containers.safetensors import without_duplicates
 from npydata.reader.dcp import METADATA, read_dcp
-from npydata.reader.files import OpenFile, naming_errors
+from npydata.reader.files import Descriptor, OpenFile, naming_errors
 from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.manifest import Manifest, vouched_by, vouched_by_json
@@ -326,8 +326,8 @@ def open_beside(folder: HeldFolder, name: str) -> OpenFile:
     path, home = folder.path / name, folder.path.resolve()
     if not path.is_symlink():
         return folder.open(name)
-    if path.resolve().parent in (home, blob_store(home)):
-        return OpenFile(path)
+    if (target := path.resolve()).parent in (home, blob_store(home)):
+        return OpenFile(path, again=partial(Descriptor, target))
     raise CheckpointError(f"{name} is a link that leads out of the folder")
 
 

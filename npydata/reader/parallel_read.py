@@ -205,14 +205,16 @@ def cached(file: OpenFile, begin: int, end: int) -> Bytes:
 
     To touch a map of what is not in the file any more would kill the process.
     """
-    if (size := os.fstat(file.readahead().number).st_size) < end:
+    descriptor = file.readahead()
+    if (size := os.fstat(descriptor.number).st_size) < end:
         raise CheckpointError(f"ends at byte {size:,} now, had {file.size:,}")
     return file.map(begin, end - begin)
 
 
 def is_in_memory(file: OpenFile, begin: int, end: int) -> bool:
     """Whether a range seems to be in the page cache: its middle is."""
-    return is_cached(file.readahead().number, (begin + end) // 2)
+    descriptor = file.readahead()
+    return is_cached(descriptor.number, (begin + end) // 2)
 
 
 def read_direct(file: OpenFile, pages: Bytes, begin: int, end: int) -> bool:

@@ -85,10 +85,10 @@ class UnpackedFile(OpenFile):
         return super().readahead()
 
     def _unpack(self, packed: Packed) -> None:
-        fd, at, checksum = self.readahead().number, 0, 0
+        out, at, checksum = self.readahead(), 0, 0
         for chunk in inflated(packed.extent, packed.nbytes):
             checksum = zlib.crc32(chunk, checksum)
-            at += os.pwrite(fd, chunk, packed.begin + at)
+            at += os.pwrite(out.number, chunk, packed.begin + at)
         if at != packed.nbytes or checksum != packed.checksum:
             raise CheckpointError(
                 f"a compressed record has {at:,} bytes and checksum {checksum:08x}, expected "
