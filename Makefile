@@ -9,7 +9,7 @@ JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-distributed test test-stress test-crash test-clients lab lab-reset lint notebooks docs materials clinic clean
+.PHONY: help run run-distributed test test-stress test-fuzz test-crash test-clients lab lab-reset lint notebooks docs materials clinic clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -49,12 +49,19 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
 
 test-stress: $(READY)  ## The long versions of the tests
-	@$(BIN)/python -m pytest --quiet -m stress tests
-	@NPYDATA_SEEDS=1000 $(BIN)/python -m pytest --quiet --timeout 3600 -m accelerator tests/accelerator
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m stress --ignore tests/test_doctor.py tests
+	@echo "[test-stress] the doctor, with nothing beside it"
+	@$(BIN)/python -m pytest --quiet -m stress tests/test_doctor.py
+	@echo "[test-stress] the device path, against a thousand adversaries"
+	@NPYDATA_SEEDS=1000 $(BIN)/python -m pytest --quiet --numprocesses 2 --dist load --timeout 3600 \
+		-m accelerator tests/accelerator
+
+test-fuzz: $(READY)  ## Mutated checkpoints by the hundred thousand: read as torch does or refused, never dear (hours)
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m fuzz tests
 
 test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
 	@$(BIN)/python tests/faults/tools.py
-	@$(BIN)/python -m pytest --quiet -m crash tests
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m crash tests
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	@echo "[set-up] $(CLIENTS): torch and $(FRAMEWORKS) (once; a few minutes)"

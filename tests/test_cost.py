@@ -35,7 +35,7 @@ def test_a_bound_that_is_broken_costs_more_than_is_allowed(folder, monkeypatch, 
     assert tried([*recipe, "zip"], folder, COUNTED)["share"] > 1
 
 
-@pytest.mark.stress
+@pytest.mark.fuzz
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_what_climbs_find_costs_no_more_seconds_and_memory_than_is_allowed(folder, seed):

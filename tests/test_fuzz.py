@@ -37,7 +37,7 @@ def test_1_000_mutated_files_are_read_or_refused():
     assert fuzzed(seed=0, cases=1000) == ""
 
 
-@pytest.mark.stress
+@pytest.mark.fuzz
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_120_000_mutated_files_are_read_or_refused(seed):
@@ -65,7 +65,7 @@ def test_300_mutated_files_are_shown_as_torch_loads_them():
     assert fuzz(0, range(300))["failures"] == []
 
 
-@pytest.mark.stress
+@pytest.mark.fuzz
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_500_000_mutated_files_are_shown_as_torch_loads_them(seed):

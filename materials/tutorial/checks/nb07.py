@@ -155,6 +155,15 @@ def placed(tensors, stored, key=None, gaps=False, size=None):
     return slots
 
 
+def of_two_minds(tensors, stored):
+    slots, at = [], 0
+    for slot in slots_for(tensors, stored):
+        nbytes = math.prod(slot.shape) * tensors[slot.name].dtype.itemsize
+        slots.append(slot._replace(begin=at, nbytes=nbytes))
+        at += nbytes
+    return slots
+
+
 def place_by(rank, **options):
     return lambda tensors, stored: placed(
         tensors, stored, key=lambda name: rank(name, tensors[name]), **options
@@ -197,6 +206,9 @@ SLOTS_FOR = Build(
         ),
         "You count elements where the file counts bytes.": partial(
             placed, size=lambda tensor: tensor.numel()
+        ),
+        "The shape is that in the file, and so must the element be: both are in `stored`.": (
+            of_two_minds
         ),
         "The last number is how many bytes a slot has, not where it ends.": to_the_end,
         "Tensors with elements of one size have lost the order of the state.": (
