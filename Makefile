@@ -53,8 +53,7 @@ test-stress: $(READY)  ## The long versions of the tests
 	@echo "[test-stress] the doctor, with nothing beside it"
 	@$(BIN)/python -m pytest --quiet -m stress tests/test_doctor.py
 	@echo "[test-stress] the device path, against a thousand adversaries"
-	@NPYDATA_SEEDS=1000 $(BIN)/python -m pytest --quiet --numprocesses 2 --dist load --timeout 3600 \
-		-m accelerator tests/accelerator
+	@NPYDATA_SEEDS=1000 $(BIN)/python -m pytest --quiet --timeout 3600 -m accelerator tests/accelerator
 
 test-fuzz: $(READY)  ## Mutated checkpoints by the hundred thousand: read as torch does or refused, never dear (hours)
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m fuzz tests

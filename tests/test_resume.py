@@ -291,4 +291,19 @@ def test_the_state_is_plain_values_with_a_version():
         "epoch": 0,
         "samples": 0,
         "fingerprint": "50 samples",
+        "shuffle": True,
     }  # fmt: skip
+
+
+def test_a_state_of_another_order_is_refused_in_mid_epoch_unless_it_says_nothing_of_it():
+    shuffled = AsyncDataLoader(Numbers(50), batch_size=8, seed=3)
+    before = shuffled.state_dict()
+    next(iter(shuffled))
+    state = shuffled.state_dict()
+    in_order = AsyncDataLoader(Numbers(50), batch_size=8, seed=3, shuffle=False)
+    with pytest.raises(LoaderError, match="shuffle=True, this one has shuffle=False"):
+        in_order.load_state_dict(state)
+    in_order.load_state_dict(before)  # nothing was given yet
+    del state["shuffle"]  # as versions before have it
+    in_order.load_state_dict(state)
+    assert len(list(in_order)) == 6

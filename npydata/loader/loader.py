@@ -211,11 +211,14 @@ class AsyncDataLoader(Accelerated, Vocabulary):
         """Return where the newest iterator stands, as plain values.
 
         ``seed`` and ``epoch`` say which order, ``samples`` how many of it all ranks together were
-        given, ``fingerprint`` of which data. Batches that were prefetched but not delivered count
-        as not delivered. Where a sampler or a stream decides the order, ``order`` says how it is
-        brought back: ``resumes_by`` is ``"state_dict"`` or ``"skipping"``.
+        given, ``fingerprint`` of which data, ``shuffle`` whether it was shuffled. Batches that were
+        prefetched but not delivered count as not delivered. Where a sampler or a stream decides the
+        order, ``order`` says how it is brought back: ``resumes_by`` is ``"state_dict"`` or
+        ``"skipping"``.
         """
-        order = {"order": self._cursor.order_state} if isinstance(self._cursor, GivenCursor) else {}
+        order: dict[str, Any] = {"shuffle": self.config.shuffle}
+        if isinstance(self._cursor, GivenCursor):
+            order = {"order": self._cursor.order_state}
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
@@ -229,11 +232,11 @@ class AsyncDataLoader(Accelerated, Vocabulary):
         """Continue from a state at the next ``iter``; ends a running iterator, as ``iter`` does.
 
         Raises:
-            LoaderError: The state is malformed, or belongs to other data.
+            LoaderError: The state is malformed, or belongs to other data or another order.
         """
         most = len(self.dataset) if self._source is None else None
         validate_state(state, self.fingerprint, most)
-        validate_order(state, self._kind)
+        validate_order(state, self._kind, self.config.shuffle)
         self._invalidate_iterator("load_state_dict()")
         self.seed = state["seed"]
         self._cursor = self._cursor_at(state["epoch"], state["samples"], state.get("order"))

@@ -73,13 +73,21 @@ def validate_state(
         )  # fmt: skip
 
 
-def validate_order(state: dict[str, Any], kind: str) -> None:
+def validate_order(state: dict[str, Any], kind: str, shuffle: bool) -> None:
     """Raise unless a state's order is of a kind: ``"index"``, where a seed decides, or a given one.
 
-    A state in which nothing was given yet fits every loader of the dataset.
+    A state in which nothing was given yet fits every loader of the dataset. States of versions
+    before don't say whether the order was shuffled.
     """
     order = state.get("order")
-    if order is None and (kind == "index" or state["samples"] == 0):
+    if order is None and state["samples"] == 0:
+        return
+    if order is None and kind == "index":
+        if (was := state.get("shuffle", shuffle)) != shuffle:
+            raise LoaderError(
+                f"the state is of a loader with shuffle={was}, this one has shuffle={shuffle}: the "
+                "rest of the epoch would repeat some samples and lack others"
+            )
         return
     found = order.get("of") if isinstance(order, dict) else "index"
     if found != kind:

@@ -271,7 +271,8 @@ class Vocabulary(StockLoader):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to change what a loader was made with, and what its state goes by."""
-        fixed = isinstance(getattr(type(self), name, None), property)
+        attribute = getattr(type(self), name, None)
+        fixed = isinstance(attribute, property) and attribute.fset is None
         if fixed or (name == "dataset" and name in vars(self)):
             raise LoaderError(f"{name}: can't be changed; make another loader with {name}=")
         object.__setattr__(self, name, value)
