@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import re
 import struct
 import sys
 import threading
@@ -233,15 +234,23 @@ def test_a_tensor_holds_no_descriptor(tmp_path):
 def test_a_tensor_that_is_gone_gives_its_memory_back(tmp_path):
     path = save(tmp_path, {"t": torch.ones(1 << 22)}, "zip")
 
-    def maps():
-        return sum(str(path) in line for line in open("/proc/self/maps"))
+    def dirty():
+        """Of each map of the file, how many KiB were written to."""
+        maps = re.split(
+            r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M
+        )
+        return [
+            int(re.search(r"Private_Dirty: +(\d+)", one)[1]) for one in maps if str(path) in one
+        ]
 
     with open_checkpoint(path) as checkpoint:
         tensor = checkpoint["t"]
-        assert maps() == 1
+        tensor.zero_()
+        assert dirty() >= [1 << 14]
         del tensor
         gc.collect()
-        assert maps() == 0
+        assert dirty() == [0]
+    assert dirty() == []
 
 
 def test_tied_tensors_share_memory_while_they_live(tmp_path):

@@ -35,7 +35,7 @@ from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
 from npydata.system.atomic_write import (
     current_umask,
-    make_locked_folder,
+    lock_folder,
     remove_unless_locked,
     replacing,
     sync_folder,
@@ -86,7 +86,11 @@ def temporary_beside(folder: Path) -> Iterator[Path]:
 
     It is locked while its owner lives, so that others know what they may clear away.
     """
-    temporary, descriptor = make_locked_folder(lambda: new_temporary(folder.parent))
+    descriptor = None
+    while descriptor is None:
+        temporary = unused_name(folder.parent)
+        temporary.mkdir(mode=0o700)
+        descriptor = lock_folder(temporary)
     owner = os.getpid()
     try:
         yield temporary
@@ -94,13 +98,6 @@ def temporary_beside(folder: Path) -> Iterator[Path]:
         if os.getpid() == owner:  # a forked process has a copy of this frame, not of its job
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
-
-
-def new_temporary(root: Path) -> Path:
-    """Make a private folder in a root."""
-    temporary = unused_name(root)
-    temporary.mkdir(mode=0o700)
-    return temporary
 
 
 def unused_name(root: Path) -> Path:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from npydata.errors import UnsafeCheckpointError
 from npydata.reader.archive import Archive
 from npydata.reader.checksums import Vouched
 from npydata.reader.convert import Converted, convert
@@ -22,8 +21,9 @@ from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.hugging_face import SHARD_BYTES, convert_to_folder
 from npydata.reader.load import load, load_onto, require_targets, tensors_by_name
 from npydata.reader.manifest import vouched_by_records
+from npydata.reader.metadata import Metadata, plain_value
 from npydata.reader.naming import nested
-from npydata.reader.stored import Global, Opaque, StoredTensor
+from npydata.reader.stored import Opaque, StoredTensor
 from npydata.reader.tensors import Entry, apply_tensor_flags
 
 
@@ -351,49 +351,6 @@ class TensorSlice:
 
     def __repr__(self) -> str:
         return f"<slice of {self.name!r}: {self.dtype}, {list(self.shape)}>"
-
-
-class Metadata(Mapping[str, Any]):
-    """What a checkpoint holds beside tensors, by name."""
-
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
-        self._path, self._values = path, values
-        self._plain: set[int] = set()
-        """Sets that were looked through: a file may have one under many names."""
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a plain value; one that code would have to make raises UnsafeCheckpointError."""
-        value = self._values[name]
-        if id(value) in self._plain:
-            return value
-        plain = plain_value(self._path, name, value)
-        if isinstance(value, set | frozenset):
-            self._plain.add(id(value))
-        return plain
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __repr__(self) -> str:
-        return f"<metadata of {self._path}: {', '.join(self._values)}>"
-
-
-def plain_value(path: Path, name: str, value: Any) -> Any:
-    """Return a value, unless foreign code would have to run to make it."""
-    members = value if isinstance(value, set | frozenset) else (value,)
-    for one in members:
-        if isinstance(one, Global | Opaque):
-            cause = one.cause if isinstance(one, Opaque) else str(one)
-            raise UnsafeCheckpointError(
-                f"{path}: {name} needs {cause}, which the file names; it is not called here"
-            )
-    return value
 
 
 def identity(entry: Entry) -> Any:

@@ -64,9 +64,10 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     require_unused(path)
     remove_stale(path, shutil.rmtree)
-    partial, descriptor = make_locked_folder(
-        lambda: Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent))
-    )
+    descriptor = None
+    while descriptor is None:
+        partial = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent))
+        descriptor = lock_folder(partial)
     try:
         yield partial
         mask = current_umask()
@@ -121,20 +122,19 @@ def open_locked_partial(path: Path) -> BinaryIO:
         file.close()
 
 
-def make_locked_folder(make: Callable[[], Path]) -> tuple[Path, int]:
-    """Make a temporary folder and lock it; return it with the descriptor that holds the lock."""
-    while True:
-        folder = make()
-        with suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                if lock(descriptor):
-                    return folder, descriptor
-            except OSError:
-                os.close(descriptor)
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+def lock_folder(folder: Path) -> int | None:
+    """Lock a new temporary folder; return what holds the lock, or nothing if it is gone already."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if lock(descriptor):
+                return descriptor
+        except OSError:
             os.close(descriptor)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        os.close(descriptor)
+    return None
 
 
 def lock(descriptor: int) -> bool:
