@@ -86,7 +86,7 @@ def inspect_tokens(
     """
     if seq_len is not None and seq_len < 1:
         raise NpyDataError(f"sequence length {seq_len}: expected 1 or more tokens")
-    if Path(path).suffix in CHECKPOINT_SUFFIXES:
+    if is_named_like_checkpoint(path):
         raise NpyDataError(f"{path}: is named like a checkpoint, expected a token file")
     tokens = open_tokens(path, format=format, dtype=dtype)
     lowest, highest = id_range(tokens, progress=progress)
@@ -107,6 +107,11 @@ def inspect_tokens(
         document_lengths=None if ends is None else describe_documents(ends, seq_len),
         windows=None if seq_len is None else count_windows(tokens.shape, seq_len),
     )
+
+
+def is_named_like_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the name of a checkpoint."""
+    return Path(path).suffix in CHECKPOINT_SUFFIXES
 
 
 def id_range(tokens: TokenFile, *, progress: bool = False) -> tuple[int | None, int | None]:
