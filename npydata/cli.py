@@ -6,7 +6,9 @@ exit code is 130. Either way no file is left half-written. Each command imports 
 
 import argparse
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = args.run
-        code = run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = say_warning
+            code = run(args)
         sys.stdout.flush()
     except SystemExit as stop:  # argparse has said all there is to say
         return stop.code if isinstance(stop.code, int) else EXIT_OK
@@ -102,8 +106,19 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     else:
-        message = str(error) or type(error).__name__
+        message = as_options(str(error)) or type(error).__name__
     return harmless(" ".join(message.split()), MESSAGE_LENGTH)
+
+
+def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Say a warning on stderr in one line, without the line of code that it arose in."""
+    said = as_options(" ".join(str(message).split()))
+    print(f"npydata: warning: {harmless(said, MESSAGE_LENGTH)}", file=sys.stderr)
+
+
+def as_options(message: str) -> str:
+    """Return what a message says of arguments in Python as options of the command line."""
+    return re.sub(r'\bdtype="(\w+)"', r"--dtype \1", message)
 
 
 def fail(message: str, code: int) -> int:
@@ -145,8 +160,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
     from npydata.reader.checkpoint_or_tokens import why_checkpoint
 
-    about_tokens = args.format != "auto" or args.dtype is not None or args.seq_len is not None
-    about_tokens |= args.eot_id is not None or args.plot is not None
+    about_tokens = token_options(args)
     if about_tokens and args.depth is not None:
         raise NpyDataError("--depth is for checkpoints; --format, --dtype, --seq-len for tokens")
     why = None if about_tokens else why_checkpoint(args.file)
@@ -156,6 +170,14 @@ def run_inspect(args: argparse.Namespace) -> int:
         return inspect_checkpoint_file(args)
     except CheckpointError as error:
         raise CheckpointError(f"{error} (taken for a checkpoint: {why})") from None
+
+
+def token_options(args: argparse.Namespace) -> list[str]:
+    """Return which options of ``inspect`` were given that are about token files."""
+    given = {"--format": args.format != "auto", "--dtype": args.dtype is not None,
+             "--seq-len": args.seq_len is not None, "--eot-id": args.eot_id is not None,
+             "--plot": args.plot is not None}  # fmt: skip
+    return [flag for flag, is_given in given.items() if is_given]
 
 
 def inspect_checkpoint_file(args: argparse.Namespace) -> int:
@@ -172,10 +194,16 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
     from npydata.bench.plot import draw_documents, require_plotting
-    from npydata.dataset.inspect import inspect_tokens
+    from npydata.dataset.inspect import is_named_like_checkpoint, inspect_tokens
 
     if args.plot:
         require_plotting(args.plot)
+    if args.depth is not None or is_named_like_checkpoint(args.file):
+        Path(args.file).stat()  # that it is not there comes first
+    if is_named_like_checkpoint(args.file) and (flags := token_options(args)):
+        raise NpyDataError(
+            f"{args.file}: is named like a checkpoint, expected a token file with {' '.join(flags)}"
+        )
     if args.depth is not None:
         raise NpyDataError(f"{args.file}: is taken for a token file; --depth is for checkpoints")
 
@@ -217,6 +245,7 @@ def run_verify(args: argparse.Namespace) -> int:
         report = f"{said}: {work(args.path, progress=not args.quiet)}"
     else:
         folder = to_verify(args.path)
+        folder.stat()
         if folder.is_dir() and not (folder / MANIFEST).exists():
             raise NpyDataError(f"{folder}: {NOTHING_TO_COMPARE}")
         manifest = verify_checkpoint(folder, progress=not args.quiet)
@@ -307,8 +336,9 @@ examples:
   npydata inspect model.safetensors.index.json --json
 
 tokens:      npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
-checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a folder with these, or
-             one that npydata's checkpointer wrote
+checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a folder with these, one
+             of torch.distributed.checkpoint (.metadata and *.distcp), or one that npydata's
+             checkpointer wrote
 """,
 )  # fmt: skip
 

@@ -3,14 +3,17 @@
 import datetime
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.metadata import Metadata
 
 from npydata import __version__, write_tokens
 from npydata.cli import main, one_line
@@ -348,6 +351,39 @@ def test_an_option_about_tokens_makes_a_file_a_token_file(model, capsys, option)
     code = main(["inspect", str(path), *option])
     captured = capsys.readouterr()
     assert "format     raw" in captured.out if code == 0 else "not a token file" in captured.err
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    (["inspect", "nope.pt"], "nope.pt: No such file or directory"),
+    (["inspect", "nope.safetensors"], "nope.safetensors: No such file or directory"),
+    (["inspect", "nope.pt", "--seq-len", "64"], "nope.pt: No such file or directory"),
+    (["inspect", "nope.npy", "--depth", "2"], "nope.npy: No such file or directory"),
+    (["verify", "nope.safetensors"], "nope.safetensors: No such file or directory"),
+    (["verify", "nope"], "nope: No such file or directory"),
+    (["inspect", "model.pt", "--seq-len", "64", "--eot-id", "0"],
+     "model.pt: is named like a checkpoint, expected a token file with --seq-len --eot-id"),
+    (["inspect", "dcp/.metadata"], "dcp/.metadata: is the metadata of torch.distributed.checkpoint: "
+     "open the folder"),
+    (["inspect", "odd.bin"], "give --dtype uint16 if it is nanoGPT's"),
+])  # fmt: skip
+def test_a_path_that_does_not_fit_is_told_by_what_is_wrong_with_it(
+    model, monkeypatch, capsys, argv, said
+):
+    monkeypatch.chdir(model.parent)
+    Path("dcp").mkdir()
+    content = pickle.dumps(Metadata({}))
+    Path("dcp/.metadata").write_bytes(content)
+    Path("odd.bin").write_bytes(bytes(6))
+    assert said in fails_in_one_line(capsys, *argv)
+
+
+def test_a_warning_is_one_line_that_names_the_option(tmp_path, capsys):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
+    assert main(["inspect", str(tmp_path / "train.bin")]) == 0
+    line = capsys.readouterr().err
+    assert line.startswith(f"npydata: warning: {tmp_path / 'train.bin'}: read as uint32")
+    assert "--dtype uint16" in line
+    assert line.count("\n") == 1
 
 
 def test_a_file_that_was_taken_for_a_checkpoint_in_error_says_why(tmp_path, capsys):

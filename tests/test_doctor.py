@@ -133,6 +133,17 @@ def test_a_finding_has_evidence_cost_and_the_line_to_change():
     assert "AsyncDataLoader" in finding.change
 
 
+@pytest.mark.parametrize(("kind", "said", "unsaid"), [
+    ("torch.save", "AsyncCheckpointer().save(", "prepare"),
+    ("dcp.save", "AsyncCheckpointer().save_distributed(", "prepare"),
+    ("AsyncCheckpointer.save", 'prepare(model.state_dict(), optimizer.state_dict())', "().save("),
+])  # fmt: skip
+def test_nobody_is_told_to_save_as_they_already_do(kind, said, unsaid):
+    (finding,) = judging.findings(replace(with_saves(kind=kind), save_s=3.0))
+    assert said in finding.change
+    assert unsaid not in finding.change
+
+
 RUN = {"command": "python train.py", "seconds": 31.0, "torch": "2", "blind": False, "notes": []}
 
 
@@ -273,6 +284,19 @@ def test_a_training_that_is_killed_gives_the_code_of_a_shell(tmp_path):
 ])  # fmt: skip
 def test_what_can_not_be_watched_is_said_in_a_line(capsys, arguments, said):
     assert cli.main(["doctor", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("train.py", "train.py: is not a command; write: npydata doctor -- python train.py --steps 2"),
+    ("train", "train: is not a command; make it executable and write: npydata doctor -- ./train"),
+])  # fmt: skip
+def test_a_script_that_is_no_command_is_told_how_to_start(
+    tmp_path, monkeypatch, capsys, name, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("")
+    assert cli.main(["doctor", "--", name, "--steps", "2"]) == 2
     assert said in capsys.readouterr().err
 
 

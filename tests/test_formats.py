@@ -117,8 +117,9 @@ def test_a_raw_file_that_is_hardly_uint32_is_not_read_as_such_in_silence(tmp_pat
     ids.tofile(path)
     with pytest.warns(UserWarning, match=rf"train\.bin: read as uint32.*{message}.*dtype=.uint16"):
         assert open_tokens(path).dtype == np.uint32
-    with pytest.warns(UserWarning, match="read as uint32"):
+    with pytest.warns(UserWarning, match="read as uint32") as told:
         MmapDataset(path, 1)
+    assert [one.filename for one in told] == [__file__]
 
 
 @pytest.mark.filterwarnings("error")

@@ -12,6 +12,7 @@ from packing_tools import EOT, told, write_datatrove, write_with_ends
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from npydata import AsyncDataLoader, Packed, PackedDataset, TokenFileError, write_tokens
+from npydata.dataset.documents import index_path
 
 LENGTHS = [5, 0, 1, 17, 3, 8, 8, 0, 2, 40, 1, 1, 6]
 ANY = settings(
@@ -313,3 +314,41 @@ def test_advice_changes_nothing(packed):
     packed.will_need(range(len(packed)))
     packed.will_need([])
     assert packed.fetch([]).inputs.shape == (0, 32)
+
+
+def write_texts(path, *documents):
+    write_tokens(path, documents, dtype="uint16")
+    return path
+
+
+def test_an_index_that_is_there_says_where_documents_end(tmp_path):
+    paths = [write_texts(tmp_path / "a.npy", [5, 0, 6, 7, 0]), write_texts(tmp_path / "b.npy", [8])]
+    with pytest.warns(UserWarning, match=r"b\.npy: id 0 is nowhere in it"):
+        PackedDataset(paths, 8, eot_id=0)
+    assert PackedDataset(paths[0], 8).ends.tolist() == [2, 5]
+    with pytest.raises(TokenFileError, match="does not say where documents end"):
+        PackedDataset(paths, 8)  # of the second file the index says nothing
+    write_texts(paths[0], [5, 0, 6, 7, 9])
+    with pytest.raises(TokenFileError, match="does not say where documents end"):
+        PackedDataset(paths[0], 8)
+
+
+@pytest.mark.parametrize("content", [
+    np.zeros(0), np.zeros(9), np.zeros((9, 1), np.int64), np.zeros(9, np.int64),
+    np.zeros(9, "i8,i8"), np.array(1), b"", b"\x93NUMPY", b"PK\x05\x06" + bytes(18),
+])  # fmt: skip
+def test_what_is_no_index_of_a_file_is_passed_over(tmp_path, content):
+    path = write_texts(tmp_path / "a.npy", [5, 0, 6, 7, 0])
+    with open(index_path(path), "wb") as file:
+        file.write(content) if isinstance(content, bytes) else np.save(file, content)
+    with pytest.raises(TokenFileError, match="does not say where documents end"):
+        PackedDataset(path, 8)
+    assert PackedDataset(path, 8, eot_id=0).ends.tolist() == [2, 5]
+
+
+def test_an_id_that_ends_no_document_is_told_of_once_where_the_dataset_is_made(tmp_path):
+    path = write_texts(tmp_path / "a.npy", [5, 0, 6, 7, 0])
+    for _ in range(2):  # looked for, and then read from the index
+        with pytest.warns(UserWarning, match=r"a\.npy: id 9 is nowhere in it") as told:
+            PackedDataset(path, 8, eot_id=9)
+        assert [one.filename for one in told] == [__file__]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from npydata import NpyDataError
+from npydata import NpyDataError, PackedDataset
 from npydata.dataset import prepare as prepare_module
 from npydata.dataset import text as text_module
 from npydata.dataset.documents import document_ends
+from npydata.dataset.inspect import inspect_tokens
 from npydata.dataset.prepare import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, prepare
 from npydata.dataset.text import (
     HEAD_BYTES,
@@ -534,3 +535,17 @@ def test_report_names_what_was_read_and_written(tmp_path):
     for part in ("o.npy", "tokens", "1 file", "70 B", "bytes/token", "tok/s", "10 U+FFFD"):
         assert part in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("documents", ["file", "line"])
+def test_the_documents_that_prepare_recorded_are_found_without_the_id_that_ends_them(
+    tmp_path, documents
+):
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    report = prepare([tmp_path / "a.txt"], tmp_path / "t.npy", vocab_size=300, documents=documents)
+    assert f"end-of-text id {report.eot_id}," in str(report)
+    told = PackedDataset(report.path, 8, eot_id=report.eot_id)
+    found = PackedDataset(report.path, 8)
+    assert found.ends.tolist() == told.ends.tolist()
+    assert found.fingerprint() == told.fingerprint()
+    assert inspect_tokens(report.path).documents == len(found.ends) == report.documents

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -266,3 +267,22 @@ def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
         exec(compile(snippet, "README.md", "exec"), names)
     assert names["x"].shape == (32, 1024)
     assert names["inputs"].shape == (1024,)
+    assert names["first"] == 41
+
+
+def test_the_code_in_the_readme_that_resumes_begins_at_a_first_start_and_takes_the_loader_up():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    resume = readme[readme.index("first = 1\nif latest :=") :].split("```")[0]
+    asked = []
+    found = SimpleNamespace(step=40, rng="rng", loader="place")
+    names = {
+        "latest_checkpoint": lambda run: None,
+        "load_checkpoint": lambda latest: ("weights", "moments", found),
+        "restore_rng": asked.append,
+        **{name: SimpleNamespace(load_state_dict=asked.append)
+           for name in ("model", "optimizer", "loader")},
+    }  # fmt: skip
+    exec(resume, names)
+    assert (names["first"], asked) == (1, [])
+    exec(resume, {**names, "latest_checkpoint": lambda run: run})
+    assert asked == ["weights", "moments", "place", "rng"]

@@ -16,14 +16,15 @@ from npydata.dataset.tokens import TokenFile
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
 from npydata.system.atomic_write import replacing
+from npydata.system.caller import warn_caller
 
 INDEX_SUFFIX = ".documents"
 """A file of this name beside a token file says where its documents end."""
 
 INDEX_VERSION = 2
-HEADER_NUMBERS = 5
+HEADER_NUMBERS, EOT_ID = 5, 1
 """Before the ends: version, end-of-text id, two numbers of the token file's fingerprint, and the
-ends' checksum."""
+ends' checksum. The id is the second of them."""
 
 LARGEST_CHECKED = 1 << 23
 """Indexes of so many documents are read and checked as a whole when they are opened."""
@@ -35,7 +36,7 @@ def document_ends(files: Sequence[TokenFile], eot_id: int | None = None) -> IntA
     """Return for each document how many tokens lie before its end, over all files.
 
     With ``eot_id`` a document ends behind that token, whatever the format says; what follows the
-    last one of a file is a document as well.
+    last one of a file is a document as well. A file without that token is warned of.
 
     Raises:
         TokenFileError: A file does not say where documents end.
@@ -49,7 +50,14 @@ def document_ends(files: Sequence[TokenFile], eot_id: int | None = None) -> IntA
 def ends_in(file: TokenFile, eot_id: int | None = None) -> IntArray:
     """Return for each document of one file how many tokens lie before its end."""
     if eot_id is not None:
-        return indexed_ends(file, as_int(eot_id, "eot_id"))
+        eot_id = as_int(eot_id, "eot_id")
+        ends = indexed_ends(file, eot_id)
+        if not holds_token(file, eot_id, ends):
+            warn_caller(
+                f"{file.path}: id {eot_id} is nowhere in it, expected the token that ends each "
+                "document: all of it is one"
+            )
+        return ends
     if file.document_ends is not None:
         return file.document_ends
     if len(file.shape) == 2:
@@ -67,7 +75,7 @@ def indexed_ends(file: TokenFile, eot_id: int) -> IntArray:
     """
     path, header = index_path(file.path), index_header(file, eot_id)
     with suppress(OSError, ValueError):
-        found: IntArray = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = map_index(path)
         if is_index(found, header, file.num_tokens):
             return np.asarray(found[HEADER_NUMBERS:])
     ends = find_ends(file, eot_id)
@@ -77,10 +85,47 @@ def indexed_ends(file: TokenFile, eot_id: int) -> IntArray:
     return ends
 
 
+def holds_token(file: TokenFile, eot_id: int, ends: IntArray) -> bool:
+    """Whether a token is in a file, if documents that it ends are those of ``ends``."""
+    return len(ends) != 1 or int(file.read(file.num_tokens - 1, 1)[0]) == eot_id
+
+
+def recorded_eot_id(files: Sequence[TokenFile]) -> int | None:
+    """Return the token that ends documents by the indexes beside 1-D files; ``None`` without these.
+
+    All of the files must have an index, of themselves and of one token.
+    """
+    found = {eot_id_beside(file) for file in files}
+    return found.pop() if len(found) == 1 else None
+
+
+def eot_id_beside(file: TokenFile) -> int | None:
+    """Return the token by which the index beside a file says where its documents end."""
+    if file.document_ends is not None or len(file.shape) == 2:
+        return None  # the file says it itself
+    with suppress(OSError, ValueError):
+        found = map_index(index_path(file.path))
+        eot_id = int(found[EOT_ID])
+        is_ours = is_index(found, index_header(file, eot_id), file.num_tokens)
+        if is_ours and holds_token(file, eot_id, found[HEADER_NUMBERS:]):
+            return eot_id
+    return None
+
+
+def map_index(path: Path) -> IntArray:
+    """Map the numbers of an index.
+
+    Raises:
+        ValueError: They can be no index.
+    """
+    found: IntArray = np.lib.format.open_memmap(path, mode="r")
+    if found.dtype != np.int64 or found.ndim != 1 or len(found) < HEADER_NUMBERS:
+        raise ValueError(f"{path}: {found.dtype} {found.shape}, expected int64 of one dimension")
+    return found
+
+
 def is_index(found: IntArray, header: IntArray, num_tokens: int) -> bool:
     """Whether numbers are the index of the file that a header tells of, and not damaged."""
-    if found.dtype != np.int64 or found.ndim != 1 or len(found) < HEADER_NUMBERS:
-        return False
     ends = found[HEADER_NUMBERS:]
     if (
         not (found[: len(header)] == header).all()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npydata.dataset.document_report import DocumentReport, describe_documents
-from npydata.dataset.documents import document_ends
+from npydata.dataset.documents import document_ends, recorded_eot_id
 from npydata.dataset.token_file import open_tokens
 from npydata.dataset.tokens import TokenFile
 from npydata.dataset.windows import num_windows
@@ -78,7 +78,7 @@ def inspect_tokens(
 ) -> TokenReport:
     """Read a token file once, from end to end, and report what is in it.
 
-    With ``eot_id`` documents end behind that token.
+    With ``eot_id`` documents end behind that token; without, an index beside the file may tell.
 
     Raises:
         NpyDataError: the file is malformed, a checkpoint, or ``seq_len`` is below 1.
@@ -86,10 +86,11 @@ def inspect_tokens(
     """
     if seq_len is not None and seq_len < 1:
         raise NpyDataError(f"sequence length {seq_len}: expected 1 or more tokens")
-    if Path(path).suffix in CHECKPOINT_SUFFIXES:
+    if is_named_like_checkpoint(path):
         raise NpyDataError(f"{path}: is named like a checkpoint, expected a token file")
     tokens = open_tokens(path, format=format, dtype=dtype)
     lowest, highest = id_range(tokens, progress=progress)
+    eot_id = recorded_eot_id([tokens]) if eot_id is None else eot_id
     ends = tokens.document_ends if eot_id is None else document_ends([tokens], eot_id)
     return TokenReport(
         path=str(tokens.path),
@@ -106,6 +107,11 @@ def inspect_tokens(
         document_lengths=None if ends is None else describe_documents(ends, seq_len),
         windows=None if seq_len is None else count_windows(tokens.shape, seq_len),
     )
+
+
+def is_named_like_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the name of a checkpoint."""
+    return Path(path).suffix in CHECKPOINT_SUFFIXES
 
 
 def id_range(tokens: TokenFile, *, progress: bool = False) -> tuple[int | None, int | None]:

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from npydata.dataset.datasets import as_indices, shifted_pair
-from npydata.dataset.documents import document_ends
+from npydata.dataset.documents import document_ends, recorded_eot_id
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.hashing import stream_key
 from npydata.dataset.packing import (
@@ -129,7 +129,8 @@ class PackedDataset(Dataset[Packed]):
             last row of a block may be padded. ``"none"`` cuts nothing off, and pads.
         bos_id: A token to put before each document.
         eot_id: The token that ends a document and belongs to it, in files that don't say where
-            documents end. They are searched once, and an index is kept beside each.
+            documents end. They are searched once, and an index is kept beside each; where it is,
+            as behind ``npydata prepare --documents``, a 1-D file needs no ``eot_id``.
         ignore_index: The target of a position that has nothing to predict.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
         format: How the files are laid out; recognised if not given.
@@ -179,7 +180,7 @@ class PackedDataset(Dataset[Packed]):
         self.ignore_index = as_int(ignore_index, "ignore_index")
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
         self._bos = int(bos_id is not None)
-        self._eot_id = eot_id
+        self._eot_id = recorded_eot_id(self.files) if eot_id is None else eot_id
         self._packing: dict[str, Any] = {
             "seq_len": self.seq_len, "block": as_int(block, "block", least=1), "crop": crop,
             "seed": int(stream_key(0 if seed is None else as_int(seed, "seed"))),

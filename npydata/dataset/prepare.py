@@ -62,6 +62,8 @@ class PrepareReport:
     """Tokens at the end that did not fill a row (only with ``row_len``)."""
     vocab_size: int
     dtype: str
+    eot_id: int
+    """The id of the end-of-text token, for ``PackedDataset(path, seq_len, eot_id=...)``."""
     replaced: int
     """U+FFFD in the text, which stand for what was not UTF-8."""
     train_seconds: float
@@ -73,6 +75,7 @@ class PrepareReport:
             f"{printable(self.path)}: {self.num_tokens:,} tokens ({ids})",
             f"from {self.files:,} file{'s' * (self.files != 1)}, {human_bytes(self.nbytes)}",
             *[f"{self.documents:,} documents"] * (self.documents != self.files),
+            f"end-of-text id {self.eot_id}",
             f"{self.nbytes / max(1, self.num_tokens):.2f} bytes/token",
             human_rate(self.num_tokens / max(self.encode_seconds, 1e-9), "tok"),
         ]
@@ -106,9 +109,10 @@ def prepare(
     byte-level BPE of at most ``vocab_size`` tokens is trained on about ``sample_mb`` MB, taken
     evenly from all files. Ids are uint16 when they fit, else uint32. With ``row_len`` the file is
     2-D, and tokens that do not fill the last row are dropped. With ``documents`` an index says
-    where they end, so that ``PackedDataset(out, T, eot_id=...)`` need not look for the end-of-text
-    tokens; ``"line"`` makes every line with text a document, without its line end. With ``begin``
-    a ``<|begin_of_text|>`` is put before each document.
+    where they end: ``PackedDataset(out, T)`` finds it, and needs no ``eot_id`` (but where
+    ``row_len`` makes rows, which are documents otherwise); ``"line"`` makes every line with text a
+    document, without its line end. With ``begin`` a ``<|begin_of_text|>`` is put before each
+    document.
 
     The same text gives the same bytes. Memory does not grow with the text. When the run fails or is
     killed, ``out`` is what it was before; the tokenizer follows ``out`` by one rename.
@@ -150,6 +154,7 @@ def prepare(
         dropped_tokens=tally.num_tokens - written.num_tokens,
         vocab_size=_id_bound(bpe),
         dtype=str(written.dtype),
+        eot_id=marks.end,
         replaced=tally.replaced,
         train_seconds=trained - started,
         encode_seconds=time.perf_counter() - trained,

@@ -1,6 +1,8 @@
 """Starting a training under watch: its environment, its signals, its exit code."""
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from npydata.errors import NpyDataError
 
 HOOKS = Path(__file__).parent / "inside"
 SAMPLE_EVERY_S = 0.25
@@ -30,7 +34,16 @@ def start(command: Sequence[str], folder: str) -> subprocess.Popen[bytes]:
 
     Raises:
         OSError: There is no such command.
+        NpyDataError: It is a file that is not to be executed.
     """
+    if shutil.which(command[0]) is None and (script := Path(command[0])).is_file():
+        is_python = script.suffix == ".py"
+        here = "" if os.sep in command[0] else "./"
+        run = ["python", *command] if is_python else [here + command[0], *command[1:]]
+        told = "write" if is_python else "make it executable and write"
+        raise NpyDataError(
+            f"{command[0]}: is not a command; {told}: npydata doctor -- {shlex.join(run)}"
+        )
     return subprocess.Popen(list(command), env=environment(folder))
 
 

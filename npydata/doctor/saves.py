@@ -23,10 +23,6 @@ def save_stall(c: Counters) -> Finding | None:
             f" for {human_bytes(nbytes // count)} ({human_rate(nbytes / max(c.save_s, 1e-9), 'B')})"
         )
     in_dcp = longest.kind.startswith("dcp.")
-    change = (
-        "copy, and write behind the training: npydata.AsyncCheckpointer().save"
-        f"{'_distributed' if in_dcp else ''}(folder, model.state_dict(), ...)"
-    )
     title = f"{longest.kind} stops the training"
     return Finding(
         "dcp_stall" if in_dcp else "save_stall",
@@ -34,8 +30,23 @@ def save_stall(c: Counters) -> Finding | None:
         c.save_s,
         share_of(c, c.save_s),
         [each],
-        change,
+        cheaper_save(longest.kind),
         longest.where,
+    )
+
+
+def cheaper_save(kind: str) -> str:
+    """Return what to do about saves by a function; ours already write behind the training."""
+    if kind.startswith("AsyncCheckpointer"):
+        return (
+            "prepare(model.state_dict(), optimizer.state_dict()) before the loop makes the first "
+            'save fast; AsyncCheckpointer(snapshot="overlap") with protect(optimizer) copies during '
+            "forward and backward; or save less often, as one save waits for the one before"
+        )
+    name = "save_distributed" if kind.startswith("dcp.") else "save"
+    return (
+        f"copy, and write behind the training: npydata.AsyncCheckpointer().{name}"
+        "(folder, model.state_dict(), ...)"
     )
 
 

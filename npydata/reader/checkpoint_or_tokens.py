@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from npydata.reader.containers import START_BYTES, containers, recognise
+from npydata.reader.dcp import METADATA
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".distcp")
 """Of what torch writes, whichever container that is; a container may have its own."""
@@ -22,6 +23,8 @@ def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
         return "its name ends in .index.json"
     if not path.is_file():
         return None  # whoever opens it says what is wrong
+    if path.name == METADATA:
+        return f"its name is {METADATA}"
     with path.open("rb") as file:
         start = file.read(START_BYTES)
     if (container := recognise(start, path.stat().st_size)) is not None:

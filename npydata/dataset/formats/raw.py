@@ -4,7 +4,6 @@ Nothing in such a file says how wide an id is. Without a dtype it is read as uin
 blocks of it are looked at: what can hardly be uint32 is said aloud.
 """
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from npydata.dataset.layout import (
     integer_dtype,
 )
 from npydata.errors import TokenFileError
+from npydata.system.caller import warn_caller
 
 DEFAULT_DTYPE = "uint32"
 LARGEST_VOCABULARY = 1 << 20
@@ -50,11 +50,10 @@ def read_layout(path: Path, dtype: TokenDtype | None) -> TokenLayout:
     shape = (size // dtype.itemsize,)
     doubt = doubt_uint32(sample_ids(path, size))
     if doubt:
-        warnings.warn(
+        warn_caller(
             f"{path}: read as {dtype}, because no dtype was given, but {doubt}; give "
             f'dtype="uint16" (as nanoGPT writes it) or what it is, or dtype="{dtype}" if that '
-            "is right",
-            stacklevel=2,
+            "is right"
         )
     return TokenLayout(path, FORMAT.name, dtype, shape, 0, size, dtype_assumed=True)
 
