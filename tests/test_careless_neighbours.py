@@ -17,7 +17,7 @@ from npydata import (
     save_checkpoint,
 )
 from npydata.checkpointer import commit, runs
-from npydata.checkpointer.commit import set_aside
+from npydata.reader.manifest import set_aside
 
 OLD = Path(__file__).parent / "old_checkpoints" / "one"
 

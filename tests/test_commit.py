@@ -20,7 +20,8 @@ from npydata import (
     verify_checkpoint,
 )
 from npydata.checkpointer import commit, writer
-from npydata.checkpointer.commit import committed, in_place, set_aside
+from npydata.checkpointer.commit import committed
+from npydata.reader.manifest import in_place, set_aside
 
 
 def save(folder, step=0, **settings):

@@ -21,7 +21,7 @@ from faults.tracing import TracedSave, calls_of, cannot_trace, run_traced
 
 from npydata import AsyncCheckpointer, CheckpointError
 from npydata.checkpointer import commit, writer
-from npydata.checkpointer.commit import set_aside
+from npydata.reader.manifest import set_aside
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -24,10 +24,10 @@ from npydata.checkpointer.manifest import (
     FileEntry,
     Manifest,
     check_content,
-    is_ours,
     read_manifest,
 )
 from npydata.reader import checksums
+from npydata.reader.manifest import is_ours
 
 NAMES = ["model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"]
 EACH_FILE = pytest.mark.parametrize("name", NAMES)

@@ -19,6 +19,7 @@ from npydata import (
     verify_checkpoint,
 )
 from npydata.checkpointer import commit
+from npydata.reader.manifest import set_aside
 
 
 def save(folder, step):
@@ -120,6 +121,13 @@ def test_a_checkpoint_copied_over_another_while_it_is_loaded_is_found_out(tmp_pa
             break
         assert len(seen) < 2
     assert 3 < number < 99
+
+
+def test_between_two_renames_the_old_checkpoint_opens_under_its_name(tmp_path):
+    folder = tmp_path / "c"
+    save(folder, 3)
+    folder.rename(set_aside(folder))
+    assert all(len(look(folder)) == 1 for name, look in LOOKS.items() if name != "load the latest")
 
 
 def save_forever(folder, exchanges, stop):

@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from npydata.checkpointer.manifest import (
@@ -27,12 +26,12 @@ from npydata.checkpointer.manifest import (
     FileEntry,
     Manifest,
     check_sizes,
-    is_ours,
     read_manifest,
     read_small,
 )
 from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
+from npydata.reader.manifest import PREVIOUS, SET_ASIDE, in_place, is_ours, set_aside
 from npydata.system.atomic_write import (
     current_umask,
     lock_folder,
@@ -42,11 +41,9 @@ from npydata.system.atomic_write import (
 )
 
 LATEST = "latest"
-TEMPORARY, SET_ASIDE = ".npydata-tmp", ".npydata-previous"
+TEMPORARY = ".npydata-tmp"
 TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
 """What only this module calls a folder; versions before had the checkpoint's name in it."""
-PREVIOUS = ".previous"
-"""How versions before set an old checkpoint aside. People call copies so: it is only read."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
@@ -194,11 +191,6 @@ def put_in_place(temporary: Path, folder: Path) -> None:
         remove_checkpoint(aside)
 
 
-def set_aside(folder: Path) -> Path:
-    """Return what a checkpoint is called while another takes its name: as nobody names a copy."""
-    return folder.with_name(f".{sha256(os.fsencode(folder.name)).hexdigest()[:16]}{SET_ASIDE}")
-
-
 def exchange_locked(temporary: Path, folder: Path) -> bool:
     """Swap a new checkpoint and an old one, if names can be swapped here.
 
@@ -331,14 +323,6 @@ def named_latest(root: Path) -> Path | None:
         if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
             return in_place(root / name)
     return None
-
-
-def in_place(folder: Path) -> Path:
-    """Return a checkpoint's folder, or the old one if a crash came between two renames."""
-    if folder.exists():
-        return folder
-    asides = set_aside(folder), folder.with_name(folder.name + PREVIOUS)
-    return next(filter(is_ours, asides), folder)
 
 
 def write_small(path: Path, content: bytes, mode: int) -> None:

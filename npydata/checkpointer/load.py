@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from npydata.checkpointer.commit import in_place, latest_in
+from npydata.checkpointer.commit import latest_in
 from npydata.checkpointer.file_layout import flatten_state_dict, unflatten_state_dict
 from npydata.checkpointer.manifest import (
     MANIFEST,
@@ -32,6 +32,7 @@ from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
+from npydata.reader.manifest import in_place
 from npydata.reader.open import open_files, without_collecting
 from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode

@@ -23,7 +23,7 @@ from npydata.system.progress import Bar, NoBar
 
 __all__ = ["MANIFEST", "MAX_MANIFEST_BYTES", "MAX_STATE_BYTES", "MODEL", "OPTIMIZER",
            "PIECE_BYTES", "TRAINING", "FileEntry", "Manifest", "check_content", "check_file",
-           "check_sizes", "checksums", "is_ours", "read_manifest", "read_small",
+           "check_sizes", "checksums", "read_manifest", "read_small",
            "rng_file"]  # fmt: skip
 MAX_STATE_BYTES = 1 << 28
 """What is read of a training state."""
@@ -32,15 +32,6 @@ MAX_STATE_BYTES = 1 << 28
 def rng_file(rank: int) -> str:
     """Return the name of the file that holds the random generators of one rank."""
     return f"rng/rank_{rank}.json"
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder is a checkpoint that was committed."""
-    try:
-        read_manifest(folder)
-    except (CheckpointError, OSError):
-        return False
-    return True
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:

@@ -5,10 +5,12 @@ That of a checkpoint of ours is its last file to be written. A *record* is what 
 """
 
 import json
+import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,9 @@ VERSION = 3
 bytes of several tensors."""
 RECORD_FORMAT, RECORD_VERSION = "npydata record", 1
 MAX_MANIFEST_BYTES = 1 << 26
+SET_ASIDE = ".npydata-previous"
+PREVIOUS = ".previous"
+"""How versions before set an old checkpoint aside. People call copies so: it is only read."""
 """What is read of a manifest."""
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FILES = (MODEL, OPTIMIZER, TRAINING)
@@ -152,6 +157,28 @@ def read_manifest(folder: Path | HeldFolder) -> Manifest:
         raise CheckpointError(
             f"{held.path}: has no {MANIFEST}: not a complete checkpoint"
         ) from None
+
+
+def set_aside(folder: Path) -> Path:
+    """Return what a checkpoint is called while another takes its name: as nobody names a copy."""
+    return folder.with_name(f".{sha256(os.fsencode(folder.name)).hexdigest()[:16]}{SET_ASIDE}")
+
+
+def in_place(folder: Path) -> Path:
+    """Return a checkpoint's folder, or the old one if a crash came between two renames."""
+    if folder.exists():
+        return folder
+    asides = set_aside(folder), folder.with_name(folder.name + PREVIOUS)
+    return next(filter(is_ours, asides), folder)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a checkpoint that was committed."""
+    try:
+        read_manifest(folder)
+    except (CheckpointError, OSError):
+        return False
+    return True
 
 
 def read_as(kind: type[Kind], folder: HeldFolder, name: str) -> Kind:

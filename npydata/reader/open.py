@@ -22,7 +22,7 @@ from npydata.reader.dcp import METADATA, read_dcp
 from npydata.reader.files import Descriptor, OpenFile, naming_errors
 from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.manifest import Manifest, vouched_by, vouched_by_json
+from npydata.reader.manifest import Manifest, in_place, set_aside, vouched_by, vouched_by_json
 from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
@@ -100,8 +100,8 @@ def open_files(
 
 def open_contents(path: Path) -> Contents:
     """Open the file or files at a path and return everything in them by name."""
-    if path.is_dir():
-        return read_held(lambda: HeldFolder(path), open_folder)
+    if path.is_dir() or (not path.exists() and set_aside(path).is_dir()):
+        return read_held(lambda: HeldFolder(in_place(path)), open_folder)
     if path.name.endswith(INDEX_SUFFIX):
         return read_held(lambda: HeldFolder(path.parent), lambda folder: open_index(folder, path))
     archive = open_container(path)
