@@ -194,7 +194,7 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
     from npydata.bench.plot import draw_documents, require_plotting
-    from npydata.dataset.inspect import is_named_like_checkpoint, inspect_tokens
+    from npydata.dataset.inspect import inspect_tokens, is_named_like_checkpoint
 
     if args.plot:
         require_plotting(args.plot)
