@@ -8,8 +8,8 @@ from packing_tools import EOT, write_datatrove, write_with_ends
 
 from npydata import PackedDataset, write_tokens
 from npydata.cli import main
-from npydata.dataset.documents import index_path
 from npydata.dataset.document_report import describe_documents
+from npydata.dataset.documents import index_path
 
 LENGTHS = [5, 0, 1, 17, 3, 8, 8, 0, 2, 40, 1, 1, 6, 16]
 
