@@ -362,7 +362,7 @@ def test_an_option_about_tokens_makes_a_file_a_token_file(model, capsys, option)
     (["verify", "nope"], "nope: No such file or directory"),
     (["inspect", "model.pt", "--seq-len", "64", "--eot-id", "0"],
      "model.pt: is named like a checkpoint, expected a token file with --seq-len --eot-id"),
-    (["inspect", "dcp/.metadata"], "dcp/.metadata: is the metadata of torch.distributed.checkpoint: "
+    (["inspect", "dcp/.metadata"], ".metadata: is the metadata of torch.distributed.checkpoint: "
      "open the folder"),
     (["inspect", "odd.bin"], "give --dtype uint16 if it is nanoGPT's"),
 ])  # fmt: skip

@@ -202,7 +202,8 @@ class MmapDataset(TokenDataset):
             no token is in two samples (``seq_len`` with ``as_dict``, for the same reason);
             ``seq_len`` makes every token but the first a target once.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: How the files are laid out; recognised if not given.
+        format: The name of their format, such as ``llm.c``; recognised if not given (see
+            :func:`npydata.open_tokens`).
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
@@ -265,7 +266,8 @@ class NpyTokensDataset(InEpochs, TokenDataset):
             than ``2 * seq_len`` tokens of a row, is left out, other ones each time. Without a
             ``seed``, one is drawn now.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: How the files are laid out; recognised if not given.
+        format: The name of their format, such as ``llm.c``; recognised if not given (see
+            :func:`npydata.open_tokens`).
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels

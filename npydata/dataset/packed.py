@@ -133,7 +133,8 @@ class PackedDataset(Dataset[Packed]):
             as behind ``npydata prepare --documents``, a 1-D file needs no ``eot_id``.
         ignore_index: The target of a position that has nothing to predict.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: How the files are laid out; recognised if not given.
+        format: The name of their format, such as ``llm.c``; recognised if not given (see
+            :func:`npydata.open_tokens`).
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
 

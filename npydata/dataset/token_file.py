@@ -45,7 +45,7 @@ def open_tokens(
     Args:
         path: The file; for Megatron the ``.bin``, the ``.idx`` or their common prefix. Of a list
             of files or a glob the tokens are seen one file after the other.
-        format: ``auto``, or the name of one: ``npydata.dataset.formats`` holds a module each.
+        format: ``auto``, or a name in ``npydata.dataset.formats.FORMATS``, such as ``llm.c``.
         dtype: The integer dtype of a headerless file (uint32 if not given); for the others it is
             checked against what the file says.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).

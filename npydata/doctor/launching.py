@@ -40,9 +40,9 @@ def start(command: Sequence[str], folder: str) -> subprocess.Popen[bytes]:
         is_python = script.suffix == ".py"
         here = "" if os.sep in command[0] else "./"
         run = ["python", *command] if is_python else [here + command[0], *command[1:]]
-        told = "write" if is_python else "make it executable and write"
+        how = "write" if is_python else "make it executable and write"
         raise NpyDataError(
-            f"{command[0]}: is not a command; {told}: npydata doctor -- {shlex.join(run)}"
+            f"{command[0]}: is not a command; {how}: npydata doctor -- {shlex.join(run)}"
         )
     return subprocess.Popen(list(command), env=environment(folder))
 

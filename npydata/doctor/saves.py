@@ -39,8 +39,8 @@ def cheaper_save(kind: str) -> str:
     """Return what to do about saves by a function; ours already write behind the training."""
     if kind.startswith("AsyncCheckpointer"):
         return (
-            "prepare(model.state_dict(), optimizer.state_dict()) before the loop makes the first "
-            'save fast; AsyncCheckpointer(snapshot="overlap") with protect(optimizer) copies during '
+            "prepare(model.state_dict(), optimizer.state_dict()) before the loop makes the "
+            'first fast; AsyncCheckpointer(snapshot="overlap") with protect(optimizer) copies in '
             "forward and backward; or save less often, as one save waits for the one before"
         )
     name = "save_distributed" if kind.startswith("dcp.") else "save"

@@ -1,6 +1,7 @@
-"""The containers of checkpoints: each module here knows one, recognises it and reads it.
+"""The containers of checkpoints, one module each; a module added here is found by itself.
 
-To add one, add a module with a ``CONTAINER``; opening, inspecting and converting find it here.
+A module holds a :class:`Container` called ``CONTAINER``, which recognises its files and reads them;
+opening, inspecting and converting go by the table of these.
 """
 
 import pkgutil
