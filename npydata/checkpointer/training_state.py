@@ -14,26 +14,29 @@ from npydata.system.accelerator import with_streams
 
 @dataclass(slots=True)
 class TrainingState:
-    """Where training stands; everything in it is stored as typed JSON."""
+    """Where training stands; everything in it is stored as typed JSON.
+
+    Args:
+        step: Optimizer steps that are complete.
+        epoch: Epochs that are complete.
+        tokens: Tokens trained on so far.
+        loss: Of the last step; None if not known.
+        lr: The learning rate of the last step; None if not known.
+        rng: What :func:`capture_rng` returned.
+        loader: What the loader's ``state_dict()`` returned.
+        extra: Anything else that JSON can hold: numbers, text, bytes, tuples, lists, dictionaries.
+            Each comes back as it was, numpy's scalars too; a member of an ``IntEnum`` as its
+            number.
+    """
 
     step: int = 0
-    """Optimizer steps that are complete."""
     epoch: int = 0
-    """Epochs that are complete."""
     tokens: int = 0
-    """Tokens trained on so far."""
     loss: float | None = None
-    """Of the last step."""
     lr: float | None = None
-    """The learning rate of the last step."""
     rng: dict[str, Any] | None = None
-    """What :func:`capture_rng` returned."""
     loader: dict[str, Any] | None = None
-    """What the loader's ``state_dict()`` returned."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Anything else that JSON can hold: numbers, text, bytes, tuples, lists, dictionaries.
-
-    Each comes back as it was, numpy's scalars too; a member of an ``IntEnum`` as its number."""
 
 
 def capture_rng() -> dict[str, Any]:

@@ -13,6 +13,7 @@ themselves, as Hugging Face's do: both are the same tokens.
 Built in ``notebooks/01_memmap_dataset``.
 """
 
+import inspect
 import operator
 import os
 from collections.abc import Sequence
@@ -315,6 +316,8 @@ class NpyTokensDataset(InEpochs, TokenDataset):
         """Make the kind of dataset that is asked for."""
         is_plain = cls is NpyTokensDataset and without_replacement
         return super().__new__(OnceInAnEpoch if is_plain else cls)
+
+    vars(__new__)["__signature__"] = inspect.signature(__init__)  # what help() shows
 
 
 class OnceInAnEpoch(NpyTokensDataset):

@@ -51,21 +51,25 @@ ADVISED_TOKENS = 2048
 
 
 class Packed(NamedTuple):
-    """A batch of packed rows, or one row: ``(B, T)`` or ``(T,)`` where nothing else is said."""
+    """A batch of packed rows, or one row: ``(B, T)`` or ``(T,)`` where nothing else is said.
+
+    Attributes:
+        inputs: What the model reads, int64; 0 where a row is padded.
+        targets: The next token of the same document, int64; ``ignore_index`` behind its last one.
+        position_ids: Places within the sequence, int64: 0 wherever one begins.
+        cu_seqlens: Where sequences begin in the flattened batch, and its length: int32,
+            ``(sequences + 1,)``. What pads a row is a sequence too.
+        max_seqlen: Length of the longest sequence, in tokens.
+        document_ids: The document that a token is of, int64, counted over all files; -1 where a row
+            is padded.
+    """
 
     inputs: torch.Tensor
-    """What the model reads, int64; 0 where a row is padded."""
     targets: torch.Tensor
-    """The next token of the same document, int64; ``ignore_index`` behind its last one."""
     position_ids: torch.Tensor
-    """Places within the sequence, int64: 0 wherever one begins."""
     cu_seqlens: torch.Tensor
-    """Where sequences begin in the flattened batch, and its length: int32, ``(sequences + 1,)``.
-    What pads a row is a sequence too."""
     max_seqlen: int
-    """Length of the longest sequence."""
     document_ids: torch.Tensor
-    """The document that a token is of, int64, counted over all files; -1 where a row is padded."""
 
     @classmethod
     def of(

@@ -14,18 +14,18 @@ class ShardingConfig:
 
     When a rank dies or is stopped, each of the others raises within ``2 * timeout_s``. A rank that
     is only slow, or waits for its disk, is waited for.
+
+    Args:
+        process_group: A ``torch.distributed`` process group; ``None`` is the default one.
+        timeout_s: Seconds without a heartbeat after which a rank no longer waits for another one.
+        check_replicas: Whether a save is refused if tensors that several ranks have are not the
+            same on all of them. Of each, 1,024 elements are compared. What a batch norm gathers on
+            each rank is let through.
     """
 
     process_group: Any = None
-    """A ``torch.distributed`` process group; ``None`` is the default one."""
     timeout_s: float = 60
-    """Seconds without a heartbeat after which a rank no longer waits for another one."""
-
     check_replicas: bool = True
-    """Whether a save is refused if tensors that several ranks have are not the same on all of them.
-
-    Of each, 1,024 elements are compared. What a batch norm gathers on each rank is let through.
-    """
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:

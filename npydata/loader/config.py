@@ -15,35 +15,42 @@ MAX_BATCHES_PER_HANDOFF = 8
 class AsyncDataLoaderConfig:
     """How an ``AsyncDataLoader`` works; every field may also be given to it as a keyword.
 
+    Args:
+        batch_size: Samples per batch, of one rank; with None, samples come singly and are not
+            collated.
+        shuffle: Another order in each epoch; else the dataset's own.
+        drop_last: Leave out the last batch of an epoch if it is short.
+        num_workers: Threads that may fetch batches, as many as help: an epoch begins with one, and
+            a caller who waits for slow batches gets the next. With 0, a single one still
+            prefetches.
+        prefetch_factor: Batches ahead per worker; with 0, the caller fetches each batch itself.
+            None is 2.
+        seed: An integer that decides order and random windows; drawn when not given, and part of
+            the state.
+        dtype: Cast tensors of the same kind (floats, or integers) to this; None leaves them.
+        pin_memory: Leave batches in memory that a GPU can copy from by itself.
+        rank: Which slice of each global batch is ours; from ``torch.distributed`` if not given.
+        world_size: How many ranks share an epoch; from ``torch.distributed`` if not given.
+        timeout: Seconds that the caller waits for one batch before an error; with 0, for ever.
+        persistent_workers: Changes nothing: threads share the one dataset, and a new one costs no
+            import.
+
     Raises:
         LoaderError: A field has an impossible value; the message names both.
     """
 
     batch_size: int | None = 32
-    """Samples per batch, of one rank; with None, samples come singly and are not collated."""
     shuffle: bool = True
-    """Another order in each epoch; else the dataset's own."""
     drop_last: bool = False
-    """Leave out the last batch of an epoch if it is short."""
     num_workers: int = 2
-    """Threads that may fetch batches, as many as help: an epoch begins with one, and a caller who
-    waits for slow batches gets the next. With 0, a single one still prefetches."""
     prefetch_factor: int = 2
-    """Batches ahead per worker; with 0, the caller fetches each batch itself. None is 2."""
     seed: int | None = None
-    """Decides order and random windows; drawn when not given, and part of the state."""
     dtype: torch.dtype | None = None
-    """Cast tensors of the same kind (floats, or integers) to this."""
     pin_memory: bool = False
-    """Leave batches in memory that a GPU can copy from by itself."""
     rank: int | None = None
-    """Which slice of each global batch is ours; from ``torch.distributed`` if not given."""
     world_size: int | None = None
-    """How many ranks share an epoch; from ``torch.distributed`` if not given."""
     timeout: float = 0
-    """Seconds that the caller waits for one batch before an error; with 0, for ever."""
     persistent_workers: bool = False
-    """Changes nothing: threads share the one dataset, and a new one costs no import."""
 
     def __post_init__(self) -> None:
         factor: object = self.prefetch_factor

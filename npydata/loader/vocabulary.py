@@ -5,6 +5,7 @@ name with what to write instead: a setting that is silently ignored is found wee
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,11 @@ def require_usable(dataset: Any) -> None:
     if is_stream(dataset):
         return
     name = type(dataset).__name__
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise LoaderError(
+            f"dataset={dataset!r}, expected a dataset; of token files, give "
+            "MmapDataset(path, seq_len) or NpyTokensDataset(path, seq_len)"
+        )
     if not hasattr(dataset, "__len__"):
         raise LoaderError(
             f"{name} has no __len__; AsyncDataLoader shuffles 0 to len(dataset) - 1: let it return "

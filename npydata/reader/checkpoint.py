@@ -142,8 +142,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         fault for each page.
 
         Args:
-            names: Which ones; ``None`` is all. A mapping gives an index for each name, as
-                :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``; ``...`` is the whole tensor.
+            names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for
+                each name, as :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``; ``...`` is the
+                whole tensor.
             device: Where they go.
             into: What to fill in place of new memory: a module, an optimizer that has made its
                 state, or tensors by name, nested ones by names with dots. It must have exactly the
@@ -159,6 +160,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 tensor is not what was written; some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
         """
+        names = [names] if isinstance(names, str) else names
         wanted = (
             names
             if isinstance(names, Mapping)
