@@ -166,8 +166,10 @@ class Shown:
         if isinstance(value, complex):
             return ["complex", struct.pack("<2d", value.real, value.imag).hex()]
         if isinstance(value, set | frozenset):
-            members = sorted(json.dumps(self.of(one)) for one in value)
-            return [type(value).__name__, members]
+            members = [self.of(one) for one in value]
+            if REFUSED in members:  # and so is the set, where it is read
+                return REFUSED
+            return [type(value).__name__, sorted(map(json.dumps, members))]
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             native = value.astype(value.dtype.newbyteorder("="))  # numpy swaps some on loading
             return ["ndarray", native.dtype.str, list(value.shape), native.tobytes().hex()]

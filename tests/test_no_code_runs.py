@@ -46,6 +46,8 @@ from pickle_code import (
     value,
 )
 
+from npydata import CheckpointError, open_checkpoint
+
 FORMS = ("zip", "legacy", "tar")
 SYSTEM = name("os", "system")
 TOUCH = "touch ran"
@@ -344,3 +346,13 @@ def test_the_standard_unpickler_would_run_it(tmp_path):
     child = run_child(script, tmp_path / "programs")
     ran = dict(zip(WAYS, child.stdout.split(), strict=True))
     assert [way for way, it in ran.items() if it != "True"] == [], child.stderr
+
+
+@pytest.mark.parametrize("held", [storage(), tensor()], ids=["storage", "tensor"])
+def test_a_tensor_in_a_set_is_refused_where_the_set_is_read(tmp_path, held):
+    code = value({"odd": call(name("builtins", "frozenset"), [held]), "n": 7})
+    records = checkpoint_records(program(code), {"0": payload(16)})
+    with open_checkpoint(stored_zip(tmp_path / "a.pt", records)) as checkpoint:
+        assert checkpoint.metadata["n"] == 7
+        with pytest.raises(CheckpointError, match="odd is a set that holds a tensor"):
+            checkpoint.metadata["odd"]

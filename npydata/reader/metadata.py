@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from npydata.errors import UnsafeCheckpointError
-from npydata.reader.stored import Global, Opaque
+from npydata.errors import CheckpointError, UnsafeCheckpointError
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 
 
 class Metadata(Mapping[str, Any]):
@@ -40,9 +40,15 @@ class Metadata(Mapping[str, Any]):
 
 
 def plain_value(path: Path, name: str, value: Any) -> Any:
-    """Return a value, unless foreign code would have to run to make it."""
-    members = value if isinstance(value, set | frozenset) else (value,)
+    """Return a value, unless foreign code would have to run to make it.
+
+    Raises:
+        CheckpointError: A set holds a tensor, which no name leads to.
+    """
+    members = list(value) if isinstance(value, set | frozenset) else [value]
     for one in members:
+        if one is not value and isinstance(one, Storage | StoredTensor):
+            raise CheckpointError(f"{path}: {name} is a set that holds a tensor, which has no name")
         if isinstance(one, Global | Opaque):
             cause = one.cause if isinstance(one, Opaque) else str(one)
             raise UnsafeCheckpointError(

@@ -44,6 +44,14 @@ class Described(Opaque):
 class DescribedDtype(Described):
     """``numpy.dtype`` called, and its state."""
 
+    def set_state(self, state: Any) -> None:
+        """Note the state; numpy takes tuples of five to nine, of its versions 0 to 4."""
+        super().set_state(state)
+        if not isinstance(state, tuple) or not 5 <= len(state) <= 9:
+            raise CheckpointError(f"the state {brief(state)} of a dtype of numpy")
+        if len(state) > 5 and not (type(state[0]) is int and 0 <= state[0] <= 4):
+            raise CheckpointError(f"version {brief(state[0])} of a dtype of numpy, expected 0 to 4")
+
     @cached_property
     def made(self) -> "np.dtype[Any] | None":
         """The dtype, or ``None`` if it is not that of numbers or bytes."""

@@ -311,6 +311,9 @@ ARRAY = call(name("numpy._core.multiarray", "_reconstruct"), NDARRAY, (0,), b"b"
 MUTABLE = Code(b"\x96" + struct.pack("<Q", 8) + payload(8))
 for title, made in {
     "dtype_with_the_state_none": build(call(name("numpy", "dtype"), "f4", False, True), NONE),
+    "dtype_of_a_version_that_never_was": build(
+        call(name("numpy", "dtype"), "f4", False, True), (-1, "<", NONE, NONE, NONE, -1, -1, 0)),
+    "dtype_with_a_short_state": build(call(name("numpy", "dtype"), "f4", False, True), (1, 2)),
     "array_with_the_state_none": build(ARRAY, NONE),
     "array_with_a_list_for_a_shape": build(ARRAY, (1, [2], F4, False, payload(8))),
     "array_of_bytes_that_change": build(ARRAY, (1, (2,), F4, False, MUTABLE)),
@@ -320,6 +323,10 @@ for title, made in {
               (3, "<", NONE, NONE, NONE, -1, -1, 0)), MUTABLE),
 }.items():  # fmt: skip
     shows(title, "be made of what numpy does not take", made, "opening")
+
+for title, held in {"storage": storage(), "tensor": tensor()}.items():
+    shows(f"{title}_in_a_set", "lie where no name leads to it",
+          call(name("builtins", "frozenset"), [held]))  # fmt: skip
 
 # Flags
 
