@@ -79,6 +79,8 @@ class DescribedDtype(Described):
 class DescribedArray(Described):
     """An array and its state: version, shape, dtype, whether in Fortran's order, and bytes."""
 
+    __hash__ = None  # type: ignore[assignment]  # as numpy's own: no key, and in no set
+
     def set_state(self, state: Any) -> None:
         """Note the state; numpy takes no other kinds of sequence for the shape and the bytes."""
         super().set_state(state)

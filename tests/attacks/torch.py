@@ -324,6 +324,11 @@ for title, made in {
 }.items():  # fmt: skip
     shows(title, "be made of what numpy does not take", made, "opening")
 
+for title, made in {
+    "a_key": value({ARRAY: 1}),
+    "in_a_set": call(name("builtins", "set"), [ARRAY]),
+}.items():
+    shows(f"array_{title}", "stand where only what can be hashed may", made, "opening")
 for title, held in {"storage": storage(), "tensor": tensor()}.items():
     shows(f"{title}_in_a_set", "lie where no name leads to it",
           call(name("builtins", "frozenset"), [held]))  # fmt: skip
