@@ -100,6 +100,12 @@ def test_a_wait_puts_streams_in_order(sim, by):
         assert (copied.cpu() == 2).all()
 
 
+def test_streams_come_from_a_pool_so_that_their_memory_is_used_again(sim):
+    pool = {torch.Stream("sim").stream_id for _ in range(1000)}
+    assert len(pool) == 32
+    assert torch.accelerator.current_stream().stream_id not in pool
+
+
 def test_an_event_covers_what_was_queued_before_it_only(sim):
     first, second = pinned(torch.zeros(N)), pinned(torch.zeros(N))
     first.copy_(torch.ones(N, device="sim"), non_blocking=True)

@@ -20,7 +20,7 @@ from npydata.bench.baselines import OURS, baseline
 from npydata.bench.states import Saver, State
 from npydata.system.atomic_write import sync_folder
 
-OVERLAP = "ours, overlap"
+OVERLAP, NOT_PREPARED = "ours, overlap", "ours, not prepared"
 OVERLAPPED = {"": {"snapshot": "overlap"}}
 
 DCP, DCP_ASYNC = "dcp.save", "dcp.async_save"
@@ -36,7 +36,7 @@ SAVE_FILE, TORCH_SAVE, NO_SAVES = "save_file + fsync", "torch.save + fsync", "no
 
 @baseline("checkpoint, checkpoint loop, checkpoint memory, checkpoint cache", OURS, "ours")
 @baseline("checkpoint, checkpoint loop", OVERLAP, "ours", settings=OVERLAPPED)
-@baseline("checkpoint", "ours, not prepared", "ours", settings={"": {"prepared": False}})
+@baseline("checkpoint", NOT_PREPARED, "ours", settings={"": {"prepared": False}})
 def ours(state: State, *, snapshot: str = "host", prepared: bool = True) -> Saver:
     checkpointer = AsyncCheckpointer(snapshot=snapshot)
     if prepared:
@@ -50,9 +50,12 @@ def ours(state: State, *, snapshot: str = "host", prepared: bool = True) -> Save
 
 @baseline("checkpoint distributed", OURS, "ours")
 @baseline("checkpoint distributed", OVERLAP, "ours", settings=OVERLAPPED)
-def ours_together(state: State, *, snapshot: str = "host") -> Saver:
+@baseline("checkpoint distributed", NOT_PREPARED, "ours", settings={"": {"prepared": False}})
+def ours_together(state: State, *, snapshot: str = "host", prepared: bool = True) -> Saver:
     """Many processes save one state."""
     checkpointer, sharding = AsyncCheckpointer(snapshot=snapshot), ShardingConfig(timeout_s=600)
+    if prepared:
+        checkpointer.prepare(state)
 
     def save(folder: Path) -> None:
         checkpointer.save_distributed(folder, state, None, TrainingState(step=1), sharding=sharding)

@@ -20,6 +20,8 @@ namespace {
 
 using c10::Device, c10::DeviceIndex, c10::Stream;
 
+constexpr uint64_t POOL = 32;
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return SIM; }
   Device exchangeDevice(Device device) const override {
@@ -40,8 +42,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return Stream(Stream::UNSAFE, {SIM, index_of(device)}, 0);
   }
   Stream getNewStream(Device device, int) const override {
-    static std::atomic<int64_t> made{0};
-    return Stream(Stream::UNSAFE, {SIM, index_of(device)}, ++made);
+    static std::atomic<uint64_t> made{0};  // of a pool and in turn, as torch's streams of CUDA
+    return Stream(Stream::UNSAFE, {SIM, index_of(device)}, int64_t(made++ % POOL) + 1);
   }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
   Stream exchangeStream(Stream stream) const override {
