@@ -132,8 +132,8 @@ class UnknownSettingError(LoaderError, TypeError):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         near = get_close_matches(name, [*known, *OWN_ARGUMENTS], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-        super().__init__(f"unknown setting {name!r}, {hint}")
+        instead = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        super().__init__(f"unknown setting {name!r}, {instead}")
 
 
 def configured(
