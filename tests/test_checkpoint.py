@@ -166,6 +166,7 @@ REFUSED = {
                "w: a nested tensor"),
     "half a character": ({"a": {"\ud800": torch.ones(1)}}, None, None, r"\['a'\]\['\\ud800'\]"),
     "not a dict": ([torch.ones(1)], None, None, "model_state is a list"),
+    "a module": (torch.nn.Linear(1, 1), None, None, r"dict; pass model.state_dict\(\)"),
     "tensor in the training state": ({}, None, TrainingState(extra={"x": torch.ones(1)}),
                                      r"training_state: \['extra'\]\['x'\]: a tensor"),
     "lock in the training state": ({}, None, TrainingState(extra={"x": threading.Lock()}),

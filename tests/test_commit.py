@@ -16,6 +16,8 @@ from npydata import (
     TrainingState,
     latest_checkpoint,
     load_checkpoint,
+    load_distributed,
+    open_checkpoint,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -48,6 +50,27 @@ def test_the_newest_is_the_last_committed_not_the_highest_step(tmp_path):
     save(tmp_path / "a", 900)
     save(tmp_path / "b", 100)
     assert latest_checkpoint(tmp_path) == tmp_path / "b"
+
+
+@pytest.mark.parametrize("read", [load_checkpoint, verify_checkpoint, open_checkpoint,
+    lambda root: load_distributed(root, torch.nn.Linear(2, 2))])  # fmt: skip
+def test_a_folder_of_checkpoints_is_no_checkpoint_and_the_newest_is_named(tmp_path, read):
+    save(tmp_path / "a" / "step-1")
+    for latest in (True, False):
+        with pytest.raises(CheckpointError) as refused:
+            read(tmp_path / "a")
+        assert f"{tmp_path / 'a'}: is a folder of checkpoints, expected one" in str(refused.value)
+        assert f"latest_checkpoint({str(tmp_path / 'a')!r}) returns" in str(refused.value)
+        if latest:
+            (tmp_path / "a" / "latest").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint|has no manifest\.json"):
+        read(tmp_path)
+
+
+def test_a_file_is_no_folder_of_a_checkpoint(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"is a file, .*; open_checkpoint reads files"):
+        load_checkpoint(tmp_path / "a.pt")
 
 
 def test_without_latest_the_order_of_commits_still_decides(tmp_path):

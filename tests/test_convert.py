@@ -462,6 +462,16 @@ def test_a_disk_without_room_is_refused_before_a_byte_is_written(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["from.pt"]
 
 
+@pytest.mark.parametrize("name", ["a.pt", "a.bin", "a.CKPT", "a.npy", "a.safetensors.index.json"])
+def test_nothing_is_written_under_the_name_of_another_format(tmp_path, name):
+    checkpoint = open_checkpoint(save(tmp_path, {"a": numbers(2)}))
+    with pytest.raises(
+        CheckpointError, match=f"{name}: a safetensors file would .* end in .safetensors"
+    ):
+        checkpoint.to_safetensors(tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
 def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(FileNotFoundError) as refused:
         to_file(save(tmp_path, {"a": numbers(2)}), tmp_path / "missing")

@@ -10,9 +10,18 @@ import torch
 from loader_tools import Numbers, all_workers_end, values, workers_alive
 
 import npydata.loader.loader
-from npydata import AsyncDataLoader, MmapDataset, write_tokens
+from npydata import (
+    AsyncDataLoader,
+    CheckpointError,
+    LoaderError,
+    MmapDataset,
+    load_checkpoint,
+    open_checkpoint,
+    write_tokens,
+)
 from npydata.loader.buffer_pool import BufferPool
 from npydata.loader.device_transfer import HostTransfer, StreamTransfer, transfer_to
+from npydata.system.accelerator import why_unusable
 
 CUDA = torch.device("cuda")
 
@@ -133,6 +142,36 @@ def test_a_device_named_in_words_is_understood(cuda):
     assert values(next(iter(loader))) == list(range(8))
 
 
+@pytest.mark.parametrize(
+    "device, words",
+    [
+        ("gpu", "device='gpu': Expected one of cpu, cuda, .*; available: cpu"),
+        ("cuda:", "device='cuda:': .*; available: cpu"),
+        (3.5, "device=3.5: .*; available: cpu"),
+        ("xpu", "device='xpu': there is none here; available: cpu"),
+        (torch.device("mps"), "mps.*: there is none here; available: cpu"),
+        ("fpga", "device='fpga': there is none here; available: cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_before_anything_is_made(tmp_path, device, words):
+    with pytest.raises(LoaderError, match=words) as caught:
+        AsyncDataLoader(Numbers(8), device=device)
+    assert "\n" not in str(caught.value)
+    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
+    checkpoint = open_checkpoint(tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.load(device=device)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(tmp_path / "not there", device=device)
+
+
+def test_a_number_of_a_device_beyond_the_last_is_refused(monkeypatch):
+    module = type("Module", (), {"is_available": lambda: True, "device_count": lambda: 2})
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    assert why_unusable("cuda:1") is why_unusable("cuda") is why_unusable("meta") is None
+    assert "device='cuda:2': there are 2 of its kind, counted from 0" in why_unusable("cuda:2")
+
+
 def test_send_copies_on_the_side_stream_and_returns_when_the_copy_is_done(cuda):
     moved = StreamTransfer(CUDA, cuda).send((tensor(1, 2), {"y": tensor(3)}))
     side = cuda.streams[0]
@@ -178,6 +217,7 @@ def test_recycled_pinned_memory_is_not_written_before_its_copy_is_done(
     monkeypatch.setattr(
         npydata.loader.loader, "transfer_to", lambda *_, **__: OneAtATime(CUDA, cuda)
     )
+    monkeypatch.setattr(npydata.loader.loader, "require_device", lambda device: device)
     memory = []  # a real pinned block stays mapped, too
 
     def allocate(pool):

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from npydata import (
+    AsyncCheckpointer,
     AsyncDataLoader,
     AsyncDataLoaderConfig,
     LoaderError,
+    MixtureDataset,
+    MmapDataset,
     NpyTokensDataset,
     Packed,
+    PackedDataset,
     ShardingConfig,
     TrainingState,
     open_checkpoint,
@@ -47,3 +51,54 @@ def test_text_is_one_name_of_a_tensor(tmp_path):
     torch.save({"model": {"weight": torch.arange(3.0)}}, tmp_path / "w.pt")
     with open_checkpoint(tmp_path / "w.pt") as checkpoint:
         assert checkpoint.load("model.weight").keys() == {"model.weight"}
+
+
+def test_an_argument_that_is_none_is_a_type_error_as_elsewhere():
+    with pytest.raises(TypeError, match="unknown setting 'num_worker', did you mean 'num_workers'"):
+        AsyncDataLoader([1], num_worker=2)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for k, name in enumerate(["a.npy", "b.npy"], start=5):
+        write_tokens(name, [np.arange(1000 * k) % 500], dtype="uint16")
+
+
+class Own:
+    def __len__(self):
+        return 70_000
+
+    def __getitem__(self, index):
+        raise AssertionError("a repr reads no sample")
+
+
+def test_what_is_made_says_in_a_line_what_matters(files):
+    mmap, both = MmapDataset("a.npy", 32), MmapDataset(["a.npy", "b.npy"], 32, stride=32)
+    once = NpyTokensDataset("a.npy", 32, without_replacement=True)
+    packed = PackedDataset("a.npy", 32, eot_id=0)
+    mixture = MixtureDataset({"a": mmap, "b": both}, {"b": 3, "a": 1}, num_samples=4000)
+    shown = {
+        mmap: "MmapDataset('a.npy', 5,000 tokens of uint16, seq_len=32, stride=33, 151 samples)",
+        both: "MmapDataset('a.npy' and 1 more files, 11,000 tokens of uint16, seq_len=32, "
+              "stride=32, 343 samples)",
+        NpyTokensDataset("a.npy", 32):
+            "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, 4,096 samples)",
+        once: "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, "
+              f"without_replacement=True, {len(once)} samples)",
+        packed: "PackedDataset('a.npy', 5,000 tokens of uint16, seq_len=32, documents=11, "
+                f"crop='tail', block=4096, {len(packed)} samples)",
+        mixture: "MixtureDataset({'a': 0.25, 'b': 0.75}, 4,000 samples)",
+        AsyncDataLoader(mmap, 8, seed=3, num_workers=1, rank=1, world_size=2, device="cpu"):
+            f"AsyncDataLoader({mmap!r}, batch_size=8, shuffle=True, num_workers=1, "
+            "prefetch_factor=2, seed=3, rank=1, world_size=2, device='cpu')",
+        AsyncDataLoader(Own(), sampler=[1], seed=3):
+            "AsyncDataLoader(<Own, 70,000 samples>, batch_size=32, order of sampler=, "
+            "num_workers=2, prefetch_factor=2, seed=3)",
+        AsyncDataLoader(iter([1]), None, seed=3):
+            "AsyncDataLoader(<list_iterator>, batch_size=32, in its own order, num_workers=2, "
+            "prefetch_factor=2, seed=3)",
+        AsyncCheckpointer(keep_last=3):
+            "AsyncCheckpointer(keep_last=3, snapshot='host', no save in flight)",
+    }  # fmt: skip
+    assert [repr(one) for one in shown] == list(shown.values())

@@ -328,3 +328,36 @@ def test_a_training_checkpoint_fills_a_model_and_an_optimizer(tmp_path):
     fresh = torch.optim.AdamW(other.parameters())
     with pytest.raises(CheckpointError, match=r"into has no .state\.0\.step"):
         load_checkpoint(tmp_path / "c", into=(other, fresh))
+
+
+@pytest.mark.parametrize("kind", [lambda model: model, lambda model: model.state_dict(),
+                                  lambda model: [model], lambda model: (model, None)])  # fmt: skip
+def test_a_model_alone_may_be_filled_as_it_is(tmp_path, kind):
+    saved, model = torch.nn.Linear(5, 6), torch.nn.Linear(5, 6)
+    with AsyncCheckpointer() as saver:
+        saver.save(tmp_path / "c", saved.state_dict())
+    state, _, _ = load_checkpoint(tmp_path / "c", into=kind(model))
+    assert torch.equal(model.weight, saved.weight)
+    assert state["weight"].data_ptr() == model.weight.data_ptr()
+
+
+MODEL = torch.nn.Linear(2, 2)
+SGD = torch.optim.SGD(MODEL.parameters())
+
+
+@pytest.mark.parametrize(
+    ("into", "given"),
+    [
+        (SGD, "SGD"),
+        ((SGD, MODEL), "SGD, Linear"),
+        ((MODEL, SGD, MODEL), "Linear, SGD, Linear"),
+        ("model", "str"),
+        ((MODEL, "sgd"), "Linear, str"),
+        (MODEL.parameters(), "generator"),
+    ],
+)
+def test_what_can_not_be_filled_is_said_before_anything_is_read(tmp_path, into, given):
+    with pytest.raises(
+        CheckpointError, match=rf"^into={given}: expected the model, or \(model, op"
+    ):
+        load_checkpoint(tmp_path / "not there", into=into)

@@ -269,6 +269,10 @@ def test_an_error_comes_at_its_batch_with_the_workers_traceback(workers, factor)
         seen.extend(stream([batch]) for batch in iterator)
     assert seen == [list(range(k, k + 4)) for k in range(0, 32, 4)]
     assert "find_fault" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert caught.value.__notes__ == [
+        "npydata: raised by dataset[33]",
+        "npydata: in batch 8 of this iterator, epoch 0, of 4 samples: 32, 33, 34, 35",
+    ]
     assert list(iterator) == []
     assert all_workers_end()
 
@@ -351,6 +355,27 @@ def test_an_error_in_a_transform_or_a_collate_fn_surfaces_too():
         with pytest.raises(KeyError, match="spoilt") as caught:
             next(iter(AsyncDataLoader(Numbers(9), **broken)))
         assert "in spoilt" in "".join(traceback.format_tb(caught.value.__traceback__))
+        *where, last = caught.value.__notes__
+        assert last.startswith("npydata: in batch 0 of this iterator, epoch 0, of 9 samples: ")
+        first = last.split(": ")[2].split(",")[0]
+        of_transform = [f"npydata: raised by transform spoilt, of sample {first}"]
+        assert where == (of_transform if "transforms" in broken else [])
+
+
+def test_an_error_of_a_whole_batch_names_its_samples_but_not_thousands():
+    class Batches(Numbers):
+        failed = ValueError("no such page")
+
+        def fetch(self, indices):
+            raise self.failed
+
+    for _ in range(2):  # the same error again is noted once
+        with pytest.raises(ValueError, match="no such page") as caught:
+            next(iter(AsyncDataLoader(Batches(100), 50, shuffle=False, prefetch_factor=0)))
+    samples = ", ".join(map(str, range(16)))
+    assert caught.value.__notes__ == [
+        f"npydata: in batch 0 of this iterator, epoch 0, of 50 samples: {samples}, ..."
+    ]
 
 
 def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch_silently():
@@ -378,7 +403,10 @@ def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch_silently():
         ({"rank": 0, "world_size": 0}, "world_size=0"),
         ({"rank": 0.5, "world_size": 2}, "rank=0.5"),
         ({"seed": 0.5}, "seed=0.5"),
-        ({"workers": 2}, "unknown setting 'workers', expected one of batch_size"),
+        ({"workers": 2}, "unknown setting 'workers', did you mean 'num_workers'"),
+        ({"num_worker": 2}, "unknown setting 'num_worker', did you mean 'num_workers'"),
+        ({"transfoms": []}, "unknown setting 'transfoms', did you mean 'transforms'"),
+        ({"zebra": 2}, "unknown setting 'zebra', expected one of batch_size"),
         ({"batch_size": True}, "batch_size=True"),
         ({"dtype": "int32"}, "dtype='int32', expected a torch.dtype such as torch.int32"),
         ({"config": {"batch_size": 3}}, "config=.'batch_size': 3., expected an AsyncDataLoader"),

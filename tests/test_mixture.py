@@ -118,6 +118,18 @@ def test_impossible_settings_are_refused(change, message):
         MixtureDataset(**{"sources": sources(5, 5), "weights": [1, 1], **change})
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    ({"sources": list(sources(5, 5).values())}, 'sources is a list, expected .*"web": web'),
+    ({"sources": {"a": "a.npy", "b": [1]}}, "source 'a' is a str, expected a map-style dataset"),
+    ({"sources": {"a": [1], "b": ([1], 0.5)}}, "source 'b' is a tuple, expected a map-style"),
+    ({"sources": {"a": [1], "b": iter([1])}}, "source 'b' is a list_iterator, expected a map-st"),
+    ({"weights": 0.5}, "weights=0.5, expected one for each of a, b"),
+])  # fmt: skip
+def test_what_is_no_dictionary_of_datasets_or_no_weights_is_named(change, message):
+    with pytest.raises(TypeError, match=message):
+        MixtureDataset(**{"sources": sources(5, 5), "weights": [1, 1], **change})
+
+
 def test_an_epoch_ends_when_the_first_source_was_passed_over():
     ds = MixtureDataset(sources(10, 7, 50), {"a": 0.5, "b": 0.3, "c": 0.2})
     taken = Counter((ds.fetch(range(len(ds))) // 1000).tolist())

@@ -2,13 +2,21 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 from loader_tools import Fetched, Numbers, values
 
-from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
+from npydata import (
+    AsyncDataLoader,
+    LoaderError,
+    MixtureDataset,
+    MmapDataset,
+    NpyTokensDataset,
+    write_tokens,
+)
 
 SETTINGS = list(itertools.product((0, 1, 2, 4, 8), (0, 1, 2, 3, 8)))
 KINDS = ("windows", "random windows", "map style", "fetch")
@@ -226,6 +234,43 @@ def test_a_state_goes_over_a_moved_file_but_not_over_a_retokenised_one(tmp_path)
         AsyncDataLoader(MmapDataset(tmp_path / "a.npy", 9)).load_state_dict(state)
     with pytest.raises(LoaderError, match="other data"):
         AsyncDataLoader(MmapDataset(tmp_path / "b.npy", 8)).load_state_dict(state)
+
+
+def test_a_state_of_other_data_says_what_is_other(tmp_path):
+    of_each = {"a": np.arange(5000), "b": np.arange(6000), "c": np.arange(5000)[::-1]}
+    for name, ids in of_each.items():
+        write_tokens(tmp_path / f"{name}.npy", [ids.astype(np.uint16)])
+    write_tokens(tmp_path / "wide.npy", [np.arange(5000, dtype=np.uint32)])
+    a, b, c, wide = (str(tmp_path / f"{name}.npy") for name in ("a", "b", "c", "wide"))
+    state = json.loads(json.dumps(AsyncDataLoader(MmapDataset(a, 9), seed=1).state_dict()))
+    moved = f"path was {a!r}, is "
+    said = {
+        "tokens was 5000, is 6000, samples was 500, is 600, " + moved + repr(b): MmapDataset(b, 9),
+        "dtype was 'uint16', is 'uint32', " + moved + repr(wide): MmapDataset(wide, 9),
+        "seq_len was 9, is 8, stride was 10, is 9, samples was 500, is 555": MmapDataset(a, 8),
+        "the tokens are others, in files that are alike in all else, " + moved + repr(c):
+            MmapDataset(c, 9),
+        "kind was 'MmapDataset', is 'NpyTokensDataset', samples was 500, is 4096, stride was 10, "
+        "is None": NpyTokensDataset(a, 9),
+    }  # fmt: skip
+    for words, dataset in said.items():
+        with pytest.raises(LoaderError, match=re.escape(f": {words}") + "$"):
+            AsyncDataLoader(dataset).load_state_dict(state)
+    mixed = [MixtureDataset({"x": MmapDataset(path, 9)}, [1]) for path in (a, b)]
+    state = AsyncDataLoader(mixed[0], shuffle=False, seed=1).state_dict()
+    with pytest.raises(LoaderError, match=r"samples was 500, is 600, sources\.x\.tokens was 5000"):
+        AsyncDataLoader(mixed[1], shuffle=False).load_state_dict(state)
+
+
+@pytest.mark.parametrize("data", [None, "text", {}, ["a"]])
+def test_a_state_that_says_nothing_of_its_data_is_still_told_by_its_fingerprint(tmp_path, data):
+    write_tokens(tmp_path / "a.npy", [np.arange(5000, dtype=np.uint16)])
+    state = AsyncDataLoader(MmapDataset(tmp_path / "a.npy", 9), seed=1).state_dict()
+    del state["data"]
+    old = state if data is None else {**state, "data": data}
+    AsyncDataLoader(MmapDataset(tmp_path / "a.npy", 9)).load_state_dict(old)
+    with pytest.raises(LoaderError, match=r"other data: fingerprint \w+, expected \w+$"):
+        AsyncDataLoader(MmapDataset(tmp_path / "a.npy", 8)).load_state_dict(old)
 
 
 def test_a_dataset_of_ones_own_is_told_by_its_length_or_its_own_fingerprint():

@@ -411,6 +411,22 @@ def test_writing_over_a_folder_or_into_none_is_refused_before_any_work(tmp_path)
         write_tokens(tmp_path / "nowhere" / "a.npy", never(), dtype="uint16")
 
 
+@pytest.mark.parametrize("name", ["a.bin", "a.idx", "a.BIN", "a.npz", "a.ds", "a.pt", "a.npy.txt"])
+def test_tokens_are_not_written_under_the_name_of_another_format(tmp_path, name):
+    def never():
+        raise AssertionError("the stream was started")
+        yield
+
+    with pytest.raises(TokenFileError, match=f"{name}: a numpy array would .* end in .npy$"):
+        write_tokens(tmp_path / name, never())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.NPY", "a", "part-0.5", "a.tokens"])
+def test_tokens_are_written_under_a_name_that_says_nothing_else(tmp_path, name):
+    assert write_tokens(tmp_path / name, [[1, 2]]).path == tmp_path / name
+
+
 def test_memory_stays_at_one_chunk_however_long_the_stream(tmp_path):
     script = """
         import resource, sys, numpy as np

@@ -445,8 +445,12 @@ def test_after_an_error_a_given_order_goes_on_behind_the_failed_batch():
             return super().__getitem__(index)
 
     loader = AsyncDataLoader(Bad(22), 4, sampler=range(22), seed=1)
-    with pytest.raises(ValueError, match="bad"):
+    with pytest.raises(ValueError, match="bad") as caught:
         list(loader)
+    assert caught.value.__notes__ == [
+        "npydata: raised by dataset[9]",
+        "npydata: in batch 2 of this iterator, epoch 0, of 4 samples: 8, 9, 10, 11",
+    ]
     state = loader.state_dict()
     assert state["samples"] == 8
     assert [v for batch in lists(loader) for v in batch] == list(range(12, 22))

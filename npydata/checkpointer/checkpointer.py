@@ -25,6 +25,7 @@ from npydata.checkpointer.file_layout import (
     flatten_state_dict,
     lay_out,
     refuse_tensor,
+    require_state,
     to_local,
 )
 from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING
@@ -198,6 +199,11 @@ class AsyncCheckpointer:
                 pin = any(is_queued(tensor) for tensor in tensors.values())
                 self._buffers[name].reserve(lay_out(tensors).capacity, pin=pin, touch=True)
 
+    def __repr__(self) -> str:
+        now = "no save in flight" if self.done() else "a save in flight"
+        return (f"{type(self).__name__}(keep_last={self.keep_last}, "
+                f"snapshot={self.snapshot!r}, {now})")  # fmt: skip
+
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
         self._overlap.protect(optimizer)
@@ -224,8 +230,7 @@ class AsyncCheckpointer:
         for key, (name, state) in states.items():
             if state is None:
                 continue
-            if not isinstance(state, Mapping):
-                raise CheckpointError(f"{key}_state is a {type(state).__name__}, expected a dict")
+            require_state(key, state)
             try:
                 file, metadata[key] = self._file(name, state)
             except CheckpointError as error:

@@ -31,6 +31,13 @@ MAX_DEPTH = 100
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
+def require_state(part: str, state: Any) -> None:
+    """Raise unless a part of a checkpoint is given as a state, as ``state_dict()`` returns it."""
+    if not isinstance(state, Mapping):
+        hint = f"; pass {part}.state_dict()" if hasattr(state, "state_dict") else ""
+        raise CheckpointError(f"{part}_state is a {type(state).__name__}, expected a dict{hint}")
+
+
 def flatten_state_dict(state: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the tensors of a state by name, and its tree spec: JSON with names in their places.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,7 +32,8 @@ from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.manifest import in_place
+from npydata.reader.load import require_device
+from npydata.reader.manifest import in_place, root_of_checkpoints
 from npydata.reader.open import open_files, without_collecting
 from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode
@@ -48,7 +49,7 @@ def load_checkpoint(
     device: str | torch.device = "cpu",
     mmap: bool = True,
     verify: bool = False,
-    into: Sequence[Any] = (),
+    into: Any = (),
 ) -> Loaded:
     """Return model state, optimizer state and training state of a checkpoint folder.
 
@@ -58,9 +59,10 @@ def load_checkpoint(
     That is better where some are used, or all of them later; what is wanted at once is read faster
     without, see :meth:`LazyCheckpoint.load`. Tied tensors share memory again.
 
-    ``into`` takes the model, or the model and the optimizer: their own tensors are filled, and are
-    those of the states. An optimizer that has made no state yet has none to fill; give its state
-    to ``load_state_dict`` instead. Its settings, like the learning rate, are not set.
+    ``into`` takes the model, or ``(model, optimizer)``: their own tensors are filled, and are those
+    of the states. A ``state_dict()`` stands for what it is of; ``None`` fills nothing. An optimizer
+    that has made no state yet has none to fill; give its state to ``load_state_dict`` instead. Its
+    settings, like the learning rate, are not set.
 
     All of it is of one checkpoint. If another save replaces the folder meanwhile, that is the old
     one, or the new one.
@@ -69,9 +71,34 @@ def load_checkpoint(
         CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
             removed while it was read.
     """
+    require_device(device)
     mapped = mmap and torch.device(device).type == "cpu"
     read = read_maps if mapped else partial(LazyCheckpoint.load, device=device, verify=verify)
-    return read_held(lambda: hold(dir), lambda folder: load_from(folder, read, verify, into))
+    ours = to_fill(into)
+    return read_held(lambda: hold(dir), lambda folder: load_from(folder, read, verify, ours))
+
+
+def to_fill(into: Any) -> Sequence[Any]:
+    """Return the model and the optimizer to fill, as far as they are given; one alone is a model.
+
+    Raises:
+        CheckpointError: It is neither, or the optimizer without its model.
+    """
+    given = (into,) if is_state(into) else into
+    fits = isinstance(given, tuple | list) and len(given) <= len(PARTS)
+    fits = fits and all(one is None or is_state(one) for one in given)
+    if fits and not any(isinstance(one, torch.optim.Optimizer) for one in given[:1]):
+        return cast("Sequence[Any]", given)
+    kinds = [type(one).__name__ for one in (given if isinstance(given, tuple | list) else [given])]
+    raise CheckpointError(
+        f"into={', '.join(kinds)}: expected the model, or (model, optimizer), or a state_dict() in "
+        "the place of each; (None, optimizer) fills the optimizer only"
+    )
+
+
+def is_state(one: Any) -> bool:
+    """Whether something has tensors to fill, or is a mapping of them."""
+    return hasattr(one, "state_dict") or isinstance(one, Mapping)
 
 
 def load_from(folder: HeldFolder, read: ReadTensors, verify: bool, into: Sequence[Any]) -> Loaded:
@@ -106,6 +133,9 @@ def hold(dir: str | os.PathLike[str]) -> HeldFolder:
     for _ in range(3):  # it may be renamed between looking and opening, and again the next time
         with suppress(FileNotFoundError, NotADirectoryError):
             return HeldFolder(in_place(Path(dir)))
+    if Path(dir).is_file():
+        raise CheckpointError(f"{Path(dir)}: is a file, expected a checkpoint's folder; "
+                              "open_checkpoint reads files")  # fmt: skip
     raise CheckpointError(f"{Path(dir)}: there is no such folder")
 
 
@@ -161,7 +191,12 @@ def to_verify(dir: str | os.PathLike[str]) -> Path:
 
 def check(folder: HeldFolder, *, content: bool, progress: bool = False) -> Manifest:
     """Check manifest and sizes, and the content if asked; return the manifest."""
-    manifest = read_manifest(folder)
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        if (what := root_of_checkpoints(folder.path)) is not None:
+            raise CheckpointError(f"{folder.path}: {what}") from None
+        raise
     check_sizes(folder.path, manifest)
     if content:
         total = sum(entry.size for entry in manifest.files.values())

@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 from npydata.dataset.access import TokenArray
 from npydata.dataset.batches import split
+from npydata.dataset.describing import Described
 from npydata.dataset.epochs import InEpochs, SharedInt
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.once import WindowsOnce
@@ -53,7 +54,7 @@ class Batch(NamedTuple):
     """What it should predict: the inputs shifted by one, same shape, int64."""
 
 
-class TokenDataset(Dataset[Pair]):
+class TokenDataset(Described, Dataset[Pair]):
     """What both datasets share: a batch is one gather over numbered windows.
 
     A subclass says how long it is and which window belongs to which index.
@@ -218,6 +219,8 @@ class MmapDataset(TokenDataset):
     and does not fill a window is not used. Built in ``notebooks/01_memmap_dataset``.
     """
 
+    described_by = ("seq_len", "stride")
+
     def __init__(
         self,
         paths: Paths,
@@ -237,6 +240,11 @@ class MmapDataset(TokenDataset):
 
     def __len__(self) -> int:
         return self.windows.count
+
+    @property
+    def stride(self) -> int:
+        """Tokens from one sample's start to the next."""
+        return self.windows.stride
 
     @property
     def num_samples(self) -> int:
@@ -322,6 +330,9 @@ class NpyTokensDataset(InEpochs, TokenDataset):
 
 class OnceInAnEpoch(NpyTokensDataset):
     """``NpyTokensDataset(..., without_replacement=True)``."""
+
+    without_replacement = True
+    described_as, described_by = "NpyTokensDataset", ("seq_len", "without_replacement")
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

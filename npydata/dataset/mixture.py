@@ -9,7 +9,7 @@ Example::
 import hashlib
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -21,15 +21,15 @@ from torch.utils.data import Dataset
 
 from npydata.dataset.batches import SourceRequest, collate, join, samples_of
 from npydata.dataset.datasets import as_indices
+from npydata.dataset.describing import Described
 from npydata.dataset.epochs import InEpochs, SharedInt
+from npydata.dataset.given_sources import Weights, require_sources, weights_in_order
 from npydata.dataset.hashing import MASK64, stream_key
 from npydata.dataset.interleaving import FOREVER, Interleaving
 from npydata.dataset.permutation import Permutation
 from npydata.dataset.token_windows import as_int
 from npydata.dataset.windows import IntArray
 from npydata.errors import NpyDataError
-
-Weights = Mapping[str, Any] | Sequence[Any]
 
 OWN_ORDER = (
     "its samples come in the order that keeps the shares of its sources, which shuffle within "
@@ -58,7 +58,7 @@ class Segment:
     before: IntArray
 
 
-class MixtureDataset(InEpochs, Dataset[Any]):
+class MixtureDataset(InEpochs, Described, Dataset[Any]):
     """Samples of several datasets, each by its weight, exact at every prefix.
 
     Args:
@@ -103,9 +103,9 @@ class MixtureDataset(InEpochs, Dataset[Any]):
         max_epochs: int | None = None,
         at_the_end: str = "raise",
     ) -> None:
+        require_sources(sources)
         self.sources, self.names = list(sources.values()), list(sources)
         self.lengths = [len(source) for source in self.sources]
-        self._require_sources()
         self.seed, self.max_epochs = as_int(seed, "seed"), max_epochs
         if max_epochs is not None:
             as_int(max_epochs, "max_epochs", least=1)
@@ -121,6 +121,23 @@ class MixtureDataset(InEpochs, Dataset[Any]):
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def describe(self) -> dict[str, Any]:
+        """Return samples, shares at the beginning, and each source's own description."""
+        return {
+            "kind": type(self).__name__,
+            "samples": self.num_samples,
+            "weights": {name: str(weight) for name, weight in self.weights.items()},
+            "sources": {
+                name: source.describe() if isinstance(source, Described)
+                else {"kind": type(source).__name__, "samples": length}
+                for name, source, length in zip(self.names, self.sources, self.lengths, strict=True)
+            },
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name!r}: {float(w):.4g}" for name, w in self.weights.items())
+        return f"MixtureDataset({{{shares}}}, {self.num_samples:,} samples)"
 
     @property
     def weights(self) -> dict[str, Fraction]:
@@ -261,33 +278,15 @@ class MixtureDataset(InEpochs, Dataset[Any]):
             if begin < max(1, passed)
         ]
 
-    def _require_sources(self) -> None:
-        if not self.sources:
-            raise ValueError("no sources, expected a dictionary of datasets")
-        for name, length in zip(self.names, self.lengths, strict=True):
-            if length < 1:
-                raise ValueError(f"source {name!r} has {length} samples, expected 1 or more")
-
-    def _by_source(self, weights: Weights) -> list[Any]:
-        """Return weights in the sources' order."""
-        if isinstance(weights, Mapping):
-            if unknown := sorted(weights.keys() ^ set(self.names)):
-                raise ValueError(f"weights by name: {unknown[0]!r} is in only one of the two, "
-                                 f"expected {', '.join(self.names)}")  # fmt: skip
-            return [weights[name] for name in self.names]
-        if len(weights) != len(self.names):
-            raise ValueError(f"{len(weights)} weights, expected {len(self.names)}, one a source")
-        return list(weights)
-
     def _begin_segment(
         self, at: int, weights: Weights, schedule: Mapping[int, Weights] | None
     ) -> None:
         """Take samples by these weights from ``at`` on."""
-        steps = {at: self._by_source(weights)}
+        steps = {at: weights_in_order(weights, self.names)}
         for sample, later in (schedule or {}).items():
             if as_int(sample, "sample number of a schedule") <= at:
                 raise ValueError(f"a schedule's sample number {sample}, expected more than {at}")
-            steps[sample] = self._by_source(later)
+            steps[sample] = weights_in_order(later, self.names)
         while True:
             before = self._counts(at) if at else np.zeros(len(self.sources), np.int64)
             shifted = {sample - at: given for sample, given in steps.items()}

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from npydata.dataset.datasets import as_indices, shifted_pair
+from npydata.dataset.describing import Described
 from npydata.dataset.documents import document_ends, recorded_eot_id
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.hashing import stream_key
@@ -120,7 +121,7 @@ class DocumentSpan:
     """Whether the row holds only a part of the document."""
 
 
-class PackedDataset(Dataset[Packed]):
+class PackedDataset(Described, Dataset[Packed]):
     """Rows of ``seq_len`` tokens, filled with documents that fit beside each other.
 
     Args:
@@ -159,6 +160,7 @@ class PackedDataset(Dataset[Packed]):
 
     batch_tensors = 4
     """Tensors ``(B, seq_len)`` of a batch, for which ``fetch`` takes memory."""
+    described_by = ("seq_len", "documents", "crop", "block")
 
     def __init__(
         self,
@@ -210,6 +212,21 @@ class PackedDataset(Dataset[Packed]):
     def num_tokens(self) -> int:
         """Tokens in all files."""
         return self.tokens.num_tokens
+
+    @property
+    def documents(self) -> int:
+        """Documents that are packed."""
+        return self.table.documents
+
+    @property
+    def crop(self) -> str:
+        """``"tail"`` or ``"none"``, as it was given."""
+        return str(self._packing["crop"])
+
+    @property
+    def block(self) -> int:
+        """How many documents are packed together."""
+        return int(self._packing["block"])
 
     @property
     def report(self) -> PackingReport:

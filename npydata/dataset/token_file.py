@@ -26,6 +26,7 @@ from npydata.dataset.row_file import ROWS_SUFFIX
 from npydata.dataset.tokens import TokenFile, TokenFiles
 from npydata.errors import TokenFileError
 from npydata.system.atomic_write import replacing
+from npydata.system.endings import contradiction
 
 DEFAULT_WRITE_DTYPE = "uint32"
 TOKENIZER_SUFFIX = ".tokenizer.json"
@@ -131,13 +132,16 @@ def write_tokens(
         The finished file, open for reading.
 
     Raises:
-        TokenFileError: An id does not fit the dtype; the message names it and its position.
+        TokenFileError: An id does not fit the dtype; the message names it and its position. Or the
+            name ends like another format's, such as ``.bin``.
         ValueError: ``row_len`` is below 1.
         OSError: The file cannot be written; one that was there before is untouched.
     """
     path = Path(path)
     if row_len is not None and row_len < 1:
         raise ValueError(f"row_len={row_len}, expected 1 or more")
+    if (what := contradiction(path, ".npy")) is not None:
+        raise TokenFileError(what)
     with replacing(path) as file:
         arrays, first = peek(iter(chunks))
         own_dtype = np.asarray(first).dtype if hasattr(first, "dtype") else DEFAULT_WRITE_DTYPE

@@ -30,6 +30,7 @@ from npydata.checkpointer.file_layout import (
     as_json,
     lay_out,
     refuse_tensor,
+    require_state,
 )
 from npydata.checkpointer.manifest import TRAINING, FileEntry, rng_file
 from npydata.checkpointer.staging import StagedFile, StagingBuffer, stage
@@ -360,8 +361,7 @@ def rng_bytes(training: TrainingState) -> bytes:
 
 def local_state(kind: str, state: Mapping[str, Any]) -> LocalState:
     """Return a state as this rank has it."""
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{kind}_state is a {type(state).__name__}, expected a dict")
+    require_state(kind, state)
     try:
         return LocalState(state)
     except CheckpointError as error:

@@ -1,6 +1,8 @@
 """How an AsyncDataLoader works: its settings, what each may be, and what follows from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,6 +11,11 @@ import torch
 from npydata.errors import LoaderError
 
 MAX_BATCHES_PER_HANDOFF = 8
+OWN_ARGUMENTS = (
+    "dataset", "config", "device", "transforms", "collate_fn", "sampler", "batch_sampler",
+    "generator", "worker_init_fn",
+)  # fmt: skip
+"""What a loader takes beside the fields of its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,15 @@ def batches_per_handoff(capacity: int, workers: int) -> int:
     return max(1, min(MAX_BATCHES_PER_HANDOFF, capacity // (workers + 1)))
 
 
+class UnknownSettingError(LoaderError, TypeError):
+    """A keyword that is none: a ``TypeError``, as of every other function."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        near = get_close_matches(name, [*known, *OWN_ARGUMENTS], n=1)
+        instead = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        super().__init__(f"unknown setting {name!r}, {instead}")
+
+
 def configured(
     config: AsyncDataLoaderConfig | int | None, settings: dict[str, Any]
 ) -> AsyncDataLoaderConfig:
@@ -134,7 +150,7 @@ def configured(
         raise LoaderError(f"config={config!r}, expected an AsyncDataLoaderConfig")
     known = [field.name for field in fields(AsyncDataLoaderConfig)]
     if unknown := sorted(settings.keys() - set(known)):
-        raise LoaderError(f"unknown setting {unknown[0]!r}, expected one of {', '.join(known)}")
+        raise UnknownSettingError(unknown[0], known)
     return replace(config or AsyncDataLoaderConfig(), **settings)
 
 

@@ -5,7 +5,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from npydata.system.accelerator import STREAMS, Streams, has_streams, with_streams
+from npydata.errors import LoaderError
+from npydata.system.accelerator import (
+    STREAMS,
+    Streams,
+    has_streams,
+    why_unusable,
+    with_streams,
+)
 
 
 class HostTransfer:
@@ -72,6 +79,13 @@ class StreamTransfer:
 
 
 Transfer = HostTransfer | StreamTransfer
+
+
+def require_device(device: torch.device | str | None) -> torch.device | str | None:
+    """Return a device as it was given; raise unless batches can be brought there."""
+    if device is not None and (why := why_unusable(device)) is not None:
+        raise LoaderError(why)
+    return device
 
 
 def transfer_to(device: torch.device | str | None, *, pin_memory: bool) -> Transfer:

@@ -6,6 +6,7 @@ for its samples. Runs in worker threads.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ from npydata.loader.workers import as_no_worker
 ADVISED_BATCHES = 4
 """At least so many batches lie between advising of a sample's pages and fetching it; a loader that
 fetches more at a time advises of them all."""
+NOTED_SAMPLES = 16
+"""So many samples of a batch that failed are named in the error."""
 
 
 class Fetcher(Protocol):
@@ -126,8 +129,29 @@ def get_items(dataset: Any, check_cancelled: Callable[[], None], indices: list[i
     samples = []
     for index in indices:
         check_cancelled()
-        samples.append(dataset[index])
+        try:
+            samples.append(dataset[index])
+        except Exception as error:
+            add_note(error, f"npydata: raised by dataset[{index!r}]")
+            raise
     return samples
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Note on an error where it came from; once, if the same error is raised again."""
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def note_batch(
+    error: BaseException, number: int, epoch: int, keys_of: Callable[[int], IntArray]
+) -> None:
+    """Note on an error which batch of an iterator failed, from 0 on, and which samples it has."""
+    with suppress(Exception):  # nothing may take the place of the error
+        keys = keys_of(number).tolist()
+        shown = ", ".join(map(str, keys[:NOTED_SAMPLES])) + ", ..." * (len(keys) > NOTED_SAMPLES)
+        add_note(error, f"npydata: in batch {number} of this iterator, epoch {epoch}, "
+                        f"of {len(keys)} samples: {shown}")  # fmt: skip
 
 
 def gives_windows(dataset: Any) -> bool:
@@ -195,17 +219,23 @@ class EpochFetcher:
         read_ahead: ReadAhead,
         check_cancelled: Callable[[], None],
         stages: Sequence[Callable[[Any], Any]] = (),
+        order: EpochOrder | None = None,
     ) -> None:
-        self.fetch, self.read_ahead = fetch, read_ahead
+        self.fetch, self.read_ahead, self.order = fetch, read_ahead, order
         self.check_cancelled, self.stages = check_cancelled, stages
 
     def __call__(self, number: int) -> Any:
-        """Return batch ``number``."""
+        """Return batch ``number``; an error says which it is, and of which samples."""
         self.check_cancelled()
-        self.read_ahead.before(number)
-        batch = self.fetch(number)
-        for stage in self.stages:
-            batch = stage(batch)
+        try:
+            self.read_ahead.before(number)
+            batch = self.fetch(number)
+            for stage in self.stages:
+                batch = stage(batch)
+        except Exception as error:
+            if self.order is not None:
+                note_batch(error, number, self.order.epoch, self.order)
+            raise
         return batch
 
 

@@ -94,6 +94,7 @@ class GivenOrder:
         check_cancelled: Callable[[], None],
     ) -> None:
         self.source, self.kind, self.size, self.drop_last = source, kind, size, drop_last
+        self.epoch = cursor.epoch
         self.check_cancelled, self._lock = check_cancelled, turns.lock
         self._cuts: dict[int, Cut | BaseException | None] = {}
         self._pulled, self._over = 0, False

@@ -22,7 +22,7 @@ from npydata.loader.accelerated import Accelerated, TrackedBatches
 from npydata.loader.adaptive import AdaptivePrefetcher
 from npydata.loader.buffer_pool import BufferPool
 from npydata.loader.config import AsyncDataLoaderConfig, configured
-from npydata.loader.device_transfer import StreamTransfer, Transfer, transfer_to
+from npydata.loader.device_transfer import StreamTransfer, Transfer, require_device, transfer_to
 from npydata.loader.fetcher import (
     ADVISED_BATCHES,
     BatchFetcher,
@@ -36,6 +36,7 @@ from npydata.loader.fetcher import (
     gives_windows,
 )
 from npydata.loader.given import GivenCursor, GivenOrder, Turns
+from npydata.loader.identity import DatasetIdentity
 from npydata.loader.iterator import LoaderStats, NamedBatches, PrefetchIterator
 from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher
 from npydata.loader.pulled import GivenFetcher, PulledBatches, PulledIterator
@@ -50,7 +51,6 @@ from npydata.loader.vocabulary import (
     as_list,
     collate_single,
     given_order,
-    is_stream,
     require_lossless,
     require_one_order,
     require_own_order,
@@ -130,13 +130,13 @@ class AsyncDataLoader(Accelerated, Vocabulary):
         self.rank, self.world_size = rank_and_world_size(self.config)
         self.generator, self.worker_init_fn = generator, worker_init_fn
         self.seed = shared_seed(self.config.seed, self.world_size, partial(seed_from, generator))
-        self.device, self.collate_fn = device, collate_fn
+        self.device, self.collate_fn = require_device(device), collate_fn
         self.transforms = as_list(transforms)
         self._kind, self._source = given_order(dataset, sampler, batch_sampler)
         self._turns = Turns()
         self._cursor = self._cursor_at(0)
         self._iterator: weakref.ref[PrefetchIterator] | None = None
-        self._fingerprint: str | None = None
+        self._identity = DatasetIdentity(dataset)
         self.stats = LoaderStats()
 
     def __len__(self) -> int:
@@ -212,7 +212,8 @@ class AsyncDataLoader(Accelerated, Vocabulary):
 
         ``seed`` and ``epoch`` say which order, ``samples`` how many of it all ranks together were
         given, ``fingerprint`` of which data, ``shuffle`` whether it was shuffled. Batches that were
-        prefetched but not delivered count as not delivered. Where a sampler or a stream decides the
+        prefetched but not delivered count as not delivered. ``data``, of npydata's datasets, says
+        what they are, for the message if others come. Where a sampler or a stream decides the
         order, ``order`` says how it is brought back: ``resumes_by`` is ``"state_dict"`` or
         ``"skipping"``.
         """
@@ -225,6 +226,7 @@ class AsyncDataLoader(Accelerated, Vocabulary):
             "epoch": self._cursor.epoch,
             "samples": self._cursor.samples,
             "fingerprint": self.fingerprint(self._cursor),
+            **({"data": about} if (about := self._identity.describe()) else {}),
             **copy.deepcopy(order),
         }
 
@@ -235,7 +237,7 @@ class AsyncDataLoader(Accelerated, Vocabulary):
             LoaderError: The state is malformed, or belongs to other data or another order.
         """
         most = len(self.dataset) if self._source is None else None
-        validate_state(state, self.fingerprint, most)
+        validate_state(state, self.fingerprint, most, self._identity.differences)
         validate_order(state, self._kind, self.config.shuffle)
         self._invalidate_iterator("load_state_dict()")
         self.seed = state["seed"]
@@ -257,17 +259,7 @@ class AsyncDataLoader(Accelerated, Vocabulary):
         A dataset whose later samples may change says what decides those before a place, with
         ``fingerprint_at(epoch, samples)``.
         """
-        if cursor is not None and hasattr(self.dataset, "fingerprint_at"):
-            return str(self.dataset.fingerprint_at(cursor.epoch, cursor.samples))
-        if self._fingerprint is None:
-            own = getattr(self.dataset, "fingerprint", None)
-            if own:
-                self._fingerprint = str(own())
-            elif is_stream(self.dataset):
-                self._fingerprint = f"a stream of {type(self.dataset).__name__}"
-            else:
-                self._fingerprint = f"{len(self.dataset)} samples"
-        return self._fingerprint
+        return self._identity.fingerprint(cursor)
 
     def _sampler(self, start: int | None = None) -> BatchSampler:
         return BatchSampler(
@@ -329,7 +321,7 @@ class AsyncDataLoader(Accelerated, Vocabulary):
         read_ahead = ReadAhead(fetcher.advise, len(sampler), distance)
         fetch = self._as_worker(self._batches(fetcher, order, cancellation))
         check = cancellation.check
-        return EpochFetcher(fetch, read_ahead, check, self._stages(transfer))
+        return EpochFetcher(fetch, read_ahead, check, self._stages(transfer), order)
 
     def _batches(
         self, fetcher: Fetcher, order: Any, cancellation: Cancellation

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from npydata.dataset.batches import split
 from npydata.dataset.protocol import with_accepted
 from npydata.dataset.windows import IntArray
-from npydata.loader.fetcher import get_items
+from npydata.loader.fetcher import get_items, note_batch
 from npydata.loader.given import UNKNOWN, Cut, GivenCursor, GivenOrder
 from npydata.loader.iterator import PrefetchIterator
 from npydata.loader.prefetcher import ExceptionWrapper
@@ -96,14 +96,18 @@ class PulledBatches:
         self.check_cancelled = check_cancelled
 
     def __call__(self, number: int) -> Pulled:
-        """Return batch ``number``; behind the last one, the end."""
+        """Return batch ``number``; behind the last one, the end. An error says which it is."""
         self.check_cancelled()
         cut = self.order.cut(number)
         if cut is None:
             return Pulled(None, None)
-        batch = self.make(number)
-        for stage in self.stages:
-            batch = stage(batch)
+        try:
+            batch = self.make(number)
+            for stage in self.stages:
+                batch = stage(batch)
+        except Exception as error:
+            note_batch(error, number, self.order.epoch, self.order.keys)
+            raise
         self.order.forget(number)
         return Pulled(batch, cut)
 

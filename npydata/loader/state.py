@@ -45,9 +45,15 @@ class Cursor:
 
 
 def validate_state(
-    state: dict[str, Any], fingerprint_at: Callable[[Cursor], str], num_samples: int | None
+    state: dict[str, Any],
+    fingerprint_at: Callable[[Cursor], str],
+    num_samples: int | None,
+    differences: Callable[[Any], str] = lambda about: "",
 ) -> None:
-    """Raise unless a state is a loader's, and of this dataset; ``None`` where it has no length."""
+    """Raise unless a state is a loader's, and of this dataset; ``None`` where it has no length.
+
+    ``differences`` says how this dataset differs from what the state says of its own.
+    """
     wanted = {"version", "seed", "epoch", "samples", "fingerprint"}
     if not isinstance(state, dict) or not wanted <= state.keys():
         raise LoaderError(f"not a loader's state: expected the keys {', '.join(sorted(wanted))}")
@@ -62,7 +68,7 @@ def validate_state(
     if state["fingerprint"] != fingerprint:
         raise LoaderError(
             f"the state belongs to other data: fingerprint {state['fingerprint']}, "
-            f"expected {fingerprint}"
+            f"expected {fingerprint}{differences(state.get('data'))}"
         )
     most = math.inf if num_samples is None else num_samples
     if samples is None or not 0 <= samples <= most:

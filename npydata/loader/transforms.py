@@ -9,7 +9,7 @@ from npydata.dataset.batches import collate
 from npydata.dataset.hashing import MASK64
 from npydata.dataset.protocol import accepts
 from npydata.dataset.windows import IntArray
-from npydata.loader.fetcher import Fetcher
+from npydata.loader.fetcher import Fetcher, add_note
 from npydata.loader.sampler import EpochOrder
 from npydata.loader.workers import as_no_worker
 
@@ -51,7 +51,12 @@ class TransformedBatches:
         """Return a sample after all transforms."""
         for which, (transform, wants_rng) in enumerate(self.transforms):
             options = {"rng": self.generator(index, which)} if wants_rng else {}
-            sample = transform(sample, **options)
+            try:
+                sample = transform(sample, **options)
+            except Exception as error:
+                name = getattr(transform, "__name__", type(transform).__name__)
+                add_note(error, f"npydata: raised by transform {name}, of sample {index}")
+                raise
         return sample
 
     def generator(self, index: int, which: int) -> np.random.Generator:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_convert
 
+from npydata.dataset.describing import Described
 from npydata.dataset.protocol import WindowDataset
 from npydata.errors import LoaderError
 from npydata.loader.config import AsyncDataLoaderConfig
@@ -129,6 +130,14 @@ def given_order(dataset: Any, sampler: Any, batch_sampler: Any) -> tuple[str, An
     if sampler is not None:
         return "sampler", sampler
     return ("stream", dataset) if is_stream(dataset) else ("index", None)
+
+
+def brief(dataset: Any) -> str:
+    """Return what a dataset says it is, if it is ours; of others, which may hold millions, less."""
+    if isinstance(dataset, Described):
+        return repr(dataset)
+    length = f", {len(dataset):,} samples" if hasattr(dataset, "__len__") else ""
+    return f"<{type(dataset).__name__}{length}>"
 
 
 def seed_from(generator: torch.Generator | None) -> int:
@@ -265,6 +274,7 @@ class Vocabulary(StockLoader):
     rank: int
     world_size: int
     seed: int
+    device: torch.device | str | None
     _cursor: Cursor
     _kind: str
     _source: Any
@@ -282,6 +292,18 @@ class Vocabulary(StockLoader):
         if fixed or (name == "dataset" and name in vars(self)):
             raise LoaderError(f"{name}: can't be changed; make another loader with {name}=")
         object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        order = f"shuffle={self.config.shuffle}"
+        if self._source is not None:
+            order = "in its own order" if self._kind == "stream" else f"order of {self._kind}="
+        ranks = f", rank={self.rank}, world_size={self.world_size}" if self.world_size > 1 else ""
+        device = "" if self.device is None else f", device={str(self.device)!r}"
+        return (
+            f"{type(self).__name__}({brief(self.dataset)}, batch_size={self.batch_size}, {order}, "
+            f"num_workers={self.num_workers}, prefetch_factor={self.config.prefetch_factor}, "
+            f"seed={self.seed}{ranks}{device})"
+        )
 
     @property
     def batch_size(self) -> int | None:

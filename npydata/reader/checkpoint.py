@@ -267,7 +267,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         more than eight times the bytes of the source, it is refused unless ``allow_larger``.
 
         Raises:
-            CheckpointError: A tensor is of a kind that can't be read.
+            CheckpointError: A tensor is of a kind that can't be read, or ``dst`` ends like another
+                format's name, such as ``.pt``.
         """
         with naming_errors(str(self.path)):
             return convert(self, dst, dtype=dtype, progress=progress, allow_larger=allow_larger)

@@ -35,6 +35,7 @@ from npydata.reader.stored import StoredTensor
 from npydata.reader.tensors import Entry, require_readable
 from npydata.reader.typed_json import encode
 from npydata.system.atomic_write import replacing
+from npydata.system.endings import contradiction
 from npydata.system.progress import Bar, progress_bar
 
 MAX_GROWTH = 8
@@ -117,6 +118,8 @@ def convert(
     """Write every tensor of an open checkpoint to ``dst``, whole or not at all."""
     if dtype is not None and not (dtype.is_floating_point and dtype in CODES):
         raise CheckpointError(f"dtype={dtype}, expected one of floating point in safetensors")
+    if (what := contradiction(dst, ".safetensors")) is not None:
+        raise CheckpointError(what)
     require_another_file(checkpoint.files, dst)
     slots = lay_out(checkpoint.distinct(), dtype)
     if not allow_larger:

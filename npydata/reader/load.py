@@ -31,6 +31,7 @@ from npydata.reader.tensors import (
     require_readable,
     view,
 )
+from npydata.system.accelerator import why_unusable
 from npydata.system.progress import progress_bar
 
 ON_THE_WAY_BYTES = 1 << 28
@@ -79,6 +80,7 @@ def load_onto(
     vouched: Mapping[OpenFile, Vouched] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return tensors on a device; on their way there only some of them are in memory here."""
+    require_device(device)
     if torch.device(device).type == "cpu":
         return load(entries, wanted, None, progress=progress, vouched=vouched)
     there: dict[str, torch.Tensor] = {}
@@ -92,6 +94,12 @@ def load_onto(
             there |= {one: moved(tensor, device) for one, tensor in here.items()}
             some, nbytes = {}, 0
     return there
+
+
+def require_device(device: str | torch.device) -> None:
+    """Raise before anything is read if no tensor can be there."""
+    if (why := why_unusable(device)) is not None:
+        raise CheckpointError(why)
 
 
 def moved(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:

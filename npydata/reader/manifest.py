@@ -19,7 +19,14 @@ from npydata.reader.archive import Archive
 from npydata.reader.checksums import PIECE_BYTES, FileEntry, Vouched
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.held_folder import HeldFolder
-from npydata.reader.training_folder import FORMAT, MANIFEST, RANK_FILE, RNG_FILE, TRAINING
+from npydata.reader.training_folder import (
+    FORMAT,
+    MANIFEST,
+    RANK_FILE,
+    RNG_FILE,
+    TRAINING,
+    manifest_of,
+)
 
 VERSION = 3
 """Of what is written; version 1 did not name the run, in version 2 one checksum could cover the
@@ -157,6 +164,25 @@ def read_manifest(folder: Path | HeldFolder) -> Manifest:
         raise CheckpointError(
             f"{held.path}: has no {MANIFEST}: not a complete checkpoint"
         ) from None
+
+
+def root_of_checkpoints(folder: Path) -> str | None:
+    """Say that a folder holds checkpoints of ours, and how to name one; ``None`` if it does not."""
+    try:
+        if not any(is_complete(child) for child in folder.iterdir() if child.is_dir()):
+            return None
+    except OSError:
+        return None
+    return (f"is a folder of checkpoints, expected one of them: "
+            f"latest_checkpoint({os.fspath(folder)!r}) returns the newest")  # fmt: skip
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has a manifest of ours, which is not compared with what it lists."""
+    try:
+        return manifest_of(HeldFolder(folder)) is not None
+    except OSError:
+        return False
 
 
 def set_aside(folder: Path) -> Path:

@@ -22,7 +22,14 @@ from npydata.reader.dcp import METADATA, read_dcp
 from npydata.reader.files import Descriptor, OpenFile, naming_errors
 from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.manifest import Manifest, in_place, set_aside, vouched_by, vouched_by_json
+from npydata.reader.manifest import (
+    Manifest,
+    in_place,
+    root_of_checkpoints,
+    set_aside,
+    vouched_by,
+    vouched_by_json,
+)
 from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
@@ -185,8 +192,8 @@ def only_checkpoint_in(folder: Path) -> Path:
     if found:
         kinds = " or ".join(patterns)
         raise CheckpointError(f"holds {len(found)} of {kinds}, expected one; name the file")
-    if (folder / "latest").is_file():
-        raise CheckpointError("holds folders with checkpoints; name one, the newest is in 'latest'")
+    if (what := root_of_checkpoints(folder)) is not None:
+        raise CheckpointError(what)
     raise CheckpointError(
         "holds no checkpoint, expected one of "
         + ", ".join(pattern for patterns in folder_patterns() for pattern in patterns)

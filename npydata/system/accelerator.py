@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+WITHOUT_MODULE = {"cpu", "meta"}
+"""Devices that are always there."""
+
 
 def with_streams() -> torch.device | None:
     """Return the accelerator whose work is queued in streams, if there is one."""
@@ -26,6 +29,44 @@ def has_streams(device: torch.device) -> bool:
 def is_queued(tensor: torch.Tensor) -> bool:
     """Whether what is done with a tensor is queued in a stream, and may not have been done yet."""
     return not tensor.is_cpu and has_streams(tensor.device)
+
+
+def why_unusable(device: Any) -> str | None:
+    """Say why no tensor can be on a device, and which there are; ``None`` where one can be.
+
+    Nothing is begun on the device: the process may choose another one yet, or fork.
+    """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        why = str(error).split("\n")[0].strip()
+    else:
+        if wanted.type in WITHOUT_MODULE:
+            return None
+        count = device_count(wanted.type)
+        if (wanted.index or 0) < count:
+            return None
+        why = f"there are {count} of its kind, counted from 0" if count else "there is none here"
+    return f"device={device!r}: {why}; available: {', '.join(available_devices())}"
+
+
+def device_count(kind: str) -> int:
+    """Return how many devices of a kind there are; 1 where its back end does not count them."""
+    try:
+        module: Any = torch.get_device_module(kind)
+    except RuntimeError:
+        return 0
+    if hasattr(module, "is_available") and not module.is_available():
+        return 0
+    return int(module.device_count()) if hasattr(module, "device_count") else 1
+
+
+def available_devices() -> list[str]:
+    """Return the devices that tensors can be on: the CPU, and those of the accelerator."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None:
+        return ["cpu"]
+    return ["cpu", *(f"{found.type}:{k}" for k in range(max(1, device_count(found.type))))]
 
 
 class Streams:
