@@ -17,7 +17,9 @@ from checkpoint_files import (
     tar_file,
     tar_members,
 )
+from loader_tools import run_child
 from pickle_code import ordered_dict, persistent, program
+from safetensors.torch import save_file
 
 from npydata import CheckpointError, LazyDataSource, open_checkpoint
 from npydata.reader.checkpoint_or_tokens import why_checkpoint
@@ -71,6 +73,33 @@ def test_a_container_says_what_its_files_are_called_and_no_list_elsewhere(tmp_pa
         assert list(checkpoint)
     (tmp_path / "damaged.toy").write_bytes(b"no container begins like this")
     assert why_checkpoint(tmp_path / "damaged.toy") == "its name ends in .toy"
+
+
+IMPORTS = """
+import sys
+from npydata import open_checkpoint
+from npydata.reader.record import write_record
+
+before = set(sys.modules)
+for path in sys.argv[1:]:
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.load() and checkpoint.tree() is not None
+        assert all(checkpoint.get_slice(name)[:1] is not None for name in checkpoint)
+write_record(sys.argv[1])
+with open_checkpoint(sys.argv[1]) as checkpoint:
+    checkpoint.load(verify=True)
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_a_checkpoint_that_is_opened_read_and_verified_imports_nothing(tmp_path):
+    """A child that is forked in the middle of an import waits for ever to import the same."""
+    forms = sorted(SMALL, reverse=True)  # not the container first that comes first in the table
+    paths = [SMALL[form](tmp_path / f"{form}.pt") for form in forms]
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    child = run_child(IMPORTS, tmp_path / "w.safetensors", *paths)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("form", SMALL)

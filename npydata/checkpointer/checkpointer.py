@@ -43,7 +43,6 @@ from npydata.checkpointer.staging import (
 from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
-from npydata.reader.checksums import fastest_crc32
 from npydata.reader.manifest import integer
 from npydata.reader.open import without_collecting
 from npydata.system.accelerator import is_queued
@@ -101,7 +100,6 @@ class AsyncCheckpointer:
             raise CheckpointError(f"snapshot={snapshot!r}, expected one of {', '.join(SNAPSHOTS)}")
         if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
             raise CheckpointError(f"keep_last={keep_last!r}, expected None or 1 at least")
-        fastest_crc32()  # imports: a child forked while a save's thread does would wait for ever
         self.keep_last, self.snapshot = keep_last, snapshot
         self._buffers: dict[str, StagingBuffer] = defaultdict(StagingBuffer)
         self._roots: set[Path] = set()

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ LARGE_BYTES = 1 << 21
 """A read of so many bytes is made for itself, straight into its memory."""
 
 
-@cache
 def fastest_crc32() -> Callable[[Any, int], int]:
     """Return ISA-L's CRC-32 where it is installed, and else zlib's."""
     with suppress(ImportError):
@@ -37,9 +36,13 @@ def fastest_crc32() -> Callable[[Any, int], int]:
     return zlib.crc32
 
 
+FASTEST_CRC32 = fastest_crc32()
+"""Found here: a child forked while a thread that verifies imports it would wait for ever."""
+
+
 def crc32(content: Any, value: int = 0) -> int:
     """Return the CRC-32 of bytes that follow those with the CRC-32 ``value``."""
-    return fastest_crc32()(content, value)
+    return FASTEST_CRC32(content, value)
 
 
 class Covered(NamedTuple):

@@ -184,7 +184,9 @@ def check_frame(machine: PickleMachine) -> None:
 
 def stop(machine: PickleMachine) -> None:
     """End: one value must be left."""
-    if len(machine.stack) != 1 or machine.metastack:
+    if machine.metastack:
+        raise ValueError("ends behind a mark, expected what collects from there on")
+    if len(machine.stack) != 1:
         raise ValueError(f"ends with {len(machine.stack)} values on the stack, expected one")
     machine.running = False
 

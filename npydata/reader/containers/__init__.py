@@ -116,3 +116,6 @@ def container_of(file: OpenFile) -> Container:
         f"begins with {start[:16]!r}, like no checkpoint: expected "
         f"{', '.join(one.description for one in containers().values())}"
     )
+
+
+containers()  # now: a child forked while a thread imports them would wait for ever
