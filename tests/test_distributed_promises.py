@@ -11,7 +11,7 @@ from tutorial import ranks
 
 import npydata
 from npydata.checkpointer.commit import temporary_beside
-from npydata.checkpointer.load import check, hold
+from npydata.checkpointer.load import check, hold_checkpoint
 from npydata.checkpointer.manifest import checksums
 from npydata.distributed.coordinator import Coordinator
 from npydata.distributed.group import Group
@@ -136,7 +136,7 @@ class TestPromises:
             taught.GlobalCommit(7, None)(tmp_path / "step-1", temporary, zero)
         newest = npydata.latest_checkpoint(tmp_path)
         assert newest == tmp_path / "step-1"
-        manifest = check(hold(newest), content=True)
+        manifest = check(hold_checkpoint(newest), content=True)
         assert manifest.step == 7
         assert set(manifest.files) == {
             "model/rank_0.safetensors",

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -50,18 +51,19 @@ LOOKS = {
 
 
 @contextmanager
-def before_open(monkeypatch, number, act):
+def before_open(monkeypatch, number, act, calls=("open",)):
     """Call ``act`` before the file or folder that is opened as the ``number``-th; count them."""
-    real, count = os.open, [0]
+    count = [0]
 
-    def counting(*args, **options):
+    def counting(real, *args, **options):
         count[0] += 1
         if count[0] == number:
             act()
         return real(*args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "open", counting)
+        for call in calls:
+            patched.setattr(os, call, partial(counting, getattr(os, call)))
         yield count
 
 
@@ -128,6 +130,28 @@ def test_between_two_renames_the_old_checkpoint_opens_under_its_name(tmp_path):
     save(folder, 3)
     folder.rename(set_aside(folder))
     assert all(len(look(folder)) == 1 for name, look in LOOKS.items() if name != "load the latest")
+
+
+@pytest.mark.parametrize("look", [one for one in LOOKS if one != "load the latest"])
+def test_a_look_that_begins_between_two_renames_gets_one_whenever_the_second_comes(
+    tmp_path, monkeypatch, look
+):
+    for number in range(1, 300):
+        folder, new = tmp_path / f"{number}", tmp_path / "new"
+        save(folder, 1)
+        save(new, 2)
+        folder.rename(set_aside(folder))
+
+        def go_on(folder=folder, new=new):
+            new.rename(folder)
+            shutil.rmtree(set_aside(folder))
+
+        with before_open(monkeypatch, number, go_on, ("open", "stat")) as count:
+            seen = LOOKS[look](folder)
+        assert seen in ({1}, {2}), number
+        if count[0] < number:
+            break
+    assert 3 < number < 299
 
 
 def save_forever(folder, exchanges, stop):

@@ -33,7 +33,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.load import require_device
-from npydata.reader.manifest import in_place, root_of_checkpoints
+from npydata.reader.manifest import hold, in_place, root_of_checkpoints
 from npydata.reader.open import open_files, without_collecting
 from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode
@@ -75,7 +75,8 @@ def load_checkpoint(
     mapped = mmap and torch.device(device).type == "cpu"
     read = read_maps if mapped else partial(LazyCheckpoint.load, device=device, verify=verify)
     ours = to_fill(into)
-    return read_held(lambda: hold(dir), lambda folder: load_from(folder, read, verify, ours))
+    held = partial(hold_checkpoint, dir)
+    return read_held(held, lambda folder: load_from(folder, read, verify, ours))
 
 
 def to_fill(into: Any) -> Sequence[Any]:
@@ -128,15 +129,16 @@ def compare_maps(folder: HeldFolder, manifest: Manifest, parts: Sequence[str]) -
             check_file(folder, manifest, name, NoBar())
 
 
-def hold(dir: str | os.PathLike[str]) -> HeldFolder:
-    """Open a checkpoint's folder, or the old one if a crash came between two renames."""
-    for _ in range(3):  # it may be renamed between looking and opening, and again the next time
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return HeldFolder(in_place(Path(dir)))
-    if Path(dir).is_file():
-        raise CheckpointError(f"{Path(dir)}: is a file, expected a checkpoint's folder; "
-                              "open_checkpoint reads files")  # fmt: skip
-    raise CheckpointError(f"{Path(dir)}: there is no such folder")
+def hold_checkpoint(dir: str | os.PathLike[str]) -> HeldFolder:
+    """Open a checkpoint's folder, and say what else is there if it is none."""
+    try:
+        return hold(Path(dir))
+    except FileNotFoundError:
+        raise CheckpointError(f"{Path(dir)}: there is no such folder") from None
+    except NotADirectoryError:
+        raise CheckpointError(
+            f"{Path(dir)}: is a file, expected a checkpoint's folder; open_checkpoint reads files"
+        ) from None
 
 
 def training_state_of(folder: Path, metadata: dict[str, Any]) -> TrainingState:
@@ -164,7 +166,7 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
     Raises:
         CheckpointError: The first file that is missing, cut off or changed, and where.
     """
-    return read_held(lambda: hold(dir), lambda folder: verify_held(folder, progress))
+    return read_held(lambda: hold_checkpoint(dir), lambda folder: verify_held(folder, progress))
 
 
 def verify_held(folder: HeldFolder, progress: bool) -> Manifest:
@@ -183,8 +185,8 @@ def verify_held(folder: HeldFolder, progress: bool) -> Manifest:
 
 def to_verify(dir: str | os.PathLike[str]) -> Path:
     """Return a checkpoint's folder, or of a folder of checkpoints the latest."""
-    folder = in_place(Path(dir))
-    if (folder / MANIFEST).exists():
+    folder = Path(dir)
+    if (in_place(folder) / MANIFEST).exists():
         return folder
     return latest_checkpoint(folder) or folder
 

@@ -18,7 +18,7 @@ import torch
 from npydata.checkpointer.file_layout import is_dtensor
 from npydata.checkpointer.load import (
     check,
-    hold,
+    hold_checkpoint,
     open_part,
     read_metadata,
     require_unchanged,
@@ -75,7 +75,7 @@ def load_distributed(
     coordinator = coordinate(group, f"loads from {root}")
     with ExitStack() as opened:
         with coordinator.abort_on_error("plan"):
-            folder = hold(dir)
+            folder = hold_checkpoint(dir)
         with coordinator.abort_on_error("plan"), reading(folder):
             manifest = check(folder, content=False)
             metadata = read_metadata(folder, manifest)

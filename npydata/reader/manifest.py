@@ -8,6 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
@@ -33,10 +34,12 @@ VERSION = 3
 bytes of several tensors."""
 RECORD_FORMAT, RECORD_VERSION = "npydata record", 1
 MAX_MANIFEST_BYTES = 1 << 26
+"""What is read of a manifest."""
 SET_ASIDE = ".npydata-previous"
 PREVIOUS = ".previous"
 """How versions before set an old checkpoint aside. People call copies so: it is only read."""
-"""What is read of a manifest."""
+LOOKS = 10
+"""How often a folder is looked for; every time that it is found nowhere, a save went by."""
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FILES = (MODEL, OPTIMIZER, TRAINING)
 Kind = TypeVar("Kind", "Manifest", "Record")
@@ -196,6 +199,18 @@ def in_place(folder: Path) -> Path:
         return folder
     asides = set_aside(folder), folder.with_name(folder.name + PREVIOUS)
     return next(filter(is_ours, asides), folder)
+
+
+def hold(folder: Path) -> HeldFolder:
+    """Open a checkpoint's folder, or the old one while a save, or a crash, is between two renames.
+
+    Raises:
+        OSError: There is neither, or it is no folder.
+    """
+    for _ in range(LOOKS):
+        with suppress(FileNotFoundError):
+            return HeldFolder(in_place(folder))
+    return HeldFolder(folder)
 
 
 def is_ours(folder: Path) -> bool:

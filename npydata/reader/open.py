@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from npydata.errors import CheckpointError
@@ -24,9 +25,8 @@ from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.manifest import (
     Manifest,
-    in_place,
+    hold,
     root_of_checkpoints,
-    set_aside,
     vouched_by,
     vouched_by_json,
 )
@@ -107,8 +107,12 @@ def open_files(
 
 def open_contents(path: Path) -> Contents:
     """Open the file or files at a path and return everything in them by name."""
-    if path.is_dir() or (not path.exists() and set_aside(path).is_dir()):
-        return read_held(lambda: HeldFolder(in_place(path)), open_folder)
+    try:
+        is_folder = S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:  # there is none, or a save is between two renames
+        is_folder = True
+    if is_folder:
+        return read_held(lambda: hold(path), open_folder)
     if path.name.endswith(INDEX_SUFFIX):
         return read_held(lambda: HeldFolder(path.parent), lambda folder: open_index(folder, path))
     archive = open_container(path)
