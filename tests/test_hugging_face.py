@@ -95,6 +95,13 @@ def test_what_makes_no_folder_is_refused_and_leaves_none(pickled, tmp_path, opti
     assert set(tmp_path.iterdir()) == before
 
 
+def test_a_folder_gets_no_name_of_a_file(pickled, tmp_path):
+    refused = pytest.raises(CheckpointError, match=r"a.safetensors: a folder would be written")
+    with open_checkpoint(pickled) as checkpoint, refused:
+        checkpoint.to_hugging_face(tmp_path / "a.safetensors")
+    assert not (tmp_path / "a.safetensors").exists()
+
+
 def test_a_folder_that_holds_something_is_not_replaced(pickled, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

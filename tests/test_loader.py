@@ -355,11 +355,23 @@ def test_an_error_in_a_transform_or_a_collate_fn_surfaces_too():
         with pytest.raises(KeyError, match="spoilt") as caught:
             next(iter(AsyncDataLoader(Numbers(9), **broken)))
         assert "in spoilt" in "".join(traceback.format_tb(caught.value.__traceback__))
-        *where, last = caught.value.__notes__
-        assert last.startswith("npydata: in batch 0 of this iterator, epoch 0, of 9 samples: ")
-        first = last.split(": ")[2].split(",")[0]
-        of_transform = [f"npydata: raised by transform spoilt, of sample {first}"]
-        assert where == (of_transform if "transforms" in broken else [])
+
+
+def test_an_error_in_a_transform_or_a_collate_fn_says_which_sample_or_batch_it_is_of():
+    def spoilt(sample):
+        if isinstance(sample, list) or int(sample) == 6:
+            raise KeyError("spoilt")
+        return sample
+
+    of_sample = "npydata: raised by transform spoilt, of sample 6"
+    batch = "npydata: in batch {} of this iterator, epoch 0, of 4 samples: {}"
+    for broken, notes in (
+        ({"transforms": [abs, spoilt]}, [of_sample, batch.format(1, "4, 5, 6, 7")]),
+        ({"collate_fn": spoilt}, [batch.format(0, "0, 1, 2, 3")]),
+    ):
+        with pytest.raises(KeyError, match="spoilt") as caught:
+            list(AsyncDataLoader(Numbers(9), 4, shuffle=False, **broken))
+        assert caught.value.__notes__ == notes
 
 
 def test_an_error_of_a_whole_batch_names_its_samples_but_not_thousands():

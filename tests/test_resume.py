@@ -250,16 +250,20 @@ def test_a_state_of_other_data_says_what_is_other(tmp_path):
         "seq_len was 9, is 8, stride was 10, is 9, samples was 500, is 555": MmapDataset(a, 8),
         "the tokens are others, in files that are alike in all else, " + moved + repr(c):
             MmapDataset(c, 9),
-        "kind was 'MmapDataset', is 'NpyTokensDataset', samples was 500, is 4096, stride was 10, "
-        "is None": NpyTokensDataset(a, 9),
+        "kind was 'MmapDataset', is 'NpyTokensDataset', samples was 500, is 4096":
+            NpyTokensDataset(a, 9),
     }  # fmt: skip
     for words, dataset in said.items():
         with pytest.raises(LoaderError, match=re.escape(f": {words}") + "$"):
             AsyncDataLoader(dataset).load_state_dict(state)
-    mixed = [MixtureDataset({"x": MmapDataset(path, 9)}, [1]) for path in (a, b)]
-    state = AsyncDataLoader(mixed[0], shuffle=False, seed=1).state_dict()
+    one, other = ({"x": MmapDataset(path, 9)} for path in (a, b))
+    state = AsyncDataLoader(MixtureDataset(one, [1]), shuffle=False, seed=1).state_dict()
     with pytest.raises(LoaderError, match=r"samples was 500, is 600, sources\.x\.tokens was 5000"):
-        AsyncDataLoader(mixed[1], shuffle=False).load_state_dict(state)
+        AsyncDataLoader(MixtureDataset(other, [1]), shuffle=False).load_state_dict(state)
+    more = MixtureDataset({"y": MmapDataset(b, 9), **one}, [1, 1], num_samples=500)
+    words = "weights.y is new, weights.x was '1', is '1/2', sources.y is new"
+    with pytest.raises(LoaderError, match=re.escape(f": {words}") + "$"):
+        AsyncDataLoader(more, shuffle=False).load_state_dict(state)
 
 
 @pytest.mark.parametrize("data", [None, "text", {}, ["a"]])

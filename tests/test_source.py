@@ -247,3 +247,8 @@ def test_a_read_that_comes_in_pieces_is_put_together(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(content)
     monkeypatch.setattr(os, "preadv", lambda fd, to, at, *flags: real(fd, [to[0][:7]], at, *flags))
     assert OpenFile(tmp_path / "a").copy(3, 50).tobytes() == content[3:53]
+
+
+def test_a_path_is_told_the_constructors(tmp_path):
+    with pytest.raises(TypeError, match=r"a PosixPath, expected LazyDataSource\.from_zip\(path\)"):
+        LazyDataSource(tmp_path / "a.pt")

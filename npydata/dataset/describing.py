@@ -1,7 +1,7 @@
 """What a dataset is, in a few plain values: for ``repr``, and for whoever meets another one."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from npydata.dataset.tokens import TokenFile
@@ -51,24 +51,27 @@ def describe_files(files: Sequence[TokenFile]) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Say what differs between two descriptions; a moved file alone is no difference."""
-    old, new = flat(before), flat(now)
-    texts = {
-        name: f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
-        for name in [*new, *(one for one in old if one not in new)]
-        if old.get(name) != new.get(name)
-    }
-    moved = [texts.pop(name) for name in list(texts) if name.split(".")[-1] == "path"]
-    if not texts:
+    found = dict(compare(before, now))
+    moved = [found.pop(name) for name in list(found) if name.split(".")[-1] == "path"]
+    if not found:
         moved = ["the tokens are others, in files that are alike in all else", *moved]
-    return ", ".join([*texts.values(), *moved])
+    return ", ".join([*found.values(), *moved])
 
 
-def flat(about: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested description with dotted names."""
-    found = {}
-    for name, value in about.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
+def compare(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield the dotted names of what differs, each with a text; of two kinds, what both have."""
+    names = list(dict.fromkeys([*now, *before]))
+    if before.get("kind") != now.get("kind"):
+        names = [name for name in names if name in before and name in now]
+    for name in names:
+        full, old, new = f"{prefix}{name}", before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from compare(old, new, f"{full}.")
+        elif name not in now:
+            yield full, f"{full} is gone"
+        elif name not in before:
+            yield full, f"{full} is new"
+        elif old != new:
+            yield full, f"{full} was {old!r}, is {new!r}"

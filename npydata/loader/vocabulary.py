@@ -136,7 +136,9 @@ def brief(dataset: Any) -> str:
     """Return what a dataset says it is, if it is ours; of others, which may hold millions, less."""
     if isinstance(dataset, Described):
         return repr(dataset)
-    length = f", {len(dataset):,} samples" if hasattr(dataset, "__len__") else ""
+    length = ""
+    with contextlib.suppress(Exception):  # some only say that they have a length
+        length = f", {len(dataset):,} samples"
     return f"<{type(dataset).__name__}{length}>"
 
 

@@ -61,6 +61,9 @@ def convert_to_folder(
 
     See :meth:`npydata.LazyCheckpoint.to_hugging_face`.
     """
+    if Path(dst).suffix == ".safetensors":
+        raise CheckpointError(f"{os.fspath(dst)}: a folder would be written, expected the name of "
+                              "one; to_safetensors writes one file")  # fmt: skip
     if type(shard_size) is not int or shard_size < 1:
         raise CheckpointError(f"shard_size={shard_size!r}, expected a number of bytes")
     if dtype is not None and not (dtype.is_floating_point and dtype in CODES):

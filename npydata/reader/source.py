@@ -19,6 +19,10 @@ class LazyDataSource:
     """
 
     def __init__(self, archive: Archive, folders: tuple[str, ...] = ("data/",)) -> None:
+        given: object = archive
+        if not isinstance(given, Archive):
+            raise TypeError(f"a {type(given).__name__}, expected LazyDataSource.from_zip(path) or "
+                            "another constructor; open_checkpoint(path) reads tensors")  # fmt: skip
         self._archive = archive
         self._extents = archive.extents
         self._folders = folders
