@@ -309,12 +309,14 @@ def follow_cases():
     return [(Pipeline(**one), batches) for one in settings for batches in (1, 5, 12)]
 
 
-def followed(p, batches, room="taken", wake=resume, alone=False, waits_for="done", made=made_at):
+def followed(
+    p, batches, room="taken", wake=resume, alone=False, waits_for="done", made=made_at, freed="made"
+):
     """The trips of a model that may be wrong."""
     trips = []
     for k in range(batches):
         workers = 1 if alone else p.workers
-        free = trips[k - workers].made if k >= workers else 0.0
+        free = getattr(trips[k - workers], freed) if k >= workers else 0.0
         place = getattr(trips[k - p.window], room) if room and k >= p.window else 0.0
         begun = wake(free, place, p.wake_s)
         ready = made(p, trips, begun)
@@ -352,6 +354,12 @@ FOLLOW = Build(
         ),
         "A batch takes up room until it is taken; you give its place away when it is made.": (
             lambda p, n: followed(p, n, room="made")
+        ),
+        "A worker is free when its batch is made; yours waits until it was used.": (
+            lambda p, n: followed(p, n, freed="done")
+        ),
+        "Your worker waits until its batch was taken; it is free when the batch is made.": (
+            lambda p, n: followed(p, n, freed="taken")
         ),
         "Your consumer takes a batch before it is done with the one before.": (
             lambda p, n: followed(p, n, waits_for="taken")
