@@ -320,6 +320,9 @@ SPEEDUP = Build(
         "You take the part for gone; it got faster, and still takes some time.": (
             lambda parts, name, factor: 1 / (1 - share(parts, name))
         ),
+        "You take away the time that the part still needs, not the time that it saved.": (
+            lambda parts, name, factor: 1 / (1 - share(parts, name) / factor)
+        ),
         "You averaged factors, weighted by share; what adds up in a loop is time.": (
             lambda parts, name, factor: 1 + share(parts, name) * (factor - 1)
         ),

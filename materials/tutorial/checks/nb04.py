@@ -609,6 +609,11 @@ def as_good_is_enough(rates, step_s):
     return next(setting for setting, rate in rates.items() if rate >= enough)
 
 
+def divides_by_any_step(rates, step_s):
+    _ = HEADROOM / step_s
+    return chosen(rates, step_s)
+
+
 def shown_rates(case):
     rates = ", ".join(f"{setting}: {rate:.0f}" for setting, rate in case[0].items())
     return f"cheapest({{{rates}}}, {case[1]})"
@@ -638,6 +643,7 @@ CHEAPEST = Build(
         "You find none where none is enough; something must be chosen.": lambda rates, step_s: next(
             (setting for setting, rate in rates.items() if rate * step_s >= HEADROOM), None
         ),
+        "A step of 0 asks for as fast as can be: don't divide by it.": divides_by_any_step,
         "The cheapest comes first; you take it whatever it delivers.": (
             lambda rates, step_s: next(iter(rates))
         ),
