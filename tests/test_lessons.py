@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
+from dataclasses import replace
 
 import notebook_tools as tools
 import pytest
@@ -47,6 +48,8 @@ def test_the_opening_says_how_many_minutes_it_takes(lesson):
     opening = lesson.cells[0].source
     assert re.search(r"\d+ min\*\* to build, or \*\*\d+ min\*\* to read", opening)
     assert counting.with_both_minutes(opening, COURSE[lesson.name]) == opening
+    longer = replace(COURSE[lesson.name], build_minutes=100)
+    assert "Core: 100 min** to build" in counting.with_both_minutes(opening, longer)
 
 
 def test_the_course_is_listed_with_the_minutes_of_each_lesson():

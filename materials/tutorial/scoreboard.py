@@ -278,10 +278,10 @@ class Stopwatch:
 def guess(
     data_wait: Any = ..., compute: Any = ..., save_stall: Any = ..., load: Any = ...
 ) -> dict[str, float]:
-    """A bar before anything is measured: percents that add up to 100; empty while one is open."""
+    """A bar before anything is measured: percentages that add up to 100; empty if one is open."""
     parts = dict(zip(figures.PARTS, (data_wait, compute, save_stall, load), strict=True))
     if ... in parts.values():
-        print("your bar: none yet. Write four percents in place of the dots, then run the cell.")
+        print("your bar: none yet. Write four percentages in place of the dots, then run the cell.")
         return {}
     print("your bar:", ", ".join(f"{part} {percent} %" for part, percent in parts.items()))
     if sum(parts.values()) != 100:

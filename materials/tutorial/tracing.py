@@ -193,7 +193,7 @@ class Trace:
         """Arrival above delivery; a number is a batch, wherever it is."""
         rows, numbers = self.rows()
         lanes(ax, rows, labels=numbers)
-        names = {"cpu": "is made", "touched": "lies ready", "gpu": "is computed on",
+        names = {"cpu": "being made", "touched": "lies ready", "gpu": "is computed on",
                  "data wait": "the consumer waits"}  # fmt: skip
         used = dict.fromkeys(row[3] for row in rows)
         handles = [
@@ -264,7 +264,12 @@ def draw_steps(make_buffer: Callable[[int, int], Any]) -> None:
     with_sliders(draw, step=(4, 1, 40, 1), capacity=(3, 1, 8, 1))
 
 
-STATES = {"taken": "#d1d5db", "lies ready": "#0f766e", "is made": "#7fb2e5", "to come": "#ffffff"}
+STATES = {
+    "taken": "#d1d5db",
+    "lies ready": "#0f766e",
+    "being made": "#7fb2e5",
+    "to come": "#ffffff",
+}
 
 
 def _state(buffer: Any, number: int) -> str:
@@ -272,7 +277,7 @@ def _state(buffer: Any, number: int) -> str:
         return "taken"
     if number in buffer.results:
         return "lies ready"
-    return "is made" if number < buffer.claimed else "to come"
+    return "being made" if number < buffer.claimed else "to come"
 
 
 def events(buffer: Any) -> Iterator[str]:

@@ -320,6 +320,9 @@ SPEEDUP = Build(
         "You take the part for gone; it got faster, and still takes some time.": (
             lambda parts, name, factor: 1 / (1 - share(parts, name))
         ),
+        "You take away the time that the part still needs, not the time that it saved.": (
+            lambda parts, name, factor: 1 / (1 - share(parts, name) / factor)
+        ),
         "You averaged factors, weighted by share; what adds up in a loop is time.": (
             lambda parts, name, factor: 1 + share(parts, name) * (factor - 1)
         ),
@@ -420,6 +423,12 @@ def line_that(text, holds):
     return int(next(line.split(": ")[1] for line in text.splitlines() if holds(line)))
 
 
+def within_a_longer_name(text, name):
+    if name not in text:
+        raise KeyError(name)
+    return line_that(text, lambda line: name in line)
+
+
 COUNTER_IN = Build(
     name="counter_in",
     reference=counter_in,
@@ -431,6 +440,7 @@ COUNTER_IN = Build(
         "A name that holds the one you look for is another counter.": (
             lambda text, name: line_that(text, lambda line: name in line)
         ),
+        "`name in line` finds your name inside a longer one, too.": within_a_longer_name,
         "You take the same line whatever the name is.": (
             lambda text, name: line_that(text, lambda line: True)
         ),

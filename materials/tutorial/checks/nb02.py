@@ -345,6 +345,13 @@ def shuffle_cases(rng):
     return fixed + drawn
 
 
+def one_cell_too_many(position, n, scrambled):
+    cell = scrambled[position]
+    while cell > n:
+        cell = scrambled[cell]
+    return cell
+
+
 SHUFFLED = Build(
     name="shuffled",
     reference=shuffled,
@@ -358,6 +365,7 @@ SHUFFLED = Build(
         "You hand out cells that have no sample, beyond the last one.": (
             lambda p, n, scrambled: scrambled[p]
         ),
+        "The samples are 0 to n - 1: the cell n lies outside, too.": one_cell_too_many,
         "You try the next position, which has its own sample; "
         "what about the cell you landed in?": next_position,
         "You cut off at the last sample, so that one comes again and again.": (
@@ -520,6 +528,16 @@ def cut_in_total(self, left, drop_last):
     return full * self.world_size, short
 
 
+def cut_by_one_batch(self, left, drop_last):
+    full, rest = divmod(left, self.batch_size)
+    return full // self.world_size, 0 if drop_last else rest
+
+
+def cut_by_one_batch_and_shared(self, left, drop_last):
+    full, rest = divmod(left, self.batch_size)
+    return full // self.world_size, 0 if drop_last else rest // self.world_size
+
+
 CUT = Build(
     name="cut",
     reference=BatchSampler.cut,
@@ -531,6 +549,10 @@ CUT = Build(
         "You forget that the ranks share the samples.": cut_alone,
         "A share that is rounded up takes more samples than there are.": cut_rounding_up,
         "You give the whole rest to every rank.": cut_keeping_all,
+        "You count full batches, not full rounds: a batch that no round needs is left, too.": (
+            cut_by_one_batch_and_shared
+        ),
+        "The rest is what no full round takes, and the ranks share it.": cut_by_one_batch,
         "With drop_last nobody wants the short batch.": cut_always_short,
         "Without drop_last the rest is shared, too.": cut_never_short,
         "You count the batches of all ranks; each gets its own number of them.": cut_in_total,

@@ -309,12 +309,14 @@ def follow_cases():
     return [(Pipeline(**one), batches) for one in settings for batches in (1, 5, 12)]
 
 
-def followed(p, batches, room="taken", wake=resume, alone=False, waits_for="done", made=made_at):
+def followed(
+    p, batches, room="taken", wake=resume, alone=False, waits_for="done", made=made_at, freed="made"
+):
     """The trips of a model that may be wrong."""
     trips = []
     for k in range(batches):
         workers = 1 if alone else p.workers
-        free = trips[k - workers].made if k >= workers else 0.0
+        free = getattr(trips[k - workers], freed) if k >= workers else 0.0
         place = getattr(trips[k - p.window], room) if room and k >= p.window else 0.0
         begun = wake(free, place, p.wake_s)
         ready = made(p, trips, begun)
@@ -352,6 +354,12 @@ FOLLOW = Build(
         ),
         "A batch takes up room until it is taken; you give its place away when it is made.": (
             lambda p, n: followed(p, n, room="made")
+        ),
+        "A worker is free when its batch is made; yours waits until it was used.": (
+            lambda p, n: followed(p, n, freed="done")
+        ),
+        "Your worker waits until its batch was taken; it is free when the batch is made.": (
+            lambda p, n: followed(p, n, freed="taken")
         ),
         "Your consumer takes a batch before it is done with the one before.": (
             lambda p, n: followed(p, n, waits_for="taken")
@@ -601,6 +609,11 @@ def as_good_is_enough(rates, step_s):
     return next(setting for setting, rate in rates.items() if rate >= enough)
 
 
+def divides_by_any_step(rates, step_s):
+    _ = HEADROOM / step_s
+    return chosen(rates, step_s)
+
+
 def shown_rates(case):
     rates = ", ".join(f"{setting}: {rate:.0f}" for setting, rate in case[0].items())
     return f"cheapest({{{rates}}}, {case[1]})"
@@ -630,6 +643,7 @@ CHEAPEST = Build(
         "You find none where none is enough; something must be chosen.": lambda rates, step_s: next(
             (setting for setting, rate in rates.items() if rate * step_s >= HEADROOM), None
         ),
+        "A step of 0 asks for as fast as can be: don't divide by it.": divides_by_any_step,
         "The cheapest comes first; you take it whatever it delivers.": (
             lambda rates, step_s: next(iter(rates))
         ),
