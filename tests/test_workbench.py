@@ -409,6 +409,36 @@ def test_an_author_says_what_is_near_and_may_write_a_truth_with_commas(capsys):
     assert capsys.readouterr().out.count("near enough") == 2
 
 
+@pytest.mark.parametrize(
+    "typed, told",
+    [
+        ([], "you made no prediction"),
+        (["0"], "you said 0: right"),
+        (["1", "12", "1", "", "0 steps"], "you said 0: right"),
+        (["1", "12"], "you said 12: not so"),
+        (["0", ""], "you made no prediction"),
+    ],
+)
+def test_in_a_live_notebook_a_number_is_what_was_typed_and_nothing_where_nothing_was(
+    monkeypatch, capsys, typed, told
+):
+    boxes = []
+
+    class Text(SimpleNamespace):
+        def observe(self, note, names):
+            boxes.append(note)
+
+    monkeypatch.setenv(predictions.is_live.__globals__["LIVE"][0], "11.ipynb")
+    widgets = SimpleNamespace(Text=Text, RadioButtons=None)
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=lambda box: None))
+    predict("again", unit="steps")
+    for text in typed:
+        boxes[0]({"new": text})
+    reveal("again", 0)
+    assert told in capsys.readouterr().out
+
+
 def test_a_choice_that_is_a_number_may_be_given_as_one(capsys):
     predict("pages", "1.0", "1.5", mine=1)
     reveal("pages", "1.0")
