@@ -60,6 +60,7 @@ ENDS_BEHIND = Build(
         "There is a dimension too many: each end is one number.": slip(
             ends_behind, "flatnonzero", "argwhere"
         ),
+        "These lie behind all the other tokens, and end nothing.": slip(ends_behind, "==", "!="),
         "The token that ends a document isn't always 0.": slip(ends_behind, "== eot_id", "== 0"),
         "What follows the last end is no document of these tokens.": (
             lambda tokens, eot_id: np.unique(np.append(ends_behind(tokens, eot_id), len(tokens)))
@@ -178,6 +179,9 @@ WITHIN_GROUPS = Build(
         ),
         "There is one number for each group here, and many places in each.": slip(
             within_groups, "np.repeat(ends - counts, counts)", "(ends - counts)"
+        ),
+        "The places of a group are numbered from 0, so its last one is less than its size.": (
+            lambda counts: np.concatenate([np.arange(count + 1) for count in counts])
         ),
         "A group of size 0 begins where the next one does; both count.": empty_forgotten,
         "You give an array for each group; asked is one of all places.": lambda counts: [
@@ -590,6 +594,12 @@ SOURCES_BY_TABLE = Build(
         "A turn closes as soon as a whole sample is owed, not when it is more.": table_as(
             "+ 1) * unit)", "+ 1) * unit, side='right')"
         ),
+        "When it closes is counted in parts, too: a sample is `unit` of them.": table_as(
+            CLOSES, "np.searchsorted(owed[:, k], counts[k] + 1)"
+        ),
+        "The source that is owed most in all has also been given most.": lambda owed, unit: [
+            int(np.argmax(row)) for row in owed
+        ],
         "A turn that doesn't close in this table is less urgent than all others.": table_as(
             CLOSES, "np.argmax(owed[:, k] >= (counts[k] + 1) * unit)"
         ),
@@ -828,6 +838,9 @@ COUNTS_AT = Build(
             "[:slot]", "[: slot + 1]"
         ),
         "The pattern that has begun counts, too.": counts_as(" + begun", ""),
+        "Of the pattern that has begun you count one place, the one that comes next.": counts_as(
+            "self.pattern[:slot]", "[self.pattern[slot]]"
+        ),
         "Of the pattern that has begun you count what hasn't come yet.": counts_as(
             "[:slot]", "[slot:]"
         ),
