@@ -132,3 +132,12 @@ def test_a_lanes_label_is_left_out_where_its_bar_is_too_short():
     shown = [text.get_text() for text in ax.texts]
     plt.close(ax.figure)
     assert shown == ["step"]
+
+
+@pytest.mark.parametrize(
+    "heights, wanted",
+    [([0.2, 0.9], [0.2, 0.9]), ([0.4, 0.4, 0.2], [0.4, 0.5, 0.2]), ([0.45, 0.4], [0.5, 0.4]),
+     ([0, 0, 0], [0, 0.1, 0.2])],
+)  # fmt: skip
+def test_labels_that_would_touch_stand_apart_in_their_order(heights, wanted):
+    assert figures.apart(heights, 0.1) == pytest.approx(wanted)

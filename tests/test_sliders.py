@@ -34,10 +34,14 @@ def test_a_live_notebook_gets_a_slider_for_each_argument(monkeypatch):
     monkeypatch.setenv(sliders.LIVE[0], "04_throughput.ipynb")
     shown = {}
     widgets = types.ModuleType("ipywidgets")
-    widgets.FloatSlider = lambda **options: options
+    widgets.FloatSlider = lambda **options: options | {"kind": "float"}
+    widgets.IntSlider = lambda **options: options | {"kind": "int"}
     widgets.interact = lambda draw, **made: shown.update(made)
     monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
-    sliders.with_sliders(lambda a: None, a=(1, 0, 5, 0.5))
-    assert list(shown) == ["a"]
-    wanted = {"value": 1, "min": 0, "max": 5, "step": 0.5, "description": "a"}
-    assert wanted.items() <= shown["a"].items()
+    sliders.with_sliders(lambda a, b_c: None, a=(1, 0, 5, 0.5), b_c=(32, 4, 96, 4))
+    wanted = {
+        "a": {"value": 1, "min": 0, "max": 5, "step": 0.5, "description": "a", "kind": "float"},
+        "b_c": {"value": 32, "min": 4, "max": 96, "step": 4, "description": "b c", "kind": "int"},
+    }
+    assert shown.keys() == wanted.keys()
+    assert all(wanted[name].items() <= shown[name].items() for name in wanted)

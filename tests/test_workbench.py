@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tutorial import child, keeping, predictions, workbench
 from tutorial.building import Build, judge
 from tutorial.lessons import PARTS, build_named
+from tutorial.slips import slip
 from tutorial.workbench import card, checked, method_of, predict, promises, reveal, what_happens
 
 HELPERS = 1
@@ -215,6 +218,45 @@ def test_every_other_answer_is_told_why(answer, told):
     assert "not written yet" not in verdict.text
 
 
+@dataclass
+class Tally:
+    counts: np.ndarray
+
+    def total(self):
+        return self.counts.sum()
+
+
+def adds_to_its_own(self):
+    self.counts += 1
+    return self.counts.sum() - len(self.counts)
+
+
+def sorts_a_tensor(numbers):
+    numbers.copy_(numbers.sort().values)
+    return numbers.sum()
+
+
+@pytest.mark.parametrize(
+    "reference, answer, given, told",
+    [
+        (Tally.total, adds_to_its_own, Tally(np.arange(3)), "its argument self.counts:"),
+        (torch.sum, sorts_a_tensor, torch.tensor([2, 1]), "its argument numbers:"),
+    ],
+)
+def test_data_of_an_object_and_a_tensor_are_not_to_be_changed_either(
+    reference, answer, given, told
+):
+    build = Build(name="total", reference=reference, cases=[(given,)])
+    assert judge(build, reference).right
+    assert told in judge(build, answer).text
+
+
+def test_a_slip_changes_what_it_names_and_refuses_what_is_not_there():
+    assert slip(double, "2 * number", "3 * number")([1, 2]) == [3, 6]
+    with pytest.raises(ValueError, match=r"'4 [*] number' occurs 0 times"):
+        slip(double, "4 * number", "number")
+
+
 def test_an_answer_that_waits_is_given_up(monkeypatch):
     monkeypatch.setattr(child, "WALL_S", 0.2)
     verdict = judge(DOUBLE, waits_without_end)
@@ -365,6 +407,36 @@ def test_an_author_says_what_is_near_and_may_write_a_truth_with_commas(capsys):
     predict("size", unit="bytes", mine=8_000_000)
     reveal("size", "8,388,608")
     assert capsys.readouterr().out.count("near enough") == 2
+
+
+@pytest.mark.parametrize(
+    "typed, told",
+    [
+        ([], "you made no prediction"),
+        (["0"], "you said 0: right"),
+        (["1", "12", "1", "", "0 steps"], "you said 0: right"),
+        (["1", "12"], "you said 12: not so"),
+        (["0", ""], "you made no prediction"),
+    ],
+)
+def test_in_a_live_notebook_a_number_is_what_was_typed_and_nothing_where_nothing_was(
+    monkeypatch, capsys, typed, told
+):
+    boxes = []
+
+    class Text(SimpleNamespace):
+        def observe(self, note, names):
+            boxes.append(note)
+
+    monkeypatch.setenv(predictions.is_live.__globals__["LIVE"][0], "11.ipynb")
+    widgets = SimpleNamespace(Text=Text, RadioButtons=None)
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=lambda box: None))
+    predict("again", unit="steps")
+    for text in typed:
+        boxes[0]({"new": text})
+    reveal("again", 0)
+    assert told in capsys.readouterr().out
 
 
 def test_a_choice_that_is_a_number_may_be_given_as_one(capsys):

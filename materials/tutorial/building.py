@@ -16,7 +16,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from types import CodeType, FunctionType
 from typing import Any
@@ -51,12 +51,35 @@ class ChangedInPlaceError(Exception):
 
 def returned(answer: Callable[..., Any], *case: Any) -> Any:
     """What a call returns; an iterator counts as the list of what it yields."""
-    given = copy.deepcopy(case)
-    value = answer(*given)
-    for name, before, after in zip(parameters(answer), case, given, strict=False):
-        if isinstance(before, np.ndarray | list | dict | set) and not same(before, after):
-            raise ChangedInPlaceError(name)
+    value = untouched(answer)(*copy.deepcopy(case))
     return list(value) if isinstance(value, Iterator) else value
+
+
+def untouched(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, but a call that changes one of its arguments raises.
+
+    Of an object that is a dataclass, a method's own for instance, all fields are looked at.
+    """
+
+    def call(*given: Any) -> Any:
+        before = copy.deepcopy(given)
+        value = answer(*given)
+        for name, was, now in zip(parameters(answer), before, given, strict=False):
+            for part in changed_parts(was, now):
+                raise ChangedInPlaceError(name + part)
+        return value
+
+    return call
+
+
+def changed_parts(before: Any, after: Any) -> Iterator[str]:
+    """What is no longer as it was: nothing more to say of data, and the fields of an object."""
+    if isinstance(before, np.ndarray | list | dict | set) or hasattr(before, "numpy"):
+        yield from [""] * (not same(before, after))
+    elif is_dataclass(before) and not isinstance(before, type):
+        for name in (one.name for one in fields(before)):
+            for part in changed_parts(getattr(before, name), getattr(after, name)):
+                yield f".{name}{part}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

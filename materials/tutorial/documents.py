@@ -293,8 +293,9 @@ def draw_shares(by_table: Callable[[np.ndarray, int], Sequence[int]]) -> None:
             ax.axvline(at, color=figures.PALETTE["limit"], lw=1, ls=":")
             ax.set_title(title)
             ax.set_xlabel("samples so far")
-        for k, name in enumerate(names):
-            figures.label(panels[1], 200, owed[-1, k] / 2000, name, SOURCES[name])
+        heights = figures.apart(owed[-1] / 2000, 0.08)
+        for name, height in zip(names, heights, strict=True):
+            figures.label(panels[1], 200, height, name, SOURCES[name])
         panels[0].set_ylabel("share so far")
         panels[0].set_ylim(-0.02, 1.02)
         plt.show()

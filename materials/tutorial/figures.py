@@ -5,6 +5,7 @@ use_style()
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -103,6 +104,14 @@ def label(ax: Axes, x: float, y: float, text: str, role: str = "limit", **option
         annotation_clip=False,
         **settings,
     )
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Where labels go that belong at these heights: higher where one below would touch them."""
+    found = [float(height) for height in heights]
+    for below, above in pairwise(sorted(range(len(found)), key=found.__getitem__)):
+        found[above] = max(found[above], found[below] + gap)
+    return found
 
 
 def _readable(color: str) -> str:

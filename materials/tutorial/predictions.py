@@ -79,13 +79,17 @@ def _number(mine: Any, unit: str) -> Any:
 
 def _widget(asked: Prediction, unit: str) -> None:
     from IPython.display import display
-    from ipywidgets import FloatText, RadioButtons
+    from ipywidgets import RadioButtons, Text
 
     if asked.choices:
         box: Any = RadioButtons(options=asked.choices, value=None)
-    else:
-        box = FloatText(description=unit, value=None)
-    box.observe(lambda change: setattr(asked, "mine", change["new"]), names="value")
+    else:  # text, since a box for numbers shows a 0 that nobody gave
+        box = Text(description=unit, placeholder="a number")
+
+    def note(change: Any) -> None:
+        asked.mine = change["new"] if asked.choices else _number(change["new"], unit)
+
+    box.observe(note, names="value")
     display(box)
 
 

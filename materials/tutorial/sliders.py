@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 LIVE = ("JPY_SESSION_NAME", "__vsc_ipynb_file__")
 """Set in the kernel's environment by Jupyter and by VS Code; not when a notebook is executed."""
@@ -10,22 +13,28 @@ LIVE = ("JPY_SESSION_NAME", "__vsc_ipynb_file__")
 def with_sliders(draw: Callable[..., None], **ranges: tuple[float, float, float, float]) -> None:
     """Draw once at the starting values; in a live notebook, with a slider for each argument.
 
-    A range is `(start, smallest, largest, step)`.
+    A range is `(start, smallest, largest, step)`. Of whole numbers, `draw` is given whole numbers.
     """
     if not is_live():
         draw(**{name: values[0] for name, values in ranges.items()})
         return
-    from ipywidgets import FloatSlider, interact
+    from ipywidgets import FloatSlider, IntSlider, interact
 
-    sliders = {
-        name: FloatSlider(
-            value=start, min=low, max=high, step=step, description=name.replace("_", " "),
-            readout_format=".0f" if step == int(step) else ".2f",
+    def slider(name: str, *numbers: float) -> Any:
+        # A front end computes with floats, and gives 31.999 for 32 of a float slider.
+        kind, readout = (IntSlider, "d") if all(map(whole, numbers)) else (FloatSlider, ".2f")
+        return kind(
+            **dict(zip(("value", "min", "max", "step"), numbers, strict=True)),
+            description=name.replace("_", " "),
+            readout_format=readout,
             style={"description_width": "initial"},
         )
-        for name, (start, low, high, step) in ranges.items()
-    }  # fmt: skip
-    interact(draw, **sliders)
+
+    interact(draw, **{name: slider(name, *numbers) for name, numbers in ranges.items()})
+
+
+def whole(number: float) -> bool:
+    return isinstance(number, int | np.integer)
 
 
 def is_live() -> bool:
