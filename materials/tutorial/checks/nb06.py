@@ -61,6 +61,12 @@ PAYLOAD_BEGIN = Build(
             lambda header, at: -(-begins_as(header, at, extra=(0, 0)) // 64) * 64
         ),
         "The fixed part itself has 30 bytes.": partial(begins_as, fixed=0),
+        "You count the fixed part twice: it has 30 bytes, and `header` is it.": partial(
+            begins_as, fixed=60
+        ),
+        "Two lengths stand there, side by side; you read one number of four bytes.": partial(
+            begins_as, name=(26, 30), extra=(0, 0)
+        ),
         "One byte counts to 255; a length has two.": partial(
             begins_as, name=(26, 27), extra=(28, 29)
         ),
@@ -81,13 +87,16 @@ def view_seen(answer, numbers, dtype, seen):
     """A tensor over memory, and whether it is that memory."""
     memory = np.frombuffer(np.array(numbers, np.int32).tobytes(), np.uint8).copy()
     made = answer(memory, dtype, seen)
+    kind = type(made).__name__
+    if not isinstance(made, torch.Tensor):
+        return {"it is": kind}
     values = made.tolist()
     if made.numel():
         made.flatten()[0] if made.is_contiguous() else None
         first = seen[2] * dtype.itemsize
         memory[first] ^= 1
     changed = made.numel() and made.tolist() != values
-    return {"values": values, "dtype": str(dtype), "shape": tuple(made.shape),
+    return {"it is": kind, "values": values, "dtype": str(made.dtype), "shape": tuple(made.shape),
             "stride": made.stride(), "the same memory": bool(changed)}  # fmt: skip
 
 
@@ -111,6 +120,30 @@ def view_as(memory, dtype, seen, offset=True, stride=True, copy=False):
     return flat.as_strided(shape, steps, begin)
 
 
+def from_buffer(memory, dtype, seen):
+    shape, stride, offset = seen
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride, offset)
+
+
+def from_buffer_at(memory, dtype, seen):
+    shape, stride, offset = seen
+    return torch.frombuffer(memory, dtype=dtype, offset=offset).as_strided(shape, stride)
+
+
+def laid_over(memory, seen, dtype=None, shuffle=lambda *seen: seen):
+    """A tensor over the whole storage, which gets what `shuffle` makes of its place."""
+    shape, stride, offset = shuffle(*seen)
+    storage = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def shown_view(case):
+    numbers, dtype, seen = case
+    bytes_of = f"{numbers[0]} to {numbers[-1]}, each an int32" if numbers else "no bytes at all"
+    odd = "" if seen[0] and numbers else "; as of a tensor without elements or dimensions"
+    return f"view(memory, {dtype}, {seen})  # memory: {bytes_of}{odd}"
+
+
 RANGE = list(range(24))
 VIEW = Build(
     name="view",
@@ -123,13 +156,37 @@ VIEW = Build(
         ([], torch.float32, ((0, 3), (3, 1), 5)),
     ],
     observe=view_seen,
-    show=lambda case: f"view(memory, {case[1]}, {case[2]})  # the bytes of {case[0]} in int32",
+    show=shown_view,
     wrong={
         "You begin at the first byte; the offset says where.": partial(view_as, offset=False),
         "The elements need not lie in order: the strides say how.": partial(view_as, stride=False),
         "You copy. The tensor should lie over these very bytes.": partial(view_as, copy=True),
         "An offset counts elements, not bytes.": counts_bytes,
         "An array without bytes can't be seen as another type; a storage has none.": over_the_array,
+        "`torch.frombuffer` refuses memory without bytes; a storage may have none.": from_buffer,
+        "`torch.frombuffer` counts its offset in bytes, and yours is in elements.": from_buffer_at,
+        "You leave out `dtype`: torch reads the bytes as the float32 that it takes by itself.": (
+            lambda memory, dtype, seen: laid_over(memory, seen)
+        ),
+        "You leave out `dtype`: each byte is an element of its own.": (
+            lambda memory, dtype, seen: torch.from_numpy(memory).as_strided(*seen)
+        ),
+        "`to` makes a number of each byte; several bytes are one element of `dtype`.": (
+            lambda memory, dtype, seen: torch.from_numpy(memory).to(dtype).as_strided(*seen)
+        ),
+        "The sizes come before the strides; yours have changed places.": (
+            lambda memory, dtype, seen: laid_over(
+                memory, seen, dtype, lambda shape, stride, offset: (stride, shape, offset)
+            )
+        ),
+        "`seen` begins with the shape, `set_` asks for the offset first.": (
+            lambda memory, dtype, seen: torch.empty(0, dtype=dtype).set_(
+                torch.from_numpy(memory).untyped_storage(), *seen
+            )
+        ),
+        "Where elements lie scattered you copy them; the strides alone would do.": (
+            lambda memory, dtype, seen: laid_over(memory, seen, dtype).contiguous()
+        ),
     },
 )
 
@@ -149,18 +206,42 @@ def scanned(answer, sizes, said, behind):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tail"
         path.write_bytes(content + bytes(behind))
-        given = list(storages)
+        given, file = list(storages), Noting(path)
+        seen = {} if sizes != said or behind else {"bytes read": file.noted}
         try:
-            found = answer(OpenFile(path), 24, given)
+            found = answer(file, 24, given)
         except CheckpointError:
-            return "CheckpointError"
+            return seen | {"raised": "CheckpointError"}
         if given != storages:
             raise ChangedInPlaceError("storages")
-    return {key: (one.offset, one.nbytes) for key, one in found.items()}
+    return seen | {"raised": "nothing", "returned": places_in(found)}
 
 
-def scan_as(file, at, storages, step=8, in_bytes=True, checked=True, ended=True):
-    """A scan that may be wrong."""
+class Noting(OpenFile):
+    """A file that notes what is read of it."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.noted = []
+
+    def read(self, offset, nbytes):
+        self.noted.append(f"{offset} to {offset + nbytes}")
+        return super().read(offset, nbytes)
+
+
+def places_in(found):
+    """The offset and the bytes of each extent by its key, or what came in place of them."""
+    if not isinstance(found, dict):
+        return None if found is None else f"a {type(found).__name__}"
+    return {
+        key: (one.offset, one.nbytes) if isinstance(one, Extent) else f"a {type(one).__name__}"
+        for key, one in found.items()
+    }
+
+
+def scan_as(file, at, storages, step=8, in_bytes=True, checked=True, ended=True, of=None,
+            moves=True):  # fmt: skip
+    """A scan that may be wrong; `of` is what an element counts for the next place."""
     extents = {}
     for storage in storages:
         count = int.from_bytes(file.read(at, 8), "little", signed=True)
@@ -168,9 +249,36 @@ def scan_as(file, at, storages, step=8, in_bytes=True, checked=True, ended=True)
             require_count(storage, count)
         nbytes = count * storage.dtype.itemsize
         extents[storage.key] = Extent(file, at + 8, nbytes if in_bytes else count)
-        at += step + nbytes
+        at += (step + (count * of if of else nbytes)) if moves else 0
     if ended:
         require_end(file, at)
+    return extents
+
+
+def keeps_the_bytes(file, at, storages):
+    for storage in storages:
+        require_count(storage, file.read(at, 8))
+    require_end(file, at)
+    return {}
+
+
+def reads_the_elements(file, at, storages):
+    extents = {}
+    for storage in storages:
+        count = int.from_bytes(file.read(at, 8), "little", signed=True)
+        require_count(storage, count)
+        content = file.read(at + 8, count * storage.dtype.itemsize)
+        extents[storage.key] = Extent(file, at + 8, len(content))
+        at += 8 + len(content)
+    require_end(file, at)
+    return extents
+
+
+def ends_after_each(file, at, storages):
+    extents = {}
+    for storage in storages:
+        extents |= scan_as(file, at, [storage])
+        at += 8 + extents[storage.key].nbytes
     return extents
 
 
@@ -204,6 +312,19 @@ def begins_at_the_count(file, at, storages):
     return {key: Extent(file, one.offset - 8, one.nbytes) for key, one in moved.items()}
 
 
+def scanned_into(make):
+    """A right scan whose places are returned in another way."""
+    return lambda file, at, storages: make(scan_as(file, at, storages), storages)
+
+
+def shown_scan(case):
+    there, said, behind = case
+    both = f"{there} in the file, {said} by the pickle" if there or said else (
+        "no storage in the file, and none by the pickle"
+    )  # fmt: skip
+    return f"scan_storages(file, 24, storages)  # (elements, bytes each): {both}, {behind} behind"
+
+
 SIZES = [(3, 4), (0, 2), (5, 8), (1, 4)]
 SCAN_STORAGES = Build(
     name="scan_storages",
@@ -219,10 +340,7 @@ SCAN_STORAGES = Build(
         ([], [], 0),
     ],
     observe=scanned,
-    show=lambda case: (
-        f"scan_storages(file, 24, storages)  # (elements, bytes each): {case[0]} in the file, "
-        f"{case[1]} by the pickle, {case[2]} bytes behind"
-    ),
+    show=shown_scan,
     wrong={
         "Each storage has its count before it: 8 bytes more to the next.": partial(scan_as, step=0),
         "A count is of elements; an extent has bytes.": partial(scan_as, in_bytes=False),
@@ -236,6 +354,28 @@ SCAN_STORAGES = Build(
         "The elements begin behind the count.": begins_at_the_count,
         "The count is no part of the elements.": reads_the_whole,
         "You take them out of the caller's list; a loop needs no `pop`.": takes_them_out,
+        "The extents are asked for by the keys of their storages; a list has none.": scanned_into(
+            lambda found, storages: list(found.values())
+        ),
+        "An extent's key is its storage's `key`, not the storage.": scanned_into(
+            lambda found, storages: {one: found[one.key] for one in storages}
+        ),
+        "An `Extent` is asked for: a pair of numbers doesn't say in which file.": scanned_into(
+            lambda found, storages: {key: (one.offset, one.nbytes) for key, one in found.items()}
+        ),
+        "The last number of an extent is how many bytes it has, not where it ends.": scanned_into(
+            lambda found, storages: {
+                key: Extent(one.file, one.offset, one.offset + one.nbytes)
+                for key, one in found.items()
+            }
+        ),
+        "You pass over a byte for each element; an element has several.": partial(scan_as, of=1),
+        "You read every count at the same place.": partial(scan_as, moves=False),
+        "You read the elements, too; their count says how many bytes to pass over.": (
+            reads_the_elements
+        ),
+        "The file ends behind its last storage; you ask after each.": ends_after_each,
+        "`read` gives bytes; a count is the number that they stand for.": keeps_the_bytes,
     },
 )
 
@@ -258,11 +398,65 @@ def span_as(shape, stride, offset, empty=True, end=1, steps=lambda size: size - 
     return offset, last + end
 
 
+def span_of_one(shape, stride, offset, empty=True, none=None, of=max):
+    """A span that takes one dimension for all: the longest, or the first."""
+    if empty and 0 in shape:
+        return offset, offset
+    reaches = [size * step for size, step in zip(shape, stride, strict=True)]
+    if not reaches and none is not None:
+        return offset, offset + none
+    return offset, offset + of(reaches)
+
+
+def longest_alone(shape, stride, offset, empty=True, none=0):
+    if empty and 0 in shape:
+        return offset, offset
+    reaches = [(size - 1) * step for size, step in zip(shape, stride, strict=True)]
+    return offset, offset + (max(reaches) if reaches or none is None else none) + 1
+
+
+def named_span(name, case):
+    """A call, and what is odd about its view."""
+    shape, stride, *_ = case
+    odd = {
+        "a view without dimensions: one element": not shape,
+        "a view without elements": 0 in shape,
+        "one element, seen several times": any(step == 0 for step in stride),
+    }
+    words = "".join(f"  # {one}" for one, holds in odd.items() if holds)
+    return f"{name}({', '.join(map(str, case))}){words}"
+
+
+OF_ONE = {
+    "To the last element it is some steps along each dimension, not along one alone.": (
+        longest_alone
+    ),
+    "There may be no dimension; of several, each has its steps to the last element.": partial(
+        longest_alone, none=None
+    ),
+    "Size times stride is one step too many, and each dimension has its steps.": partial(
+        span_of_one, none=1
+    ),
+    "There may be no dimension; of several, each has its steps, one fewer than its size.": (
+        span_of_one
+    ),
+    "You look at the first dimension: each has its steps, and there may be none.": partial(
+        span_of_one, of=lambda reaches: reaches[0]
+    ),
+}
+FORGETS_THE_EMPTY = {
+    f"A view may have no elements; {sentence[0].lower()}{sentence[1:]}": partial(made, empty=False)
+    for sentence, made in OF_ONE.items()
+}
+
 ELEMENT_SPAN = Build(
     name="element_span",
     reference=element_span,
     cases=view_cases,
-    wrong={
+    show=partial(named_span, "element_span"),
+    wrong=OF_ONE
+    | FORGETS_THE_EMPTY
+    | {
         "How many elements a view holds says nothing of how far it reaches.": (
             lambda shape, stride, offset: (offset, offset + int(np.prod(shape)))
         ),
@@ -279,6 +473,21 @@ ELEMENT_SPAN = Build(
                 one - offset for one in span_as(shape, stride, offset)
             )
         ),
+        "You return where it begins and how far it reaches; its end counts from the storage.": (
+            lambda shape, stride, offset: (
+                offset,
+                span_as(shape, stride, offset)[1] - offset,
+            )
+        ),
+        "Sizes and strides don't multiply together: each dimension has its own steps.": (
+            lambda shape, stride, offset: (
+                offset,
+                offset + int(np.prod(shape) * np.prod(stride)),
+            )
+        ),
+        "A view without elements lies at its offset, too: it begins and ends there.": (
+            lambda shape, stride, offset: (0, 0) if 0 in shape else span_as(shape, stride, offset)
+        ),
     },
 )
 
@@ -292,6 +501,7 @@ BYTE_SPAN = Build(
     name="byte_span",
     reference=byte_span,
     cases=lambda rng: [(*case, itemsize) for case in view_cases(rng) for itemsize in (2, 8)],
+    show=partial(named_span, "byte_span"),
     wrong={
         "An element has itemsize bytes: these are elements.": partial(bytes_as, first=0, end=0),
         "The first one is still counted in elements.": partial(bytes_as, first=0),
@@ -303,6 +513,20 @@ BYTE_SPAN = Build(
         "You return where it begins and how long it is.": lambda *case: (
             bytes_as(*case)[0],
             bytes_as(*case)[1] - bytes_as(*case)[0],
+        ),
+        "Strides, offset and the last element are all counted in elements.": lambda *case: (
+            element_span(case[0], [step * case[3] for step in case[1]], case[2])
+        ),
+        "A tuple times a number is the tuple, repeated.": lambda *case: (
+            element_span(*case[:3]) * case[3]
+        ),
+        "The end is the byte after the last, not the last byte.": lambda *case: (
+            bytes_as(*case)[0],
+            bytes_as(*case)[1] - 1,
+        ),
+        "The last element has bytes, too: the end lies behind them.": lambda *case: (
+            bytes_as(*case)[0],
+            bytes_as(*case)[1] - case[3],
         ),
     },
 )
@@ -381,6 +605,33 @@ def drops_what_does_not_fit(reads):
         else:
             run.append(read)
     return [*found, run] if run else found
+
+
+def never_asks_whether_there_are_any(reads):
+    in_order = in_file_order(reads)
+    in_order[0]
+    return runs_as(in_order)
+
+
+def looks_at_a_list_before_the_first(reads):
+    found = []
+    for read in in_file_order(reads):
+        found[-1].append(read)
+    return found
+
+
+def hands_over_and_empties(reads):
+    found, run = [], []
+    for read in in_file_order(reads):
+        if run and not fits(read, run):
+            found.append(run)
+            run.clear()
+        run.append(read)
+    return [*found, run]
+
+
+def one_of_both_will_do(read, run):
+    return fits(read, run, gap=1 << 62) or fits(read, run, reach=1 << 62)
 
 
 def begins_with_an_empty_one(reads):
@@ -465,6 +716,20 @@ RUNS = Build(
             runs_as, joins=partial(fits, gap=GAP_BYTES - 1, reach=REQUEST_BYTES - 1)
         ),
         "You sort the list of the caller; `sorted` makes a new one.": sorts_the_callers,
+        "Reads have no order of their own: by what should they be sorted?": partial(
+            runs_as, ordered=sorted
+        ),
+        "The order of the file is that of where reads begin, not of where they end.": partial(
+            runs_as, ordered=lambda reads: sorted(reads, key=lambda one: one.end)
+        ),
+        "Both must hold: the gap is small, and the request not too large.": partial(
+            runs_as, joins=one_of_both_will_do
+        ),
+        "There may be nothing to read.": never_asks_whether_there_are_any,
+        "When the first read comes, there is no list to look at.": looks_at_a_list_before_the_first,
+        "You empty a list after handing it over: it is still the same list.": (
+            hands_over_and_empties
+        ),
     },
 )
 
@@ -477,12 +742,12 @@ def gaps_seen(answer, places, begin, end):
     given = list(extents)
     try:
         answer(given, begin, end)
-        end = "accepted"
+        raised = "nothing"
     except CheckpointError:
-        end = "refused"
+        raised = "CheckpointError"
     if given != extents:
         raise ChangedInPlaceError("extents")
-    return end
+    return {"raised": raised}
 
 
 def from_to(*place):
@@ -533,6 +798,24 @@ def looks_too_far(extents, begin, end):
         raise CheckpointError("behind the end")
 
 
+def raises_another(extents, begin, end, kind=ValueError):
+    try:
+        gaps_as(extents, begin, end)
+    except CheckpointError as error:
+        raise kind from error
+
+
+def takes_the_first(extents, begin, end):
+    sorted(extents, key=lambda one: one.offset)[0]
+    gaps_as(extents, begin, end)
+
+
+def refuses_the_empty(extents, begin, end):
+    if any(one.nbytes == 0 for one in extents):
+        raise CheckpointError("no bytes")
+    gaps_as(extents, begin, end)
+
+
 def returns_a_verdict(extents, begin, end):
     try:
         gaps_as(extents, begin, end)
@@ -574,6 +857,21 @@ CHECK_NO_GAPS = Build(
         ),
         "You sort the caller's own list; `sorted` makes another.": sorts_in_place,
         "You return whether it is right; who would look?": returns_a_verdict,
+        "Who reads a file catches a CheckpointError, and no ValueError.": raises_another,
+        "An `assert` is left out under `python -O`: raise a CheckpointError.": partial(
+            raises_another, kind=AssertionError
+        ),
+        "There may be no tensor at all.": takes_the_first,
+        "A tensor may have no bytes: it leaves no hole, and shares nothing.": refuses_the_empty,
+        "Extents have no order of their own: by what should they be sorted?": (
+            lambda extents, begin, end: gaps_as(sorted(extents), begin, end)
+        ),
+        "The first tensor lies at byte `begin`: an offset counts from the file's first byte.": (
+            lambda extents, begin, end: gaps_as(extents, 0, end - begin)
+        ),
+        "`end` is the byte after the last, as in a slice.": (
+            lambda extents, begin, end: gaps_as(extents, begin, end + 1)
+        ),
     },
 )
 

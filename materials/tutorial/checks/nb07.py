@@ -16,7 +16,7 @@ from npydata.checkpointer.file_layout import TensorSlot, slots_for, stored_as
 from npydata.checkpointer.overlap import tensors_of
 from npydata.checkpointer.staging import Copy
 from npydata.reader.containers.safetensors import LENGTH_BYTES, page_header
-from tutorial.building import Build
+from tutorial.building import SLIPS, Build, ChangedInPlaceError
 from tutorial.promised.snapshot import CARDS, PROMISES  # noqa: F401
 from tutorial.saving import PIECES, WEIGHTS, Training, save_torn
 
@@ -64,6 +64,11 @@ def gives_another_name(weights, memory, write):
     save_torn(memory, memory, write)
 
 
+def lists_others(weights, memory, write):
+    memory[:] = [one.clone() for one in weights]
+    save_torn(memory, memory, write)
+
+
 def copies_the_wrong_way(weights, memory, write):
     save_headless(memory, weights, write)
 
@@ -93,6 +98,17 @@ SAVE_HEADLESS = Build(
         "Everything is copied, and nothing is written.": (
             lambda weights, memory, write: save_headless(weights, memory, lambda place: None)
         ),
+        "`memory` lists other tensors now: copy into those that are there.": (lists_others),
+        "You put new tensors behind those that are there.": (
+            lambda weights, memory, write: save_torn(
+                memory + [one.clone() for one in weights], memory, write
+            )
+        ),
+        "`write` takes one tensor, not a list of them.": (
+            lambda weights, memory, write: save_headless(
+                weights, memory, lambda place: write(memory)
+            )
+        ),
     },
 )
 
@@ -107,8 +123,16 @@ def tensors_like(spec):
 def slots_seen(answer, spec):
     tensors = tensors_like(spec)
     stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
-    slots = list(answer(tensors, stored))
+    given = dict(tensors)
+    found = answer(given, stored)
+    if given.keys() != tensors.keys():
+        raise ChangedInPlaceError("tensors")
+    slots = [] if found is None else list(found)
+    if not slots or not all(isinstance(one, TensorSlot) for one in slots):
+        kinds = sorted({type(one).__name__ for one in slots})
+        return {"returned": f"a {type(found).__name__} of {' and '.join(kinds) or 'nothing'}"}
     return {
+        "returned": "a list of TensorSlot",
         "tensors begin at": {slot.name: slot.begin for slot in slots},
         "in this order": [slot.name for slot in slots],
         "their bytes": [slot.nbytes for slot in slots],
@@ -161,6 +185,28 @@ def of_two_minds(tensors, stored):
         nbytes = math.prod(slot.shape) * tensors[slot.name].dtype.itemsize
         slots.append(slot._replace(begin=at, nbytes=nbytes))
         at += nbytes
+    return slots
+
+
+def counts_those_of_the_tensor(tensors, stored):
+    slots, at = [], 0
+    for slot in slots_for(tensors, stored):
+        nbytes = tensors[slot.name].numel() * slot.dtype.itemsize
+        slots.append(slot._replace(begin=at, nbytes=nbytes))
+        at += nbytes
+    return slots
+
+
+def moves_on_first(tensors, stored):
+    return [slot._replace(begin=slot.begin + slot.nbytes) for slot in slots_for(tensors, stored)]
+
+
+def rounds_up(tensors, stored, to):
+    slots, at = [], 0
+    for slot in slots_for(tensors, stored):
+        at = -(-at // to) * to
+        slots.append(slot._replace(begin=at))
+        at += slot.nbytes
     return slots
 
 
@@ -217,6 +263,33 @@ SLOTS_FOR = Build(
         "A slot says how the tensor is stored: dtype and shape come from `stored`.": (
             as_in_the_state
         ),
+        "Sort by the element of the tensor; that in the file may be smaller.": (
+            lambda tensors, stored: placed(
+                tensors, stored, key=lambda name: -stored[name][0].itemsize
+            )
+        ),
+        "Count the elements of the shape in the file; the tensor itself may have fewer.": (
+            counts_those_of_the_tensor
+        ),
+        "Turned around, tensors with elements of one size come in the opposite order.": (
+            lambda tensors, stored: placed(dict(reversed(tensors.items())), stored)
+        ),
+        "You move on before you note where a slot begins.": moves_on_first,
+        "You sort by name; what counts is the size of an element.": (
+            lambda tensors, stored: placed(tensors, stored, key=str)
+        ),
+        "You round up: sorted, each tensor ends where the next may begin.": partial(
+            rounds_up, to=64
+        ),
+        "`tensors` is a dictionary: what you sort are names, which have no dtype.": (
+            lambda tensors, stored: placed(tensors, stored, key=lambda name: -name.dtype.itemsize)
+        ),
+        "Each slot is a `TensorSlot`; a bare tuple has no names for its parts.": (
+            lambda tensors, stored: [tuple(slot) for slot in slots_for(tensors, stored)]
+        ),
+        "A list is asked for: it has the order of the file.": (
+            lambda tensors, stored: {slot.name: slot for slot in slots_for(tensors, stored)}
+        ),
     },
 )
 
@@ -227,8 +300,11 @@ SLOTS_FOR = Build(
 def header_seen(answer, length):
     text = (b'{"w":' + b"1" * length)[: length - 1] + b"}"
     header = answer(text)
+    if not isinstance(header, bytes | bytearray):
+        return {"it is": type(header).__name__}
     stated = int.from_bytes(header[:LENGTH_BYTES], "little")
     return {
+        "it is": "bytes",
         "bytes in all": len(header),
         "the first 8 bytes say": stated,
         "then comes": "the text" if header[LENGTH_BYTES:].startswith(text) else "something else",
@@ -240,6 +316,21 @@ def header_as(text, order="little", fill=b" ", counts=None, room=LENGTH_BYTES, e
     padding = -(room + len(text) + extra) % mmap.PAGESIZE + extra
     length = len(text) + padding if counts is None else counts(len(text), padding)
     return length.to_bytes(LENGTH_BYTES, order) + text + fill * padding
+
+
+def on_the_first_page(text):
+    padded = text.ljust(mmap.PAGESIZE - LENGTH_BYTES)
+    return len(padded).to_bytes(LENGTH_BYTES, "little") + padded
+
+
+def what_lacks_to_one_page(text):
+    padding = mmap.PAGESIZE - LENGTH_BYTES - len(text)
+    return (len(text) + padding).to_bytes(LENGTH_BYTES, "little") + text + b" " * padding
+
+
+def blanks_first(text):
+    header = page_header(text)
+    return header[:LENGTH_BYTES] + header[LENGTH_BYTES:].removeprefix(text) + text
 
 
 PAGE_HEADER = Build(
@@ -271,6 +362,18 @@ PAGE_HEADER = Build(
         "The format has the lowest byte of the length first.": partial(header_as, order="big"),
         "There is no padding: the data begins where the text happens to end.": (
             lambda text: len(text).to_bytes(LENGTH_BYTES, "little") + text
+        ),
+        "The text is `bytes`, and so must the blanks be.": partial(header_as, fill=" "),
+        "A text may be longer than a page: it ends on a later one.": on_the_first_page,
+        "A text may be longer than a page: what it lacks to the first one is negative.": (
+            what_lacks_to_one_page
+        ),
+        "The text comes first, and the blanks behind it.": blanks_first,
+        "The length comes first: where else does a reader learn how long the header is?": (
+            lambda text: page_header(text)[LENGTH_BYTES:]
+        ),
+        "One row of bytes is asked for: the length, the text, the blanks.": (
+            lambda text: (page_header(text)[:LENGTH_BYTES], page_header(text)[LENGTH_BYTES:])
         ),
     },
 )
@@ -337,6 +440,20 @@ def another_slot(self, *, non_blocking=False):
     self.slot = self.source.detach().clone()
 
 
+def into_the_bytes(self, *, non_blocking=False):
+    self.slot.copy_(self.source.detach())
+
+
+def into_a_flat_slot(self, *, non_blocking=False):
+    source = self.source.detach()
+    self.slot.view(source.dtype).copy_(source)
+
+
+def shape_before_dtype(self, *, non_blocking=False):
+    source = self.source.detach()
+    self.slot.view(source.shape).view(source.dtype).copy_(source)
+
+
 RUN = Build(
     name="run",
     reference=Copy.run,
@@ -356,6 +473,11 @@ RUN = Build(
         ),
         "You copy the slot over the tensor.": upside_down,
         "You give `self.slot` another tensor; the place in the file stays empty.": another_slot,
+        "You copy elements into bytes: see the slot in the tensor's dtype first.": (into_the_bytes),
+        "The slot is still flat: it needs the shape of the tensor, too.": into_a_flat_slot,
+        "As bytes the slot has too many elements for the shape: the dtype comes first.": (
+            shape_before_dtype
+        ),
     },
 )
 
@@ -449,6 +571,33 @@ def says_why(self, work):
         self._ended.set()
 
 
+def keeps_the_text(self, work):
+    try:
+        work()
+    except BaseException as error:
+        self.error = str(error)
+    finally:
+        self._ended.set()
+
+
+def attempts_os_error(self, work):
+    try:
+        work()
+    except OSError as error:
+        self.error = error
+    finally:
+        self._ended.set()
+
+
+def replaces_the_event(self, work):
+    try:
+        work()
+    except BaseException as error:
+        self.error = error
+    finally:
+        self._ended = True
+
+
 ATTEMPT = Build(
     name="attempt",
     reference=BackgroundTask.attempt,
@@ -473,6 +622,10 @@ ATTEMPT = Build(
             attempts(catch=Exception)
         ),
         "Keep the error itself: another one hides what happened.": says_why,
+        "Keep the error itself: its text can't be raised.": keeps_the_text,
+        "You name the work, and never call it.": lambda self, work: self._ended.set(),
+        "`self._ended` is an event: set it, and put nothing in its place.": replaces_the_event,
+        "Not every error is an `OSError`: any other one gets away.": attempts_os_error,
     },
 )
 
@@ -525,6 +678,27 @@ def wraps_it(self):
         raise CheckpointError("could not save") from error
 
 
+def raises_another(self):
+    self.join()
+    error, self.error = self.error, None
+    if error is not None:
+        raise RuntimeError(str(error))
+
+
+def raises_nothing(self):
+    self.join()
+    error, self.error = self.error, None
+    raise error
+
+
+def deletes_it(self):
+    self.join()
+    error = self.error
+    if error is not None:
+        del self.error
+        raise error
+
+
 RESULT = Build(
     name="result",
     reference=BackgroundTask.result,
@@ -541,6 +715,11 @@ RESULT = Build(
             returns_it
         ),
         "Raise the error itself: `except OSError` should catch a full disk.": wraps_it,
+        "Another error hides the kind of the first: raise the one that was kept.": (raises_another),
+        "Where no error was kept, there is nothing to raise.": raises_nothing,
+        "A deleted attribute is missing at the next call; None says that nothing went wrong.": (
+            deletes_it
+        ),
     },
 )
 
@@ -590,6 +769,8 @@ def wait_seen(answer, upto, before, later):
         watermark.wait_for(upto)
     except RecursionError:
         raised = "it waits for ever"
+    except SLIPS:
+        raise
     except Exception as error:
         raised, cause = type(error).__name__, type(error.__cause__).__name__
     there = f"{watermark._upto} bytes there" if raised == "nothing" else f"raised {raised}"
@@ -642,6 +823,29 @@ def not_held(self, upto):
     raise_from(self)
 
 
+def gives_an_answer(self, upto):
+    with self._changed:
+        self._changed.wait_for(reached(self, upto))
+        raise_from(self)
+
+
+def looks_before(self, upto):
+    with self._changed:
+        raise_from(self)
+        self._changed.wait_for(lambda: reached(self, upto))
+
+
+def looks_before_and_waits_on(self, upto):
+    with self._changed:
+        raise_from(self)
+        self._changed.wait_for(lambda: self._upto >= upto)
+
+
+def raise_runtime(self):
+    if self._error is not None:
+        raise RuntimeError("the snapshot was not completed") from self._error
+
+
 WAIT_FOR = Build(
     name="wait_for",
     reference=Watermark.wait_for,
@@ -686,6 +890,16 @@ WAIT_FOR = Build(
             waits(reached, raise_bare)
         ),
         "Who waits for a condition has to hold it, or may miss the word.": not_held,
+        "A wait asks again and again: it needs a function, and you give it one answer.": (
+            gives_an_answer
+        ),
+        "You look for an error before the wait; it may come while you wait.": looks_before,
+        "You look for an error before the wait, and nothing ends the wait when one comes.": (
+            looks_before_and_waits_on
+        ),
+        "Who waits for a save catches a CheckpointError, and no RuntimeError.": (
+            waits(reached, raise_runtime)
+        ),
     },
 )
 
@@ -727,7 +941,8 @@ def owned_seen(answer, kind):
             for one in tensors
         )
 
-    wanted, found = named(tensors_of(optimizer)), named(answer(optimizer))
+    made = answer(optimizer)
+    wanted, found = named(tensors_of(optimizer)), named(() if made is None else made)
     lacking, extra = (sorted(both.elements()) for both in (wanted - found, found - wanted))
     return {"lacks": ", ".join(lacking) or "nothing", "too much": ", ".join(extra) or "nothing"}
 
@@ -737,6 +952,23 @@ def changed_by(optimizer, groups=slice(None), parameters=True, state=True, every
     found = [one for group in chosen for one in group["params"]] if parameters else []
     for kept in optimizer.state.values() if state else ():
         found += [one for one in kept.values() if every or isinstance(one, torch.Tensor)]
+    return found
+
+
+def nests(optimizer):
+    return [*(group["params"] for group in optimizer.param_groups),
+            *changed_by(optimizer, parameters=False)]  # fmt: skip
+
+
+def takes_names(optimizer):
+    names = [name for kept in optimizer.state.values() for name in kept]
+    return changed_by(optimizer, state=False) + names
+
+
+def goes_through_keys(optimizer):
+    found = changed_by(optimizer, state=False)
+    for kept in optimizer.state:
+        found += kept.values()
     return found
 
 
@@ -756,6 +988,20 @@ TENSORS_OF = Build(
         "Not all of an optimizer's state is a tensor.": partial(changed_by, every=True),
         "These are dictionaries and groups; what is asked for is the tensors in them.": (
             lambda optimizer: list(optimizer.state.values())
+        ),
+        "A list of parameters is no parameter: one flat list is asked for.": nests,
+        "You take the names in the state; the tensors are its values.": takes_names,
+        "You go through the keys of `state`: these are the parameters themselves.": (
+            goes_through_keys
+        ),
+        "The keys of `state` are the parameters: you have each of them twice.": (
+            lambda optimizer: [*changed_by(optimizer), *optimizer.state]
+        ),
+        "What is not None may still be a number.": (
+            lambda optimizer: [one for one in changed_by(optimizer, every=True) if one is not None]
+        ),
+        "A copy doesn't change with the step: these very tensors are asked for.": (
+            lambda optimizer: [one.detach().clone() for one in tensors_of(optimizer)]
         ),
     },
 )
@@ -783,7 +1029,8 @@ def change_seen(answer, what):
     slot = torch.zeros(12, dtype=torch.uint8)
     copy = with_method(Copy, "is_changed", answer)(slot, weight, 12, "weight", version)
     HAPPENED[what](weight)
-    return bool(copy.is_changed())
+    found = copy.is_changed()
+    return found if found is None and version is not None else bool(found)
 
 
 IS_CHANGED = Build(
@@ -806,6 +1053,9 @@ IS_CHANGED = Build(
         "You say that nothing ever changes.": lambda self: False,
         "Without a counter nobody can tell: that is no reason to refuse a save.": (
             lambda self: self.version is None or self.source._version != self.version
+        ),
+        "Both must hold: there is a counter, and it has moved.": (
+            lambda self: self.version is not None or self.source._version != self.version
         ),
         "Looking at the values reads all of them, and misses a change that was taken back.": (
             lambda self: not torch.equal(self.source, torch.full((3,), self.source.min().item()))

@@ -207,6 +207,20 @@ def sync_as(folder, sync=True, close=True, always=True, where=lambda folder: fol
             os.close(descriptor)
 
 
+def puts_it_under_with(folder):
+    with os.open(folder, os.O_RDONLY) as descriptor:
+        os.fsync(descriptor)
+
+
+def closes_after_an_error(folder):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
 def hides_the_error(folder):
     try:
         sync_folder(folder)
@@ -233,6 +247,9 @@ SYNC_FOLDER = Build(
             sync_as, where=lambda folder: folder / "a"
         ),
         "You catch the disk's error, and nobody hears that nothing was saved.": hides_the_error,
+        "A descriptor is a number: `with` has nothing to close.": puts_it_under_with,
+        "A path is no descriptor, and `open` takes no folder.": (lambda folder: os.fsync(folder)),
+        "You close it only when the disk fails.": closes_after_an_error,
         "`os.sync` is for every file of every program: it may take minutes, and hides errors.": (
             lambda folder: os.sync()
         ),
@@ -289,6 +306,26 @@ CHECKSUMS = Build(
         "The sums are right, and come in a generator: whoever looks twice finds none.": (
             lambda content, piece_bytes=PIECE_BYTES: iter(sums_as(content, piece_bytes))
         ),
+        "Where the content ends with a piece, no other one follows.": (
+            lambda content, piece_bytes=PIECE_BYTES: tuple(
+                zlib.crc32(content[begin : begin + piece_bytes])
+                for begin in range(0, len(content) + 1, piece_bytes)
+            )
+        ),
+        "Each slice ends with its own piece; yours end with the first.": (
+            lambda content, piece_bytes=PIECE_BYTES: tuple(
+                zlib.crc32(content[begin:piece_bytes])
+                for begin in range(0, len(content), piece_bytes)
+            )
+        ),
+        "A piece is bytes side by side; `[::step]` takes one here and one there.": (
+            lambda content, piece_bytes=PIECE_BYTES: tuple(
+                zlib.crc32(content[begin::piece_bytes]) for begin in range(piece_bytes)
+            )
+        ),
+        "The sums alone are asked for: their order says where each piece begins.": (
+            lambda content, piece_bytes=PIECE_BYTES: tuple(enumerate(sums_as(content, piece_bytes)))
+        ),
     },
 )
 
@@ -297,11 +334,12 @@ def sizes_seen(answer, there, listed):
     """What is said of a folder with these files: their lengths, or what else bears the name."""
     manifest = SimpleNamespace(files={name: FileEntry(size, ()) for name, size in listed.items()})
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "elsewhere").write_bytes(bytes(5))
+        folder, elsewhere = Path(name) / "step_1", Path(name) / "elsewhere"
+        folder.mkdir()
+        elsewhere.write_bytes(bytes(5))
         for one, size in there.items():
             if size == "link":
-                (folder / one).symlink_to(folder / "elsewhere")
+                (folder / one).symlink_to(elsewhere)
             elif size == "folder":
                 (folder / one).mkdir()
             else:
@@ -346,6 +384,26 @@ def says_whether(folder, manifest):
     return True
 
 
+def looks_at_what_is_there(folder, manifest):
+    there = {path.name for path in folder.iterdir()}
+    files = {name: one for name, one in manifest.files.items() if name in there}
+    check_as(folder, SimpleNamespace(files=files))
+
+
+def raises_another(folder, manifest):
+    try:
+        check_as(folder, manifest)
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
+
+
+def refuses_others(folder, manifest):
+    for path in sorted(folder.iterdir()):
+        if path.name not in manifest.files:
+            raise CheckpointError(f"{path}: is not in the manifest")
+    check_as(folder, manifest)
+
+
 def lets_stat_raise(folder, manifest):
     for name, entry in manifest.files.items():
         if (folder / name).stat().st_size != entry.size:
@@ -382,6 +440,14 @@ CHECK_SIZES = Build(
         ),
         "The message should name the file by its path: many folders have a file of that name.": (
             partial(check_as, say=False)
+        ),
+        "You look at the files that are there; the one that is missing is none of them.": (
+            looks_at_what_is_there
+        ),
+        "Who loads a checkpoint catches a CheckpointError, and no ValueError.": raises_another,
+        "Another file may lie there: a note of yours is no damage.": refuses_others,
+        "An entry is more than a number: compare its `size`.": partial(
+            check_as, wrong=lambda size, expected: True
         ),
     },
 )
@@ -559,7 +625,7 @@ def latest_seen(answer, steps, happened):
         for one in happened:
             DAMAGE[one](root)
         found = answer(root)
-        return getattr(found, "name", found)
+        return f"a str, {found!r}" if isinstance(found, str) else getattr(found, "name", found)
 
 
 def first_complete(root):
@@ -609,6 +675,24 @@ def newest_by_name(root):
     return next(filter(is_complete, sorted(committed(root), reverse=True)), None)
 
 
+def complete(root):
+    return [*filter(is_complete, committed(root))]
+
+
+def takes_the_oldest(root):
+    folder = named_latest(root)
+    if folder in committed(root) and is_complete(folder):
+        return folder
+    return (complete(root) or [None])[-1]
+
+
+def takes_the_first_of_none(root):
+    folder = named_latest(root)
+    if folder in committed(root) and is_complete(folder):
+        return folder
+    return complete(root)[0]
+
+
 def newest_unchecked(root):
     folder = named_latest(root)
     if folder in committed(root) and is_complete(folder):
@@ -642,6 +726,11 @@ LATEST_IN = Build(
         "You never ask `latest`: it is how a person chooses another one.": first_complete,
         "The newest is the one committed last, not the one with the highest name.": newest_by_name,
         "The newest may be damaged: take the newest that is complete.": newest_unchecked,
+        "The newest is the first of `committed`, not the last.": takes_the_oldest,
+        "Where none is complete, a list of them has no first.": takes_the_first_of_none,
+        "The folder is asked for; you return its name.": (
+            lambda root: (found := latest_in(root)) and found.name
+        ),
     },
 )
 
@@ -677,6 +766,12 @@ NEXT_SEQUENCE = Build(
         "In an empty folder there is no highest one.": lambda root: max(sequences(root)) + 1,
         "The first of the list is the newest, the last is the oldest.": (
             lambda root: (sequences(root) or [0])[-1] + 1
+        ),
+        "The first commit into a root has number 1.": (
+            lambda root: max(sequences(root), default=-1) + 1
+        ),
+        "Of an empty root there is no newest: the list has no first.": (
+            lambda root: sequences(root)[0] + 1
         ),
     },
 )
@@ -718,6 +813,19 @@ def deletes_in_place(root, keep_last, newest):
     for folder in committed(root, run_of=newest)[keep_last:]:
         if folder != newest:
             shutil.rmtree(folder)
+
+
+def removes_one(root, keep_last, newest):
+    for folder in committed(root, run_of=newest)[keep_last:]:
+        if folder != newest:
+            return remove_checkpoint(folder)
+
+
+def stops_at_the_newest(root, keep_last, newest):
+    for folder in committed(root, run_of=newest)[keep_last:]:
+        if folder == newest:
+            break
+        remove_checkpoint(folder)
 
 
 def removes_by_name(root, keep_last, newest):
@@ -766,6 +874,9 @@ REMOVE_OLD = Build(
             counts_the_newest
         ),
         "The oldest is the one committed first, not the one with the lowest name.": removes_by_name,
+        "You list what should go, and remove none of it.": lambda root, keep_last, newest: [],
+        "A `return` in the loop ends it: one is removed, the others stay.": removes_one,
+        "Behind the one just saved others may still have to go.": stops_at_the_newest,
     },
 )
 
