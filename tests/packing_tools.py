@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from npydata import write_tokens
 
@@ -45,3 +46,11 @@ def told(batch):
             assert set(inputs) == {0}
             assert set(targets) == {-100}
     return found
+
+
+def same(one, other):
+    """Whether two lists of batches hold the same values."""
+    return len(one) == len(other) and all(
+        all(a.equal(b.to(a)) for a, b in zip(x, y, strict=True) if isinstance(a, torch.Tensor))
+        for x, y in zip(one, other, strict=True)
+    )

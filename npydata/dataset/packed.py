@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from npydata.dataset.datasets import as_indices, shifted_pair
+from npydata.dataset.datasets import as_indices
 from npydata.dataset.describing import Described
 from npydata.dataset.documents import document_ends, recorded_eot_id
 from npydata.dataset.fingerprint import fingerprint_of
@@ -32,8 +32,8 @@ from npydata.dataset.packing import (
     require_crop,
 )
 from npydata.dataset.row_file import kept_rows
-from npydata.dataset.span_reader import SpanReader
-from npydata.dataset.spans import Spans, put_before, ranges, spans_of, write_positions
+from npydata.dataset.row_writer import RowWriter
+from npydata.dataset.spans import ranges, spans_of
 from npydata.dataset.token_file import Paths, open_files
 from npydata.dataset.token_windows import as_int, require_vocabulary
 from npydata.dataset.tokens import TokenFiles
@@ -43,9 +43,6 @@ from npydata.system.page_cache import AdviceBackoff
 
 IGNORE_INDEX = -100
 """What ``torch.nn.functional.cross_entropy`` leaves out unless told otherwise."""
-
-NO_DOCUMENT = -1
-"""The document of a position that is padded."""
 
 ADVISED_TOKENS = 2048
 """A span is announced to the kernel in parts of so many tokens."""
@@ -57,12 +54,13 @@ class Packed(NamedTuple):
     Attributes:
         inputs: What the model reads, int64; 0 where a row is padded.
         targets: The next token of the same document, int64; ``ignore_index`` behind its last one.
-        position_ids: Places within the sequence, int64: 0 wherever one begins.
+        position_ids: Places within the sequence, int32: 0 wherever one begins. What takes int64
+            alone gets ``position_ids.long()``.
         cu_seqlens: Where sequences begin in the flattened batch, and its length: int32,
             ``(sequences + 1,)``. What pads a row is a sequence too.
         max_seqlen: Length of the longest sequence, in tokens.
-        document_ids: The document that a token is of, int64, counted over all files; -1 where a row
-            is padded.
+        document_ids: The document that a token is of, counted over all files; -1 where a row is
+            padded. int32, or int64 of 2**31 documents or more.
     """
 
     inputs: torch.Tensor
@@ -147,8 +145,9 @@ class PackedDataset(Described, Dataset[Packed]):
         TokenFileError: A file is malformed, does not say where documents end, or has no token.
         ValueError: A number or ``crop`` is impossible.
 
-    ``fetch(indices)`` gives a :class:`Packed`: inputs, targets, position and document ids, each
-    ``(len(indices), seq_len)`` int64, and the boundaries. ``ds[i]`` is the same of one row.
+    ``fetch(indices)`` gives a :class:`Packed`: inputs and targets, int64, and position and document
+    ids, int32, each ``(len(indices), seq_len)``, and the boundaries. ``ds[i]`` is the same of one
+    row.
 
     A document longer than a row fills rows of its own, and what is left of it is packed like a
     short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
@@ -158,8 +157,6 @@ class PackedDataset(Described, Dataset[Packed]):
     documents are packed once, and kept in a file beside the tokens.
     """
 
-    batch_tensors = 4
-    """Tensors ``(B, seq_len)`` of a batch, for which ``fetch`` takes memory."""
     described_by = ("seq_len", "documents", "crop", "block")
 
     def __init__(
@@ -182,7 +179,6 @@ class PackedDataset(Described, Dataset[Packed]):
         require_crop(crop)
         self.files = open_files(paths, dtype, format, access)
         self.tokens = self.files[0] if len(self.files) == 1 else TokenFiles(self.files)
-        self._reader = SpanReader(self.tokens)
         self.bos_id = None if bos_id is None else as_int(bos_id, "bos_id", least=0)
         self.ignore_index = as_int(ignore_index, "ignore_index")
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
@@ -203,10 +199,21 @@ class PackedDataset(Described, Dataset[Packed]):
         self.ends = document_ends(self.files, self._eot_id)
         self.table: RowTable
         self.table, self._documents = kept_rows(self.files, self.ends, self._packing, self._eot_id)
-        self._document_dtype = np.min_scalar_type(len(self.ends))
+        self._writer = self._new_writer()
+
+    def _new_writer(self) -> RowWriter:
+        """Return what writes rows; a copy gets its own."""
+        return RowWriter(
+            self.table, self.ends, self.tokens, self.seq_len, self.bos_id, self.ignore_index
+        )
 
     def __len__(self) -> int:
         return len(self.table.row_begins) - 1
+
+    @property
+    def batch_tensors(self) -> int:
+        """Tensors ``(B, seq_len)`` of int64 that have room for a batch: ``fetch`` takes these."""
+        return self._writer.tensors
 
     @property
     def num_tokens(self) -> int:
@@ -241,7 +248,7 @@ class PackedDataset(Described, Dataset[Packed]):
     def row(self, index: int) -> list[DocumentSpan]:
         """Return the documents of a row, in order."""
         spans = spans_of(self.table, as_indices([index], len(self)), self.seq_len)
-        begins, bos = begins_of(spans.documents, self.ends), self._put_before(spans)
+        begins, bos = begins_of(spans.documents, self.ends), self._writer.put_before(spans)
         lengths = spans.lengths - bos
         is_cut = lengths < self.ends[spans.documents] - begins
         numbers = (spans.documents, spans.starts + bos - begins, lengths, is_cut)
@@ -252,7 +259,7 @@ class PackedDataset(Described, Dataset[Packed]):
     def fetch(self, indices: npt.ArrayLike, *, out: IntArray | None = None) -> Packed:
         """Return some rows as one batch; safe to call from many threads.
 
-        ``out`` is memory for the result, int64 ``(4, len(indices), seq_len)``.
+        ``out`` is memory for the result, int64 ``(batch_tensors, len(indices), seq_len)``.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -260,27 +267,21 @@ class PackedDataset(Described, Dataset[Packed]):
         """
         rows = as_indices(indices, len(self))
         if out is None:
-            out = np.empty((4, len(rows), self.seq_len), np.int64)
+            out = np.empty((self.batch_tensors, len(rows), self.seq_len), np.int64)
+        parts = self._writer.parts_of(out)
         if not len(rows):
-            return Packed.of(*torch.from_numpy(out).unbind())
-        spans, flat = spans_of(self.table, rows, self.seq_len), [part.reshape(-1) for part in out]
-        sizes = spans.sizes()
-        pair = shifted_pair(self._reader.read(spans, sizes), out)
-        self._mark(spans, flat[0], flat[1])
-        write_positions(spans, sizes, out[2])
-        flat[3][:] = spans.documents.astype(self._document_dtype).repeat(sizes)
-        if not spans.is_full:
-            self._write_padding(spans, flat)
-        self._require_vocabulary(flat[0], flat[1])
-        bounds = spans.bounds()
-        longest = int((sizes if spans.is_full else bounds[1:] - bounds[:-1]).max())
-        positions, cu_seqlens, document_ids = map(torch.from_numpy, (out[2], bounds, out[3]))
-        return Packed(*pair, positions, cu_seqlens, longest, document_ids)
+            return Packed.of(*map(torch.from_numpy, parts))
+        bounds, longest = self._writer.write(rows, parts)
+        self._require_vocabulary(parts.inputs, parts.targets)
+        inputs, targets, positions, document_ids = map(torch.from_numpy, parts)
+        return Packed(inputs, targets, positions, torch.from_numpy(bounds), longest, document_ids)
 
     def will_need(self, indices: npt.ArrayLike) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
+        if not self._advice.is_due():
+            return
         rows = as_indices(indices, len(self))
-        if len(rows) and self._advice.is_due():
+        if len(rows):
             spans = spans_of(self.table, rows, self.seq_len)
             width = min(ADVISED_TOKENS, self.tokens.num_tokens)
             starts = ranges(spans.starts, -(-spans.lengths // width), step=width)
@@ -297,12 +298,14 @@ class PackedDataset(Described, Dataset[Packed]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along; it opens a table in a file again, and finds documents."""
-        left_out = {"table", "ends"} if self.table.checks else set()
+        left_out = {"_writer"} | ({"table", "ends"} if self.table.checks else set())
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if "table" not in state:
+        if "table" in state:
+            self._writer = self._new_writer()
+        else:
             self._open_table()
 
     def __getitem__(self, index: Any) -> Packed:
@@ -323,27 +326,9 @@ class PackedDataset(Described, Dataset[Packed]):
         """Return rows one by one; a stock ``DataLoader`` needs ``collate_fn=Packed.join``."""
         return self.fetch(indices).samples()
 
-    def _mark(self, spans: Spans, inputs: IntArray, targets: IntArray) -> None:
-        """Write ``ignore_index`` where a document ends, and ``bos_id`` where one begins."""
-        lasts = (spans.begins + spans.lengths - 1).compress(spans.is_end)
-        targets[lasts] = self.ignore_index
-        if self.bos_id is not None:
-            inputs[spans.begins[self._put_before(spans) == 1]] = self.bos_id
-
-    def _write_padding(self, spans: Spans, flat: list[IntArray]) -> None:
-        inputs, targets, positions, document_ids = flat
-        for begin, end in spans.padded():
-            inputs[begin:end], targets[begin:end] = 0, self.ignore_index
-            positions[begin:end] = np.arange(end - begin)
-            document_ids[begin:end] = NO_DOCUMENT
-
     def _require_vocabulary(self, inputs: IntArray, targets: IntArray) -> None:
         """Raise if an id is outside the vocabulary, or too large for int64."""
         if self.vocab_size is not None or self.tokens.dtype == np.uint64:
             limit = (1 << 63) if self.vocab_size is None else self.vocab_size
             for ids in (inputs, targets[targets != self.ignore_index]):
                 require_vocabulary(ids, limit, self.files)
-
-    def _put_before(self, spans: Spans) -> IntArray:
-        """Return 1 for each span that begins with ``bos_id``, else 0."""
-        return put_before(spans, self.ends) if self._bos else np.zeros_like(spans.starts)

@@ -1,6 +1,6 @@
 """The tokens of the spans of packed rows, read one span after the other or all at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -44,6 +44,13 @@ class SpanReader:
         if len(joined) < (spans.size + shape[0]) * self.tokens.dtype.itemsize:
             joined = b"".join(self._copies(spans, widths))  # for some reach out of their file
         return np.frombuffer(joined, self.tokens.dtype).reshape(shape)
+
+    def slicer(self) -> Callable[[int, int], TokenArray]:
+        """Return what reads the tokens from one on, so many of them or fewer at the end of all."""
+        if not self.is_mapped or len(self.files) > 1:
+            return self.tokens.read
+        mapped = self.files[0].tokens.read(0, self.counts[0])
+        return lambda start, count: mapped[start : start + count]
 
     def _gather(self, starts: IntArray, sizes: IntArray) -> TokenArray:
         """Return the tokens of spans one by one; for a place outside, the nearest one."""

@@ -1,13 +1,15 @@
 """Where the documents of some packed rows lie, in the files and in the flattened batch."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from npydata.dataset.packing import RowTable, begins_of
 from npydata.dataset.windows import IntArray
+
+Int32Array = npt.NDArray[np.int32]
 
 
 class Spans(NamedTuple):
@@ -38,7 +40,7 @@ class Spans(NamedTuple):
         sizes[-1] = self.size - self.begins[-1]
         return sizes
 
-    def bounds(self) -> npt.NDArray[np.int32]:
+    def bounds(self) -> Int32Array:
         """Return where sequences begin in the flattened batch, padding too, and its size."""
         begins = self.begins
         if not self.is_full:
@@ -76,21 +78,43 @@ def spans_of(table: RowTable, rows: IntArray, seq_len: int) -> Spans:
     return Spans(documents, lengths, is_end, begins, starts, stops - 1, size, is_full)
 
 
-def write_positions(spans: Spans, sizes: IntArray, out: IntArray) -> None:
-    """Write places within spans, which have these ``sizes``, to ``out``, ``(rows, seq_len)``."""
-    rows, seq_len = out.shape
-    within = spans.begins % seq_len
-    if len(within) >= 2 * rows:  # many: most of the time is moving bytes, so few for each token
-        dtype = np.min_scalar_type(seq_len - 1)
-        positions = within.astype(dtype).repeat(sizes).reshape(out.shape)
-        np.subtract(np.arange(seq_len).astype(dtype), positions, out=positions)
-        out[:] = positions
-        return
-    places, flat, later = np.arange(seq_len), out.reshape(-1), within.nonzero()[0]
-    out[:] = places
-    each = spans.begins.take(later).tolist(), sizes.take(later).tolist()
-    for begin, size in zip(*each, strict=True):
-        flat[begin : begin + size] = places[:size]
+def first_spans(table: RowTable, rows: IntArray) -> IntArray:
+    """Return the first span of each of some rows, as the table has it: ``(3, rows)``."""
+    if table.checks:
+        table.checks.require(table.spans.nbytes + 8 * rows, 16)
+    first = table.row_begins.take(rows)
+    if table.checks:
+        table.checks.require(24 * first, 24)
+    spans: IntArray = table.spans.take(first, 0).T
+    return spans
+
+
+def spans_of_few(table: RowTable, rows: IntArray, most: int) -> list[list[list[int]]] | None:
+    """Return the spans of each of some rows, as the table has them; ``None`` if they are more."""
+    first, after = table.row_begins.take(rows).tolist(), table.row_begins.take(rows + 1).tolist()
+    if sum(after) - sum(first) > most:
+        return None
+    each = list(zip(first, after, strict=True))
+    if table.checks:
+        table.checks.require(24 * np.concatenate([np.arange(*pair) for pair in each]), 24)
+    return [table.spans[first:after].tolist() for first, after in each]
+
+
+def write_places(
+    spans: Spans,
+    sizes: IntArray,
+    positions: Int32Array,
+    document_ids: npt.NDArray[np.signedinteger[Any]],
+) -> None:
+    """Write each token's place within its span, and its document, both to ``(rows, seq_len)``.
+
+    ``sizes`` are the places from each span's begin to the next one's.
+    """
+    seq_len = positions.shape[1]
+    within = (spans.begins % seq_len).astype(np.int32).repeat(sizes).reshape(positions.shape)
+    np.subtract(np.arange(seq_len, dtype=np.int32), within, out=positions)
+    documents = spans.documents.astype(document_ids.dtype)
+    document_ids[:] = documents.repeat(sizes).reshape(document_ids.shape)
 
 
 def put_before(spans: Spans, ends: IntArray) -> IntArray:
