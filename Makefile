@@ -47,7 +47,8 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 	@echo "[test] the notebooks, cell by cell"
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
 		--nbval --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
+		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks \
+		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
 
 test-stress: $(READY)  ## The long versions of the tests
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m stress --ignore tests/test_doctor.py tests

@@ -177,6 +177,20 @@ def test_the_devcontainer_calls_what_exists():
     assert described["forwardPorts"] == [8888]  # JupyterLab's own choice, which `make lab` leaves
 
 
+def test_a_failing_notebook_fails_make_test_and_says_how_its_output_is_renewed(tmp_path):
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ncase "$*" in *--nbval*) exit 1;; esac\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / ".ready").touch()
+    make = ["make", "--directory", tmp_path, "test"]
+    run = subprocess.run(make, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "'make notebooks' writes it" in run.stdout
+
+
 def test_no_link_of_a_notebook_leads_out_of_what_make_lab_serves(tmp_path):
     for file in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / file, tmp_path)
