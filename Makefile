@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 CLIENTS := build/clients
 FRAMEWORKS := accelerate lightning torchdata transformers
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
+LAB_LINKS := ln -sfn ../materials ../examples ../npydata lab/  # what the notebooks link to
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
 
 .DEFAULT_GOAL := help
@@ -46,7 +47,8 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 	@echo "[test] the notebooks, cell by cell"
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
 		--nbval --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
+		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks \
+		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
 
 test-stress: $(READY)  ## The long versions of the tests
 	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m stress --ignore tests/test_doctor.py tests
@@ -72,15 +74,16 @@ test-clients: $(CLIENTS)/.ready  ## The frameworks that others train in, with th
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet -m clients tests/clients
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
+	@$(LAB_LINKS)
 	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"
-	@cd lab/notebooks && ../../$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) 00_start_here.ipynb
+	@cd lab && ../$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 lab/notebooks:
-	@mkdir -p lab && ln -sfn ../materials ../examples lab/ && cp -r notebooks lab/notebooks
+	@mkdir -p lab && cp -r notebooks lab/notebooks
 
 lab-reset:  ## Set your copy of the notebooks aside and start from a fresh one
 	@if [ -d lab/notebooks ]; then mv lab/notebooks "lab/notebooks-$$(date +%Y%m%d-%H%M%S)"; fi
-	@mkdir -p lab && ln -sfn ../materials ../examples lab/ && cp -r notebooks lab/notebooks
+	@mkdir -p lab && cp -r notebooks lab/notebooks && $(LAB_LINKS)
 	@echo "[lab] fresh; what you had is beside it in lab/"
 
 lint: $(READY)  ## ruff and mypy

@@ -1,6 +1,7 @@
 """The site: it builds offline, no link of it is broken, and the code on its pages runs."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -174,6 +175,41 @@ def test_the_devcontainer_calls_what_exists():
     run = subprocess.run(dry_run, capture_output=True, text=True, check=True)
     assert "pip install" in run.stdout
     assert described["forwardPorts"] == [8888]  # JupyterLab's own choice, which `make lab` leaves
+
+
+def test_a_failing_notebook_fails_make_test_and_says_how_its_output_is_renewed(tmp_path):
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ncase "$*" in *--nbval*) exit 1;; esac\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / ".ready").touch()
+    make = ["make", "--directory", tmp_path, "test"]
+    run = subprocess.run(make, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "'make notebooks' writes it" in run.stdout
+
+
+def test_no_link_of_a_notebook_leads_out_of_what_make_lab_serves(tmp_path):
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    for folder in ("materials", "examples", "npydata"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    make = ["make", "--directory", tmp_path]
+    subprocess.run([*make, "lab-reset"], capture_output=True, check=True)
+    dry_run = subprocess.run([*make, "-n", "lab"], capture_output=True, text=True, check=True)
+    shell = r"cd (\S+) && \S+ -m jupyterlab .*--LabApp.default_url=/lab/tree/(\S+)"
+    start, opened = re.search(shell, dry_run.stdout).groups()
+    served, copies = tmp_path / start, (tmp_path / start / opened).parent
+    assert len(list(copies.glob("*.ipynb"))) == len(NOTEBOOKS)
+    for path in copies.glob("*.ipynb"):
+        text = path.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([\w./]+\.(?:md|py|ipynb))\b", text):
+            target = Path(os.path.normpath(copies / link))  # as text, as the browser takes it
+            assert target.is_relative_to(served), f"{path.name}: {link}"
+            assert target.exists(), f"{path.name}: {link}"
 
 
 def test_environment_yml_is_what_binder_takes():
