@@ -149,11 +149,20 @@ RUN = {"command": "python train.py", "seconds": 31.0, "torch": "2", "blind": Fal
 
 def test_the_page_shows_phases_findings_and_no_escape_sequences():
     finding = Finding("x", "A cause", 10.0, 1 / 3, ["\x1b[2Jseen"], "do this", "a.py:1 f")
-    shown = page(RUN, STARVED, [finding])
-    assert "data      10.00 s   33%" in shown
-    assert "5.00 s more went by" in page(RUN, replace(STARVED, wait_core_s=5.0), [])
-    assert "1. A cause (10.0 s, 33% of the run)" in shown
+    c = replace(STARVED, wait_core_s=5.0, startup_s=4.0, watched_s=40.0)
+    shown = page(RUN, c, [finding])
+    assert "data        5.00 s  12%   20%  ######\n" in shown
+    assert "1. A cause (10.0 s, 33% of the loop)" in shown
     assert "\x1b" not in shown
+
+
+def test_the_rows_of_the_page_are_all_of_the_watched_time():
+    c = replace(STARVED, start_s=1.0, save_s=2.0, load_s=3.0, step_core_s=0.5, startup_s=4.0,
+                watched_s=45.0)  # fmt: skip
+    rows = dict(re.findall(r"^  (\S[a-z -]*\w) +([0-9.]+) s ", page(RUN, c, []), re.MULTILINE))
+    assert list(rows) == ["start-up", "data", "saves", "loads", "step", "no core", "other"]
+    assert sum(map(float, rows.values())) == pytest.approx(45.0)
+    assert rows["other"] == "5.00"
 
 
 @pytest.mark.parametrize(("c", "changes", "said"), [
@@ -166,7 +175,8 @@ def test_the_page_says_what_no_finding_means(c, changes, said):
 
 
 def report(pid, role, parent=1, **counts):
-    kept = {"saves": [], "loads": {}, "grown": {}, "lines": [], "torch": "2", "began": 0.0}
+    kept = {"saves": [], "loads": {}, "grown": {}, "lines": [], "torch": "2", "began": 0.0,
+            "going_on": None}  # fmt: skip
     return {"pid": pid, "role": role, "parent": parent, "counts": {"cpu_s": 0.0} | counts, **kept}
 
 
@@ -182,6 +192,17 @@ def test_the_busiest_process_is_judged_with_its_own_workers_only():
     assert (c.steps, c.step_s, c.fetches, c.hand_over_cpu_s) == (9, 1.0, 4, 2.0)
     assert c.step_held == 0.25
     assert c.lines == {"fetch": {"a:1 f": 3}}
+
+
+@pytest.mark.parametrize("phase", ["wait", "step", "save", "load"])
+def test_what_goes_on_when_the_page_is_shown_counts_as_what_it_is(phase):
+    begun = report(1, "main", steps=9, wait_s=1.0) | {"began": 107.0}
+    ended = counters.counters_of([begun], Samples(), began=100.0, watched_s=30.0)
+    assert (ended.startup_s, ended.run_s, ended.other_s) == (7.0, 1.0, 22.0)
+    begun["going_on"] = {"phase": phase, "s": 22.0}
+    going_on = counters.counters_of([begun], Samples(), began=100.0, watched_s=30.0)
+    assert getattr(going_on, f"{phase}_s") - getattr(ended, f"{phase}_s") == 22.0
+    assert going_on.other_s == 0.0
 
 
 def test_memory_is_judged_once_it_has_settled():
@@ -332,5 +353,7 @@ def test_the_cause_is_named_first(tmp_path, name):
 def test_the_cause_of_a_real_run_is_named_first(tmp_path, name):
     """A real process, hooks and all; the others take their time under ``stress``."""
     found = first_cause(tmp_path, name)
+    time = json.loads((tmp_path / "page.json").read_text())["time"]
+    assert min(time["start-up"], time["data"], time["step"], time["other"]) > 0
     assert found["cause"] == RUNS[name].cause
     assert re.search(r"train\.py:\d+ ", found["where"])

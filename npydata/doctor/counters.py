@@ -49,6 +49,10 @@ class Growth:
 class Counters:
     """A run in numbers; seconds are of the loop unless it says otherwise."""
 
+    watched_s: float = 0.0
+    """From the start of the command to the page, or its end."""
+    startup_s: float = 0.0
+    """Of these, until the loop began: imports, building the model, loading it."""
     steps: int = 0
     batches: int = 0
     wait_s: float = 0.0
@@ -59,7 +63,7 @@ class Counters:
     """Of these, it was ready to go on, and other processes had the cores."""
     starts: int = 0
     start_s: float = 0.0
-    """For passes over the data to begin: starting workers, and the first batch."""
+    """For passes over the data to begin and end: starting workers, the first batch, stopping them."""
     save_s: float = 0.0
     load_s: float = 0.0
     step_s: float = 0.0
@@ -119,8 +123,28 @@ class Counters:
     @property
     def run_s(self) -> float:
         """Seconds from the loop's beginning to its end, without those that lacked a core."""
-        whole = self.wait_s + self.start_s + self.save_s + self.load_s + self.step_s
-        return whole - self.core_s
+        return sum(self.phases.values())
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The loop's seconds by what it did, without those that lacked a core."""
+        return {
+            "data": self.wait_s + self.start_s - self.wait_core_s,
+            "saves": self.save_s,
+            "loads": self.load_s,
+            "step": self.step_s - self.step_core_s,
+        }
+
+    @property
+    def all_time(self) -> dict[str, float]:
+        """All of the watched seconds, by what they went into."""
+        return {"start-up": self.startup_s, **self.phases, "no core": self.core_s,
+                "other": self.other_s}  # fmt: skip
+
+    @property
+    def other_s(self) -> float:
+        """Seconds after the last step: evaluating, ending, and what nobody watched."""
+        return max(self.watched_s - self.startup_s - self.run_s - self.core_s, 0.0)
 
 
 WHOLE = {one.name for one in fields(Counters) if one.type is int}
@@ -147,10 +171,16 @@ def busy(report: Mapping[str, Any]) -> float:
 
 
 def counters_of(
-    reports: Sequence[Mapping[str, Any]], samples: Samples, *, blind: bool = False
+    reports: Sequence[Mapping[str, Any]],
+    samples: Samples,
+    *,
+    began: float = 0.0,
+    watched_s: float = 0.0,
+    blind: bool = False,
 ) -> Counters:
     """Return the run's counters: the training process's own, and its workers' added up.
 
+    ``began``: the moment of ``time.monotonic`` from which on was watched, for ``watched_s``.
     ``blind``: a process is watched that was running already, so all samples count.
     """
     main = main_report(reports)
@@ -162,10 +192,13 @@ def counters_of(
     for name in MADE_BY_WORKERS:
         totals[name] += sum(one["counts"].get(name, 0) for one in workers)
     totals |= {name: int(totals[name]) for name in WHOLE}
-    totals["step_s"] += of_main.get("tail_s", 0.0)
+    if main and (going_on := main["going_on"]):  # it had not come to an end
+        totals[going_on["phase"] + "_s"] += going_on["s"]
     mine = [*workers, *([main] if main else [])]
-    began = {one["pid"]: one["began"] for one in mine if one["began"] is not None}
+    loops = {one["pid"]: one["began"] for one in mine if one["began"] is not None}
     known = {
+        "watched_s": watched_s,
+        "startup_s": max(loops[main["pid"]] - began, 0.0) if main and main["pid"] in loops else 0.0,
         "per_item": any(one["counts"].get("per_item") for one in mine),
         "step_held": share(of_main, "step"),
         "wait_held": share(of_main, "wait"),
@@ -175,7 +208,7 @@ def counters_of(
         ),
         "saves": [saved(save) for save in (main["saves"] if main else [])],
         "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
-        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, began, blind),
+        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, loops, blind),
         "grown": {name: sizes for one in mine for name, sizes in one["grown"].items()},
         "lines": lines_by_phase(mine),
         "shared_memory_share": samples.shared_memory_share,

@@ -123,7 +123,7 @@ def epoch_starts(c: Counters) -> Finding | None:
     if c.starts < 2 or not is_noticeable(c, loss):
         return None
     each = (
-        f"{c.starts} passes over the data, each waits {ms(c.start_s, c.starts)} for its first batch"
+        f"{c.starts} passes over the data, each waits {ms(c.start_s, c.starts)} to begin and end"
     )
     change = "DataLoader(..., persistent_workers=True), or one loader for all passes"
     return Finding(

@@ -47,6 +47,7 @@ class Recorder:
         self.watched: list[tuple[str, Any]] = []
         self.phase = ""
         self.loop = 0
+        self.finished = False
         self.since_save = -1
         self.began = self.cpu_began = self.left = self.left_cpu = self.left_core = 0.0
         self.inside.__dict__.clear()
@@ -142,6 +143,10 @@ class Recorder:
         if self.since_save >= 0:
             self.since_save += 1
 
+    def pass_over(self, spent: dict[str, float]) -> None:
+        """Note a wait that ended in no batch: the pass was over, and let its workers go."""
+        self.add(start_s=spent["s"] if spent["counted"] else 0.0)
+
     def save(self, about: dict[str, Any], spent: dict[str, float]) -> None:
         """Note a save, with the caller's line, the path, and how the file was written."""
         stall = spent["s"] if spent["counted"] else 0.0
@@ -174,6 +179,11 @@ class Recorder:
                     full = f"{name}.{attribute}" if name else attribute
                     self.grown.setdefault(full, [len(value), 0])[1] = len(value)
 
+    def finish(self) -> None:
+        """Write for the last time: what comes after the last step is none."""
+        self.finished = True
+        self.write()
+
     def write(self) -> None:
         """Replace the process's file; whoever reads it finds a whole one."""
         if self.role == "idle" or self.pid != GETPID() or not self.writing.acquire(timeout=1):
@@ -196,11 +206,11 @@ class Recorder:
         with self.lock:
             counts = dict(self.counts)
         counts["cpu_s"] = time.process_time() - self.cpu_began
-        if self.role == "main" and self.phase == "step" and self.left:
-            counts["tail_s"] = time.monotonic() - self.left
+        going_on = {"phase": self.phase, "s": time.monotonic() - self.left}
         return {
             "pid": self.pid, "parent": os.getppid(), "role": self.role, "argv": sys.argv,
             "began": self.began if self.loop else None,
+            "going_on": going_on if self.loop and not self.finished else None,
             "torch": str(getattr(torch, "__version__", "")),
             "counts": counts, "saves": [dict(save) for save in self.saves],
             "loads": dict(self.loads), "grown": grown,

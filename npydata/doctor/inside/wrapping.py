@@ -25,7 +25,7 @@ def install(recorder: "Recorder") -> None:
     """Wrap what is there already, and the rest when it comes."""
     wrap_os(recorder)
     sys.meta_path.insert(0, Finder(recorder))
-    atexit.register(recorder.write)
+    atexit.register(recorder.finish)
     os.register_at_fork(after_in_child=functools.partial(recorder.begin, "idle"))
 
 
@@ -134,8 +134,12 @@ def timed_next(recorder: "Recorder", function: Any, is_first: Callable[[Any], bo
         if recorder.is_inside():
             return function(self)
         first, before = is_first(self), resource.getrusage(resource.RUSAGE_SELF)
-        with recorder.span("wait", starts_loop=True) as spent:
-            batch = function(self)
+        try:
+            with recorder.span("wait", starts_loop=True) as spent:
+                batch = function(self)
+        except BaseException:
+            recorder.pass_over(spent)
+            raise
         after = resource.getrusage(resource.RUSAGE_SELF)
         recorder.batch(spent, first, after.ru_majflt - before.ru_majflt,
                        512 * (after.ru_inblock - before.ru_inblock))  # fmt: skip
