@@ -63,7 +63,7 @@ class Counters:
     """Of these, it was ready to go on, and other processes had the cores."""
     starts: int = 0
     start_s: float = 0.0
-    """For passes over the data to begin and end: starting workers, the first batch, stopping them."""
+    """For passes over the data to begin and end: workers, the first batch."""
     save_s: float = 0.0
     load_s: float = 0.0
     step_s: float = 0.0
@@ -79,12 +79,15 @@ class Counters:
     """Worker processes of the loader."""
     threads: int = 0
     """Worker threads of the loader."""
+    own_passes: int = 0
+    """Passes over npydata's own loader."""
     fetches: int = 0
     """Batches made, and their cost, over all workers."""
     items: int = 0
     per_item: bool = False
     """A batch is made of items, one by one."""
     fetch_s: float = 0.0
+    longest_fetch_s: float = 0.0
     fetch_cpu_s: float = 0.0
     fetch_core_s: float = 0.0
     collate_cpu_s: float = 0.0
@@ -92,6 +95,8 @@ class Counters:
     fetch_read_bytes: int = 0
     batch_bytes: int = 0
     tensors: int = 0
+    hand_over_core_s: float = 0.0
+    """Worker processes were ready for anything else than making batches, and had no core."""
     hand_over_cpu_s: float = 0.0
     """Worker processes computed, and not in making batches."""
     after_n: int = 0
@@ -118,7 +123,21 @@ class Counters:
     @property
     def core_s(self) -> float:
         """Seconds in which the loop was ready to go on, and other processes had the cores."""
-        return self.wait_core_s + self.step_core_s
+        return self.wait_core_s + self.crew_core_s + self.step_core_s
+
+    @property
+    def crew_core_s(self) -> float:
+        """Seconds in which it waited for workers that were ready, and had no core either."""
+        if not (self.fetch_s and (self.processes or self.threads)):
+            return 0.0
+        lacked = self.fetch_core_s + self.hand_over_core_s
+        worked = self.fetch_s + self.hand_over_cpu_s + self.hand_over_core_s
+        return (self.wait_s - self.wait_core_s) * min(lacked / worked, 1.0)
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that it waited for batches, first ones apart, and not for want of a core."""
+        return self.wait_s - self.wait_core_s - self.crew_core_s
 
     @property
     def run_s(self) -> float:
@@ -129,7 +148,7 @@ class Counters:
     def phases(self) -> dict[str, float]:
         """The loop's seconds by what it did, without those that lacked a core."""
         return {
-            "data": self.wait_s + self.start_s - self.wait_core_s,
+            "data": self.data_wait_s + self.start_s,
             "saves": self.save_s,
             "loads": self.load_s,
             "step": self.step_s - self.step_core_s,
@@ -151,6 +170,9 @@ WHOLE = {one.name for one in fields(Counters) if one.type is int}
 SUMMED = WHOLE | {one.name for one in fields(Counters) if one.type is float}
 MADE_BY_WORKERS = {"fetches", "items", "fetch_s", "fetch_cpu_s", "fetch_core_s", "collate_cpu_s",
                    "fetch_faults", "fetch_read_bytes", "batch_bytes", "tensors"}  # fmt: skip
+
+
+LACKED_CORES = ("wait_core_s", "step_core_s", "fetch_core_s", "hand_over_core_s")
 
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
@@ -189,9 +211,20 @@ def counters_of(
                and main is not None and (alone or one["parent"] == main["pid"])]  # fmt: skip
     of_main = {} if main is None else main["counts"]
     totals = {name: of_main.get(name, 0) for name in SUMMED}
-    for name in MADE_BY_WORKERS:
-        totals[name] += sum(one["counts"].get(name, 0) for one in workers)
+    if workers and not makes_its_own(of_main):
+        crew = [one["counts"] for one in workers]
+        totals |= {name: sum(one.get(name, 0) for one in crew) for name in MADE_BY_WORKERS}
+        totals["longest_fetch_s"] = max(one.get("longest_fetch_s", 0.0) for one in crew)
+    elif workers:
+        totals["processes"] = 0
     totals |= {name: int(totals[name]) for name in WHOLE}
+    for resource in ("cpu_s", "core_s"):
+        totals[f"hand_over_{resource}"] = sum(
+            max(0.0, one["counts"][resource] - one["counts"].get(f"fetch_{resource}", 0))
+            for one in workers
+        )
+    others = samples.others_share()
+    totals |= {name: others * totals[name] for name in LACKED_CORES}
     if main and (going_on := main["going_on"]):  # it had not come to an end
         totals[going_on["phase"] + "_s"] += going_on["s"]
     mine = [*workers, *([main] if main else [])]
@@ -202,10 +235,6 @@ def counters_of(
         "per_item": any(one["counts"].get("per_item") for one in mine),
         "step_held": share(of_main, "step"),
         "wait_held": share(of_main, "wait"),
-        "hand_over_cpu_s": sum(
-            max(0.0, one["counts"]["cpu_s"] - one["counts"].get("fetch_cpu_s", 0))
-            for one in workers
-        ),
         "saves": [saved(save) for save in (main["saves"] if main else [])],
         "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
         "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, loops, blind),
@@ -214,6 +243,12 @@ def counters_of(
         "shared_memory_share": samples.shared_memory_share,
     }
     return Counters(**{**totals, **known})
+
+
+def makes_its_own(of_main: Mapping[str, float]) -> bool:
+    """Whether a loop waits for batches that it makes itself, beside a loader with workers."""
+    waited = of_main.get("wait_s", 0.0) + of_main.get("start_s", 0.0)
+    return of_main.get("fetch_s", 0.0) > waited / 2 and not of_main.get("threads")
 
 
 def saved(save: Mapping[str, Any]) -> Save:

@@ -49,13 +49,16 @@ class Recorder:
         self.loop = 0
         self.finished = False
         self.since_save = -1
-        self.began = self.cpu_began = self.left = self.left_cpu = self.left_core = 0.0
+        self.began = self.cpu_began = self.core_began = self.left = self.left_cpu = (
+            self.left_core
+        ) = 0.0
         self.inside.__dict__.clear()
 
     def become(self, role: str) -> None:
         """Begin a process's own account, and watch it."""
         self.begin(role)
         self.began, self.cpu_began = time.monotonic(), time.process_time()
+        self.core_began = core_waits()
         if role == "worker":
             self.loop = threading.get_ident()
         self.start_watching(self)
@@ -147,6 +150,20 @@ class Recorder:
         """Note a wait that ended in no batch: the pass was over, and let its workers go."""
         self.add(start_s=spent["s"] if spent["counted"] else 0.0)
 
+    def stalled(self, spent: dict[str, float]) -> None:
+        """Note that the loop waited for the newest save to be done."""
+        if spent["counted"]:
+            self.add(save_s=spent["s"])
+        if spent["counted"] and self.saves:
+            self.saves[-1]["stall_s"] += spent["s"]
+
+    def made(self, **amounts: float) -> None:
+        """Add to counters of batches that were made, and keep how long the longest took."""
+        self.add(**amounts)
+        with self.lock:
+            longest = max(self.counts["longest_fetch_s"], amounts["fetch_s"])
+            self.counts["longest_fetch_s"] = longest
+
     def save(self, about: dict[str, Any], spent: dict[str, float]) -> None:
         """Note a save, with the caller's line, the path, and how the file was written."""
         stall = spent["s"] if spent["counted"] else 0.0
@@ -206,6 +223,7 @@ class Recorder:
         with self.lock:
             counts = dict(self.counts)
         counts["cpu_s"] = time.process_time() - self.cpu_began
+        counts["core_s"] = core_waits() - self.core_began
         going_on = {"phase": self.phase, "s": time.monotonic() - self.left}
         return {
             "pid": self.pid, "parent": os.getppid(), "role": self.role, "argv": sys.argv,
@@ -216,6 +234,18 @@ class Recorder:
             "loads": dict(self.loads), "grown": grown,
             "lines": sorted(self.lines.items(), key=lambda item: -item[1])[:LINES_KEPT],
         }  # fmt: skip
+
+
+def core_waits() -> float:
+    """Return the seconds that this process's threads were ready to run and had no core."""
+    waits = 0.0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
+                waits += int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):  # it has just ended
+            continue
+    return waits
 
 
 def line_of_user(frame: Any) -> str:

@@ -16,6 +16,8 @@ PERIOD_S = 0.02
 WRITE_EVERY = 25
 LATE_S = 0.001
 """A wake-up that is later, apart from waiting for a core, waited for the interpreter lock."""
+BESIDE = {"wait": "threads", "step": "beside"}
+"""What the lines of other threads are noted as, by the loop's phase."""
 IDLE = ("wait", "acquire", "get", "poll", "select", "_recv", "sleep")
 
 
@@ -41,12 +43,12 @@ def run(recorder: "Recorder", process: int) -> None:
 
 
 def look(recorder: "Recorder", phase: str) -> None:
-    """Note the line at which the loop stands, and while it waits, those at which others work."""
+    """Note the line at which the loop stands, and those at which others work meanwhile."""
     if not phase:
         return
     me = _thread.get_ident()
     for thread, frame in sys._current_frames().items():
         if thread == recorder.loop:
             recorder.note(phase, frame)
-        elif thread != me and phase == "wait" and frame.f_code.co_name not in IDLE:
-            recorder.note("threads", frame)
+        elif thread != me and phase in BESIDE and frame.f_code.co_name not in IDLE:
+            recorder.note(BESIDE[phase], frame)

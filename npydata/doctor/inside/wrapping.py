@@ -159,12 +159,18 @@ def timed_iter(recorder: "Recorder", function: Any) -> Any:
         recorder.watch(type(dataset).__name__, dataset)
         if spent["counted"]:
             recorder.add(start_s=spent["s"])
-        with recorder.lock:
-            stock = type(self).__module__.partition(".")[0] != "npydata"
-            recorder.counts["processes" if stock else "threads"] = workers or 0
+        crew = "threads" if is_ours(self) else "processes"
+        recorder.add(own_passes=is_ours(self))
+        with recorder.lock:  # of several loaders, say of training and of validation, the most
+            recorder.counts[crew] = max(recorder.counts[crew], workers or 0)
         return iterator
 
     return wrapper
+
+
+def is_ours(loader: Any) -> bool:
+    """Whether a loader is one of npydata's."""
+    return any(kind.__module__.partition(".")[0] == "npydata" for kind in type(loader).__mro__)
 
 
 def wrap_fetch(recorder: "Recorder", module: Any) -> None:
@@ -211,7 +217,7 @@ def timed_fetch(recorder: "Recorder", function: Any) -> Any:
         after = resource.getrusage(thread)
         nbytes, tensors = size_of(batch)
         per_item = getattr(self, "auto_collation", False) and hasattr(index, "__len__")
-        recorder.add(
+        recorder.made(
             fetches=1, items=len(index) if per_item else 1, fetch_s=time.monotonic() - begin,
             fetch_cpu_s=time.thread_time() - cpu, fetch_core_s=recorder.core_wait() - core,
             fetch_faults=after.ru_majflt - before.ru_majflt,
@@ -307,6 +313,25 @@ def wrap_our_checkpointer(recorder: "Recorder", module: Any) -> None:
     """Time ``AsyncCheckpointer.save``."""
     ours = module.AsyncCheckpointer
     ours.save = timed_save(recorder, ours.save, "AsyncCheckpointer.save", None)
+    wait = ours._wait
+
+    @functools.wraps(wait)
+    def wrapper(self: Any) -> None:
+        if recorder.is_inside():  # of a save that waits for the one before
+            wait(self)
+            return
+        with recorder.span("save") as spent:
+            wait(self)
+        recorder.stalled(spent)
+
+    ours._wait = wrapper
+
+
+def wrap_our_distributed_checkpointer(recorder: "Recorder", module: Any) -> None:
+    """Time ``AsyncCheckpointer.save_distributed``."""
+    ours = module.AsyncCheckpointer
+    name = "AsyncCheckpointer.save_distributed"
+    ours.save_distributed = timed_save(recorder, ours.save_distributed, name, None)
 
 
 def timed_save(recorder: "Recorder", function: Any, kind: str, place: int | None) -> Any:
@@ -370,4 +395,5 @@ WRAPS: dict[str, Wrap] = {
     "npydata.loader.loader": wrap_our_loader,
     "npydata.loader.fetcher": wrap_our_fetcher,
     "npydata.checkpointer.checkpointer": wrap_our_checkpointer,
+    "npydata.distributed.checkpointer": wrap_our_distributed_checkpointer,
 }
