@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import median
 
 import pytest
-from sick_runs import RUNS
+from sick_runs import RUNS, WORKING
 from test_doctor_judging import HEALTHY, STARVED
 
 from npydata import cli
@@ -89,13 +90,16 @@ def test_what_goes_on_when_the_page_is_shown_counts_as_what_it_is(phase):
 def test_the_loop_is_judged_by_the_batches_that_it_waits_for():
     """Of two loaders, one with workers and one without."""
     crew = report(2, "worker", fetches=9, fetch_s=8.0, longest_fetch_s=3.0)
+    crew["lines"] = [["fetch a:1 f", 3]]
     main = {"fetches": 5, "processes": 2, "wait_s": 4.0}
     itself = [report(1, "main", steps=9, fetch_s=3.0, longest_fetch_s=1.0, **main), crew]
     c = counters.counters_of(itself, Samples())
     assert (c.processes, c.fetches, c.fetch_s, c.longest_fetch_s) == (0, 5, 3.0, 1.0)
+    assert not c.lines
     by_workers = [report(1, "main", steps=9, fetch_s=1.0, longest_fetch_s=1.0, **main), crew]
     c = counters.counters_of(by_workers, Samples())
     assert (c.processes, c.fetches, c.fetch_s, c.longest_fetch_s) == (2, 9, 8.0, 3.0)
+    assert c.lines == {"fetch": {"a:1 f": 3}}
 
 
 @pytest.mark.parametrize(("machine", "own", "others"), [
@@ -260,6 +264,19 @@ def test_the_cause_is_named_first(tmp_path, name):
     found = first_cause(tmp_path, name)
     assert (found["cause"] if found else "") == RUNS[name].cause, found
     assert RUNS[name].where in (found["where"] if found else "")
+
+
+@pytest.mark.stress
+def test_watching_slows_a_training_by_less_than_two_percent(tmp_path):
+    """The median of ten interleaved runs each, of steps that compute all the time."""
+    (tmp_path / "train.py").write_text(WORKING)
+    command = [sys.executable, "train.py"]
+    alone, watched = [], []
+    for _ in range(10):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        alone.append(float(done.stdout))
+        watched.append(float(doctor(tmp_path, *command)[0].stdout))
+    assert median(watched) < 1.02 * median(alone), (alone, watched)
 
 
 @pytest.mark.parametrize("name", ["slow transform"])

@@ -144,6 +144,12 @@ def test_counters_are_judged(name):
     assert [finding.cause for finding in judging.findings(given)] == causes
 
 
+def test_the_line_of_a_step_in_python_is_where_it_held_the_lock():
+    seen = {"step": {"a.py:1 let_go": 9, "a.py:2 count": 2}, "held": {"a.py:2 count": 2}}
+    (finding,) = judging.findings(replace(HEALTHY, step_held=0.9, step_cpu_s=15.0, lines=seen))
+    assert finding.where == "a.py:2 count"
+
+
 def test_a_finding_has_evidence_cost_and_the_line_to_change():
     (finding,) = judging.findings(STARVED)
     assert finding.loss_s == 10.0

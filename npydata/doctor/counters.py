@@ -211,7 +211,8 @@ def counters_of(
                and main is not None and (alone or one["parent"] == main["pid"])]  # fmt: skip
     of_main = {} if main is None else main["counts"]
     totals = {name: of_main.get(name, 0) for name in SUMMED}
-    if workers and not makes_its_own(of_main):
+    makes_its_own = has_own_fetches(of_main)
+    if workers and not makes_its_own:
         crew = [one["counts"] for one in workers]
         totals |= {name: sum(one.get(name, 0) for one in crew) for name in MADE_BY_WORKERS}
         totals["longest_fetch_s"] = max(one.get("longest_fetch_s", 0.0) for one in crew)
@@ -228,24 +229,25 @@ def counters_of(
     if main and (going_on := main["going_on"]):  # it had not come to an end
         totals[going_on["phase"] + "_s"] += going_on["s"]
     mine = [*workers, *([main] if main else [])]
+    makers = [main] if main and makes_its_own else mine
     loops = {one["pid"]: one["began"] for one in mine if one["began"] is not None}
     known = {
         "watched_s": watched_s,
         "startup_s": max(loops[main["pid"]] - began, 0.0) if main and main["pid"] in loops else 0.0,
-        "per_item": any(one["counts"].get("per_item") for one in mine),
+        "per_item": any(one["counts"].get("per_item") for one in makers),
         "step_held": share(of_main, "step"),
         "wait_held": share(of_main, "wait"),
         "saves": [saved(save) for save in (main["saves"] if main else [])],
         "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
         "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, loops, blind),
         "grown": {name: sizes for one in mine for name, sizes in one["grown"].items()},
-        "lines": lines_by_phase(mine),
+        "lines": lines_by_phase(makers),
         "shared_memory_share": samples.shared_memory_share,
     }
     return Counters(**{**totals, **known})
 
 
-def makes_its_own(of_main: Mapping[str, float]) -> bool:
+def has_own_fetches(of_main: Mapping[str, float]) -> bool:
     """Whether a loop waits for batches that it makes itself, beside a loader with workers."""
     waited = of_main.get("wait_s", 0.0) + of_main.get("start_s", 0.0)
     return of_main.get("fetch_s", 0.0) > waited / 2 and not of_main.get("threads")

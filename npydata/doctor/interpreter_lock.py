@@ -26,7 +26,7 @@ def held_step(c: Counters) -> Finding | None:
         share_of(c, loss),
         [held, cpu],
         change,
-        hottest(c, "step"),
+        hottest(c, "held", "step"),
     )
 
 

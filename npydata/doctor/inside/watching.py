@@ -35,14 +35,15 @@ def run(recorder: "Recorder", process: int) -> None:
         sleep(PERIOD_S)
         late = clock() - due - (recorder.core_wait() - core)
         phase = recorder.phase
-        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
-        look(recorder, phase)
+        held = late > LATE_S
+        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": held})
+        look(recorder, phase, held)
         rounds += 1
         if rounds % WRITE_EVERY == 0:
             recorder.write()
 
 
-def look(recorder: "Recorder", phase: str) -> None:
+def look(recorder: "Recorder", phase: str, held: bool) -> None:
     """Note the line at which the loop stands, and those at which others work meanwhile."""
     if not phase:
         return
@@ -50,5 +51,7 @@ def look(recorder: "Recorder", phase: str) -> None:
     for thread, frame in sys._current_frames().items():
         if thread == recorder.loop:
             recorder.note(phase, frame)
+            if held and phase == "step":  # it computed; at other times it may have let us in
+                recorder.note("held", frame)
         elif thread != me and phase in BESIDE and frame.f_code.co_name not in IDLE:
             recorder.note(BESIDE[phase], frame)
