@@ -235,7 +235,7 @@ RUNS = {
             with torch.no_grad():
                 for x, y in validate:
                     model(torch.ones(4, 64))
-    """, "__getitem__"),
+    """, "genexpr"),
     "our saves, waited for": SickRun("save_stall", """
         import npydata
 

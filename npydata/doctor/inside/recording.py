@@ -47,7 +47,7 @@ class Recorder:
         self.watched: list[tuple[str, Any]] = []
         self.phase = ""
         self.loop = 0
-        self.finished = False
+        self.finished = self.fetches = False
         self.since_save = -1
         self.began = self.cpu_began = self.core_began = self.left = self.left_cpu = (
             self.left_core
@@ -114,6 +114,20 @@ class Recorder:
                 self.phase, self.left = "step", begin + spent["s"]
                 self.left_cpu, self.left_core = cpu + spent["cpu_s"], core + spent["core_s"]
             spent["counted"] = counted
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Make a batch: a worker's phase, and of a loop that makes its own, part of its wait."""
+        mine = self.loop == threading.get_ident()
+        self.fetches |= mine
+        if mine and self.role == "worker":
+            self.phase = "fetch"
+        try:
+            yield
+        finally:
+            self.fetches &= not mine
+            if mine and self.role == "worker":
+                self.phase = ""
 
     def is_inside(self) -> bool:
         """Whether this thread is in a span already."""

@@ -50,7 +50,7 @@ def look(recorder: "Recorder", phase: str, held: bool) -> None:
     me = _thread.get_ident()
     for thread, frame in sys._current_frames().items():
         if thread == recorder.loop:
-            recorder.note(phase, frame)
+            recorder.note("fetch" if recorder.fetches else phase, frame)
             if held and phase == "step":  # it computed; at other times it may have let us in
                 recorder.note("held", frame)
         elif thread != me and phase in BESIDE and frame.f_code.co_name not in IDLE:

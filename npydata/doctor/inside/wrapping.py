@@ -209,11 +209,8 @@ def timed_fetch(recorder: "Recorder", function: Any) -> Any:
         thread = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
         begin, before = time.monotonic(), resource.getrusage(thread)
         cpu, core = time.thread_time(), recorder.core_wait()
-        if in_worker := recorder.role == "worker":
-            recorder.phase = "fetch"
-        batch = function(self, index)
-        if in_worker:
-            recorder.phase = ""
+        with recorder.fetching():
+            batch = function(self, index)
         after = resource.getrusage(thread)
         nbytes, tensors = size_of(batch)
         per_item = getattr(self, "auto_collation", False) and hasattr(index, "__len__")
