@@ -181,11 +181,109 @@ RUNS = {
                 counts[token % 97] = counts.get(token % 97, 0) + 1
             return counts
 
-        tokens = np.arange(1 << 20, dtype=np.uint16)
+        tokens = np.arange(1 << 21, dtype=np.uint16)
         for x, y in DataLoader(Windows(tokens), batch_size=16):
             histogram(x.flatten().tolist() * 8)
             step(0.0)
     """, "histogram"),
+    "items that wait": SickRun("item_waits", """
+        class Remote(Windows):
+            def __getitem__(self, index):
+                time.sleep(0.01)  # as long as a server may take
+                return super().__getitem__(index)
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        for x, y in DataLoader(Remote(tokens), batch_size=8, num_workers=2):
+            step()
+    """, "__getitem__"),
+    "late batches": SickRun("uneven_batches", """
+        class Documents(Windows):
+            def __getitem__(self, index):
+                if index % 160 == 7:
+                    time.sleep(0.4)  # one that is long
+                return super().__getitem__(index)
+
+        tokens = np.arange(1 << 21, dtype=np.uint16)
+        for x, y in DataLoader(Documents(tokens), batch_size=16, num_workers=2):
+            step(0.005)
+    """, "__getitem__"),
+    "worker threads in Python": SickRun("gil_workers", """
+        import npydata
+
+        class Renumbered(npydata.MmapDataset):
+            def fetch_windows(self, windows, **options):
+                sum(k * 31 % 5000 for k in range(300_000))
+                return super().fetch_windows(windows, **options)
+
+        np.save("tokens.npy", np.arange(1 << 20, dtype=np.uint16))
+        dataset = Renumbered("tokens.npy", seq_len=1024)
+        for x, y in npydata.AsyncDataLoader(dataset, batch_size=8, num_workers=2):
+            step()
+    """, "train.py"),
+    "validation": SickRun("slow_transform", """
+        class Slow(Windows):
+            def __getitem__(self, index):
+                sum(k * 31 % 5000 for k in range(60_000))
+                return super().__getitem__(index)
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        train = DataLoader(Windows(tokens), batch_size=8, num_workers=2, persistent_workers=True)
+        validate = DataLoader(Slow(tokens[: 1 << 17]), batch_size=16)
+        for epoch in range(4):
+            for x, y in train:
+                step(0.005)
+            with torch.no_grad():
+                for x, y in validate:
+                    model(torch.ones(4, 64))
+    """, "genexpr"),
+    "our saves, waited for": SickRun("save_stall", """
+        import npydata
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        state = {"weights": torch.zeros(1 << 24)}
+        with npydata.AsyncCheckpointer() as checkpointer:
+            for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=8)):
+                step(0.005)
+                if count % 20 == 19:
+                    checkpointer.save(f"run/step-{count}", state)
+                    checkpointer.wait()
+    """, "train.py"),
+    "healthy, with accumulation": SickRun("", """
+        tokens = np.arange(1 << 21, dtype=np.uint16)
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=8)):
+            time.sleep(0.02)
+            model(torch.ones(4, 64)).square().mean().backward()
+            if count % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """),
+    "healthy, of an iterable": SickRun("", """
+        class Texts(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                for _ in range(3000):
+                    yield torch.arange(1024)
+
+        for x in DataLoader(Texts(), batch_size=16, num_workers=1):
+            step(0.02)
+    """),
+    "healthy, saves in a thread": SickRun("", """
+        from threading import Thread
+
+        tokens = np.arange(1 << 20, dtype=np.uint16)
+        state, saving = {"weights": torch.zeros(1 << 22)}, Thread()
+        saving.start()
+        for count, (x, y) in enumerate(DataLoader(Windows(tokens), batch_size=8)):
+            step(0.02)
+            if count % 40 == 39:
+                saving.join()
+                saving = Thread(target=write_whole, args=(f"step-{count}.pt", state))
+                saving.start()
+    """),
+    "healthy and short": SickRun("", """
+        tokens = np.arange(1 << 17, dtype=np.uint16)
+        for x, y in DataLoader(Windows(tokens), batch_size=8, num_workers=2):
+            step(0.02)
+    """),
     "epochs": SickRun("epoch_starts", """
         tokens = np.arange(1 << 16, dtype=np.uint16)
         loader = DataLoader(Windows(tokens), batch_size=16, num_workers=2)
@@ -194,3 +292,34 @@ RUNS = {
                 step()
     """),
 }  # fmt: skip
+
+WORKING = """
+import time
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+class Windows(Dataset):
+    tokens = np.arange(1 << 22, dtype=np.uint16)
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        window = self.tokens[index * 64 : index * 64 + 65].astype(np.int64)
+        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
+
+
+begin = time.monotonic()
+for x, y in DataLoader(Windows(), batch_size=8):
+    optimizer.zero_grad()
+    model(torch.ones(64, 256)).square().mean().backward()
+    optimizer.step()
+print(time.monotonic() - begin)
+"""
+"""Steps of some milliseconds that compute all the time, and the seconds that its loop takes."""

@@ -86,11 +86,13 @@ def show(args: argparse.Namespace, begin: float, samples: Samples, folder: Path)
     """Judge what is known so far, and show it."""
     reports = counters.read_reports(folder)
     main = counters.main_report(reports)
+    seconds = launching.seconds_since(begin)
     about: Run = {
-        "command": shlex.join(args.command), "seconds": launching.seconds_since(begin),
+        "command": shlex.join(args.command), "seconds": seconds,
         "torch": main["torch"] if main else "", "blind": main is None, "notes": notes(reports),
     }  # fmt: skip
-    tell(args, about, counters.counters_of(reports, samples), to_stderr=True)
+    c = counters.counters_of(reports, samples, began=begin, watched_s=seconds)
+    tell(args, about, c, to_stderr=True)
 
 
 def notes(reports: list[dict[str, Any]]) -> list[str]:

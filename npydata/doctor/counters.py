@@ -49,6 +49,10 @@ class Growth:
 class Counters:
     """A run in numbers; seconds are of the loop unless it says otherwise."""
 
+    watched_s: float = 0.0
+    """From the start of the command to the page, or its end."""
+    startup_s: float = 0.0
+    """Of these, until the loop began: imports, building the model, loading it."""
     steps: int = 0
     batches: int = 0
     wait_s: float = 0.0
@@ -59,7 +63,7 @@ class Counters:
     """Of these, it was ready to go on, and other processes had the cores."""
     starts: int = 0
     start_s: float = 0.0
-    """For passes over the data to begin: starting workers, and the first batch."""
+    """For passes over the data to begin and end: workers, the first batch."""
     save_s: float = 0.0
     load_s: float = 0.0
     step_s: float = 0.0
@@ -75,12 +79,15 @@ class Counters:
     """Worker processes of the loader."""
     threads: int = 0
     """Worker threads of the loader."""
+    own_passes: int = 0
+    """Passes over npydata's own loader."""
     fetches: int = 0
     """Batches made, and their cost, over all workers."""
     items: int = 0
     per_item: bool = False
     """A batch is made of items, one by one."""
     fetch_s: float = 0.0
+    longest_fetch_s: float = 0.0
     fetch_cpu_s: float = 0.0
     fetch_core_s: float = 0.0
     collate_cpu_s: float = 0.0
@@ -88,6 +95,8 @@ class Counters:
     fetch_read_bytes: int = 0
     batch_bytes: int = 0
     tensors: int = 0
+    hand_over_core_s: float = 0.0
+    """Worker processes were ready for anything else than making batches, and had no core."""
     hand_over_cpu_s: float = 0.0
     """Worker processes computed, and not in making batches."""
     after_n: int = 0
@@ -114,19 +123,56 @@ class Counters:
     @property
     def core_s(self) -> float:
         """Seconds in which the loop was ready to go on, and other processes had the cores."""
-        return self.wait_core_s + self.step_core_s
+        return self.wait_core_s + self.crew_core_s + self.step_core_s
+
+    @property
+    def crew_core_s(self) -> float:
+        """Seconds in which it waited for workers that were ready, and had no core either."""
+        if not (self.fetch_s and (self.processes or self.threads)):
+            return 0.0
+        lacked = self.fetch_core_s + self.hand_over_core_s
+        worked = self.fetch_s + self.hand_over_cpu_s + self.hand_over_core_s
+        return (self.wait_s - self.wait_core_s) * min(lacked / worked, 1.0)
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that it waited for batches, first ones apart, and not for want of a core."""
+        return self.wait_s - self.wait_core_s - self.crew_core_s
 
     @property
     def run_s(self) -> float:
         """Seconds from the loop's beginning to its end, without those that lacked a core."""
-        whole = self.wait_s + self.start_s + self.save_s + self.load_s + self.step_s
-        return whole - self.core_s
+        return sum(self.phases.values())
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The loop's seconds by what it did, without those that lacked a core."""
+        return {
+            "data": self.data_wait_s + self.start_s,
+            "saves": self.save_s,
+            "loads": self.load_s,
+            "step": self.step_s - self.step_core_s,
+        }
+
+    @property
+    def all_time(self) -> dict[str, float]:
+        """All of the watched seconds, by what they went into."""
+        return {"start-up": self.startup_s, **self.phases, "no core": self.core_s,
+                "other": self.other_s}  # fmt: skip
+
+    @property
+    def other_s(self) -> float:
+        """Seconds after the last step: evaluating, ending, and what nobody watched."""
+        return max(self.watched_s - self.startup_s - self.run_s - self.core_s, 0.0)
 
 
 WHOLE = {one.name for one in fields(Counters) if one.type is int}
 SUMMED = WHOLE | {one.name for one in fields(Counters) if one.type is float}
 MADE_BY_WORKERS = {"fetches", "items", "fetch_s", "fetch_cpu_s", "fetch_core_s", "collate_cpu_s",
                    "fetch_faults", "fetch_read_bytes", "batch_bytes", "tensors"}  # fmt: skip
+
+
+LACKED_CORES = ("wait_core_s", "step_core_s", "fetch_core_s", "hand_over_core_s")
 
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
@@ -147,10 +193,16 @@ def busy(report: Mapping[str, Any]) -> float:
 
 
 def counters_of(
-    reports: Sequence[Mapping[str, Any]], samples: Samples, *, blind: bool = False
+    reports: Sequence[Mapping[str, Any]],
+    samples: Samples,
+    *,
+    began: float = 0.0,
+    watched_s: float = 0.0,
+    blind: bool = False,
 ) -> Counters:
     """Return the run's counters: the training process's own, and its workers' added up.
 
+    ``began``: the moment of ``time.monotonic`` from which on was watched, for ``watched_s``.
     ``blind``: a process is watched that was running already, so all samples count.
     """
     main = main_report(reports)
@@ -159,28 +211,46 @@ def counters_of(
                and main is not None and (alone or one["parent"] == main["pid"])]  # fmt: skip
     of_main = {} if main is None else main["counts"]
     totals = {name: of_main.get(name, 0) for name in SUMMED}
-    for name in MADE_BY_WORKERS:
-        totals[name] += sum(one["counts"].get(name, 0) for one in workers)
+    makes_its_own = has_own_fetches(of_main)
+    if workers and not makes_its_own:
+        crew = [one["counts"] for one in workers]
+        totals |= {name: sum(one.get(name, 0) for one in crew) for name in MADE_BY_WORKERS}
+        totals["longest_fetch_s"] = max(one.get("longest_fetch_s", 0.0) for one in crew)
+    elif workers:
+        totals["processes"] = 0
     totals |= {name: int(totals[name]) for name in WHOLE}
-    totals["step_s"] += of_main.get("tail_s", 0.0)
+    for resource in ("cpu_s", "core_s"):
+        totals[f"hand_over_{resource}"] = sum(
+            max(0.0, one["counts"][resource] - one["counts"].get(f"fetch_{resource}", 0))
+            for one in workers
+        )
+    others = samples.others_share()
+    totals |= {name: others * totals[name] for name in LACKED_CORES}
+    if main and (going_on := main["going_on"]):  # it had not come to an end
+        totals[going_on["phase"] + "_s"] += going_on["s"]
     mine = [*workers, *([main] if main else [])]
-    began = {one["pid"]: one["began"] for one in mine if one["began"] is not None}
+    makers = [main] if main and makes_its_own else mine
+    loops = {one["pid"]: one["began"] for one in mine if one["began"] is not None}
     known = {
-        "per_item": any(one["counts"].get("per_item") for one in mine),
+        "watched_s": watched_s,
+        "startup_s": max(loops[main["pid"]] - began, 0.0) if main and main["pid"] in loops else 0.0,
+        "per_item": any(one["counts"].get("per_item") for one in makers),
         "step_held": share(of_main, "step"),
         "wait_held": share(of_main, "wait"),
-        "hand_over_cpu_s": sum(
-            max(0.0, one["counts"]["cpu_s"] - one["counts"].get("fetch_cpu_s", 0))
-            for one in workers
-        ),
         "saves": [saved(save) for save in (main["saves"] if main else [])],
         "unsafe_loads": {line: n for one in mine for line, n in one["loads"].items()},
-        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, began, blind),
+        "growth": growths(samples, {one["pid"]: one["role"] for one in mine}, loops, blind),
         "grown": {name: sizes for one in mine for name, sizes in one["grown"].items()},
-        "lines": lines_by_phase(mine),
+        "lines": lines_by_phase(makers),
         "shared_memory_share": samples.shared_memory_share,
     }
     return Counters(**{**totals, **known})
+
+
+def has_own_fetches(of_main: Mapping[str, float]) -> bool:
+    """Whether a loop waits for batches that it makes itself, beside a loader with workers."""
+    waited = of_main.get("wait_s", 0.0) + of_main.get("start_s", 0.0)
+    return of_main.get("fetch_s", 0.0) > waited / 2 and not of_main.get("threads")
 
 
 def saved(save: Mapping[str, Any]) -> Save:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from npydata.doctor.counters import Counters
 
 NOTICEABLE = 0.05
-"""A wait with a smaller share of the run is no finding."""
+"""A wait with a smaller share of the loop is no finding."""
 SHORTEST_S = 0.1
 """Nor is one that is shorter: the run is too short to say."""
 
@@ -19,9 +19,9 @@ class Finding:
     """A word for programs, such as ``per_item_fetch``."""
     title: str
     loss_s: float
-    """Seconds of the run: waited, or for a risk, what could be lost."""
+    """Seconds of the loop: waited, or for a risk, what could be lost."""
     share: float
-    """The same as a share of the run, 0 to 1."""
+    """The same as a share of the loop, 0 to 1."""
     evidence: Sequence[str]
     change: str
     """What to write instead."""
@@ -38,7 +38,7 @@ class Finding:
 
 
 def share_of(c: Counters, seconds: float) -> float:
-    """Return seconds as a share of the run."""
+    """Return seconds as a share of the loop."""
     return seconds / c.run_s if c.run_s > 0 else 0.0
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import Finding
+from npydata.doctor.finding import Finding, share_of
 from npydata.system.progress import harmless
 
 WIDTH = 100
-BAR = 40
+BAR = 30
 LONGEST = 400
-CORES_NOTICEABLE = 0.05
+MEANT = {
+    "start-up": "      until the first batch or step",
+    "no core": "      ready to go on, and other processes had the cores",
+    "other": "      after the last batch or step",
+}
 Run = dict[str, Any]
 """What was watched: ``command``, ``seconds``, ``torch``, ``notes``, and ``blind`` without hooks."""
 
@@ -32,25 +36,23 @@ def page(run: Run, c: Counters, found: Sequence[Finding]) -> str:
 
 
 def summary(run: Run, c: Counters) -> list[str]:
-    """Return what was seen, and where the loop's time went."""
+    """Return what was seen, and where all of the time went."""
     seen = f"watched {run['seconds']:.1f} s"
     if run["blind"]:
         return [seen + ", from outside only"]
     lines = [f"{seen}: {c.steps:,} optimizer steps, {c.batches:,} batches, torch {run['torch']}"]
-    phases = {
-        "data": c.wait_s + c.start_s - c.wait_core_s,
-        "saves": c.save_s,
-        "loads": c.load_s,
-        "step": c.step_s - c.step_core_s,
-    }
-    for name, seconds in phases.items():
-        part = seconds / c.run_s if c.run_s else 0.0
-        if seconds:
-            bar = "#" * round(BAR * part)
-            lines.append(f"  {name:<6}{seconds:>9.2f} s {part:>5.0%}  {bar}".rstrip())
-    if c.core_s > CORES_NOTICEABLE * c.run_s:
-        lines.append(f"  {c.core_s:.2f} s more went by while other processes had the cores")
-    return lines
+    if not c.run_s:
+        return lines
+    lines.append(f"{'of all':>25}  of the loop")
+    return lines + [row(name, seconds, c) for name, seconds in c.all_time.items() if seconds]
+
+
+def row(name: str, seconds: float, c: Counters) -> str:
+    """Return a line of the table: seconds, their share of all, and of the loop with a bar."""
+    line = f"  {name:<9}{seconds:>7.2f} s {seconds / max(c.watched_s, 1e-9):>4.0%}"
+    part = share_of(c, seconds)
+    said = f"{part:>4.0%}  {'#' * round(BAR * part)}" if name in c.phases else MEANT.get(name, "")
+    return f"{line}  {said}".rstrip()
 
 
 def verdict_without_findings(run: Run, c: Counters) -> str:
@@ -59,12 +61,12 @@ def verdict_without_findings(run: Run, c: Counters) -> str:
         return "Nothing unusual from outside."
     if not c.run_s:
         return "No training loop was seen: no DataLoader, no optimizer step."
-    return f"Healthy: {(c.step_s - c.step_core_s) / c.run_s:.1%} of the loop is step."
+    return f"Healthy: {share_of(c, c.phases['step']):.1%} of the loop is step."
 
 
 def paragraph(number: int, finding: Finding) -> list[str]:
     """Return one finding as lines."""
-    cost = f"{finding.loss_s:.1f} s, {finding.share:.0%} of the run"
+    cost = f"{finding.loss_s:.1f} s, {finding.share:.0%} of the loop"
     if finding.risk:
         cost = f"at risk: {cost}" if finding.loss_s else "a risk"
     lines = [f"{number}. {finding.title} ({cost})"]
@@ -85,5 +87,6 @@ def folded(label: str, text: str) -> list[str]:
 def write_json(path: Path, run: Run, c: Counters, found: Sequence[Finding]) -> None:
     """Write all that the page says, and all counters, as one JSON object."""
     whole = {**run, "healthy": not found and not run["blind"] and c.run_s > 0,
-             "findings": [asdict(one) for one in found], "counters": asdict(c)}  # fmt: skip
+             "time": c.all_time, "findings": [asdict(one) for one in found],
+             "counters": asdict(c)}  # fmt: skip
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

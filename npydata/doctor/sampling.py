@@ -42,6 +42,8 @@ class Samples:
     by_process: dict[int, list[Sample]] = field(default_factory=dict)
     shared_memory_share: float = 0.0
     """The fullest that ``/dev/shm`` was, 0 to 1."""
+    machine: list[float] = field(default_factory=list)
+    """CPU seconds of all processes of the machine since it started: at first, and now."""
 
     def take(self, process: int) -> bool:
         """Add a sample of each process of a tree; False when the root has gone."""
@@ -51,8 +53,38 @@ class Samples:
             kept.append(sample)
             if len(kept) > SAMPLES_KEPT:  # half as many, as far apart as they are long ago
                 del kept[1::2]
+        self.machine = [*self.machine[:1], cpu_of_machine()]
         self.shared_memory_share = max(self.shared_memory_share, share_used(SHARED_MEMORY))
         return any(sample.pid == process for sample in found)
+
+    def others_share(self) -> float:
+        """Return which share of the waits for a core is other processes' doing, 0 to 1.
+
+        The rest is due to processes and threads of the watched tree that wait for each other; if
+        they use less than the others, it is none.
+        """
+        spent = [seen[-1].cpu_s - seen[0].cpu_s for seen in self.by_process.values()]
+        if not spent or len(self.machine) < 2:
+            return 1.0
+        others = max(self.machine[1] - self.machine[0] - sum(spent), 0.0)
+        alone = min(max(spent), max(last_s(seen) for seen in self.by_process.values()))
+        mine = sum(spent) - alone  # what waits does not compute meanwhile
+        return min(2 * others / (others + mine), 1.0) if others + mine > 0 else 1.0
+
+
+def last_s(seen: list[Sample]) -> float:
+    """Return for how many seconds a process was seen."""
+    return seen[-1].when_s - seen[0].when_s
+
+
+def cpu_of_machine() -> float:
+    """Return the CPU seconds that all processes have used; 0 where nobody counts them."""
+    try:
+        line = (PROC / "stat").read_text().splitlines()[0].split()
+    except (OSError, IndexError):
+        return 0.0
+    user, nice, system, _idle, _iowait, *interrupts = map(int, line[1:8])
+    return (user + nice + system + sum(interrupts)) / TICKS
 
 
 def tree(process: int) -> list[int]:

@@ -7,6 +7,8 @@ from npydata.doctor.data_waits import evicted_s
 from npydata.doctor.finding import Finding, is_noticeable, ms, share_of
 from npydata.system.progress import human_bytes, human_rate
 
+OURS = "AsyncCheckpointer"
+WHOLE = "save(folder, model.state_dict(), optimizer.state_dict(), TrainingState(...))"
 SAVE_NOTICEABLE = 0.02
 """Saves are told of earlier: they grow with the model, and can cost nothing."""
 
@@ -30,19 +32,26 @@ def save_stall(c: Counters) -> Finding | None:
         c.save_s,
         share_of(c, c.save_s),
         [each],
-        cheaper_save(longest.kind),
+        cheaper_save(longest.kind, uses_ours(c)),
         longest.where,
     )
 
 
-def cheaper_save(kind: str) -> str:
+def uses_ours(c: Counters) -> bool:
+    """Whether some saves are by npydata's checkpointer."""
+    return any(save.kind.startswith(OURS) for save in c.saves)
+
+
+def cheaper_save(kind: str, with_ours: bool) -> str:
     """Return what to do about saves by a function; ours already write behind the training."""
-    if kind.startswith("AsyncCheckpointer"):
+    if kind.startswith(OURS):
         return (
             "prepare(model.state_dict(), optimizer.state_dict()) before the loop makes the "
             'first fast; AsyncCheckpointer(snapshot="overlap") with protect(optimizer) copies in '
             "forward and backward; or save less often, as one save waits for the one before"
         )
+    if with_ours:
+        return "give this to the AsyncCheckpointer too, which writes behind the training: " + WHOLE
     name = "save_distributed" if kind.startswith("dcp.") else "save"
     return (
         f"copy, and write behind the training: npydata.AsyncCheckpointer().{name}"
@@ -64,10 +73,22 @@ def evicted(c: Counters) -> Finding | None:
         f"{c.after_n} batches after saves; in {c.else_n} others "
         f"{human_bytes(c.else_read_bytes)} and {c.else_faults:,}"
     )
-    change = (
-        "write past the page cache: npydata.AsyncCheckpointer does (direct I/O); or "
-        "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED) on the checkpoint, once synced"
-    )
+    others = [save for save in c.saves if not save.kind.startswith(OURS)]
+    if not others:
+        change = (
+            "AsyncCheckpointer writes past the page cache where the file system has direct I/O "
+            "(tmpfs and some network ones have not): save to another disk; or leave memory free "
+            "for its copy of the state, which takes as much as the checkpoint"
+        )
+    elif uses_ours(c):
+        change = (
+            f"give this to the AsyncCheckpointer too, which writes past the page cache: {WHOLE}"
+        )
+    else:
+        change = (
+            "write past the page cache: npydata.AsyncCheckpointer does (direct I/O); or "
+            "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED) on the checkpoint, once synced"
+        )
     return Finding(
         "page_cache",
         "Saves push the data out of the page cache",
@@ -75,7 +96,7 @@ def evicted(c: Counters) -> Finding | None:
         share_of(c, loss),
         [waits, reads],
         change,
-        c.saves[-1].where,
+        max(others or c.saves, key=lambda save: save.bytes).where,
     )
 
 
@@ -115,9 +136,12 @@ def risk(c: Counters, saves: Sequence[Save], cause: str, title: str, why: str) -
     """Return the finding that some saves are not safe."""
     newest = saves[-1]
     said = [f"{len(saves)} of {len(c.saves)} saves", f"{newest.path} {why}"]
+    whole = "npydata.AsyncCheckpointer().save(folder, ...) does"
+    if uses_ours(c):
+        whole = "or give this to the AsyncCheckpointer too, which does: " + WHOLE
     change = (
         "write to a new name beside it, os.fsync(file), os.replace(new, name), fsync the "
-        "folder; npydata.AsyncCheckpointer().save(folder, ...) does"
+        f"folder; {whole}"
     )
     lost = c.run_s if cause == "torn_save" else c.run_s / max(len(c.saves), 1)
     return Finding(cause, title, lost, share_of(c, lost), said, change, newest.where, risk=True)

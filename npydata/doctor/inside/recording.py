@@ -47,14 +47,18 @@ class Recorder:
         self.watched: list[tuple[str, Any]] = []
         self.phase = ""
         self.loop = 0
+        self.finished = self.fetches = False
         self.since_save = -1
-        self.began = self.cpu_began = self.left = self.left_cpu = self.left_core = 0.0
+        self.began = self.cpu_began = self.core_began = self.left = self.left_cpu = (
+            self.left_core
+        ) = 0.0
         self.inside.__dict__.clear()
 
     def become(self, role: str) -> None:
         """Begin a process's own account, and watch it."""
         self.begin(role)
         self.began, self.cpu_began = time.monotonic(), time.process_time()
+        self.core_began = core_waits()
         if role == "worker":
             self.loop = threading.get_ident()
         self.start_watching(self)
@@ -111,6 +115,20 @@ class Recorder:
                 self.left_cpu, self.left_core = cpu + spent["cpu_s"], core + spent["core_s"]
             spent["counted"] = counted
 
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Make a batch: a worker's phase, and of a loop that makes its own, part of its wait."""
+        mine = self.loop == threading.get_ident()
+        self.fetches |= mine
+        if mine and self.role == "worker":
+            self.phase = "fetch"
+        try:
+            yield
+        finally:
+            self.fetches &= not mine
+            if mine and self.role == "worker":
+                self.phase = ""
+
     def is_inside(self) -> bool:
         """Whether this thread is in a span already."""
         return bool(getattr(self.inside, "span", False))
@@ -141,6 +159,24 @@ class Recorder:
                     f"{when}_read_bytes": read})  # fmt: skip
         if self.since_save >= 0:
             self.since_save += 1
+
+    def pass_over(self, spent: dict[str, float]) -> None:
+        """Note a wait that ended in no batch: the pass was over, and let its workers go."""
+        self.add(start_s=spent["s"] if spent["counted"] else 0.0)
+
+    def stalled(self, spent: dict[str, float]) -> None:
+        """Note that the loop waited for the newest save to be done."""
+        if spent["counted"]:
+            self.add(save_s=spent["s"])
+        if spent["counted"] and self.saves:
+            self.saves[-1]["stall_s"] += spent["s"]
+
+    def made(self, **amounts: float) -> None:
+        """Add to counters of batches that were made, and keep how long the longest took."""
+        self.add(**amounts)
+        with self.lock:
+            longest = max(self.counts["longest_fetch_s"], amounts["fetch_s"])
+            self.counts["longest_fetch_s"] = longest
 
     def save(self, about: dict[str, Any], spent: dict[str, float]) -> None:
         """Note a save, with the caller's line, the path, and how the file was written."""
@@ -174,6 +210,11 @@ class Recorder:
                     full = f"{name}.{attribute}" if name else attribute
                     self.grown.setdefault(full, [len(value), 0])[1] = len(value)
 
+    def finish(self) -> None:
+        """Write for the last time: what comes after the last step is none."""
+        self.finished = True
+        self.write()
+
     def write(self) -> None:
         """Replace the process's file; whoever reads it finds a whole one."""
         if self.role == "idle" or self.pid != GETPID() or not self.writing.acquire(timeout=1):
@@ -196,16 +237,29 @@ class Recorder:
         with self.lock:
             counts = dict(self.counts)
         counts["cpu_s"] = time.process_time() - self.cpu_began
-        if self.role == "main" and self.phase == "step" and self.left:
-            counts["tail_s"] = time.monotonic() - self.left
+        counts["core_s"] = core_waits() - self.core_began
+        going_on = {"phase": self.phase, "s": time.monotonic() - self.left}
         return {
             "pid": self.pid, "parent": os.getppid(), "role": self.role, "argv": sys.argv,
             "began": self.began if self.loop else None,
+            "going_on": going_on if self.loop and not self.finished else None,
             "torch": str(getattr(torch, "__version__", "")),
             "counts": counts, "saves": [dict(save) for save in self.saves],
             "loads": dict(self.loads), "grown": grown,
             "lines": sorted(self.lines.items(), key=lambda item: -item[1])[:LINES_KEPT],
         }  # fmt: skip
+
+
+def core_waits() -> float:
+    """Return the seconds that this process's threads were ready to run and had no core."""
+    waits = 0.0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
+                waits += int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):  # it has just ended
+            continue
+    return waits
 
 
 def line_of_user(frame: Any) -> str:

@@ -16,6 +16,8 @@ PERIOD_S = 0.02
 WRITE_EVERY = 25
 LATE_S = 0.001
 """A wake-up that is later, apart from waiting for a core, waited for the interpreter lock."""
+BESIDE = {"wait": "threads", "step": "beside"}
+"""What the lines of other threads are noted as, by the loop's phase."""
 IDLE = ("wait", "acquire", "get", "poll", "select", "_recv", "sleep")
 
 
@@ -33,20 +35,23 @@ def run(recorder: "Recorder", process: int) -> None:
         sleep(PERIOD_S)
         late = clock() - due - (recorder.core_wait() - core)
         phase = recorder.phase
-        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
-        look(recorder, phase)
+        held = late > LATE_S
+        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": held})
+        look(recorder, phase, held)
         rounds += 1
         if rounds % WRITE_EVERY == 0:
             recorder.write()
 
 
-def look(recorder: "Recorder", phase: str) -> None:
-    """Note the line at which the loop stands, and while it waits, those at which others work."""
+def look(recorder: "Recorder", phase: str, held: bool) -> None:
+    """Note the line at which the loop stands, and those at which others work meanwhile."""
     if not phase:
         return
     me = _thread.get_ident()
     for thread, frame in sys._current_frames().items():
         if thread == recorder.loop:
-            recorder.note(phase, frame)
-        elif thread != me and phase == "wait" and frame.f_code.co_name not in IDLE:
-            recorder.note("threads", frame)
+            recorder.note("fetch" if recorder.fetches else phase, frame)
+            if held and phase == "step":  # it computed; at other times it may have let us in
+                recorder.note("held", frame)
+        elif thread != me and phase in BESIDE and frame.f_code.co_name not in IDLE:
+            recorder.note(BESIDE[phase], frame)

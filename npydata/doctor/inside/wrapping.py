@@ -25,7 +25,7 @@ def install(recorder: "Recorder") -> None:
     """Wrap what is there already, and the rest when it comes."""
     wrap_os(recorder)
     sys.meta_path.insert(0, Finder(recorder))
-    atexit.register(recorder.write)
+    atexit.register(recorder.finish)
     os.register_at_fork(after_in_child=functools.partial(recorder.begin, "idle"))
 
 
@@ -134,8 +134,12 @@ def timed_next(recorder: "Recorder", function: Any, is_first: Callable[[Any], bo
         if recorder.is_inside():
             return function(self)
         first, before = is_first(self), resource.getrusage(resource.RUSAGE_SELF)
-        with recorder.span("wait", starts_loop=True) as spent:
-            batch = function(self)
+        try:
+            with recorder.span("wait", starts_loop=True) as spent:
+                batch = function(self)
+        except BaseException:
+            recorder.pass_over(spent)
+            raise
         after = resource.getrusage(resource.RUSAGE_SELF)
         recorder.batch(spent, first, after.ru_majflt - before.ru_majflt,
                        512 * (after.ru_inblock - before.ru_inblock))  # fmt: skip
@@ -155,12 +159,18 @@ def timed_iter(recorder: "Recorder", function: Any) -> Any:
         recorder.watch(type(dataset).__name__, dataset)
         if spent["counted"]:
             recorder.add(start_s=spent["s"])
-        with recorder.lock:
-            stock = type(self).__module__.partition(".")[0] != "npydata"
-            recorder.counts["processes" if stock else "threads"] = workers or 0
+        crew = "threads" if is_ours(self) else "processes"
+        recorder.add(own_passes=is_ours(self))
+        with recorder.lock:  # of several loaders, say of training and of validation, the most
+            recorder.counts[crew] = max(recorder.counts[crew], workers or 0)
         return iterator
 
     return wrapper
+
+
+def is_ours(loader: Any) -> bool:
+    """Whether a loader is one of npydata's."""
+    return any(kind.__module__.partition(".")[0] == "npydata" for kind in type(loader).__mro__)
 
 
 def wrap_fetch(recorder: "Recorder", module: Any) -> None:
@@ -199,15 +209,12 @@ def timed_fetch(recorder: "Recorder", function: Any) -> Any:
         thread = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
         begin, before = time.monotonic(), resource.getrusage(thread)
         cpu, core = time.thread_time(), recorder.core_wait()
-        if in_worker := recorder.role == "worker":
-            recorder.phase = "fetch"
-        batch = function(self, index)
-        if in_worker:
-            recorder.phase = ""
+        with recorder.fetching():
+            batch = function(self, index)
         after = resource.getrusage(thread)
         nbytes, tensors = size_of(batch)
         per_item = getattr(self, "auto_collation", False) and hasattr(index, "__len__")
-        recorder.add(
+        recorder.made(
             fetches=1, items=len(index) if per_item else 1, fetch_s=time.monotonic() - begin,
             fetch_cpu_s=time.thread_time() - cpu, fetch_core_s=recorder.core_wait() - core,
             fetch_faults=after.ru_majflt - before.ru_majflt,
@@ -303,6 +310,25 @@ def wrap_our_checkpointer(recorder: "Recorder", module: Any) -> None:
     """Time ``AsyncCheckpointer.save``."""
     ours = module.AsyncCheckpointer
     ours.save = timed_save(recorder, ours.save, "AsyncCheckpointer.save", None)
+    wait = ours._wait
+
+    @functools.wraps(wait)
+    def wrapper(self: Any) -> None:
+        if recorder.is_inside():  # of a save that waits for the one before
+            wait(self)
+            return
+        with recorder.span("save") as spent:
+            wait(self)
+        recorder.stalled(spent)
+
+    ours._wait = wrapper
+
+
+def wrap_our_distributed_checkpointer(recorder: "Recorder", module: Any) -> None:
+    """Time ``AsyncCheckpointer.save_distributed``."""
+    ours = module.AsyncCheckpointer
+    name = "AsyncCheckpointer.save_distributed"
+    ours.save_distributed = timed_save(recorder, ours.save_distributed, name, None)
 
 
 def timed_save(recorder: "Recorder", function: Any, kind: str, place: int | None) -> Any:
@@ -366,4 +392,5 @@ WRAPS: dict[str, Wrap] = {
     "npydata.loader.loader": wrap_our_loader,
     "npydata.loader.fetcher": wrap_our_fetcher,
     "npydata.checkpointer.checkpointer": wrap_our_checkpointer,
+    "npydata.distributed.checkpointer": wrap_our_distributed_checkpointer,
 }
