@@ -193,8 +193,8 @@ def with_minutes(page: str, found: dict[str, Numbers]) -> str:
 
 def with_both_minutes(opening: str, one: Numbers) -> str:
     """A lesson's opening that says how long it takes to build, and to read."""
-    stated = rf"**{one.build_minutes} min** to build, or **{one.read_minutes} min** to read"
-    return re.sub(r"\*\*\d+ min\*\* to build, or \*\*\d+ min\*\* to read", stated, opening)
+    stated = rf"{one.build_minutes} min** to build, or **{one.read_minutes} min** to read"
+    return re.sub(r"\d+ min\*\* to build, or \*\*\d+ min\*\* to read", stated, opening)
 
 
 def write_minutes() -> None:
