@@ -342,6 +342,10 @@ CARDS = [
             "Nothing, until an odd number of bytes stands before a weight: its copy fails.",
         ),
         right=3,
+        reasons={
+            1: "The tensors lie one behind the other, in whatever order.",
+            2: "safetensors asks for no order, only for no gaps.",
+        },
     ),
     Card(
         name="an error for ever",
@@ -355,6 +359,10 @@ CARDS = [
             "The process ends at the first error.",
         ),
         right=1,
+        reasons={
+            2: "It is raised all the same; what is lost is only that it was raised before.",
+            3: "The loop may catch what `save` raises, and go on.",
+        },
     ),
     Card(
         name="too fast",
@@ -368,5 +376,9 @@ CARDS = [
             "The file lacks its end.",
         ),
         right=2,
+        reasons={
+            1: "The writer waits for less, not for more.",
+            3: "The writer knows how long the file is; it takes what lies in the memory.",
+        },
     ),
 ]
