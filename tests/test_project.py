@@ -95,7 +95,8 @@ known = {{module.split(".")[0] for module in sys.modules}}
 import npydata
 for name in {names}:
     getattr(npydata, name)
-new = {{module.split(".")[0] for module in sys.modules}} - known - set(sys.stdlib_module_names) - {{"isal"}}
+new = {{module.split(".")[0] for module in sys.modules}} - known - {{"isal"}}
+new -= set(sys.stdlib_module_names)
 print(*sorted(new & set(packages_distributions())))
 print("torch.distributed.checkpoint" in sys.modules)
 """
