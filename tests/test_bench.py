@@ -185,6 +185,10 @@ def test_the_table_names_the_unit_what_is_anonymous_and_what_was_read():
     assert table([row(read_amplification=2.5)]).endswith("2.5x")
 
 
+def test_the_table_compares_nothing_with_a_figure_of_zero():
+    assert table([row(value=0.0), row(value=3.0)]).endswith("3.00 to 3.00")
+
+
 def make_report(**rest):
     fields = {
         "benchmark": "dataset", "titles": {"warm": "Warm: all of it"}, "conditions": "of 32",

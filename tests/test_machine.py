@@ -122,6 +122,7 @@ def test_an_object_keeps_what_would_be_set_on_it(protocol):
         (b"I1", "its line does not end"),
         (b"I" + b"1" * (MAX_LINE_BYTES + 1) + b"\n.", "its line does not end"),
         (b"I" + b"1" * 5000 + b"\n.", "an integer of 5,000 digits"),
+        (b"F-1e400\n.", "is too large for a float"),
         (b"I010\n.", "b'010' is not an integer"),
         (b"L-01L\n.", "b'-01' is not an integer"),
         (b"S'a\n.", "without quotes"),

@@ -85,7 +85,7 @@ def test_importing_npydata_imports_nothing_heavy():
 def packages_imported_by(names, known):
     """Open public names in a new interpreter, and return the packages that came with them.
 
-    ISA-L, the extra ``checksums``, is taken where it is installed.
+    ISA-L comes where it is installed, in a millisecond: a later import could be caught by a fork.
     """
     code = f"""
 import sys

@@ -96,7 +96,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [("", "setting", rows[0].unit, "min to max", "of ours", "read")]
     for row in rows:
         spread = f"{digits(min(row.rates))} to {digits(max(row.rates))}"
-        ratio = f"{row.median / rows[0].median:.2f}"
+        ratio = f"{row.median / rows[0].median:.2f}" if rows[0].median else ""
         read = "" if row.read_amplification is None else f"{row.read_amplification:.1f}x"
         lines.append((row.name, setting_of(row), digits(row.median), spread, ratio, read))
     if all(row.read_amplification is None for row in rows):

@@ -5,6 +5,7 @@ Opcodes are described in Python's ``pickletools``. Built in ``notebooks/05_pickl
 """
 
 import codecs
+import math
 import pickle
 import re
 from collections.abc import Callable
@@ -84,7 +85,10 @@ def push_decimal_float(machine: PickleMachine) -> None:
     text = machine.line()
     if not FLOAT.fullmatch(text):
         raise ValueError(f"{text[:60]!r} is not a float")
-    machine.stack.append(float(text))
+    number = float(text)
+    if math.isinf(number) and text[-1:].isdigit():  # which Python reads, and pickle refuses
+        raise ValueError(f"{text[:60]!r} is too large for a float")
+    machine.stack.append(number)
 
 
 def digits(text: bytes) -> int:

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 FAMILIES = ("zip", "directory", "pickle", "bombs", "tensors", "legacy", "tar", "safetensors",
-            "index", "shards", "places", "torch")  # fmt: skip
+            "index", "shards", "places", "torch", "rare")  # fmt: skip
 
 Write = Callable[[Path], Path | Iterable[Path]]
 
