@@ -82,7 +82,7 @@ CASES = {
         [],
     ),
     "threads that keep the lock": (
-        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=15.0),
+        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=17.0),
         ["gil_workers"],
     ),
     "threads that keep the lock, and come late": (
@@ -90,7 +90,7 @@ CASES = {
         ["slow_transform"],
     ),
     "threads that take it at times": (
-        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=2.0),
+        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=15.0),
         [],
     ),
     "few batches": (replace(STARVED, batches=3), []),

@@ -6,6 +6,8 @@ from npydata.doctor.interpreter_lock import HELD, is_held_by_step
 from npydata.doctor.slow_batches import why_slow
 
 ENOUGH_BATCHES = 4
+FULL = 0.9
+"""Share of the steps' time from which on threads and step together leave the lock no rest."""
 AFTER_SAVES = 3.0
 """Batches that take so many times as long after a save as otherwise suffer from it."""
 
@@ -33,7 +35,7 @@ def held_by_workers(c: Counters) -> Finding | None:
     """
     ready = c.step_s - c.step_core_s
     loss = c.step_held * (ready - c.step_cpu_s)
-    busy = c.threads and c.step_held > HELD and c.fetch_cpu_s > HELD * ready
+    busy = c.threads and c.step_held > HELD and c.fetch_cpu_s + c.step_cpu_s > FULL * ready
     if not busy or is_held_by_step(c) or not is_noticeable(c, loss) or data_wait(c):
         return None
     held = f"the interpreter lock is taken {c.step_held:.0%} of the step, by others than the step"
