@@ -207,19 +207,6 @@ RUNS = {
         for x, y in DataLoader(Documents(tokens), batch_size=16, num_workers=2):
             step(0.005)
     """, "__getitem__"),
-    "worker threads in Python": SickRun("gil_workers", """
-        import npydata
-
-        class Renumbered(npydata.MmapDataset):
-            def fetch_windows(self, windows, **options):
-                sum(k * 31 % 5000 for k in range(300_000))
-                return super().fetch_windows(windows, **options)
-
-        np.save("tokens.npy", np.arange(1 << 20, dtype=np.uint16))
-        dataset = Renumbered("tokens.npy", seq_len=1024)
-        for x, y in npydata.AsyncDataLoader(dataset, batch_size=8, num_workers=2):
-            step()
-    """, "train.py"),
     "validation": SickRun("slow_transform", """
         class Slow(Windows):
             def __getitem__(self, index):

@@ -73,16 +73,24 @@ CASES = {
         ["slow_fetch"],
     ),
     "workers without a core": (replace(BY_WORKERS, fetch_s=55.0, fetch_core_s=54.0), []),
+    "a worker that hangs": (
+        replace(BY_WORKERS, fetch_s=0.2, fetch_core_s=0.15, longest_fetch_s=0.1),
+        ["uneven_batches"],
+    ),
     "workers without a core to hand over": (
         replace(BY_WORKERS, hand_over_cpu_s=8.0, hand_over_core_s=200.0),
         [],
     ),
     "threads that keep the lock": (
-        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=15.0),
+        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=17.0),
         ["gil_workers"],
     ),
+    "threads that keep the lock, and come late": (
+        replace(STARVED, threads=2, step_held=0.9, fetch_s=16.0, fetch_cpu_s=15.0, items=1000),
+        ["slow_transform"],
+    ),
     "threads that take it at times": (
-        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=2.0),
+        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=15.0),
         [],
     ),
     "few batches": (replace(STARVED, batches=3), []),

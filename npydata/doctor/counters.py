@@ -132,7 +132,7 @@ class Counters:
             return 0.0
         lacked = self.fetch_core_s + self.hand_over_core_s
         worked = self.fetch_s + self.hand_over_cpu_s + self.hand_over_core_s
-        return (self.wait_s - self.wait_core_s) * min(lacked / worked, 1.0)
+        return min((self.wait_s - self.wait_core_s) * min(lacked / worked, 1.0), lacked)
 
     @property
     def data_wait_s(self) -> float:

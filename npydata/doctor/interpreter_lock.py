@@ -1,7 +1,7 @@
 """Rules about a step that can't get on for the interpreter lock."""
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import Finding, hottest, is_noticeable, ms, share_of
+from npydata.doctor.finding import Finding, hottest, is_noticeable, share_of
 
 HELD = 0.5
 """Share of moments with the interpreter lock taken, from which on a step is bound by it."""
@@ -27,33 +27,6 @@ def held_step(c: Counters) -> Finding | None:
         [held, cpu],
         change,
         hottest(c, "held", "step"),
-    )
-
-
-def held_by_workers(c: Counters) -> Finding | None:
-    """A step that comes late to the interpreter lock, since worker threads compute in Python."""
-    ready = c.step_s - c.step_core_s
-    loss = c.step_held * (ready - c.step_cpu_s)
-    busy = c.threads and c.step_held > HELD and c.fetch_cpu_s > HELD * ready
-    if not busy or is_held_by_step(c) or not is_noticeable(c, loss):
-        return None
-    held = f"the interpreter lock is taken {c.step_held:.0%} of the step, by others than the step"
-    made = (
-        f"{c.threads} worker threads compute {ms(c.fetch_cpu_s, c.fetches)} a batch, "
-        f"{c.fetch_cpu_s / ready:.0%} of the step's time"
-    )
-    change = (
-        "do this work once, before training, or on whole arrays instead of element by element; or "
-        "make these batches in worker processes: DataLoader(ds, num_workers=...)"
-    )
-    return Finding(
-        "gil_workers",
-        "Worker threads keep the interpreter lock from the step",
-        loss,
-        share_of(c, loss),
-        [held, made],
-        change,
-        hottest(c, "threads", "beside"),
     )
 
 
