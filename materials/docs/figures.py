@@ -34,8 +34,8 @@ GAINS = {
         Line("`AsyncDataLoader`, 1 worker, prefetch 16", "loader", "warm", "ours", RECOMMENDED),
         Line("`DataLoader`, 0 workers, file on the disk", "loader", "cold", "naive DataLoader",
              "0 workers"),
-        Line("`AsyncDataLoader`, 1 worker, prefetch 16, file on the disk", "loader", "cold", "ours",
-             RECOMMENDED),
+        Line("`AsyncDataLoader`, default setting, file on the disk", "loader", "cold", "ours",
+             DEFAULT),
     ],
     "nanogpt": [
         Line("`get_batch` before", "dataset", "warm", "nanoGPT style", "in process"),

@@ -56,7 +56,11 @@ def draw(report: Report, path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(heights), columns, height_ratios=heights, squeeze=False).ravel()
     for panel, (name, rows) in zip(panels, groups.items(), strict=False):
-        draw_panel(panel, rows, report.titles[name])
+        draw_panel(panel, rows)
+        title = f"{report.titles[name]} ({rows[0].unit})"
+        left = "figure fraction" if columns == 1 else "axes fraction"  # above the labels too
+        panel.annotate(title, (0.01 * (columns == 1), 1), (0, 8), (left, "axes fraction"),
+                       "offset points", fontsize=14, color=INK)  # fmt: skip
     for empty in panels[len(groups) :]:
         empty.set_axis_off()
     figure.supxlabel(f"median and range of {report.settings['repeats']}\n{report.conditions}\n"
@@ -65,7 +69,7 @@ def draw(report: Report, path: Path) -> None:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
-def draw_panel(panel: "Axes", rows: Sequence[Row], title: str) -> None:
+def draw_panel(panel: "Axes", rows: Sequence[Row]) -> None:
     bars = [row for row in rows if row.role != "limit"]
     right = max(max(row.rates) for row in rows)
     for place, row in enumerate(bars):
@@ -81,7 +85,6 @@ def draw_panel(panel: "Axes", rows: Sequence[Row], title: str) -> None:
     labels = [", ".join(part for part in (row.name, row.setting) if part) for row in bars]
     panel.set_yticks(range(len(bars)), labels)
     panel.set_ylim(len(bars) + (0.25 if len(rows) > len(bars) else -0.4), -0.6)
-    panel.set_title(f"{title} ({rows[0].unit})", loc="left", fontsize=14, color=INK, pad=8)
     panel.tick_params(labelsize=12, colors=INK, length=0)
     for side in ("top", "right", "left"):
         panel.spines[side].set_visible(False)
