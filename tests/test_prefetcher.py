@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 import threading
 import time
 import traceback
@@ -10,6 +11,7 @@ import weakref
 import pytest
 from loader_tools import PATIENCE, all_workers_end, workers_alive
 
+from npydata.loader import prefetcher as prefetcher_module
 from npydata.loader import reorder_buffer
 from npydata.loader.prefetcher import (
     ExceptionWrapper,
@@ -260,7 +262,7 @@ class TestPromises:
         prefetcher = ThreadPrefetcher(make, 1000, 4, 24, 8)
         prefetcher.next()
         prefetcher.close()
-        assert not workers_alive()
+        assert all_workers_end()
         gc.collect()
         assert not any(ref() for ref in refs)
 
@@ -384,3 +386,35 @@ def test_without_workers_an_error_stands_in_for_its_batch():
     fetcher = SynchronousFetcher(fail_at(1, ValueError()))
     assert fetcher.next() == 0
     assert isinstance(fetcher.next(), ExceptionWrapper)
+
+
+def test_ctrl_c_at_any_moment_of_a_fetch_is_an_interruption_and_nothing_else():
+    """It comes between two instructions; the batch may be made already."""
+
+    def interrupted_at(count):
+        steps = iter(range(count))
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename != prefetcher_module.__file__:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(steps, None) is None:
+                raise KeyboardInterrupt
+            return trace
+
+        fetcher, before = SynchronousFetcher(str), sys.gettrace()
+        sys.settrace(trace)
+        try:
+            batch = fetcher.next()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        if isinstance(batch, ExceptionWrapper):
+            return isinstance(batch.error, KeyboardInterrupt)
+        assert batch == "0"
+        return False
+
+    seen = [interrupted_at(count) for count in range(200)]
+    assert seen == sorted(seen, reverse=True)
+    assert 20 < sum(seen) < 200

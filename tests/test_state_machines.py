@@ -185,13 +185,17 @@ class Checkpoints(RuleBasedStateMachine):
         for one in sorted(saves, key=lambda one: commit_of(self.root / one)):
             self.committed(one, saves[one])
 
-    @precondition(lambda self: self.order)
-    @rule(choice=st.randoms(use_true_random=False))
-    def rename(self, choice):
-        """The user gives a checkpoint another name."""
+    def one_of_all(self, number):
+        """Return a checkpoint, if there is one; how many a kill left is nothing to draw by."""
         self.wait()
-        name = choice.choice(sorted(self.order))
-        if not (self.root / name).exists():
+        names = sorted(self.order)
+        return names[number % len(names)] if names else None
+
+    @rule(number=st.integers(0, 1000))
+    def rename(self, number):
+        """The user gives a checkpoint another name."""
+        name = self.one_of_all(number)
+        if name is None or not (self.root / name).exists():
             return
         renamed = f"best{self.next_step()}"
         (self.root / name).rename(self.root / renamed)
@@ -201,13 +205,10 @@ class Checkpoints(RuleBasedStateMachine):
         self.newest = {renamed if one == name else one for one in self.newest}
         self.newest.add([*self.order][-1])
 
-    @precondition(lambda self: self.order)
-    @rule(choice=st.randoms(use_true_random=False), how=st.sampled_from(["cut", "bit", "manifest"]))
-    def damage(self, choice, how):
-        self.wait()
-        name = choice.choice(sorted(self.order))
-        folder = self.root / name
-        if name in self.damaged or not folder.exists():
+    @rule(number=st.integers(0, 1000), how=st.sampled_from(["cut", "bit", "manifest"]))
+    def damage(self, number, how):
+        name = self.one_of_all(number)
+        if name is None or name in self.damaged or not (folder := self.root / name).exists():
             return
         if how == "manifest":
             (folder / MANIFEST).unlink()

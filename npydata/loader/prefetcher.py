@@ -149,7 +149,11 @@ class SynchronousFetcher:
     def next(self) -> Any:
         """Fetch the next batch; an error comes wrapped, as from a worker."""
         started = time.perf_counter()
-        (batch,) = fetch_chunk(self._fetch, range(self._number, self._number + 1))
+        batch: Any
+        try:
+            batch = self._fetch(self._number)
+        except BaseException as error:  # Ctrl-C may come when the batch is there
+            batch = ExceptionWrapper(error)
         self._number += 1
         self.worker_seconds[0] += time.perf_counter() - started
         return batch

@@ -170,8 +170,13 @@ def read_manifest(folder: Path | HeldFolder) -> Manifest:
 
 
 def root_of_checkpoints(folder: Path) -> str | None:
-    """Say that a folder holds checkpoints of ours, and how to name one; ``None`` if it does not."""
+    """Say that a folder holds checkpoints of ours, and how to name one; ``None`` if it does not.
+
+    A damaged checkpoint is none.
+    """
     try:
+        if (folder / MANIFEST).exists():
+            return None
         if not any(is_complete(child) for child in folder.iterdir() if child.is_dir()):
             return None
     except OSError:

@@ -102,6 +102,7 @@ class Distributed(Checkpoints):
 
     def act(self, folder, confirm):
         mesh = init_device_mesh("cpu", (2,))
+        resume(folder / self.root)
         with AsyncCheckpointer(keep_last=self.keep_last) as keeper:
             for step, name in enumerate(self.names, len(self.before) + 1):
                 model, optimizer = model_at(step, ELEMENTS), optimizer_at(step)
