@@ -8,6 +8,7 @@ copied, so that in the end everybody has the bytes.
 
 import argparse
 import resource
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +97,7 @@ def written(format: str, state: State, folder: Path) -> tuple[Path, list[Path]]:
     from npydata import save_checkpoint
 
     save_checkpoint(folder / "ours", state)
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant
     save(state, checkpoint_id=folder / "dcp")
     files = [one for one in folder.rglob("*") if one.is_file() and one.stat().st_size >= MIB]
     return folder / "ours", sorted(files, key=lambda one: one.parent.name == "dcp")

@@ -52,15 +52,16 @@ def draw(report: Report, path: Path) -> None:
     sizes = [len(rows) + 2.2 for rows in groups.values()]
     columns = 1 if len(sizes) <= 5 else 2
     heights = [max(sizes[at : at + columns]) for at in range(0, len(sizes), columns)]
-    size = (10 if columns == 1 else 8 * columns, BAR_INCHES * sum(heights) + 0.5)
+    size = (10 if columns == 1 else 9 * columns, BAR_INCHES * sum(heights) + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(heights), columns, height_ratios=heights, squeeze=False).ravel()
     for panel, (name, rows) in zip(panels, groups.items(), strict=False):
         draw_panel(panel, rows)
-        title = f"{report.titles[name]} ({rows[0].unit})"
-        left = "figure fraction" if columns == 1 else "axes fraction"  # above the labels too
-        panel.annotate(title, (0.01 * (columns == 1), 1), (0, 8), (left, "axes fraction"),
-                       "offset points", fontsize=14, color=INK)  # fmt: skip
+        panel.set_title(" ", fontsize=14, pad=8)  # room for the one that begins above the labels
+        left = list(groups).index(name) % columns / columns + 0.005
+        panel.annotate(f"{report.titles[name]} ({rows[0].unit})", (left, 1), (0, 8),
+                       ("figure fraction", "axes fraction"), "offset points", fontsize=14,
+                       color=INK).set_in_layout(False)  # fmt: skip
     for empty in panels[len(groups) :]:
         empty.set_axis_off()
     figure.supxlabel(f"median and range of {report.settings['repeats']}\n{report.conditions}\n"
@@ -80,24 +81,27 @@ def draw_panel(panel: "Axes", rows: Sequence[Row]) -> None:
         panel.text(max(row.rates) + right * 0.01, place, digits(row.median), va="center",
                    color=INK, fontsize=12, bbox=LABEL_BOX)  # fmt: skip
     panel.set_xlim(0, right * 1.12)
-    for row in rows[len(bars) :]:
-        draw_limit(panel, row, len(bars))
+    limits = rows[len(bars) :]
+    for number, row in enumerate(limits):
+        name = row.name if len(limits) == 1 else f"{row.name}, {row.setting}"
+        draw_limit(panel, row, name, len(bars) - 0.12 + 0.8 * number)
     labels = [", ".join(part for part in (row.name, row.setting) if part) for row in bars]
     panel.set_yticks(range(len(bars)), labels)
-    panel.set_ylim(len(bars) + (0.25 if len(rows) > len(bars) else -0.4), -0.6)
+    panel.set_ylim(len(bars) + (0.8 * len(limits) - 0.55 if limits else -0.4), -0.6)
     panel.tick_params(labelsize=12, colors=INK, length=0)
+    panel.locator_params(axis="x", nbins=5)
     for side in ("top", "right", "left"):
         panel.spines[side].set_visible(False)
 
 
-def draw_limit(panel: "Axes", row: Row, bars: int) -> None:
+def draw_limit(panel: "Axes", row: Row, name: str, place: float) -> None:
     """Draw a limit as a line across the panel, named below the bars."""
     panel.axvline(row.median, color=PALETTE["limit"], linestyle=(0, (4, 2)), linewidth=1.8)
     limit = row.limit_bytes_per_s
     rate = "" if limit is None else f", {human_bytes(round(limit))}/s"
-    name = f"{row.name}{rate}: {digits(row.median)} "
+    text = f"{name}{rate}: {digits(row.median)} "
     left = row.median > panel.get_xlim()[1] / 3  # else there is no room for its name
-    panel.text(row.median, bars - 0.12, name if left else f" {name}", va="center",
+    panel.text(row.median, place, text if left else f" {text}", va="center",
                ha="right" if left else "left", color=PALETTE["limit"], fontsize=12,
                fontweight="bold", bbox=LABEL_BOX)  # fmt: skip
 
