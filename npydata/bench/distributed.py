@@ -105,6 +105,10 @@ def run_job(job: Job) -> list[Row]:
                 rows = results.get()
                 bar.update(not rows)  # an empty list is a heartbeat
     except (ProcessRaisedException, ProcessExitedException) as error:
+        while not (rows or results.empty()):
+            rows = results.get()
+        if rows:  # all was told; torch aborts a process now and then that ends beside its threads
+            return rows
         last = str(error).strip().splitlines()[-1]
         raise NpyDataError(f"process {error.error_index} failed: {last}") from None
     finally:
