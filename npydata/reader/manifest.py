@@ -26,7 +26,6 @@ from npydata.reader.training_folder import (
     RANK_FILE,
     RNG_FILE,
     TRAINING,
-    manifest_of,
 )
 
 VERSION = 3
@@ -177,20 +176,12 @@ def root_of_checkpoints(folder: Path) -> str | None:
     try:
         if (folder / MANIFEST).exists():
             return None
-        if not any(is_complete(child) for child in folder.iterdir() if child.is_dir()):
+        if not any(is_ours(child) for child in folder.iterdir() if child.is_dir()):
             return None
     except OSError:
         return None
     return (f"is a folder of checkpoints, expected one of them: "
             f"latest_checkpoint({os.fspath(folder)!r}) returns the newest")  # fmt: skip
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether a folder has a manifest of ours, which is not compared with what it lists."""
-    try:
-        return manifest_of(HeldFolder(folder)) is not None
-    except OSError:
-        return False
 
 
 def set_aside(folder: Path) -> Path:
