@@ -11,9 +11,10 @@ from npydata.dataset.packing import RowTable, begins_of
 from npydata.dataset.span_reader import SpanReader
 from npydata.dataset.spans import (
     Int32Array,
+    RowStarts,
     Spans,
-    first_spans,
     put_before,
+    row_starts,
     spans_of,
     spans_of_few,
     write_places,
@@ -53,6 +54,9 @@ class Marks(NamedTuple):
     """Begin and end of what no span fills."""
 
 
+NO_MARKS = Marks([], [], [], [])
+
+
 class RowWriter:
     """Writes rows of a table, of ``seq_len`` tokens each, into the memory of a batch."""
 
@@ -67,6 +71,10 @@ class RowWriter:
         self._last_window = tokens.num_tokens - seq_len - 1
         self._places = np.arange(seq_len, dtype=np.int32)
         self.tensors = 3 if len(ends) <= MOST_IN_INT32 else 4
+        # Of a table in memory all are found once; one in a file may have billions.
+        self._starts = None
+        if not table.checks:
+            self._starts = self._starts_of(np.arange(len(table.row_begins) - 1))
 
     def parts_of(self, out: IntArray) -> Parts:
         """Cut the memory of a batch, int64 ``(tensors, rows, seq_len)``, into its parts.
@@ -93,38 +101,35 @@ class RowWriter:
         """Do what ``write`` does if one span fills most of the rows; else return ``None``.
 
         Such rows are gathered as windows are, all at once; the others follow span by span. In their
-        place a row is gathered twice: behind what they begin with may lie pages that nobody reads.
+        place the first window is gathered: behind what they begin with may lie pages that nobody
+        reads.
         """
         seq_len = self.seq_len
-        starts, documents, lengths = first_spans(self.table, rows)
-        is_whole = (np.abs(lengths) == seq_len) & (starts <= self._last_window)
-        if self.bos_id is not None:
-            is_whole &= starts >= 0
-        others = (~is_whole).nonzero()[0]
-        spans: list[list[list[int]]] = []
-        if len(others):
-            found = spans_of_few(self.table, rows.take(others), FEW_SPANS * len(rows) - 1)
-            if found is None:
-                return None
-            spans = found
-            starts[others] = starts[is_whole.argmax()]
-        tokens = self.tokens.tokens.gather(starts, seq_len + 1)
+        begin = self._starts.take(rows) if self._starts else self._starts_of(rows)
+        others = begin.is_other.nonzero()[0]
+        spans = spans_of_few(self.table, rows.take(others), FEW_SPANS * len(rows) - 1)
+        if spans is None:
+            return None
         parts.positions[:] = self._places
-        parts.document_ids[:] = documents.astype(parts.document_ids.dtype)[:, None]
-        bounds = np.arange(0, parts.inputs.size + 1, seq_len, dtype=np.int32)
-        if not len(others):
-            self._write_tokens(tokens, parts)
-        else:
-            marks = self._write_others(others.tolist(), spans, tokens, parts)
-            self._write_tokens(tokens, parts)
-            self._mark(parts, *marks[1:])
-            bounds = np.concatenate([bounds, np.array(marks.begins, np.int32)])
-            bounds.sort()
-        parts.targets[:, -1][lengths == seq_len] = self.ignore_index
+        parts.document_ids[:] = begin.documents[:, None]
+        tokens = self.tokens.tokens.gather(begin.starts, seq_len + 1)
+        bounds = list(range(0, parts.inputs.size + 1, seq_len))
+        marks = self._write_others(others.tolist(), spans, tokens, parts) if spans else NO_MARKS
+        self._write_tokens(tokens, parts)
+        parts.targets[:, -1][begin.is_end] = self.ignore_index
         if self.bos_id is not None:
-            is_whole &= starts < begins_of(documents, self.ends)
-            parts.inputs[:, 0][is_whole] = self.bos_id
-        return bounds, seq_len
+            parts.inputs[:, 0][begin.is_put_before] = self.bos_id
+        if spans:
+            self._mark(parts, *marks[1:])
+            bounds += marks.begins
+            bounds.sort()
+        return np.array(bounds, np.int32), seq_len
+
+    def _starts_of(self, rows: IntArray) -> RowStarts:
+        """Return how some rows begin."""
+        ends = None if self.bos_id is None else self.ends
+        dtype = np.int32 if self.tensors == 3 else np.int64
+        return row_starts(self.table, rows, self.seq_len, self._last_window, ends, dtype)
 
     def _write_others(
         self, rows: list[int], spans: list[list[list[int]]], tokens: TokenArray, parts: Parts
@@ -135,28 +140,31 @@ class RowWriter:
         ``parts``, where those of a row's first span are there.
         """
         marks = begins, lasts, put_before, padded = Marks([], [], [], [])
-        read, places, has_bos = self._read, self._places, self.bos_id is not None
+        itemsize, read, places = tokens.dtype.itemsize, self._read, self._places.data
+        memory = tokens.view(np.uint8).reshape(-1).data
+        positions, document_ids = parts.positions.reshape(-1).data, parts.document_ids.reshape(-1)
         for row, its_spans in zip(rows, spans, strict=True):
-            window, positions = tokens[row], parts.positions[row]
-            document_ids = parts.document_ids[row]
-            begin, passed, before = 0, row * self.seq_len, 0
+            first = begin = row * self.seq_len
             for start, document, length in its_spans:
-                size = abs(length)
-                end = begin + size
-                if has_bos:
-                    before = int(start < begins_of(np.array(document), self.ends))
-                    put_before += [passed + begin] * before
-                found = read(start + before, size + 1 - before)
-                window[begin + before : begin + before + len(found)] = found
-                if begin:
-                    begins.append(passed + begin)
-                    positions[begin:end], document_ids[begin:end] = places[:size], document
+                end = begin + abs(length)
+                to = (begin + row) * itemsize
+                if self.bos_id is not None and start < begins_of(np.array(document), self.ends):
+                    put_before.append(begin)
+                    start, to = start + 1, to + itemsize
+                    found = read(start, end - begin)
+                else:
+                    found = read(start, end - begin + 1)
+                memory[to : to + len(found)] = found
+                if begin > first:
+                    begins.append(begin)
+                    positions[begin:end] = places[: end - begin]
+                    document_ids[begin:end] = document
                 if length > 0:
-                    lasts.append(passed + end - 1)
+                    lasts.append(end - 1)
                 begin = end
-            if begin < self.seq_len:
-                begins.append(passed + begin)
-                padded.append((passed + begin, passed + self.seq_len))
+            if begin < first + self.seq_len:
+                begins.append(begin)
+                padded.append((begin, first + self.seq_len))
         return marks
 
     def _write_spans(self, rows: IntArray, parts: Parts) -> tuple[Int32Array, int]:

@@ -45,12 +45,13 @@ class SpanReader:
             joined = b"".join(self._copies(spans, widths))  # for some reach out of their file
         return np.frombuffer(joined, self.tokens.dtype).reshape(shape)
 
-    def slicer(self) -> Callable[[int, int], TokenArray]:
-        """Return what reads the tokens from one on, so many of them or fewer at the end of all."""
+    def slicer(self) -> Callable[[int, int], memoryview]:
+        """Return what gives the bytes of the tokens from one on, so many or fewer at the end."""
         if not self.is_mapped or len(self.files) > 1:
-            return self.tokens.read
-        mapped = self.files[0].tokens.read(0, self.counts[0])
-        return lambda start, count: mapped[start : start + count]
+            return lambda start, count: self.tokens.read(start, count).view(np.uint8).data
+        mapped = self.files[0].tokens.read(0, self.counts[0]).view(np.uint8).data
+        size = self.tokens.dtype.itemsize
+        return lambda start, count: mapped[start * size : (start + count) * size]
 
     def _gather(self, starts: IntArray, sizes: IntArray) -> TokenArray:
         """Return the tokens of spans one by one; for a place outside, the nearest one."""

@@ -78,26 +78,63 @@ def spans_of(table: RowTable, rows: IntArray, seq_len: int) -> Spans:
     return Spans(documents, lengths, is_end, begins, starts, stops - 1, size, is_full)
 
 
-def first_spans(table: RowTable, rows: IntArray) -> IntArray:
-    """Return the first span of each of some rows, as the table has it: ``(3, rows)``."""
+class RowStarts(NamedTuple):
+    """How some rows begin, a number for each row."""
+
+    starts: IntArray
+    """First tokens of rows that are one window of the tokens; 0 of the others."""
+    is_other: npt.NDArray[np.bool_]
+    """Whether a row has several spans, is padded, or reaches out of the tokens."""
+    is_end: npt.NDArray[np.bool_]
+    """Whether its first span fills it, and ends a document."""
+    is_put_before: npt.NDArray[np.bool_]
+    """Whether it is one window, and begins with a token that is put before its document."""
+    documents: npt.NDArray[np.signedinteger[Any]]
+    """Those of the first spans."""
+
+    def take(self, rows: IntArray) -> "RowStarts":
+        """Return how some of the rows begin."""
+        starts, is_other, is_end, is_put_before, documents = self
+        return RowStarts(starts.take(rows), is_other.take(rows), is_end.take(rows),
+                         is_put_before.take(rows), documents.take(rows))  # fmt: skip
+
+
+def row_starts(
+    table: RowTable, rows: IntArray, seq_len: int, last_window: int,
+    ends: IntArray | None, dtype: npt.DTypeLike,
+) -> RowStarts:  # fmt: skip
+    """Return how some rows of ``seq_len`` tokens begin.
+
+    The last window begins at ``last_window``. ``ends`` are those of the documents, if a token is
+    put before each of them. Documents are numbers of the ``dtype``.
+    """
     if table.checks:
         table.checks.require(table.spans.nbytes + 8 * rows, 16)
-    first = table.row_begins.take(rows)
+    firsts = table.row_begins.take(rows)
     if table.checks:
-        table.checks.require(24 * first, 24)
-    spans: IntArray = table.spans.take(first, 0).T
-    return spans
+        table.checks.require(24 * firsts, 24)
+    starts, documents, lengths = table.spans.take(firsts, 0).T
+    is_end = lengths == seq_len
+    is_window = (is_end | (lengths == -seq_len)) & (starts >= 0) & (starts <= last_window)
+    is_put_before = np.zeros_like(is_end)
+    if ends is not None:
+        is_put_before = is_window & (starts < begins_of(documents, ends))
+    starts = np.where(is_window, starts, 0)
+    return RowStarts(starts, ~is_window, is_end, is_put_before, documents.astype(dtype))
 
 
 def spans_of_few(table: RowTable, rows: IntArray, most: int) -> list[list[list[int]]] | None:
     """Return the spans of each of some rows, as the table has them; ``None`` if they are more."""
-    first, after = table.row_begins.take(rows).tolist(), table.row_begins.take(rows + 1).tolist()
-    if sum(after) - sum(first) > most:
-        return None
-    each = list(zip(first, after, strict=True))
-    if table.checks:
-        table.checks.require(24 * np.concatenate([np.arange(*pair) for pair in each]), 24)
-    return [table.spans[first:after].tolist() for first, after in each]
+    found = []
+    for row in rows.tolist():
+        first, after = table.row_begins[row : row + 2].tolist()
+        most -= after - first
+        if most < 0:
+            return None
+        if table.checks:
+            table.checks.require(24 * np.arange(first, after), 24)
+        found.append(table.spans[first:after].tolist())
+    return found
 
 
 def write_places(
