@@ -113,7 +113,7 @@ def test_threads_that_share_a_checkpointer_take_turns(tmp_path, times):
 
 
 FORKS = """
-import faulthandler, gc, os, sys, threading, warnings
+import faulthandler, gc, os, signal, sys, threading, warnings
 from pathlib import Path
 import torch
 from faults.saving import loaded_step, save_step
@@ -134,6 +134,7 @@ def forked(number):
     child = os.fork()
     if child:
         return child
+    signal.alarm(15)  # it must not wait for what only its parent can end
     code = 1
     try:
         for step in (number, number + 1):

@@ -442,7 +442,7 @@ def test_a_fork_while_a_save_is_in_flight_leaves_it_to_the_parent(tmp_path, monk
 
 
 FORKED = """
-import faulthandler, gc, os, sys, threading, warnings
+import faulthandler, gc, os, signal, sys, threading, warnings
 from pathlib import Path
 from faults.saving import holds, save_step
 from npydata import AsyncCheckpointer
@@ -462,6 +462,7 @@ keeper = AsyncCheckpointer()
 save_step(keeper, sys.argv[1] + "/a", 1)
 assert reached.wait(20)
 if os.fork() == 0:
+    signal.alarm(15)  # it must not wait for what only its parent can end
     del keeper
     gc.collect()
     sys.exit(0)  # an ordinary end, with all finalizers
