@@ -188,9 +188,9 @@ class RowWriter:
         self, parts: Parts, lasts: Any, put_before: Any, padded: Iterable[tuple[int, int]]
     ) -> None:
         """Write what has no token: behind documents, before them, and beside them."""
-        parts.targets.reshape(-1)[lasts] = self.ignore_index
+        parts.targets.put(lasts, self.ignore_index)
         if self.bos_id is not None:
-            parts.inputs.reshape(-1)[put_before] = self.bos_id
+            parts.inputs.put(put_before, self.bos_id)
         for begin, end in padded:
             inputs, targets, positions, document_ids = (part.reshape(-1) for part in parts)
             inputs[begin:end], targets[begin:end] = 0, self.ignore_index
