@@ -404,6 +404,56 @@ def in_the_whole(own, offset):
     return slice(own.start + offset, own.stop + offset, own.step)
 
 
+def asks_for_the_ends_only(chosen, bounds):
+    for (begin, count, step), offset, size in zip(chosen, *bounds, strict=True):
+        if begin >= offset + size or begin + (count - 1) * step < offset:
+            return None
+    return overlap_as(chosen, bounds, empty=True)
+
+
+def takes_counts_for_ends(chosen, bounds):
+    return overlap([(begin, max(0, end - begin), step) for begin, end, step in chosen], bounds)
+
+
+def takes_sizes_for_ends(chosen, bounds):
+    starts, ends = bounds
+    sizes = (max(0, end - start) for start, end in zip(starts, ends, strict=True))
+    return overlap(chosen, (starts, tuple(sizes)))
+
+
+def first_dimension(chosen, bounds):
+    return overlap(chosen[:1], tuple(one[:1] for one in bounds))
+
+
+def as_if_steps_were_one(chosen, bounds):
+    """The edges of both in rows, divided by the step and begun at the chunk's edge."""
+    goes, lies = [], []
+    for (begin, count, step), offset, size in zip(chosen, *bounds, strict=True):
+        a, b = max(begin, offset), min(begin + count * step, offset + size)
+        if a >= b:
+            return None
+        goes.append(slice((a - begin) // step, (b - begin) // step))
+        lies.append(slice(a - offset, b - offset, step))
+    return tuple(goes), tuple(lies)
+
+
+def unbounded(first=0, end=None):
+    """What lies in the chunk, whether it was chosen or not, on one side or the other."""
+
+    def answer(chosen, bounds):
+        wider = []
+        for begin, count, step in chosen:
+            more = 100 if first else 0
+            wider.append((begin - more * step, count + more + (100 if end else 0), step))
+        both = overlap(wider, bounds)
+        if both is None or not first:
+            return both
+        there = tuple(slice(one.start - 100, one.stop - 100) for one in both[0])
+        return there, both[1]
+
+    return answer
+
+
 OVERLAP = Build(
     name="overlap",
     reference=overlap,
@@ -451,6 +501,35 @@ OVERLAP = Build(
         "The first half counts among the chosen, not among the rows.": partial(
             overlap_as,
             there=lambda begin, a, b, step: slice(begin + a * step, begin + b * step, step),
+        ),
+        "Your slices in the chunk end before the last of its rows.": partial(
+            overlap_as, here=lambda own, offset: slice(own.start, own.stop - 1, own.step)
+        ),
+        "In the chunk, too, the chosen rows are a step apart.": partial(
+            overlap_as, here=lambda own, offset: slice(own.start, own.stop)
+        ),
+        "Where a step passes over the chunk, nothing lies in it, though the ends lie around it.": (
+            asks_for_the_ends_only
+        ),
+        "The second number of what is chosen is how many, not where it ends.": (
+            takes_counts_for_ends
+        ),
+        "The second half of `bounds` are sizes, not ends.": takes_sizes_for_ends,
+        "There may be more than one dimension, each with slices of its own.": first_dimension,
+        "What you return is one tuple for each half, and not a pair for each dimension.": changed(
+            lambda there, here: tuple(zip(there, here, strict=True))
+        ),
+        "No overlap is None; `((), ())` are slices for a tensor without dimensions.": (
+            lambda c, b: overlap(c, b) or ((), ())
+        ),
+        "The chunk's edge need not be a chosen row: with a step, the first one lies behind it.": (
+            as_if_steps_were_one
+        ),
+        "A chunk may hold more rows than were chosen: your slices go beyond the last.": unbounded(
+            end=True
+        ),
+        "A chunk may begin before the first that was chosen: yours counts from below 0.": unbounded(
+            first=True
         ),
         "The second half counts in the chunk, not in the whole tensor.": partial(
             overlap_as, here=in_the_whole
