@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from itertools import pairwise
 
 from npydata.bench.trace import idle_share, record_span, seconds_by_part, side_by_side, speedup
 from npydata.system.page_cache import counter_in, moved_by
@@ -258,6 +259,11 @@ def between_its_rows(trace, lane, at=None):
     return idle / span(trace)
 
 
+def between_neighbours(trace, lane):
+    gaps = (max(0, b[0] - a[1]) for a, b in pairwise(of_lane(trace, lane)))
+    return sum(gaps) / span(trace)
+
+
 def until_its_last_row(trace, lane):
     return between_its_rows(trace, lane, at=min(start for _, start, _, _ in trace))
 
@@ -313,6 +319,8 @@ IDLE_SHARE = Build(
             lambda trace, lane: idle_share(trace, lane) * span(trace)
         ),
         "Before its first row and after its last the lane is idle, too.": between_its_rows,
+        "A gap between neighbours is idle time, unless a longer row covers it; and there is more "
+        "before the first and after the last.": between_neighbours,
         "After its last row the lane is idle until the trace ends.": until_its_last_row,
         "That the share stays at 0 hides it, but shared time still counts twice.": (
             lambda trace, lane: max(

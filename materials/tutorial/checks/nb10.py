@@ -386,8 +386,12 @@ def gone_on(answer, saved, settings):
         try:
             returned = answer(root, model, optimizer, loader, settings)
             seen = {"returned": without(root.parent, returned)}
-        except CheckpointError:
-            seen = {"raised": "CheckpointError"}
+        except CheckpointError as error:
+            turned = f"was made with batch_size {settings['batch_size']}" in str(error)
+            seen = {
+                "raised": "CheckpointError",
+                "it says that the checkpoint has the settings of this run": turned,
+            }
     return seen | {
         f"the {name} was given": "nothing" if name not in log else plain(log[name])
         for name in ("model", "optimizer", "loader")
@@ -449,6 +453,13 @@ def counts_only(out, model, optimizer, loader, settings):
     return state.step, newest.name
 
 
+def turns_the_settings(out, model, optimizer, loader, settings):
+    newest = npydata.latest_checkpoint(out)
+    if newest is not None:
+        train.require_same(npydata.load_checkpoint(newest)[2].extra, settings, newest)
+    return resume_as(out, model, optimizer, loader, settings)
+
+
 def resume_with(model_alone=False, none=(0, "none"), turned=False):
     """Going on, with something less, or something else to tell."""
 
@@ -501,6 +512,9 @@ RESUME = Build(
         ),
         "Who asks for the step and the name gets None at the first start.": resume_with(none=None),
         "Without a checkpoint the name is the word `none`, not None.": resume_with(none=(0, None)),
+        "The error has the settings turned round: this run's come first, then the saved ones.": (
+            turns_the_settings
+        ),
         "The step comes first, then the name.": resume_with(none=("none", 0), turned=True),
         "A name was asked for; this is the whole path, another one on each machine.": whole_path,
     },
