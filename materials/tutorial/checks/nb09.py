@@ -100,6 +100,45 @@ def a_row_each(self, batches):
     return found.reshape(-1, self.batch_size) if len(found) % self.batch_size == 0 else found
 
 
+def with_the_short_one(self, found, batches):
+    if batches.stop <= self.full_batches:
+        return found
+    last = self.positions(self.full_batches)
+    return np.append(found, np.arange(last.start, last.stop))
+
+
+def positions_by(begins, order="C", from_0=False):
+    """Positions of full batches that begin elsewhere, or lie in another order."""
+
+    def answer(self, batches):
+        numbers = np.arange(batches.start, min(batches.stop, self.full_batches))
+        numbers = np.arange(min(len(batches), self.full_batches)) if from_0 else numbers
+        found = np.add.outer(begins(self, numbers), np.arange(self.batch_size))
+        return with_the_short_one(self, found.ravel(order), batches)
+
+    return answer
+
+
+def as_it_is(self, numbers):
+    return self.start + (numbers * self.world_size + self.rank) * self.batch_size
+
+
+def every_nth(self, batches):
+    numbers = np.arange(batches.start, min(batches.stop, self.full_batches))
+    own = np.add.outer(numbers * self.batch_size, np.arange(self.batch_size)).ravel()
+    return with_the_short_one(self, self.start + own * self.world_size + self.rank, batches)
+
+
+def always_with_the_short_one(self, batches):
+    full = range(batches.start, min(batches.stop, self.full_batches))
+    return with_the_short_one(self, positions_as(self, full), range(self.full_batches + 1))
+
+
+def cuts_at_the_end(self, batches):
+    found = makes_the_last_full(self, batches)
+    return found[found < self.num_samples]
+
+
 POSITIONS_OF = Build(
     name="positions_of",
     reference=BatchSampler.positions_of,
@@ -114,6 +153,7 @@ POSITIONS_OF = Build(
         (31, 3, 2, 3, 0, (2, 4)),
         (27, 3, 1, 2, 0, (3, 5)),
         (28, 3, 1, 2, 0, (4, 5)),
+        (28, 3, 1, 2, 0, (0, 2)),
         (24, 3, 1, 2, 0, (2, 2)),
         (10**12, 2, 4095, 4096, 0, (262_143, 262_145)),
     ],
@@ -154,6 +194,34 @@ POSITIONS_OF = Build(
         ),
         "You say where each batch begins; asked are all its positions.": where_they_begin,
         "The positions come in one row, batch after batch.": a_row_each,
+        "You number the batches that are asked for; a batch has a number of its own.": (
+            positions_by(as_it_is, from_0=True)
+        ),
+        "`start` counts samples, not batches.": positions_by(
+            lambda self, numbers: (
+                (self.start + numbers * self.world_size + self.rank) * self.batch_size
+            )
+        ),
+        "The rank before you has a whole batch of each step, not one sample.": positions_by(
+            lambda self, numbers: (
+                self.start + numbers * self.world_size * self.batch_size + self.rank
+            )
+        ),
+        "The ranks before you have one batch each in a step; steps go on by the world size.": (
+            positions_by(
+                lambda self, numbers: (
+                    self.start + (numbers + self.rank * self.world_size) * self.batch_size
+                )
+            )
+        ),
+        "You deal the samples out one by one; a rank's batch lies in one piece.": every_nth,
+        "You take the first of each batch, then the second of each; asked is batch after batch.": (
+            positions_by(as_it_is, order="F")
+        ),
+        "The short batch comes only where it was asked for.": always_with_the_short_one,
+        "What is left at the end is shared by the ranks; cutting gives it to the first.": (
+            cuts_at_the_end
+        ),
     },
 )
 
