@@ -17,6 +17,11 @@ from tutorial.solving import plain, solutions, solved, without_annotations
 from tutorial.symbols import find, fingerprint, is_string, module_source, parse_symbol
 from tutorial.workbench import OURS, YOURS, kept_by, run_card, sentence
 
+from npydata.reader.archive import Extent
+from npydata.reader.containers import legacy
+from npydata.reader.containers.legacy import COUNT_BYTES
+from npydata.reader.parallel_read import GAP_BYTES, REQUEST_BYTES
+
 LESSONS = tools.read_lessons()
 BUILDS = [build for part in PARTS.values() for build in part.builds]
 EQUIVALENT = 0.1
@@ -130,6 +135,37 @@ def test_the_reference_is_right(build):
     assert judge(build, build.reference).right, judge(build, build.reference).text
 
 
+def a_gap_from_the_furthest_end(reads):
+    """Where a read lies inside another, what follows the longer one is near all the same."""
+    found = []
+    for read in sorted(reads, key=lambda one: one.offset):
+        near = found and read.offset - max(one.end for one in found[-1]) <= GAP_BYTES
+        if near and read.end - found[-1][0].offset <= REQUEST_BYTES:
+            found[-1].append(read)
+        else:
+            found.append([read])
+    return found
+
+
+def unsigned_counts(file, at, storages):
+    """A negative count is a huge one, and is refused as well."""
+    extents = {}
+    for storage in storages:
+        count = int.from_bytes(file.read(at, COUNT_BYTES), "little")
+        legacy.require_count(storage, count)
+        extents[storage.key] = Extent(file, at + COUNT_BYTES, count * storage.dtype.itemsize)
+        at += COUNT_BYTES + extents[storage.key].nbytes
+    legacy.require_end(file, at)
+    return extents
+
+
+@pytest.mark.parametrize(
+    "name, answer", [("runs", a_gap_from_the_furthest_end), ("scan_storages", unsigned_counts)]
+)
+def test_what_keeps_the_promise_in_another_way_is_right(name, answer):
+    assert judge(build_named(name)[1], answer).right
+
+
 @every_build
 def test_each_wrong_answer_is_told_its_own_belief(build):
     assert len(build.wrong) >= 3
@@ -196,5 +232,7 @@ def lab(tmp_path, monkeypatch):
 def test_the_mutant_of_every_card_breaks_its_promise_and_no_symptom_is_empty(part, lab):
     for card in part.cards:
         assert 1 <= card.right <= len(card.symptoms)
+        assert {card.right, *card.reasons} == {*range(1, len(card.symptoms) + 1)}, card.name
+        assert card.right not in card.reasons, card.name
         ended = child.in_child(lambda at, card=card: run_card(part, card))
         assert str(ended.why).startswith("AssertionError"), card.name

@@ -617,6 +617,15 @@ def test_an_endless_answer_is_told_the_belief_of_an_endless_wrong_one():
     assert "You stop." in judge(thirds, lambda n: n).text
 
 
+def test_what_takes_long_without_such_a_loop_is_asked_for_its_work():
+    def adds_up(n):
+        return sum(1 for _ in range(n * 10**12))
+
+    text = judge(Build(name="f", reference=lambda n: n, cases=[(1,)]), adds_up).text
+    assert "Which line takes so long" in text
+    assert "your loop tests" not in text
+
+
 # After a rejection
 
 

@@ -37,6 +37,7 @@ NOTHING_RAISED = "Nothing was raised here; expected {}."
 OTHER_RAISED = "{} was raised here; expected {}."
 ERROR_RETURNED = "You return the error; raise it."
 ENDLESS = "Does what your loop tests ever change?"
+HEAVY = "Which line takes so long, and how often is it run?"
 SLIPS = NameError, TypeError, AttributeError
 """Errors that end many an answer, for as many reasons."""
 SHOWN = 50
@@ -249,7 +250,7 @@ def _reasons(
     if belief := _belief(build, inputs, got, expected, seconds):
         return [*lines, belief]
     if isinstance(found.error, LastsError):
-        return [*lines, ENDLESS]
+        return [*lines, ENDLESS if has_while(answer) else HEAVY]
     kind = _what_kind(found, wanted, dtype)
     if kind and not (kind == NO_RETURN and _none_is_an_answer(expected, got)):
         return [*lines, kind]
@@ -501,6 +502,12 @@ def source_of(answer: Any) -> str | None:
     if not isinstance(node, ast.FunctionDef | ast.ClassDef):
         return None
     return "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
+
+
+def has_while(answer: Any) -> bool:
+    """Whether a loop that may never end is in the text, or could be: there is none to look at."""
+    source = source_of(answer)
+    return source is None or any(isinstance(n, ast.While) for n in ast.walk(ast.parse(source)))
 
 
 def parameters(answer: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from itertools import pairwise
 
 from npydata.bench.trace import idle_share, record_span, seconds_by_part, side_by_side, speedup
 from npydata.system.page_cache import counter_in, moved_by
@@ -249,6 +250,38 @@ def takes_back(trace, lane):
     return 1 - total / span(trace)
 
 
+def between_its_rows(trace, lane, at=None):
+    """The time in which the lane waits for its next row, as a share."""
+    idle, covered = 0, at
+    for start, end in of_lane(trace, lane):
+        idle += max(0, start - (start if covered is None else covered))
+        covered = end if covered is None else max(covered, end)
+    return idle / span(trace)
+
+
+def between_neighbours(trace, lane):
+    gaps = (max(0, b[0] - a[1]) for a, b in pairwise(of_lane(trace, lane)))
+    return sum(gaps) / span(trace)
+
+
+def until_its_last_row(trace, lane):
+    return between_its_rows(trace, lane, at=min(start for _, start, _, _ in trace))
+
+
+def of_all_rows(trace, lane):
+    worked = sum(end - start for start, end in of_lane(trace, lane))
+    return 1 - worked / sum(end - start for _, start, end, _ in trace)
+
+
+def from_first_to_last(trace, lane):
+    return 1 - span([row for row in trace if row[0] == lane]) / span(trace)
+
+
+def counts_both_ends(trace, lane):
+    seconds = {k for start, end in of_lane(trace, lane) for k in range(int(start), int(end) + 1)}
+    return 1 - len(seconds) / span(trace)
+
+
 IDLE_SHARE = Build(
     name="idle_share",
     reference=idle_share,
@@ -285,6 +318,20 @@ IDLE_SHARE = Build(
         "This is a duration; a share has no unit.": (
             lambda trace, lane: idle_share(trace, lane) * span(trace)
         ),
+        "Before its first row and after its last the lane is idle, too.": between_its_rows,
+        "A gap between neighbours is idle time, unless a longer row covers it; and there is more "
+        "before the first and after the last.": between_neighbours,
+        "After its last row the lane is idle until the trace ends.": until_its_last_row,
+        "That the share stays at 0 hides it, but shared time still counts twice.": (
+            lambda trace, lane: max(
+                0, 1 - sum(b - a for a, b in of_lane(trace, lane)) / span(trace)
+            )
+        ),
+        "All rows together take longer or shorter than the trace: lanes work at the same time.": (
+            of_all_rows
+        ),
+        "Between its first row and its last the lane may be idle.": from_first_to_last,
+        "From 2 to 5 are three seconds: you count one too many.": counts_both_ends,
     },
 )
 
@@ -376,6 +423,23 @@ def modelled(data, compute, steps, begin=max, ahead=False, waits=True):
     return trace
 
 
+def in_one_rhythm(data, compute, steps, first=0):
+    """Everything begins whenever the slower of both is done."""
+    beats = [k * max(data, compute) for k in range(steps)]
+    batches = [("cpu", at, at + data, "data wait") for at in beats]
+    return batches + [("gpu", first + at, first + at + compute, "compute") for at in beats]
+
+
+def rows_with(change):
+    return lambda data, compute, steps: [change(*row) for row in side_by_side(data, compute, steps)]
+
+
+def one_batch_more(data, compute, steps):
+    rows = side_by_side(data, compute, steps)
+    taken = rows[-1][1]
+    return [*rows, ("cpu", taken, taken + data, "data wait")]
+
+
 SIDE_BY_SIDE = Build(
     name="side_by_side",
     reference=side_by_side,
@@ -399,6 +463,20 @@ SIDE_BY_SIDE = Build(
         ),
         "You return when the loop ends; asked is its whole trace.": (
             lambda data, compute, steps: side_by_side(data, compute, steps)[-1][2]
+        ),
+        "The first step begins at once; its batch isn't made yet.": in_one_rhythm,
+        "You let each batch begin in the rhythm of the slower; the CPU may be free before.": (
+            lambda data, compute, steps: in_one_rhythm(data, compute, steps, first=data)
+        ),
+        "The lanes have changed places: the CPU makes batches, and the GPU computes.": rows_with(
+            lambda lane, start, end, part: ("gpu" if lane == "cpu" else "cpu", start, end, part)
+        ),
+        "What the CPU is busy with is called `data wait`.": rows_with(
+            lambda lane, start, end, part: (lane, start, end, part.removesuffix(" wait"))
+        ),
+        "There is one batch too many: no step takes it.": one_batch_more,
+        "A row says when it ends, not how long it is.": rows_with(
+            lambda lane, start, end, part: (lane, start, end - start, part)
         ),
     },
 )
@@ -429,6 +507,18 @@ def within_a_longer_name(text, name):
     return line_that(text, lambda line: name in line)
 
 
+def gives_up_at_once(text, name):
+    for line in text.splitlines():
+        found, value = line.split(": ")
+        if found != name:
+            raise KeyError(name)
+        return int(value)
+
+
+def with_its_colon(text, name):
+    return int(dict(line.split() for line in text.splitlines())[name])
+
+
 COUNTER_IN = Build(
     name="counter_in",
     reference=counter_in,
@@ -454,6 +544,8 @@ COUNTER_IN = Build(
                 line.split(": ")[0]: int(line.split(": ")[1]) for line in text.split("\n")
             }[name]
         ),
+        "The first line is of another counter; yours may stand further down.": gives_up_at_once,
+        "Split at blanks, a name still has its colon.": with_its_colon,
         "You return all counters; asked is one.": (
             lambda text, name: {
                 line.split(": ")[0]: int(line.split(": ")[1]) for line in text.splitlines()

@@ -43,7 +43,15 @@ def count_cases(rng):
 
 
 def page_cases(rng):
-    edges = [(16, 1, 1, 0), (0, 8, 2, 0), (0, 9, 2, 0), (7, 1, 2, 0), (8, 8, 2, 0), (3, 4, 4, 8)]
+    edges = [
+        (16, 1, 1, 0),
+        (0, 4, 4, 2),
+        (0, 8, 2, 0),
+        (0, 9, 2, 0),
+        (7, 1, 2, 0),
+        (8, 8, 2, 0),
+        (3, 4, 4, 8),
+    ]
     drawn = rng.integers((0, 1, 1, 0), (10_000, 3_000, 9, 300), (40, 4)).tolist()
     return [(*args, 16) for args in edges] + [(*args, 4096) for args in drawn]
 
@@ -105,6 +113,21 @@ OFFSETS = Build(
         "You let windows begin at every token of a row; the stride says how far apart they are.": (
             lambda w, n, r, s: w // n * r + w % n
         ),
+        "What a row has left over comes once for each row before, not once for all.": (
+            lambda w, n, r, s: w * s + (r - n * s)
+        ),
+        "Row and place have changed places: // gives the row, and % the window in it.": (
+            lambda w, n, r, s: w % n * r + w // n * s
+        ),
+        "A row has `per_row` windows; you divide by its tokens.": (
+            lambda w, n, r, s: w // r * r + w % r * s
+        ),
+        "The row is right; within it you count by the row's tokens, not by its windows.": (
+            lambda w, n, r, s: w // n * r + w % r * s
+        ),
+        "In 32 bits an offset beyond 2^31 becomes negative.": (
+            lambda w, n, r, s: (w // n * r + w % n * s).astype(np.int32)
+        ),
         "You return a list; arrays go in, and an array should come out.": (
             lambda w, n, r, s: [k // n * r + k % n * s for k in w.tolist()]
         ),
@@ -133,6 +156,24 @@ PAGES = Build(
         ),
         "// comes before + and -: you divide a part of the sum only.": (
             lambda s, c, i, o, p: (o + s * i // p, o + (s + c) * i - 1 // p)
+        ),
+        "A token may lie across two pages: you ask where the last one begins.": (
+            lambda s, c, i, o, p: ((o + s * i) // p, (o + (s + c - 1) * i) // p)
+        ),
+        "The second number is the last page, not how many there are.": (
+            lambda s, c, i, o, p: (
+                (o + s * i) // p,
+                pages_touched(s, c, i, o, p)[1] - (o + s * i) // p + 1,
+            )
+        ),
+        "You add whole pages to the first one; the window may begin in the middle of it.": (
+            lambda s, c, i, o, p: ((o + s * i) // p, (o + s * i) // p + (c * i - 1) // p)
+        ),
+        "You add whole pages to the first one, and take the byte after the window for its last.": (
+            lambda s, c, i, o, p: ((o + s * i) // p, (o + s * i) // p + c * i // p)
+        ),
+        "Pages have whole numbers; / leaves a fraction of one.": (
+            lambda s, c, i, o, p: ((o + s * i) / p, (o + (s + c) * i - 1) / p)
         ),
     },
 )
@@ -247,6 +288,19 @@ def contiguous_slices(tokens, out=None):
     return tuple(half.contiguous() for half in slices_of_one(tokens))
 
 
+def copies_where_it_must(tokens, out=None):
+    """Fills the caller's memory, and returns something else."""
+    halves = contiguous_slices(tokens)
+    if out is not None:
+        out[0], out[1] = halves
+    return halves
+
+
+def row_by_row(tokens, out=None):
+    ids = tokens.astype(np.int64)
+    return torch.from_numpy(ids[:-1].copy()), torch.from_numpy(ids[1:].copy())
+
+
 SHIFTED_PAIR = Build(
     name="shifted_pair",
     reference=shifted_pair,
@@ -268,6 +322,16 @@ SHIFTED_PAIR = Build(
         "`contiguous` copies only where it must, and never into the caller's memory.": (
             contiguous_slices
         ),
+        "Tensors are asked for; these are arrays.": (
+            lambda tokens, out=None: tuple(half.numpy() for half in pair_as(tokens, out))
+        ),
+        "An id needs an int64, whatever the file has: 32 bits end before 2^32.": partial(
+            pair_as, dtype=np.int32, into=False
+        ),
+        "`contiguous` copies only where it must: of one row, x and y still share their memory.": (
+            copies_where_it_must
+        ),
+        "The tokens of a row follow each other; you shift from row to row.": row_by_row,
         "These are slices of two arrays; y.view(-1) will fail on them.": lambda tokens, out=None: (
             torch.from_numpy(tokens.astype(np.int64))[:, :-1],
             torch.from_numpy(tokens.astype(np.int64))[:, 1:],
@@ -483,6 +547,12 @@ RANDOM_WINDOWS = Build(
         "The last window is never drawn.": lambda i, n, s, e: draw_as(i, n, (s, e), less=1),
         "Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.": lambda i, n, s, e: draw_as(
             i, n, (s + e,)
+        ),
+        "Windows count from 0: yours begin at 1, and end one too far.": lambda i, n, s, e: (
+            draw_as(i, n, (s, e)) + 1
+        ),
+        "`&` is a remainder only for powers of 2: of other files few windows are drawn.": (
+            lambda i, n, s, e: (hash_of(i, s, e) & np.uint64(n - 1)).astype(np.int64)
         ),
         "The windows come in order: nothing is random.": lambda i, n, s, e: (i + s + e) % n,
         "You return uint64; together with an int64 it turns into a float.": lambda i, n, s, e: (

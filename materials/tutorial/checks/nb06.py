@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from string import ascii_lowercase
 from tempfile import TemporaryDirectory
@@ -545,11 +546,13 @@ def runs_seen(answer, places):
         raise ChangedInPlaceError("reads")
 
     def named(one):
-        if isinstance(one, list | tuple | Iterator):
+        if isinstance(one, Iterator):
+            return "a generator, or another iterator"
+        if isinstance(one, list | tuple):
             return [named(each) for each in one]
         return letters.get(id(one), "no read")
 
-    return None if found is None else [named(one) for one in found]
+    return None if found is None else named(found)
 
 
 def in_file_order(reads):
@@ -574,6 +577,18 @@ def fits(read, run, gap=GAP_BYTES, reach=REQUEST_BYTES):
 
 def reaches_from_the_last(read, run):
     return fits(read, run[-1:])
+
+
+def touches(read, run):
+    return read.offset == run[-1].end and fits(read, run)
+
+
+def never_overlaps(read, run):
+    return read.offset >= run[-1].end and fits(read, run)
+
+
+def takes_an_overlap_for_a_gap(read, run):
+    return abs(read.offset - run[-1].end) <= GAP_BYTES and fits(read, run)
 
 
 def counts_what_is_wanted(read, run):
@@ -667,7 +682,8 @@ RUNS = Build(
         ([(0, REQUEST_BYTES - 9), (REQUEST_BYTES - 8, REQUEST_BYTES + 1), (FAR, FAR + 9)],),
         ([(0, 600), (600, REQUEST_BYTES // 2), (REQUEST_BYTES // 2, REQUEST_BYTES + 1)],),
         ([(40, 90), (0, 100), (90, 300)],),
-    ],
+        ([(0, 2 * GAP_BYTES), (9, 9 + 2 * GAP_BYTES)],),
+    ],  # a gap to the furthest end is right, too: its requests are fewer, and still in order
     observe=runs_seen,
     show=lambda case: (
         "runs(reads)  # " + (", ".join(map(lies, case[0], ascii_lowercase)) or "none")
@@ -683,8 +699,23 @@ RUNS = Build(
             runs_as, joins=lambda read, run: True
         ),
         "What you collected last is not in what you return.": forgets_the_last,
-        "A small gap is no reason for a request of its own: it is read along.": partial(
-            runs_as, joins=partial(fits, gap=0)
+        "A small gap is no reason for a request of its own: up to `GAP_BYTES` are read along.": (
+            partial(runs_as, joins=partial(fits, gap=0))
+        ),
+        "Reads that touch are not all: `GAP_BYTES` and `REQUEST_BYTES` say what comes together.": (
+            partial(runs_as, joins=lambda read, run: read.offset == run[-1].end)
+        ),
+        "You join only what touches: a small gap is read along, up to `GAP_BYTES`.": partial(
+            runs_as, joins=touches
+        ),
+        "Reads may overlap: there is no gap then, and one request brings both.": partial(
+            runs_as, joins=never_overlaps
+        ),
+        "Where reads overlap there is no gap, however much they share.": partial(
+            runs_as, joins=takes_an_overlap_for_a_gap
+        ),
+        "A list of lists is asked for: a generator is empty once somebody went through it.": (
+            lambda reads: iter(runs_as(reads))
         ),
         "However far the next one lies, you read along what is between.": partial(
             runs_as, joins=partial(fits, gap=1 << 62)
@@ -777,6 +808,29 @@ def looks_for_holes(extents, begin, end, last=lambda at, end: at != end):
         raise CheckpointError("more")
 
 
+def leaves_out_the_empty(extents, begin, end):
+    gaps_as([one for one in extents if one.nbytes], begin, end)
+
+
+def refuses_no_tensors(extents, begin, end):
+    if not extents:
+        raise CheckpointError("none")
+    gaps_as(extents, begin, end)
+
+
+def passes_no_tensors(extents, begin, end):
+    if extents:
+        gaps_as(extents, begin, end)
+
+
+def compares_neighbours(extents, begin, end):
+    in_order = sorted(extents, key=lambda one: one.offset)
+    for one, other in pairwise(in_order):
+        if one.offset + one.nbytes > other.offset:
+            raise CheckpointError("an overlap")
+    sums_up(extents, begin, end)
+
+
 def sorts_by_place_alone(extents, begin, end):
     in_order = sorted(extents, key=lambda one: one.offset)
     gaps_as(in_order, begin, end, ordered=False)
@@ -825,10 +879,10 @@ def returns_a_verdict(extents, begin, end):
 
 
 PLACES = [
-    [(10, 50)], [(30, 50), (10, 30)], [(30, 50), (10, 30), (50, 50)], [(30, 30), (10, 50)],
+    [(10, 50)], [(30, 50), (10, 30)], [(30, 50), (10, 30), (50, 50)],
     [(10, 30), (31, 50)], [(10, 31), (30, 50)], [(10, 30)], [(11, 50)], [], [(10, 51)],
     [(10, 30), (10, 30)], [(10, 20), (25, 45), (45, 50)], [(10, 50), (20, 30)],
-    [(10, 30), (40, 60)], [(10, 50), (10, 10)], [(5, 50)],
+    [(10, 30), (40, 60)], [(10, 50), (10, 10)], [(5, 50)], [(30, 30), (10, 50)],
 ]  # fmt: skip
 CHECK_NO_GAPS = Build(
     name="check_no_gaps",
@@ -862,6 +916,13 @@ CHECK_NO_GAPS = Build(
             raises_another, kind=AssertionError
         ),
         "There may be no tensor at all.": takes_the_first,
+        "No tensors fill no bytes: such a file is right.": refuses_no_tensors,
+        "Without a tensor nobody owns the bytes from `begin` to `end`.": passes_no_tensors,
+        "None overlap and the sizes add up, and yet there is a hole: the last ends too late.": (
+            compares_neighbours
+        ),
+        "A tensor without bytes shares none, and yet it may not lie inside another: each begins "
+        "where the one before ends.": leaves_out_the_empty,
         "A tensor may have no bytes: it leaves no hole, and shares nothing.": refuses_the_empty,
         "Extents have no order of their own: by what should they be sorted?": (
             lambda extents, begin, end: gaps_as(sorted(extents), begin, end)

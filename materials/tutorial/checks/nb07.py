@@ -210,6 +210,33 @@ def rounds_up(tensors, stored, to):
     return slots
 
 
+def adds_an_element(tensors, stored):
+    slots, at = [], 0
+    for slot in slots_for(tensors, stored):
+        at += slot.dtype.itemsize - at % slot.dtype.itemsize
+        slots.append(slot._replace(begin=at))
+        at += slot.nbytes
+    return slots
+
+
+def moves_by_elements(tensors, stored):
+    slots, at = [], 0
+    for slot in slots_for(tensors, stored):
+        slots.append(slot._replace(begin=at))
+        at += math.prod(slot.shape)
+    return slots
+
+
+def counts_elements(tensors, stored):
+    return [
+        slot._replace(nbytes=math.prod(slot.shape)) for slot in moves_by_elements(tensors, stored)
+    ]
+
+
+def slots_with(change):
+    return lambda tensors, stored: [change(slot) for slot in slots_for(tensors, stored)]
+
+
 def place_by(rank, **options):
     return lambda tensors, stored: placed(
         tensors, stored, key=lambda name: rank(name, tensors[name]), **options
@@ -278,9 +305,19 @@ SLOTS_FOR = Build(
         "You sort by name; what counts is the size of an element.": (
             lambda tensors, stored: placed(tensors, stored, key=str)
         ),
-        "You round up: sorted, each tensor ends where the next may begin.": partial(
-            rounds_up, to=64
+        "Where the place is right already, you add a whole element: 0 bytes are missing.": (
+            adds_an_element
         ),
+        "You begin with the small elements, and leave gaps to mend it: safetensors allows none.": (
+            place_by(lambda name, tensor: tensor.dtype.itemsize, gaps=True)
+        ),
+        "`math.prod(shape)` counts elements; a slot and the way to the next have bytes.": (
+            counts_elements
+        ),
+        "The place is in bytes, and yet `nbytes` counts elements.": slots_with(
+            lambda slot: slot._replace(nbytes=math.prod(slot.shape))
+        ),
+        "You know the bytes, and move on by the number of elements.": moves_by_elements,
         "`tensors` is a dictionary: what you sort are names, which have no dtype.": (
             lambda tensors, stored: placed(tensors, stored, key=lambda name: -name.dtype.itemsize)
         ),
@@ -290,6 +327,12 @@ SLOTS_FOR = Build(
         "A list is asked for: it has the order of the file.": (
             lambda tensors, stored: {slot.name: slot for slot in slots_for(tensors, stored)}
         ),
+    }
+    | {
+        f"You pad to {to:,} bytes: sorted, each tensor ends where the next may begin.": partial(
+            rounds_up, to=to
+        )
+        for to in (4, 8, 16, 64, 4096)
     },
 )
 

@@ -100,6 +100,45 @@ def a_row_each(self, batches):
     return found.reshape(-1, self.batch_size) if len(found) % self.batch_size == 0 else found
 
 
+def with_the_short_one(self, found, batches):
+    if batches.stop <= self.full_batches:
+        return found
+    last = self.positions(self.full_batches)
+    return np.append(found, np.arange(last.start, last.stop))
+
+
+def positions_by(begins, order="C", from_0=False):
+    """Positions of full batches that begin elsewhere, or lie in another order."""
+
+    def answer(self, batches):
+        numbers = np.arange(batches.start, min(batches.stop, self.full_batches))
+        numbers = np.arange(min(len(batches), self.full_batches)) if from_0 else numbers
+        found = np.add.outer(begins(self, numbers), np.arange(self.batch_size))
+        return with_the_short_one(self, found.ravel(order), batches)
+
+    return answer
+
+
+def as_it_is(self, numbers):
+    return self.start + (numbers * self.world_size + self.rank) * self.batch_size
+
+
+def every_nth(self, batches):
+    numbers = np.arange(batches.start, min(batches.stop, self.full_batches))
+    own = np.add.outer(numbers * self.batch_size, np.arange(self.batch_size)).ravel()
+    return with_the_short_one(self, self.start + own * self.world_size + self.rank, batches)
+
+
+def always_with_the_short_one(self, batches):
+    full = range(batches.start, min(batches.stop, self.full_batches))
+    return with_the_short_one(self, positions_as(self, full), range(self.full_batches + 1))
+
+
+def cuts_at_the_end(self, batches):
+    found = makes_the_last_full(self, batches)
+    return found[found < self.num_samples]
+
+
 POSITIONS_OF = Build(
     name="positions_of",
     reference=BatchSampler.positions_of,
@@ -114,6 +153,7 @@ POSITIONS_OF = Build(
         (31, 3, 2, 3, 0, (2, 4)),
         (27, 3, 1, 2, 0, (3, 5)),
         (28, 3, 1, 2, 0, (4, 5)),
+        (28, 3, 1, 2, 0, (0, 2)),
         (24, 3, 1, 2, 0, (2, 2)),
         (10**12, 2, 4095, 4096, 0, (262_143, 262_145)),
     ],
@@ -154,6 +194,34 @@ POSITIONS_OF = Build(
         ),
         "You say where each batch begins; asked are all its positions.": where_they_begin,
         "The positions come in one row, batch after batch.": a_row_each,
+        "You number the batches that are asked for; a batch has a number of its own.": (
+            positions_by(as_it_is, from_0=True)
+        ),
+        "`start` counts samples, not batches.": positions_by(
+            lambda self, numbers: (
+                (self.start + numbers * self.world_size + self.rank) * self.batch_size
+            )
+        ),
+        "The rank before you has a whole batch of each step, not one sample.": positions_by(
+            lambda self, numbers: (
+                self.start + numbers * self.world_size * self.batch_size + self.rank
+            )
+        ),
+        "The ranks before you have one batch each in a step; steps go on by the world size.": (
+            positions_by(
+                lambda self, numbers: (
+                    self.start + (numbers + self.rank * self.world_size) * self.batch_size
+                )
+            )
+        ),
+        "You deal the samples out one by one; a rank's batch lies in one piece.": every_nth,
+        "You take the first of each batch, then the second of each; asked is batch after batch.": (
+            positions_by(as_it_is, order="F")
+        ),
+        "The short batch comes only where it was asked for.": always_with_the_short_one,
+        "What is left at the end is shared by the ranks; cutting gives it to the first.": (
+            cuts_at_the_end
+        ),
     },
 )
 
@@ -404,6 +472,56 @@ def in_the_whole(own, offset):
     return slice(own.start + offset, own.stop + offset, own.step)
 
 
+def asks_for_the_ends_only(chosen, bounds):
+    for (begin, count, step), offset, size in zip(chosen, *bounds, strict=True):
+        if begin >= offset + size or begin + (count - 1) * step < offset:
+            return None
+    return overlap_as(chosen, bounds, empty=True)
+
+
+def takes_counts_for_ends(chosen, bounds):
+    return overlap([(begin, max(0, end - begin), step) for begin, end, step in chosen], bounds)
+
+
+def takes_sizes_for_ends(chosen, bounds):
+    starts, ends = bounds
+    sizes = (max(0, end - start) for start, end in zip(starts, ends, strict=True))
+    return overlap(chosen, (starts, tuple(sizes)))
+
+
+def first_dimension(chosen, bounds):
+    return overlap(chosen[:1], tuple(one[:1] for one in bounds))
+
+
+def as_if_steps_were_one(chosen, bounds):
+    """The edges of both in rows, divided by the step and begun at the chunk's edge."""
+    goes, lies = [], []
+    for (begin, count, step), offset, size in zip(chosen, *bounds, strict=True):
+        a, b = max(begin, offset), min(begin + count * step, offset + size)
+        if a >= b:
+            return None
+        goes.append(slice((a - begin) // step, (b - begin) // step))
+        lies.append(slice(a - offset, b - offset, step))
+    return tuple(goes), tuple(lies)
+
+
+def unbounded(first=0, end=None):
+    """What lies in the chunk, whether it was chosen or not, on one side or the other."""
+
+    def answer(chosen, bounds):
+        wider = []
+        for begin, count, step in chosen:
+            more = 100 if first else 0
+            wider.append((begin - more * step, count + more + (100 if end else 0), step))
+        both = overlap(wider, bounds)
+        if both is None or not first:
+            return both
+        there = tuple(slice(one.start - 100, one.stop - 100) for one in both[0])
+        return there, both[1]
+
+    return answer
+
+
 OVERLAP = Build(
     name="overlap",
     reference=overlap,
@@ -451,6 +569,35 @@ OVERLAP = Build(
         "The first half counts among the chosen, not among the rows.": partial(
             overlap_as,
             there=lambda begin, a, b, step: slice(begin + a * step, begin + b * step, step),
+        ),
+        "Your slices in the chunk end before the last of its rows.": partial(
+            overlap_as, here=lambda own, offset: slice(own.start, own.stop - 1, own.step)
+        ),
+        "In the chunk, too, the chosen rows are a step apart.": partial(
+            overlap_as, here=lambda own, offset: slice(own.start, own.stop)
+        ),
+        "Where a step passes over the chunk, nothing lies in it, though the ends lie around it.": (
+            asks_for_the_ends_only
+        ),
+        "The second number of what is chosen is how many, not where it ends.": (
+            takes_counts_for_ends
+        ),
+        "The second half of `bounds` are sizes, not ends.": takes_sizes_for_ends,
+        "There may be more than one dimension, each with slices of its own.": first_dimension,
+        "What you return is one tuple for each half, and not a pair for each dimension.": changed(
+            lambda there, here: tuple(zip(there, here, strict=True))
+        ),
+        "No overlap is None; `((), ())` are slices for a tensor without dimensions.": (
+            lambda c, b: overlap(c, b) or ((), ())
+        ),
+        "The chunk's edge need not be a chosen row: with a step, the first one lies behind it.": (
+            as_if_steps_were_one
+        ),
+        "A chunk may hold more rows than were chosen: your slices go beyond the last.": unbounded(
+            end=True
+        ),
+        "A chunk may begin before the first that was chosen: yours counts from below 0.": unbounded(
+            first=True
         ),
         "The second half counts in the chunk, not in the whole tensor.": partial(
             overlap_as, here=in_the_whole

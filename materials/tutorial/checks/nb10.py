@@ -300,6 +300,23 @@ def looks_at_the_generators_only(model, optimizer, loader, weights, moments, sta
     restore_as(model, optimizer, loader, weights, moments, state, parts, careful=False)
 
 
+def one_of_them(model, optimizer, loader, weights, moments, state):
+    given = {"optimizer": moments, "loader": state.loader, "rng": state.rng}
+    part = next((name for name, one in given.items() if one is not None), "")
+    restore_as(model, optimizer, loader, weights, moments, state, order=f"model {part}")
+
+
+def gives_nothing_for_none(model, optimizer, loader, weights, moments, state):
+    optimizer.load_state_dict(moments or {})
+    restore_as(model, optimizer, loader, weights, moments, state, order="model loader rng")
+
+
+def gives_the_whole_state(model, optimizer, loader, weights, moments, state):
+    model.load_state_dict(weights)
+    loader.load_state_dict(state)
+    restore_as(model, optimizer, loader, weights, moments, state, order="optimizer rng")
+
+
 RESTORE = Build(
     name="restore",
     reference=train.restore,
@@ -319,6 +336,23 @@ RESTORE = Build(
     wrong={
         "The generators come last: what is loaded after them may draw numbers.": partial(
             restore_as, order="rng model optimizer loader"
+        ),
+        "Only the loader is left to load, and yet it comes after the generators.": partial(
+            restore_as, order="model optimizer rng loader"
+        ),
+        "What loads after the generators may draw from them, and they move on.": partial(
+            restore_as, order="model rng optimizer loader"
+        ),
+        "With `elif` only one part is put back; each is there or not, whatever the others are.": (
+            one_of_them
+        ),
+        "An empty state is not the same as none: you still load it.": gives_nothing_for_none,
+        "Assigning gives a parameter another object; the model itself stays as it was.": partial(
+            restore_as, order="rng"
+        ),
+        "The loader gets its own part of the state, not all of it.": gives_the_whole_state,
+        "The model keeps the weights of a fresh start.": partial(
+            restore_as, order="optimizer loader rng"
         ),
         "The optimizer keeps its moments of nothing.": partial(
             restore_as, order="model loader rng"
@@ -341,18 +375,34 @@ RESTORE = Build(
 
 def gone_on(answer, saved, settings):
     """What a start finds in a folder with checkpoints of these steps, saved in this order."""
-    model, given = Loads(log := {}, "model"), Loads({}, "other")
+    log = {}
+    model, optimizer, loader = (Loads(log, name) for name in ("model", "optimizer", "loader"))
     with TemporaryDirectory() as name:
         root = Path(name) / "run"
         for step in saved:
-            state = TrainingState(step=step, extra={"batch_size": 4})
-            save_checkpoint(root / f"step-{step}", {"w": torch.tensor([float(step)])}, None, state)
+            state = TrainingState(step=step, loader={"samples": step}, extra={"batch_size": 4})
+            weights, moments = ({"w": torch.tensor([float(step + k)])} for k in (0, 0.5))
+            save_checkpoint(root / f"step-{step}", weights, moments, state)
         try:
-            seen = {"returned": without(root.parent, answer(root, model, given, given, settings))}
-        except CheckpointError:
-            seen = {"raised": "CheckpointError"}
-    weights = log.get("model")
-    return seen | {"the model was given": "nothing" if weights is None else weights["w"].tolist()}
+            returned = answer(root, model, optimizer, loader, settings)
+            seen = {"returned": without(root.parent, returned)}
+        except CheckpointError as error:
+            turned = f"was made with batch_size {settings['batch_size']}" in str(error)
+            seen = {
+                "raised": "CheckpointError",
+                "it says that the checkpoint has the settings of this run": turned,
+            }
+    return seen | {
+        f"the {name} was given": "nothing" if name not in log else plain(log[name])
+        for name in ("model", "optimizer", "loader")
+    }
+
+
+def plain(given):
+    """What was loaded, each tensor as a list."""
+    return {
+        key: one.tolist() if isinstance(one, torch.Tensor) else one for key, one in given.items()
+    }
 
 
 def without(parent, returned):
@@ -403,6 +453,31 @@ def counts_only(out, model, optimizer, loader, settings):
     return state.step, newest.name
 
 
+def turns_the_settings(out, model, optimizer, loader, settings):
+    newest = npydata.latest_checkpoint(out)
+    if newest is not None:
+        train.require_same(npydata.load_checkpoint(newest)[2].extra, settings, newest)
+    return resume_as(out, model, optimizer, loader, settings)
+
+
+def resume_with(model_alone=False, none=(0, "none"), turned=False):
+    """Going on, with something less, or something else to tell."""
+
+    def answer(out, model, optimizer, loader, settings):
+        newest = npydata.latest_checkpoint(out)
+        if newest is None:
+            return none
+        if not model_alone:
+            told = resume_as(out, model, optimizer, loader, settings)
+            return told[::-1] if turned else told
+        weights, _, state = npydata.load_checkpoint(newest)
+        train.require_same(settings, state.extra, newest)
+        model.load_state_dict(weights)
+        return state.step, newest.name
+
+    return answer
+
+
 RESUME = Build(
     name="resume_from",
     reference=train.resume_from,
@@ -432,6 +507,15 @@ RESUME = Build(
             resume_as, later=1
         ),
         "You say where the run stands, and put nothing back.": counts_only,
+        "The weights alone are not the run: optimizer and loader begin anew.": resume_with(
+            model_alone=True
+        ),
+        "Who asks for the step and the name gets None at the first start.": resume_with(none=None),
+        "Without a checkpoint the name is the word `none`, not None.": resume_with(none=(0, None)),
+        "The error has the settings turned round: this run's come first, then the saved ones.": (
+            turns_the_settings
+        ),
+        "The step comes first, then the name.": resume_with(none=("none", 0), turned=True),
         "A name was asked for; this is the whole path, another one on each machine.": whole_path,
     },
 )
@@ -485,6 +569,23 @@ def whole_epochs(loader):
         yield loader
 
 
+def asks_one_iterator(loader):
+    batches = iter(loader)
+    while True:
+        yield next(batches)
+
+
+def keeps_the_first_epoch(loader):
+    batches = list(loader)
+    while True:
+        yield from batches
+
+
+def only_the_first(loader):
+    while True:
+        yield next(iter(loader))
+
+
 EPOCHS = Build(
     name="epochs",
     reference=train.epochs,
@@ -498,6 +599,10 @@ EPOCHS = Build(
         "It ends at some time: give batches as long as somebody asks.": only_two,
         "A batch is a pair, x and y; you give them one by one.": one_by_one,
         "You give the loader; asked for are its batches.": whole_epochs,
+        "Where an epoch ends `next` raises, and your generator with it.": asks_one_iterator,
+        "You make a list of the first epoch, and give it over and over.": keeps_the_first_epoch,
+        "Each batch is the first of an epoch: you begin one for each.": only_the_first,
+        "`return` ends it at the first batch.": lambda loader: next(iter(loader)),
     },
 )
 
@@ -594,6 +699,21 @@ BEST_INTERVAL = Build(
         ),
         "You return seconds, and the question was how many steps.": (
             lambda step, stall, between: max(1, round((2 * stall * between) ** 0.5))
+        ),
+        "Half an interval is lost at a crash: you halve where it should count twice.": (
+            lambda step, stall, between: max(1, round((stall * between / 2) ** 0.5 / step))
+        ),
+        "You take the root of the step, too; it only turns seconds into steps.": (
+            lambda step, stall, between: max(1, round((2 * stall * between / step) ** 0.5))
+        ),
+        "More seconds in a step make fewer steps of an interval; with yours they get more.": (
+            lambda step, stall, between: max(1, round((2 * stall * between * step) ** 0.5))
+        ),
+        "This is how many saves would fit between two crashes.": (
+            lambda step, stall, between: max(1, round(between / stall))
+        ),
+        "You add a step; at least one is asked for, which is already there.": (
+            lambda step, stall, between: round((2 * stall * between) ** 0.5 / step) + 1
         ),
         "You save at every step, as if a save cost nothing.": lambda step, stall, between: 1,
         "You wait for the crash, as if only saves cost something.": (

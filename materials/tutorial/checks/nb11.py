@@ -744,6 +744,16 @@ def with_a_generator(ranks, length, seed):
     return epochs, chance.permutation(length)[np.arange(len(ranks)) % length]
 
 
+def epoch_behind_epoch(ranks, length, seed):
+    epochs, samples = shuffled_samples(ranks, length, seed)
+    return epochs, samples[np.argsort(epochs, kind="stable")]
+
+
+def sorted_by_epoch(ranks, length, seed):
+    epochs, samples = epoch_behind_epoch(ranks, length, seed)
+    return np.sort(epochs), samples
+
+
 def drawn_again(ranks, length, seed):
     keys = [int(stream_key(seed, rank)) % length for rank in ranks.tolist()]
     return ranks // length, np.array(keys)
@@ -789,6 +799,10 @@ SHUFFLED_SAMPLES = Build(
         "A sample depends on what else is asked for; it should depend on its number alone.": (
             with_a_generator
         ),
+        "You put epoch behind epoch: each sample belongs where its number was asked for.": (
+            epoch_behind_epoch
+        ),
+        "You return them epoch by epoch; they were asked for in another order.": sorted_by_epoch,
         "You draw with replacement: in an epoch some come twice, and others never.": drawn_again,
         "You return only the samples, not their epochs.": shuffled_as(
             "return epochs, samples", "return samples"

@@ -146,6 +146,10 @@ CARDS = [
             "Nothing in any test with kills. After a power cut a checkpoint lacks files.",
         ),
         right=3,
+        reasons={
+            1: "A kill loses nothing that was written, and the name still comes last.",
+            2: "A sync waits for the disk: with one less, saves become quicker.",
+        },
     ),
     Card(
         name="latest is an order",
@@ -159,6 +163,10 @@ CARDS = [
             "The newest checkpoint is removed by the next save.",
         ),
         right=1,
+        reasons={
+            2: "A whole folder that `latest` names is chosen with the line and without it.",
+            3: "This function chooses what is loaded; it removes nothing.",
+        },
     ),
     Card(
         name="whose are they",
@@ -172,5 +180,9 @@ CARDS = [
             "A restart loads the other run's weights.",
         ),
         right=2,
+        reasons={
+            1: "More is removed, not less: what the other run saved counts as well.",
+            3: "This function removes; what is loaded is chosen elsewhere.",
+        },
     ),
 ]

@@ -134,6 +134,10 @@ MACHINE_CARDS = [
             "Nothing: a list that is cleared is as good as a new one.",
         ),
         right=2,
+        reasons={
+            1: "The dictionary itself is swept away, too: there is none to come back.",
+            3: "The list that was put aside is this very list: clearing it empties both.",
+        },
     ),
     Card(
         name="at the end",
@@ -147,6 +151,10 @@ MACHINE_CARDS = [
             "The machine runs on, into the bytes that follow in memory.",
         ),
         right=2,
+        reasons={
+            1: "The machine still misses its next opcode and raises; only the error is another.",
+            3: "Behind the bytes that it was given Python finds none: it raises instead.",
+        },
     ),
     Card(
         name="the last word of a name",
@@ -160,6 +168,10 @@ MACHINE_CARDS = [
             "Nothing: the module says only where a function comes from.",
         ),
         right=2,
+        reasons={
+            1: "The table lists whole names: the last word alone finds nothing there.",
+            3: "The module is part of the name by which the table is asked.",
+        },
     ),
 ]
 
@@ -322,6 +334,10 @@ FILE_CARDS = [
             "Nothing: torch's files have no padding.",
         ),
         right=1,
+        reasons={
+            2: "The pickle is an entry like the others, and it is read before any tensor.",
+            3: "They have: each entry's bytes begin at a multiple of 64.",
+        },
     ),
     Card(
         name="eight bytes short",
@@ -335,6 +351,10 @@ FILE_CARDS = [
             "The last tensor is missing.",
         ),
         right=2,
+        reasons={
+            1: "No tensor is read yet: the second count comes first, and it fails.",
+            3: "The scan already fails at the second count, however many follow.",
+        },
     ),
     Card(
         name="room at the end",
@@ -348,5 +368,9 @@ FILE_CARDS = [
             "Nothing, until somebody hides a second file behind the tensors.",
         ),
         right=3,
+        reasons={
+            1: "The check moves no tensor; it only refuses less.",
+            2: "Such a file is refused without the change. With it, it passes.",
+        },
     ),
 ]

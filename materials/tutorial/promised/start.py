@@ -118,6 +118,10 @@ CARDS = [
             "A GPU that is never idle stops the program.",
         ),
         right=1,
+        reasons={
+            2: "Time that counts twice makes it busier, not idle.",
+            3: "The share falls, even below 0; but nothing stops at that.",
+        },
     ),
     Card(
         name="as if it were gone",
@@ -131,5 +135,9 @@ CARDS = [
             "The whole seems to gain as much as the part.",
         ),
         right=2,
+        reasons={
+            1: "The new loop gets shorter than it is, so it looks faster.",
+            3: "The other parts keep their time, so the whole gains less than the part.",
+        },
     ),
 ]

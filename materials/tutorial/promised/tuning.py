@@ -252,6 +252,10 @@ CARDS = [
             "Nothing: the steps are never longer than the fetches.",
         ),
         right=1,
+        reasons={
+            2: "This consumer isn't held up by its own steps; it starves less, not more.",
+            3: "They are, wherever the data is not what holds training up.",
+        },
     ),
     Card(
         name="just fast enough",
@@ -265,6 +269,10 @@ CARDS = [
             "The loader takes twice the memory.",
         ),
         right=2,
+        reasons={
+            1: "On average the setting is fast enough; only in slow moments a step waits.",
+            3: "Less is asked of a setting, so it may be a cheaper one.",
+        },
     ),
     Card(
         name="never tired",
@@ -278,5 +286,9 @@ CARDS = [
             "The wrong pages are asked for, and batches hold wrong tokens.",
         ),
         right=1,
+        reasons={
+            2: "A hint is about pages that are missing: what is in memory is not read again.",
+            3: "A hint names pages to the kernel; no batch is made of it.",
+        },
     ),
 ]
