@@ -204,7 +204,7 @@ RUNS = {
             Renumbered(tokens), batch_size=16, num_workers=1, prefetch_factor=4
         )
         for x, y in loader:
-            for _ in range(20):  # each lets go of the lock, and has to get it again
+            for _ in range(30):  # each lets go of the lock, and has to get it again
                 layer @ layer
             step(0.0)
     """, "train.py"),

@@ -94,11 +94,11 @@ CASES = {
         [],
     ),
     "threads that hand it back and forth": (
-        replace(HEALTHY, threads=1, step_held=0.3, fetch_cpu_s=18.6, step_cpu_s=12.0),
+        replace(HEALTHY, threads=1, step_held=0.17, fetch_cpu_s=18.6, step_cpu_s=12.0),
         ["gil_workers"],
     ),
     "threads that mostly leave it": (
-        replace(HEALTHY, threads=1, step_held=0.2, fetch_cpu_s=18.6, step_cpu_s=12.0),
+        replace(HEALTHY, threads=1, step_held=0.13, fetch_cpu_s=18.6, step_cpu_s=12.0),
         [],
     ),
     "few batches": (replace(STARVED, batches=3), []),
