@@ -42,7 +42,7 @@ Line = tuple[str, str, str, str, str | None]
 LINES: dict[str, Line] = {  # of the last table: bench, unit, group, name, setting (None: the best)
     "naive, file in memory": ("dataset", "Mtok/s", "warm", NAIVE, None),
     "ours, file in memory": ("dataset", "Mtok/s", "warm", OURS, RANDOM),
-    "naive, file on disk": ("dataset", "Mtok/s", "cold", PLAIN, "readahead as it is"),
+    "plain mmap, file on disk": ("dataset", "Mtok/s", "cold", PLAIN, "readahead as it is"),
     "ours, file on disk": ("dataset", "Mtok/s", "cold", OURS, HINTED),
     "ours, through loader": ("loader", "Mtok/s", "warm", OURS, None),
     "torch.load, one tensor": ("reader", "ms", "legacy warm", TORCH_LOAD, None),
@@ -50,6 +50,12 @@ LINES: dict[str, Line] = {  # of the last table: bench, unit, group, name, setti
     "torch.save, stall": ("checkpoint", "ms", "stall", TORCH_SAVE, None),
     "ours, stall": ("checkpoint", "ms", "stall", OURS, None),
 }
+BATCH, WINDOW = 32, 1024  # those of the bench
+LEGEND = f"""\
+Mtok/s: million tokens a second, in batches of {BATCH} random windows of {WINDOW:,} tokens
+naive: a DataLoader of single windows, as in lesson 00, with as many workers as serve it best, on
+  the whole text; in the first table it has none, and only the beginning of the text
+plain mmap: whole batches from a np.memmap, and the kernel reads ahead as it likes"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,11 +102,15 @@ def first_table(build: Path, text: list[str] | None) -> str:
     require_tokens(tokens, made.num_tokens)
     whose = "your text" if text else "Python's source"
     size = f"{sample.stat().st_size / 1e6:.1f} MB of {whose}"
-    lines = [f"{made.num_tokens:,} tokens from the first {size}; random windows, tokens a second:"]
+    lines = [
+        f"{made.num_tokens:,} tokens from the first {size}; tokens a second, in batches of {BATCH} "
+        f"random windows of {WINDOW:,}:"
+    ]
     medians = first_speeds(tokens)
     for name, median in medians.items():
         times = "" if name == NAIVE else f", {median / medians[NAIVE]:.0f} times as many"
         lines.append(f"  {name:<18}{median:>7.1f} million{times}")
+    lines.append("naive: a DataLoader of single windows, as in lesson 00, without workers")
     return "\n".join(lines)
 
 
@@ -122,7 +132,7 @@ def first_speeds(tokens: Path) -> dict[str, float]:
         for one in baselines_of("dataset warm")
         if (one.name, one.setting) in ((NAIVE, "0 workers"), (OURS, RANDOM))
     ]
-    task = Task(path=tokens, dtype=None, seq_len=1024, batch_size=32)
+    task = Task(path=tokens, dtype=None, seq_len=WINDOW, batch_size=BATCH)
     rows = warm_rows("first look", baselines, task, 5, 0.2, show=False)
     return {row.name: row.median for row in sorted(rows, key=lambda row: row.name != NAIVE)}
 
@@ -296,11 +306,13 @@ def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, secon
     """The table at the end, and what to do next."""
     count = facts_of(tokens)["tokens"]
     lines = [
-        f"{'tokens':<24}{count:>14,}   {shown(tokens)}",
-        *(f"{what:<24}{figure(reports, line):>14}" for what, line in LINES.items()),
-        f"{'pictures':<24}{'':>14}   {shown(build / 'figures')}/",
-        f"{'tables':<24}{'':>14}   {shown(build)}/bench_*.txt",
-        f"{'notebooks, executed':<24}{'':>14}   {shown(build)}/*.html",
+        f"{'tokens':<26}{count:>14,}   {shown(tokens)}",
+        *(f"{what:<26}{figure(reports, line):>14}" for what, line in LINES.items()),
+        f"{'pictures':<26}{'':>14}   {shown(build / 'figures')}/",
+        f"{'tables':<26}{'':>14}   {shown(build)}/bench_*.txt",
+        f"{'notebooks, executed':<26}{'':>14}   {shown(build)}/*.html",
+        "",
+        LEGEND,
         "",
         f"It took {seconds:.0f} s. Next: `make lab` opens the notebooks for you to work through.",
     ]

@@ -186,6 +186,28 @@ RUNS = {
             histogram(x.flatten().tolist() * 8)
             step(0.0)
     """, "histogram"),
+    "worker threads in Python": SickRun("gil_workers", """
+        import npydata
+
+        class Renumbered(Windows):
+            def __getitem__(self, index):
+                x, y = super().__getitem__(index)
+                return torch.tensor([self.number(i) for i in x.tolist()]), y
+
+            def number(self, i):
+                for _ in range(8):
+                    i = (i * 31 + 7) % 5000
+                return i
+
+        layer, tokens = torch.ones(256, 256), np.arange(1 << 22, dtype=np.uint16)
+        loader = npydata.AsyncDataLoader(
+            Renumbered(tokens), batch_size=16, num_workers=1, prefetch_factor=4
+        )
+        for x, y in loader:
+            for _ in range(30):  # each lets go of the lock, and has to get it again
+                layer @ layer
+            step(0.0)
+    """, "train.py"),
     "items that wait": SickRun("item_waits", """
         class Remote(Windows):
             def __getitem__(self, index):

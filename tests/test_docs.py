@@ -122,6 +122,16 @@ def test_no_page_loads_anything_from_elsewhere(site):
         )
 
 
+def test_every_page_can_be_searched_with_what_the_site_has_itself(site):
+    entries = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    found = {entry["location"].split("#")[0] or "index.html" for entry in entries}
+    pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
+    assert found == pages - {"404.html"}
+    for page in pages:
+        (worker,) = re.findall(r'"search": "([^"]+)"', (site / page).read_text("utf-8"))
+        assert page == "404.html" or (site / page).parent.joinpath(worker).is_file()
+
+
 def test_the_code_for_those_who_arrive_runs(arriving_files):
     blocks = re.findall(r"```python\n(.*?)```", ARRIVING.read_text(encoding="utf-8"), flags=re.S)
     names, batches = {}, []

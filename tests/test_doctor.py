@@ -20,7 +20,8 @@ from npydata.doctor.finding import Finding
 from npydata.doctor.page import page
 from npydata.doctor.sampling import Sample, Samples, sample_of, tree
 
-RUN = {"command": "python train.py", "seconds": 31.0, "torch": "2", "blind": False, "notes": []}
+RUN = {"command": "python train.py", "seconds": 31.0, "torch": "2", "blind": False, "ending": "",
+       "notes": []}  # fmt: skip
 
 
 def test_the_page_shows_phases_findings_and_no_escape_sequences():
@@ -44,6 +45,7 @@ def test_the_rows_of_the_page_are_all_of_the_watched_time():
 @pytest.mark.parametrize(("c", "changes", "said"), [
     (HEALTHY, {}, "Healthy: 99.5% of the loop is step."),
     (Counters(), {}, "No training loop was seen"),
+    (Counters(steps=1), {}, "Too short to judge."),
     (Counters(), {"blind": True}, "Nothing unusual from outside."),
 ])  # fmt: skip
 def test_the_page_says_what_no_finding_means(c, changes, said):
@@ -193,7 +195,7 @@ def test_the_script_runs_as_it_would(tmp_path):
         f"{tmp_path}/sitecustomize.py ['--', '--lr']",
     ]
     assert done.stderr.startswith("oops\nnpydata doctor: ")
-    assert "no word from inside" in done.stderr
+    assert "no word from inside: torch was not imported" in done.stderr
     assert not written["healthy"]
 
 
@@ -208,9 +210,48 @@ def test_a_signal_to_the_doctor_reaches_the_training(tmp_path):
         assert child.wait(60) == 5
 
 
-def test_a_training_that_is_killed_gives_the_code_of_a_shell(tmp_path):
-    done, _ = doctor(tmp_path, "sh", "-c", "kill -9 $$")
-    assert done.returncode == 137
+EARLY = "before a training step was seen"
+NO_TORCH = "no word from inside: torch was not imported"
+NO_PYTHON = "no word from inside: no Python was started"
+NO_TIME = "no word from inside: the signal left no time"
+NO_LOOP = "torch was imported, but no DataLoader, optimizer step, save or load was seen"
+LOADER = "torch.utils.data.DataLoader(range(9))"
+ENDINGS = {  # a script (None: not there; a list: a command), exit code, ending, note
+    "raises": ("raise ValueError('a\\nb')", 1, f", {EARLY}: ValueError: a$", NO_TORCH),
+    "raises without words": ("raise KeyError", 1, f", {EARLY}: KeyError", NO_TORCH),
+    "has a syntax error": ("for x in", 1, f", {EARLY}: SyntaxError: invalid syntax", NO_TORCH),
+    "is not there": (None, 2, f"It ended with exit status 2 after .* s, {EARLY}", NO_TORCH),
+    "has no torch": ("pass", 0, f"It ended with exit status 0 after .* s, {EARLY}", NO_TORCH),
+    "says why": ("exit('no data')", 1, f"with exit status 1 after .* s, {EARLY}$", NO_TORCH),
+    "only imports torch": ("import torch", 0, f"status 0 after .* s, {EARLY}", NO_LOOP),
+    "is killed": ("import os; os.kill(os.getpid(), 9)", 137,
+                  f"It was ended by SIGKILL, as by .* after .* s, {EARLY}", NO_TIME),
+    "is interrupted": ("raise KeyboardInterrupt", 130,
+                       f"It was ended by SIGINT after .* s, {EARLY}: Keyb", NO_TIME),
+    "is killed in a shell": (["sh", "-c", "sh -c 'kill -15 $$'; exit $?"], 143,
+                             rf"status 143 \(SIGTERM\) after .* s, {EARLY}", NO_TIME),
+    "is no Python": (["sh", "-c", "exit 255"], 255, f"status 255 after .* s, {EARLY}", NO_PYTHON),
+    "fails in its loop": (f"import torch\nfor x in {LOADER}: 1 / (4 - x.item())", 1,
+                          "It ended with exit status 1 after .* s: ZeroDiv", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_run_that_fails_or_ends_early_is_said_to(tmp_path, name):
+    script, code, said, note = ENDINGS[name]
+    if isinstance(script, str):
+        (tmp_path / "train.py").write_text(script)
+    command = script if isinstance(script, list) else [sys.executable, "train.py"]
+    done, written = doctor(tmp_path, *command)
+    assert done.returncode == code
+    assert re.search(said, written["ending"])
+    notes = [one for one in written["notes"] if "machine is busy" not in one]
+    assert len(notes) == bool(note)
+    assert note in "".join(notes)
+    shown = " ".join(done.stderr.split())
+    assert written["ending"] in shown
+    assert not written["healthy"]
+    assert not re.search("Healthy|outside only|Nothing unusual", shown)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -93,6 +93,14 @@ CASES = {
         replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=15.0),
         [],
     ),
+    "threads that hand it back and forth": (
+        replace(HEALTHY, threads=1, step_held=0.17, fetch_cpu_s=18.6, step_cpu_s=12.0),
+        ["gil_workers"],
+    ),
+    "threads that mostly leave it": (
+        replace(HEALTHY, threads=1, step_held=0.13, fetch_cpu_s=18.6, step_cpu_s=12.0),
+        [],
+    ),
     "few batches": (replace(STARVED, batches=3), []),
     "epochs": (replace(HEALTHY, starts=9, start_s=5.0), ["epoch_starts"]),
     "first batches like others": (replace(STARVED, starts=250, start_s=2.5), ["per_item_fetch"]),

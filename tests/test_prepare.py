@@ -1,11 +1,14 @@
 """Text becomes a token file: which files, where they are cut, what is kept, what a kill leaves."""
 
 import os
+import pty
 import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -217,7 +220,10 @@ def sample(folder, texts, budget):
     for letter, size in texts.items():
         (folder / letter).write_text(letter * size)
         sources.append(Source(folder / letter, size))
-    return "".join(sample_text(sources, budget))
+    count, spans = sample_text(sources, budget)
+    spans = list(spans)
+    assert count == len(spans)
+    return "".join(spans)
 
 
 @pytest.fixture
@@ -241,7 +247,25 @@ def test_a_budget_below_one_span_is_still_used(tmp_path, short_spans):
 
 def test_a_span_that_cuts_a_character_leaves_it_out(tmp_path, short_spans):
     (tmp_path / "f").write_text("é" * 100)
-    assert "".join(sample_text([Source(tmp_path / "f", 200)], 67)) == "é" * 33
+    _, spans = sample_text([Source(tmp_path / "f", 200)], 67)
+    assert "".join(spans) == "é" * 33
+
+
+def test_the_bar_of_the_training_knows_its_end(tmp_path):
+    """The tokenizers package draws it, in a terminal only."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "a.txt").write_text("some words, and some words again. " * 9000)
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "npydata", "prepare", "a.txt", "--out", "a.npy"]
+    shown = b""
+    with subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        with suppress(OSError), open(terminal, "rb", buffering=0) as file:  # EIO: it has ended
+            while part := file.read(1 << 16):
+                shown += part
+    assert child.returncode == 0
+    ends = re.findall(rb"sequences.*?/ +([0-9]+)", shown)
+    assert set(ends) == {b"5"}
 
 
 # The whole way

@@ -1,6 +1,7 @@
 """What `make run` prints when it ends, well or badly."""
 
 import json
+import re
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_the_last_table_compares_ours_with_what_people_write():
     assert found == {
         "naive, file in memory": "14.0 Mtok/s",
         "ours, file in memory": "300.0 Mtok/s",
-        "naive, file on disk": "not measured",
+        "plain mmap, file on disk": "not measured",
         "ours, file on disk": "80.0 Mtok/s",
         "ours, through loader": "250.0 Mtok/s",
         "torch.load, one tensor": "1,234.5 ms",
@@ -85,6 +86,8 @@ def test_the_end_is_at_most_25_lines(tokens):
     assert len(text.splitlines()) <= 25
     assert "12,345" in text
     assert "make lab" in text
+    names = {line.split(",")[0] for line in run_all.LINES if "torch" not in line}
+    assert names - {"ours"} <= set(re.findall(r"^([\w ]+): ", text, re.MULTILINE))
 
 
 def test_the_first_table_compares_the_naive_loader_with_ours_on_the_beginning_of_the_text(
@@ -95,8 +98,10 @@ def test_the_first_table_compares_the_naive_loader_with_ours_on_the_beginning_of
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"{name} says one fish two fish\n" * 3000)
     text = run_all.first_table(tmp_path, [str(tmp_path / "*.txt")])
-    head, naive, ours = text.splitlines()
+    head, naive, ours, legend = text.splitlines()
     assert "tokens from the first 0.1 MB of your text" in head
+    assert "in batches of 32 random windows of 1,024" in head
+    assert legend.startswith("naive: ")
     assert naive.split()[:2] == ["naive", "DataLoader"]
     assert "times as many" in ours
     assert (tmp_path / "first.txt").stat().st_size == 100_000

@@ -183,7 +183,8 @@ def train_tokenizer(
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=progress and sys.stderr.isatty(),
     )
-    bpe.train_from_iterator(sample_text(sources, sample_bytes), trainer=trainer)
+    spans, text = sample_text(sources, sample_bytes)
+    bpe.train_from_iterator(text, trainer=trainer, length=spans)
     return _as_encoder(bpe)
 
 

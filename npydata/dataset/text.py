@@ -151,18 +151,24 @@ def cut_point(text: str, start: int, limit: int) -> int:
     return text.rfind("\n", start, limit) + 1 or limit
 
 
-def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
-    """Yield about ``budget`` bytes of text in spans, every so many-th of all files' spans.
+def sample_text(sources: Sequence[Source], budget: int) -> tuple[int, Iterator[str]]:
+    """Return about ``budget`` bytes of text as a number of spans, and the spans.
 
-    So every file has a share in proportion to its size. Everything is taken if it fits the budget.
+    They are every so many-th of all files' spans, so every file has a share in proportion to its
+    size. Everything is taken if it fits the budget.
     """
     total = sum(source.nbytes for source in sources)
     span = min(SPAN_BYTES, budget)
     places = ((one.path, at) for one in sources for at in range(0, one.nbytes, span))
-    for path, at in islice(places, 0, None, -(-total // budget)):
-        with open(path, "rb") as file:
-            file.seek(at)
-            yield file.read(span).decode("utf-8", "ignore")
+    taken = list(islice(places, 0, None, -(-total // budget)))
+    return len(taken), (read_span(path, at, span) for path, at in taken)
+
+
+def read_span(path: Path, at: int, nbytes: int) -> str:
+    """Return the text of a part of a file, without characters that its ends cut."""
+    with open(path, "rb") as file:
+        file.seek(at)
+        return file.read(nbytes).decode("utf-8", "ignore")
 
 
 def expand(

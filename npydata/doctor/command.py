@@ -6,6 +6,7 @@ Nothing heavy is imported: the doctor shares the machine with what it watches.
 import argparse
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from npydata.doctor import counters, judging, launching
+from npydata.doctor import counters, ending, judging, launching
 from npydata.doctor.page import Run, page, write_json
 from npydata.doctor.sampling import PROC, Samples, sample_of
 from npydata.errors import NpyDataError
@@ -33,6 +34,7 @@ examples:
   npydata doctor --pid 4711 --seconds 60
 """
 DEFAULT_SECONDS = 60.0
+Child = subprocess.Popen[bytes]
 
 
 def positive(text: str) -> float:
@@ -75,23 +77,29 @@ def watch_command(args: argparse.Namespace) -> int:
             while not launching.ended(child):
                 samples.take(child.pid)
                 if args.seconds and not shown and launching.seconds_since(begin) > args.seconds:
-                    show(args, begin, samples, Path(folder))
+                    show(args, begin, samples, Path(folder), child)
                     shown = True
             if not shown:
-                show(args, begin, samples, Path(folder))
+                show(args, begin, samples, Path(folder), child)
             return launching.exit_code(child)
 
 
-def show(args: argparse.Namespace, begin: float, samples: Samples, folder: Path) -> None:
+def show(
+    args: argparse.Namespace, begin: float, samples: Samples, folder: Path, child: Child
+) -> None:
     """Judge what is known so far, and show it."""
-    reports = counters.read_reports(folder)
+    reports, words = counters.read_reports(folder), ending.read_last_words(folder)
     main = counters.main_report(reports)
-    seconds = launching.seconds_since(begin)
+    seconds, code = launching.seconds_since(begin), child.returncode
+    c = counters.counters_of(reports, samples, began=begin, watched_s=seconds)
+    trained = c.steps + c.batches > 0
+    silent = [] if reports else [ending.why_silent(code, words)]
     about: Run = {
         "command": shlex.join(args.command), "seconds": seconds,
-        "torch": main["torch"] if main else "", "blind": main is None, "notes": notes(reports),
+        "torch": main["torch"] if main else "", "blind": main is None,
+        "ending": ending.ending(code, seconds, trained, ending.error_of(words, child.pid)),
+        "notes": [*silent, *notes(reports)],
     }  # fmt: skip
-    c = counters.counters_of(reports, samples, began=begin, watched_s=seconds)
     tell(args, about, c, to_stderr=True)
 
 
@@ -99,8 +107,6 @@ def notes(reports: list[dict[str, Any]]) -> list[str]:
     """Return what limits the page's word."""
     said = []
     trains = sum(report["role"] == "main" and counters.busy(report) > 0 for report in reports)
-    if not reports:
-        said.append("no word from inside: no torch was used, or Python was started with -I, -E, -S")
     if trains > 1:
         said.append(f"{trains} processes train; the page is about the busiest")
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -118,7 +124,7 @@ def watch_process(args: argparse.Namespace) -> int:
         time.sleep(launching.SAMPLE_EVERY_S)
     about: Run = {
         "command": f"process {args.pid}", "seconds": launching.seconds_since(begin), "torch": "",
-        "blind": True, "notes": [*outside(samples, args.pid), UNSEEN],
+        "blind": True, "ending": "", "notes": [*outside(samples, args.pid), UNSEEN],
     }  # fmt: skip
     tell(args, about, counters.counters_of([], samples, blind=True), to_stderr=False)
     return 0

@@ -1,13 +1,11 @@
 """Rules about a loop that waits for its data."""
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import Finding, hottest, is_noticeable, ms, share_of
-from npydata.doctor.interpreter_lock import HELD, is_held_by_step
+from npydata.doctor.finding import Finding, is_noticeable, ms, share_of
+from npydata.doctor.lock_holders import is_held_by_step
 from npydata.doctor.slow_batches import why_slow
 
 ENOUGH_BATCHES = 4
-FULL = 0.9
-"""Share of the steps' time from which on threads and step together leave the lock no rest."""
 AFTER_SAVES = 3.0
 """Batches that take so many times as long after a save as otherwise suffer from it."""
 
@@ -26,36 +24,6 @@ def data_wait(c: Counters) -> Finding | None:
     )
     seen = [waited, *why.evidence]
     return Finding(why.cause, why.title, loss, share_of(c, loss), seen, why.change, why.where)
-
-
-def held_by_workers(c: Counters) -> Finding | None:
-    """A step that comes late to the interpreter lock, since worker threads compute in Python.
-
-    Where the loop waits for these threads, too, that is told instead: it is the same work.
-    """
-    ready = c.step_s - c.step_core_s
-    loss = c.step_held * (ready - c.step_cpu_s)
-    busy = c.threads and c.step_held > HELD and c.fetch_cpu_s + c.step_cpu_s > FULL * ready
-    if not busy or is_held_by_step(c) or not is_noticeable(c, loss) or data_wait(c):
-        return None
-    held = f"the interpreter lock is taken {c.step_held:.0%} of the step, by others than the step"
-    made = (
-        f"{c.threads} worker threads compute {ms(c.fetch_cpu_s, c.fetches)} a batch, "
-        f"{c.fetch_cpu_s / ready:.0%} of the step's time"
-    )
-    change = (
-        "do this work once, before training, or on whole arrays instead of element by element; or "
-        "make these batches in worker processes: DataLoader(ds, num_workers=...)"
-    )
-    return Finding(
-        "gil_workers",
-        "Worker threads keep the interpreter lock from the step",
-        loss,
-        share_of(c, loss),
-        [held, made],
-        change,
-        hottest(c, "threads", "beside"),
-    )
 
 
 def epoch_starts(c: Counters) -> Finding | None:

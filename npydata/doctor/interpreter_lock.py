@@ -1,16 +1,15 @@
-"""Rules about a step that can't get on for the interpreter lock."""
+"""Rules about a step that the interpreter lock binds: its own work, or that of worker threads."""
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import Finding, hottest, is_noticeable, share_of
-
-HELD = 0.5
-"""Share of moments with the interpreter lock taken, from which on a step is bound by it."""
+from npydata.doctor.data_waits import data_wait
+from npydata.doctor.finding import Finding, hottest, is_noticeable, ms, share_of
+from npydata.doctor.lock_holders import is_held_by_step, is_held_by_workers, ready_s
 
 
 def held_step(c: Counters) -> Finding | None:
     """A step that is bound by the interpreter lock."""
     waited = c.data_wait_s if c.threads else 0.0
-    loss = c.step_held * (c.step_s - c.step_core_s) + waited
+    loss = c.step_held * ready_s(c) + waited
     if not is_held_by_step(c) or not is_noticeable(c, loss):
         return None
     held = f"the interpreter lock is taken {c.step_held:.0%} of the step: other threads come late"
@@ -30,7 +29,30 @@ def held_step(c: Counters) -> Finding | None:
     )
 
 
-def is_held_by_step(c: Counters) -> bool:
-    """Whether the step itself computes in Python, so that nobody else can."""
-    ready = c.step_s - c.step_core_s
-    return c.step_held > HELD and c.step_cpu_s > HELD * max(ready, 1e-9)
+def held_by_workers(c: Counters) -> Finding | None:
+    """A step that comes late to the interpreter lock, since worker threads compute in Python.
+
+    Where the loop waits for these threads, too, that is told instead: it is the same work.
+    """
+    ready = ready_s(c)
+    loss = c.step_held * (ready - c.step_cpu_s)
+    if not is_held_by_workers(c) or not is_noticeable(c, loss) or data_wait(c):
+        return None
+    held = f"the interpreter lock is taken {c.step_held:.0%} of the step, by others than the step"
+    made = (
+        f"{c.threads} worker threads compute {ms(c.fetch_cpu_s, c.fetches)} a batch, "
+        f"{c.fetch_cpu_s / ready:.0%} of the step's time"
+    )
+    change = (
+        "do this work once, before training, or on whole arrays instead of element by element; or "
+        "make these batches in worker processes: DataLoader(ds, num_workers=...)"
+    )
+    return Finding(
+        "gil_workers",
+        "Worker threads keep the interpreter lock from the step",
+        loss,
+        share_of(c, loss),
+        [held, made],
+        change,
+        hottest(c, "threads", "beside"),
+    )

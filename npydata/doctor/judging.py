@@ -2,9 +2,9 @@
 
 from npydata.doctor.counters import Counters
 from npydata.doctor.dangers import leak, shared_memory, unsafe_load
-from npydata.doctor.data_waits import data_wait, epoch_starts, held_by_workers
+from npydata.doctor.data_waits import data_wait, epoch_starts
 from npydata.doctor.finding import Finding
-from npydata.doctor.interpreter_lock import held_step
+from npydata.doctor.interpreter_lock import held_by_workers, held_step
 from npydata.doctor.saves import evicted, save_stall, torn_save
 
 RULES = (

@@ -20,16 +20,19 @@ MEANT = {
     "other": "      after the last batch or step",
 }
 Run = dict[str, Any]
-"""What was watched: ``command``, ``seconds``, ``torch``, ``notes``, and ``blind`` without hooks."""
+"""What was watched: ``command``, ``seconds``, ``torch``, ``notes``, ``blind`` without hooks, and
+``ending``, a sentence about a run that failed or ended before a step."""
 
 
 def page(run: Run, c: Counters, found: Sequence[Finding]) -> str:
     """Return the page as text."""
     lines = [f"npydata doctor: {harmless(run['command'], LONGEST)}", *summary(run, c), ""]
+    if run["ending"]:
+        lines += [*wrapped(run["ending"]), ""]
     for number, finding in enumerate(found, 1):
         lines += [*paragraph(number, finding), ""]
-    if not found:
-        lines += [verdict_without_findings(run, c), ""]
+    if not found and (verdict := verdict_without_findings(run, c)):
+        lines += [verdict, ""]
     for note in run["notes"]:
         lines += folded("note", note)
     return "\n".join(lines).rstrip() + "\n"
@@ -39,7 +42,7 @@ def summary(run: Run, c: Counters) -> list[str]:
     """Return what was seen, and where all of the time went."""
     seen = f"watched {run['seconds']:.1f} s"
     if run["blind"]:
-        return [seen + ", from outside only"]
+        return [seen if run["ending"] else seen + ", from outside only"]
     lines = [f"{seen}: {c.steps:,} optimizer steps, {c.batches:,} batches, torch {run['torch']}"]
     if not c.run_s:
         return lines
@@ -56,12 +59,17 @@ def row(name: str, seconds: float, c: Counters) -> str:
 
 
 def verdict_without_findings(run: Run, c: Counters) -> str:
-    """Return the sentence for a run without findings."""
+    """Return the sentence for a run without findings; "" where its ending says it all."""
+    if run["ending"] and not c.run_s:
+        return ""
     if run["blind"]:
         return "Nothing unusual from outside."
+    if c.steps and not c.run_s:
+        return "Too short to judge."
     if not c.run_s:
         return "No training loop was seen: no DataLoader, no optimizer step."
-    return f"Healthy: {share_of(c, c.phases['step']):.1%} of the loop is step."
+    verdict = "No wait worth telling of until then" if run["ending"] else "Healthy"
+    return f"{verdict}: {share_of(c, c.phases['step']):.1%} of the loop is step."
 
 
 def paragraph(number: int, finding: Finding) -> list[str]:
@@ -78,15 +86,21 @@ def paragraph(number: int, finding: Finding) -> list[str]:
 
 def folded(label: str, text: str) -> list[str]:
     """Return a labelled text in lines that fit a terminal."""
+    return wrapped(text, f"   {label:<8}", " " * 11)
+
+
+def wrapped(text: str, first: str = "", further: str = "") -> list[str]:
+    """Return a text as lines that fit a terminal, and can't steer it."""
     return textwrap.wrap(
-        harmless(text, 4 * LONGEST), WIDTH, initial_indent=f"   {label:<8}",
-        subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False,
+        harmless(text, 4 * LONGEST), WIDTH, initial_indent=first, subsequent_indent=further,
+        break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
 
 def write_json(path: Path, run: Run, c: Counters, found: Sequence[Finding]) -> None:
     """Write all that the page says, and all counters, as one JSON object."""
-    whole = {**run, "healthy": not found and not run["blind"] and c.run_s > 0,
+    well = not (found or run["blind"] or run["ending"]) and c.run_s > 0
+    whole = {**run, "healthy": well,
              "time": c.all_time, "findings": [asdict(one) for one in found],
              "counters": asdict(c)}  # fmt: skip
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from npydata.doctor.counters import Counters
 from npydata.doctor.finding import hottest, ms
-from npydata.doctor.interpreter_lock import HELD
+from npydata.doctor.lock_holders import is_held_while_waiting
 from npydata.system.progress import human_bytes
 
 READ_FROM_DISK = 0.25
@@ -102,7 +102,7 @@ def worker_copies(c: Counters) -> Why | None:
 
 def item_waits(c: Counters) -> Why | None:
     """Items that wait more than they compute, and not for the interpreter lock."""
-    if not is_blocked(c) or (c.threads and c.wait_held > HELD):
+    if not is_blocked(c) or is_held_while_waiting(c):
         return None
     seen = (
         f"an item takes {ms(c.fetch_s, c.items)}, {ms(item_cpu_s(c))} of a core, and lacks no "

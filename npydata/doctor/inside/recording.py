@@ -214,6 +214,7 @@ class Recorder:
         """Write for the last time: what comes after the last step is none."""
         self.finished = True
         self.write()
+        self.write_last_word()
 
     def write(self) -> None:
         """Replace the process's file; whoever reads it finds a whole one."""
@@ -229,6 +230,17 @@ class Recorder:
             pass
         finally:
             self.writing.release()
+
+    def write_last_word(self) -> None:
+        """Say how the interpreter ends; also of one that had nothing to give an account of."""
+        word = {"pid": GETPID(), "torch": "torch" in sys.modules, "error": uncaught()}
+        path = f"{self.folder}/{word['pid']}.end"
+        try:
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                json.dump(word, file)
+            RENAME(path + ".new", path)
+        except OSError:  # the doctor has gone
+            pass
 
     def report(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -248,6 +260,21 @@ class Recorder:
             "loads": dict(self.loads), "grown": grown,
             "lines": sorted(self.lines.items(), key=lambda item: -item[1])[:LINES_KEPT],
         }  # fmt: skip
+
+
+def uncaught() -> str:
+    """Return the exception that ends this interpreter, in a line; "" without one.
+
+    Python keeps it as it prints it: nothing of the script's need be wrapped.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return ""
+    try:
+        said = str(error).strip().splitlines()
+    except Exception:  # a class of the script's
+        said = []
+    return ": ".join([type(error).__name__, *said[:1]])
 
 
 def core_waits() -> float:
