@@ -15,6 +15,7 @@ from npydata import load_checkpoint, open_checkpoint
 from npydata.bench.baselines import OURS, baseline
 from npydata.bench.baselines.limits import COPY
 from npydata.bench.states import State
+from npydata.checkpointer.staging import StagingBuffer
 
 OURS_MAPPED, OURS_VERIFIED = "ours, mapped", "ours, verified"
 TORCH, MAPPED, LOAD_FILE = "torch.load + copy", "torch.load(mmap=True) + copy", "load_file + copy"
@@ -95,9 +96,11 @@ def dcp_load(path: Path, model: State, *, into: bool) -> State:
 
 @baseline("load limit cold", DIRECT_READ, "limit")
 def direct_read(path: Path) -> Callable[[], object]:
-    """Return a read of a file past the page cache, into memory that is there."""
-    memory = mmap.mmap(-1, PIECE_BYTES)
-    memory.write(bytes(PIECE_BYTES))
+    """Return a read of a file past the page cache, into memory that is there.
+
+    Its pages are huge: of small ones, which lie apart, a request to a device holds only some 250.
+    """
+    memory = StagingBuffer().reserve(PIECE_BYTES, touch=True).numpy()
 
     def read() -> None:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
