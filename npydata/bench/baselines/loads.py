@@ -106,7 +106,7 @@ def direct_read(path: Path) -> Callable[[], object]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
         try:
             for begin in range(0, path.stat().st_size, PIECE_BYTES):
-                os.preadv(descriptor, [memory], begin)
+                os.preadv(descriptor, [memory.data], begin)
         finally:
             os.close(descriptor)
 
