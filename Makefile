@@ -51,7 +51,7 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
 
 test-stress: $(READY)  ## The long versions of the tests
-	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m stress --ignore tests/test_doctor.py tests
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m stress --ignore tests/test_doctor.py --ignore tests/clients tests
 	@echo "[test-stress] the doctor, with nothing beside it"
 	@$(BIN)/python -m pytest --quiet -m stress tests/test_doctor.py
 	@echo "[test-stress] the device path, against a thousand adversaries"
@@ -62,7 +62,7 @@ test-fuzz: $(READY)  ## Mutated checkpoints by the hundred thousand: read as tor
 
 test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
 	@$(BIN)/python tests/faults/tools.py
-	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m crash tests
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m crash --ignore tests/clients tests
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	@echo "[set-up] $(CLIENTS): torch and $(FRAMEWORKS) (once; a few minutes)"
