@@ -391,7 +391,7 @@ def test_a_choice_is_kept_and_compared(capsys, mine, truth, told):
 @pytest.mark.parametrize(
     "mine, unit, told",
     [(100, "bytes", "right"), ("100 bytes", "bytes", "right"), (81, "bytes", "near enough"),
-     ("1e2", "bytes", "right"), (125, "bytes", "near enough"), (126, "bytes", "not so"),
+     ("1e2", "bytes", "right"), ("0,100", "bytes", "right"), ("100.0 bytes", "bytes", "right"), (125, "bytes", "near enough"), (126, "bytes", "not so"),
      (79, "bytes", "not so"), (51, "times", "near enough"), (49, "times", "not so"),
      (0, "bytes", "not so"), (-100, "times", "not so"), ("80%", "percent", "near enough")],
 )  # fmt: skip
@@ -406,7 +406,18 @@ def test_an_author_says_what_is_near_and_may_write_a_truth_with_commas(capsys):
     reveal("share", 36)
     predict("size", unit="bytes", mine=8_000_000)
     reveal("size", "8,388,608")
-    assert capsys.readouterr().out.count("near enough") == 2
+    predict("all", unit="bytes", mine=8_388_608)
+    reveal("all", "8,388,608")
+    said = capsys.readouterr().out
+    assert said.count("near enough") == 2
+    assert "you said 8388608: right" in said
+
+
+@pytest.mark.parametrize("mine, told", [("the last", "not so"), ("the last two", "right")])
+def test_a_choice_that_another_begins_with_is_not_the_other(capsys, mine, told):
+    predict("safe", "the last", "the last two", "none", mine=mine)
+    reveal("safe", "the last two: steps 2 and 3")
+    assert f"you said {mine}: {told} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -422,21 +433,43 @@ def test_an_author_says_what_is_near_and_may_write_a_truth_with_commas(capsys):
 def test_in_a_live_notebook_a_number_is_what_was_typed_and_nothing_where_nothing_was(
     monkeypatch, capsys, typed, told
 ):
-    boxes = []
-
-    class Text(SimpleNamespace):
-        def observe(self, note, names):
-            boxes.append(note)
-
-    monkeypatch.setenv(predictions.is_live.__globals__["LIVE"][0], "11.ipynb")
-    widgets = SimpleNamespace(Text=Text, RadioButtons=None)
-    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=lambda box: None))
+    boxes, labels = live_boxes(monkeypatch)
     predict("again", unit="steps")
     for text in typed:
         boxes[0]({"new": text})
     reveal("again", 0)
     assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "typed, noted",
+    [("1500", "noted: 1,500 steps"), ("1,500 steps", "noted: 1,500 steps"), (" ", ""),
+     ("many", "'many' is no number"), ("1,5", "'1,5' is no number")],
+)  # fmt: skip
+def test_what_was_typed_is_noted_under_the_box_or_said_to_be_no_number(monkeypatch, typed, noted):
+    boxes, labels = live_boxes(monkeypatch)
+    predict("again", unit="steps")
+    boxes[0]({"new": typed})
+    assert [one.value for one in labels] == [noted]
+
+
+def live_boxes(monkeypatch):
+    """Return what a live notebook's text boxes call, and the labels under them."""
+    boxes, labels = [], []
+
+    class Text(SimpleNamespace):
+        def observe(self, note, names):
+            boxes.append(note)
+
+    def label():
+        labels.append(SimpleNamespace(value=""))
+        return labels[-1]
+
+    monkeypatch.setenv(predictions.is_live.__globals__["LIVE"][0], "11.ipynb")
+    widgets = SimpleNamespace(Text=Text, RadioButtons=None, Label=label)
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=lambda *_: None))
+    return boxes, labels
 
 
 def test_a_choice_that_is_a_number_may_be_given_as_one(capsys):
@@ -445,7 +478,7 @@ def test_a_choice_that_is_a_number_may_be_given_as_one(capsys):
     assert "you said 1.0: right" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("mine", ["many", "8 or 9", True, None])
+@pytest.mark.parametrize("mine", ["many", "8 or 9", "1,5", "1 2", "1,000 000", True, None])
 def test_what_is_no_number_is_no_answer(capsys, mine):
     predict("size", unit="bytes", mine=mine)
     reveal("size", 100)

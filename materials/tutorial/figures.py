@@ -175,7 +175,8 @@ def shuffle_rounds(make: Callable[[int], Any]) -> None:
             for position, cell in enumerate(places.tolist()):
                 _one_place(ax, *reversed(divmod(position, shape[1])), position, cell, n)
             _bare(ax, shape, _counted(rounds, "round"))
-        plt.suptitle(f"Where the cells go: {int(n)} samples on a grid of {len(cells)} cells")
+        plt.suptitle(f"Where the cells go: {int(n)} samples on a grid of {len(cells)} cells",
+                     fontweight="bold")  # fmt: skip
         plt.show()
         outside = int((places[: int(n)] >= n).sum())
         leads = "leads" if outside == 1 else "lead"

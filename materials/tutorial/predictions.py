@@ -17,6 +17,7 @@ from tutorial.sliders import is_live
 NEAR = 1.25
 MEASURED = {"times", "s", "ms", "us", "seconds", "MB/s", "GB/s"}
 """Units of what a clock says: another run says something else, so that twice or half is near."""
+THOUSANDS = re.compile(r"[-+]?\d{1,3}([ ,_])\d{3}(\1\d{3})*(\.\d+)?")
 OPEN = "your prediction: none yet. Write it in place of the dots, then run the cell."
 
 
@@ -70,8 +71,9 @@ def _number(mine: Any, unit: str) -> Any:
         return ...
     if not isinstance(mine, str):
         return mine if isinstance(mine, int | float) else ...
-    text = mine.strip().casefold().removesuffix(unit.casefold()).removesuffix("%")
-    text = re.sub(r"[ ,_]", "", text)
+    text = mine.strip().casefold().removesuffix(unit.casefold()).removesuffix("%").strip()
+    if THOUSANDS.fullmatch(text):  # a comma anywhere else may be meant as a point
+        text = re.sub(r"[ ,_]", "", text)
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text):
         return ...
     return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
@@ -79,18 +81,28 @@ def _number(mine: Any, unit: str) -> Any:
 
 def _widget(asked: Prediction, unit: str) -> None:
     from IPython.display import display
-    from ipywidgets import RadioButtons, Text
+    from ipywidgets import Label, RadioButtons, Text
 
     if asked.choices:
         box: Any = RadioButtons(options=asked.choices, value=None)
     else:  # text, since a box for numbers shows a 0 that nobody gave
         box = Text(description=unit, placeholder="a number")
+    noted = Label()
 
     def note(change: Any) -> None:
-        asked.mine = change["new"] if asked.choices else _number(change["new"], unit)
+        typed = change["new"]
+        asked.mine = typed if asked.choices else _number(typed, unit)
+        noted.value = "" if asked.choices else _noted(typed, asked.mine, unit)
 
     box.observe(note, names="value")
-    display(box)
+    display(box, noted)
+
+
+def _noted(typed: str, number: Any, unit: str) -> str:
+    """What stands under a box for a number, so that nobody finds out only later."""
+    if not typed.strip():
+        return ""
+    return f"{typed!r} is no number" if number is ... else f"noted: {number:,} {unit}".rstrip()
 
 
 def reveal(name: str, truth: Any) -> None:
@@ -100,21 +112,25 @@ def reveal(name: str, truth: Any) -> None:
         print(f"it is: {truth}\n(you made no prediction)")
         return
     number = not asked.choices
-    asked.right = _near(asked, truth) if number else _begins(asked.mine, truth)
+    asked.right = _near(asked, truth) if number else asked.mine == _begun(asked.choices, truth)
     made = [one.right for one in MADE.values() if one.right is not None]
     verdict = "right" if asked.right else "not so"
-    if number and asked.right and asked.mine != truth:
+    if number and asked.right and asked.mine != _exact(asked, truth):
         verdict = "near enough"
     print(f"it is: {truth}\nyou said {asked.mine}: {verdict} ({sum(made)} of {len(made)} right)")
 
 
-def _begins(mine: str, truth: Any) -> bool:
-    """A truth may say more than the choice: 'the process dies: SIGBUS'."""
-    return str(truth).startswith(mine)
+def _begun(choices: tuple[str, ...], truth: Any) -> str:
+    """The choice that is true. A truth may say more than it: 'the process dies: SIGBUS'."""
+    return max(filter(str(truth).startswith, choices), key=len, default="")
 
 
 def _near(asked: Prediction, truth: Any) -> bool:
-    """Exact, or hardly more or less. A truth may be written with commas."""
-    truth = _number(truth, asked.unit) if isinstance(truth, str) else truth
-    mine = asked.mine
+    """Exact, or hardly more or less."""
+    mine, truth = asked.mine, _exact(asked, truth)
     return mine == truth or (mine > 0 and truth / asked.near <= mine <= truth * asked.near)
+
+
+def _exact(asked: Prediction, truth: Any) -> Any:
+    """The number that is true; it may be written with commas."""
+    return _number(truth, asked.unit) if isinstance(truth, str) else truth

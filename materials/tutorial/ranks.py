@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -265,8 +266,10 @@ _SCRATCH = TemporaryDirectory(prefix="npydata-ranks-")
 
 
 def folder(name: str) -> Path:
-    """A place for a run; it goes with the notebook."""
-    return Path(_SCRATCH.name) / name
+    """A place for a run, empty; it goes with the notebook."""
+    place = Path(_SCRATCH.name) / name
+    shutil.rmtree(place, ignore_errors=True)
+    return place
 
 
 def coverage(*settings: dict[str, int]) -> str:
@@ -465,7 +468,8 @@ def draw_grid(
 
 def _name_ranks(ax: Any, y: float, ends: Sequence[int]) -> None:
     for rank, (begin, end) in enumerate(pairwise(ends)):
-        ax.text((begin + end) / 2, y, f"rank {rank}", ha="center", va="center", fontsize=10)
+        if begin < end:
+            ax.text((begin + end) / 2, y, f"rank {rank}", ha="center", va="center", fontsize=10)
 
 
 def _draw_row(ax: Any, y: float, of_ranks: Sequence[range]) -> None:

@@ -315,22 +315,20 @@ def turn_interval(best: Callable[[float, float, float], int], step: float = 0.5)
         steps = np.geomspace(20, 50_000, 300)
         _, ax = plt.subplots(figsize=(WIDTH, 3.6))
         lost = [100 * share_lost(one, step, stall, between) for one in steps]
-        ax.plot(steps, lost, color=PALETTE["ours"], lw=3)
-        ax.plot(steps, 100 * stall / (steps * step), color=PALETTE["disk"], ls="--", lw=1.6)
-        ax.plot(steps, 100 * steps * step / 2 / between, color=PALETTE["gpu"], ls=":", lw=2)
+        ax.plot(steps, lost, color=PALETTE["ours"], lw=3, label="both together")
+        ax.plot(steps, 100 * stall / (steps * step), color=PALETTE["disk"], ls="--", lw=1.6,
+                label="saves")  # fmt: skip
+        ax.plot(steps, 100 * steps * step / 2 / between, color=PALETTE["gpu"], ls=":", lw=2,
+                label="repeated work")  # fmt: skip
         found = best(step, stall, between)
         least = 100 * share_lost(found, step, stall, between)
         ax.plot([found], [least], "o", color=PALETTE["ours"], ms=10)
         ax.annotate(f"{found:,} steps: {least:.1f} %", (found, least), xytext=(0, 44),
                     textcoords="offset points", ha="center", fontweight="bold")  # fmt: skip
-        ax.text(0.98, 0.08, "saves (dashed)", transform=ax.transAxes, ha="right",
-                color=PALETTE["disk"])  # fmt: skip
-        ax.text(0.02, 0.88, "both together (solid)", transform=ax.transAxes,
-                color=PALETTE["ours"])  # fmt: skip
-        ax.text(0.02, 0.08, "repeated work (dotted)", transform=ax.transAxes,
-                color=PALETTE["gpu"])  # fmt: skip
-        ax.set(xscale="log", xlim=(20, 50_000), ylim=(0, 12), ylabel="time lost (%)",
-               xlabel="steps between two saves")  # fmt: skip
+        ax.legend(handles=ax.lines[:3], loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3,
+                  frameon=False)  # fmt: skip
+        ax.set(xscale="log", xlim=(20, 50_000), ylim=(0, max(12, 2 * least)),
+               ylabel="time lost (%)", xlabel="steps between two saves")  # fmt: skip
         ax.set_title(f"A stall of {stall:g} s, a crash every {hours:g} h: what is lost")
         ax.set_xticks([100, 1_000, 10_000], ["100", "1,000", "10,000"])
         plt.show()
