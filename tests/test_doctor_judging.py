@@ -144,7 +144,7 @@ CASES = {
         ["per_item_fetch", "unsafe_load"],
     ),
     "a small wait after it": (
-        replace(with_saves(over=True, renamed=False), save_s=0.6),
+        replace(with_saves(over=True, renamed=False), save_s=1.4),
         ["torn_save", "save_stall"],
     ),
     "the dearer wait first": (

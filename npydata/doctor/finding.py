@@ -7,6 +7,8 @@ from npydata.doctor.counters import Counters
 
 NOTICEABLE = 0.05
 """A wait with a smaller share of the loop is no finding."""
+GREAT = 0.1
+"""One with at least this share is told before a risk."""
 SHORTEST_S = 0.1
 """Nor is one that is shorter: the run is too short to say."""
 
@@ -33,7 +35,7 @@ class Finding:
     @property
     def rank(self) -> tuple[int, float]:
         """Sorts findings: great waits, then risks, then small waits, each by its seconds."""
-        group = 1 if self.risk else 0 if self.share >= NOTICEABLE else 2
+        group = 1 if self.risk else 0 if self.share >= GREAT else 2
         return group, -self.loss_s
 
 
