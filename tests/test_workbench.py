@@ -391,7 +391,8 @@ def test_a_choice_is_kept_and_compared(capsys, mine, truth, told):
 @pytest.mark.parametrize(
     "mine, unit, told",
     [(100, "bytes", "right"), ("100 bytes", "bytes", "right"), (81, "bytes", "near enough"),
-     ("1e2", "bytes", "right"), ("0,100", "bytes", "right"), ("100.0 bytes", "bytes", "right"), (125, "bytes", "near enough"), (126, "bytes", "not so"),
+     ("1e2", "bytes", "right"), ("0,100", "bytes", "right"), ("100.0 bytes", "bytes", "right"),
+     (125, "bytes", "near enough"), (126, "bytes", "not so"),
      (79, "bytes", "not so"), (51, "times", "near enough"), (49, "times", "not so"),
      (0, "bytes", "not so"), (-100, "times", "not so"), ("80%", "percent", "near enough")],
 )  # fmt: skip
@@ -433,7 +434,7 @@ def test_a_choice_that_another_begins_with_is_not_the_other(capsys, mine, told):
 def test_in_a_live_notebook_a_number_is_what_was_typed_and_nothing_where_nothing_was(
     monkeypatch, capsys, typed, told
 ):
-    boxes, labels = live_boxes(monkeypatch)
+    boxes, _labels = live_boxes(monkeypatch)
     predict("again", unit="steps")
     for text in typed:
         boxes[0]({"new": text})
