@@ -134,7 +134,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         progress: bool = False,
         verify: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """Read many tensors, or all, at the speed of the disk; return them by name.
+        """Read many tensors, or all, with several reads in flight; return them by name.
 
         They are read in the order of the files, with several large requests in flight, and past the
         page cache where they are not in it. Use it for what you need whole, and at once;

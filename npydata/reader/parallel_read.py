@@ -1,4 +1,4 @@
-"""Many byte ranges of files at the speed of the disk: in order, several large requests in flight.
+"""Many byte ranges of files, read in order with several large requests in flight.
 
 A file that is in the page cache is copied out of a map, which takes half the processor's time of a
 read. Any other is read past the cache, where the file system allows that: the memory that other
