@@ -1,10 +1,13 @@
 """One picture where nobody can move a slider, sliders where somebody can."""
 
 import sys
+import threading
 import types
 
+import matplotlib.pyplot as plt
 import pytest
-from tutorial import sliders
+from matplotlib._pylab_helpers import Gcf
+from tutorial import figures, sliders
 
 pytestmark = pytest.mark.notebook_04
 
@@ -45,3 +48,19 @@ def test_a_live_notebook_gets_a_slider_for_each_argument(monkeypatch):
     }
     assert shown.keys() == wanted.keys()
     assert all(wanted[name].items() <= shown[name].items() for name in wanted)
+
+
+def test_another_thread_of_a_live_notebook_closes_no_figure_that_a_cell_draws(monkeypatch):
+    monkeypatch.setenv(sliders.LIVE[0], "04_throughput.ipynb")
+    monkeypatch.setitem(sys.modules, "ipywidgets", types.ModuleType("ipywidgets"))
+    monkeypatch.setattr(Gcf, "figs", vars(Gcf)["figs"])
+    figures.use_style()
+    drawn = plt.figure()
+    widget = threading.Thread(target=lambda: (plt.figure(), plt.close("all")))
+    widget.start()
+    widget.join()
+    figures.use_style()  # the next picture; the one before stays
+    assert plt.get_fignums() == [drawn.number]
+    assert plt.gcf() is drawn
+    plt.close("all")
+    assert plt.get_fignums() == []

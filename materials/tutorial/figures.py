@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch
 
-from tutorial.sliders import with_sliders
+from tutorial.sliders import keep_figures_apart, with_sliders
 
 # Hues that most colour-blind readers tell apart; within a family of roles that meet in one
 # figure the lightness differs too, so a grey print keeps the distinction.
@@ -53,6 +53,7 @@ PARTS = ("data wait", "compute", "save stall", "load")
 
 def use_style() -> None:
     """Set matplotlib's defaults: fixed size, quiet axes, type that survives half size."""
+    keep_figures_apart()
     plt.rcParams.update(
         {
             "figure.figsize": (WIDTH, 3.4),

@@ -1,6 +1,8 @@
 """A picture with sliders where a live notebook can show them, and the same picture where not."""
 
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,28 @@ def with_sliders(draw: Callable[..., None], **ranges: tuple[float, float, float,
         )
 
     interact(draw, **{name: slider(name, *numbers) for name, numbers in ranges.items()})
+
+
+class FiguresOfThread(threading.local):
+    """Pyplot's list of open figures, but each thread sees its own alone.
+
+    What a widget sends may be answered in a thread beside the running cell. Such an answer ends
+    with `show`, which shows and closes all figures on the list: a cell's half-drawn one, too.
+    """
+
+    def __init__(self) -> None:
+        self.figures: OrderedDict[int, Any] = OrderedDict()
+
+    def __get__(self, manager: Any, kind: type) -> OrderedDict[int, Any]:
+        return self.figures
+
+
+def keep_figures_apart() -> None:
+    """In a live notebook, keep a thread's figures from the others; called before each drawing."""
+    from matplotlib._pylab_helpers import Gcf
+
+    if is_live() and not isinstance(vars(Gcf)["figs"], FiguresOfThread):
+        Gcf.figs = FiguresOfThread()  # type: ignore[assignment]
 
 
 def whole(number: float) -> bool:
