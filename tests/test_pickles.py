@@ -7,7 +7,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from tutorial import counters, pickles
+from notebook_tools import read_lesson
+from tutorial import counters, pickles, predictions, sync
 
 from npydata.reader.opcodes import HANDLERS
 from npydata.reader.pickle_machine import PickleMachine
@@ -88,3 +89,13 @@ def test_read_calls_are_counted_and_maps_are_not(tmp_path):
     path.write_bytes(bytes(1 << 20))
     assert 1 << 20 <= counters.bytes_copied_in(path.read_bytes) < 1 << 21
     assert counters.bytes_copied_in(lambda: np.memmap(path, np.uint8, "r").sum()) < 1 << 19
+
+
+def test_the_hostile_file_of_lesson_05_may_be_loaded_again(capsys):
+    cells = read_lesson(sync.NOTEBOOKS / "05_pickle_program.ipynb").code
+    (first,) = [k for k, cell in enumerate(cells) if "class Surprise" in cell.source]
+    scope = {"pickles": pickles, "torch": torch, "reveal": predictions.reveal}
+    scope["predict"] = predictions.predict
+    for cell in [cells[first], cells[first + 1], cells[first + 1]]:
+        exec(cell.source, scope)
+    assert capsys.readouterr().out.count("it is: yes") == 2

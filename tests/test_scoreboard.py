@@ -141,3 +141,13 @@ def test_a_lanes_label_is_left_out_where_its_bar_is_too_short():
 )  # fmt: skip
 def test_labels_that_would_touch_stand_apart_in_their_order(heights, wanted):
     assert figures.apart(heights, 0.1) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    "compute, told",
+    [("many", "compute: 'many' is no percentage"), (30, "compute 30 %"), (40, "add up to 110 %")],
+)
+def test_a_bar_of_one_s_own_is_taken_or_told_what_is_wrong_with_it(capsys, compute, told):
+    bar = scoreboard.guess(data_wait=40, compute=compute, save_stall=20, load=10)
+    assert told in capsys.readouterr().out
+    assert bool(bar) == (compute == 30)

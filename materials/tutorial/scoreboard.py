@@ -283,6 +283,10 @@ def guess(
     if ... in parts.values():
         print("your bar: none yet. Write four percentages in place of the dots, then run the cell.")
         return {}
+    for part, percent in parts.items():
+        if not isinstance(percent, int | float):
+            print(f"{part}: {percent!r} is no percentage, expected a number such as 40")
+            return {}
     print("your bar:", ", ".join(f"{part} {percent} %" for part, percent in parts.items()))
     if sum(parts.values()) != 100:
         print(f"They add up to {sum(parts.values())} %, expected 100 %: the bar is one run.")

@@ -54,7 +54,7 @@ def keep_figures_apart() -> None:
     from matplotlib._pylab_helpers import Gcf
 
     if is_live() and not isinstance(vars(Gcf)["figs"], FiguresOfThread):
-        Gcf.figs = FiguresOfThread()  # type: ignore[assignment]
+        Gcf.figs = FiguresOfThread()
 
 
 def whole(number: float) -> bool:
