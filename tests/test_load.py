@@ -13,6 +13,8 @@ from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_ch
 from npydata.reader import load as loading
 from npydata.reader import parallel_read
 from npydata.reader.files import OpenFile
+from npydata.system import page_cache
+from npydata.system.page_cache import bytes_read, evict, resident_pages
 from npydata.system.progress import NoBar
 
 STATE = {
@@ -229,6 +231,35 @@ def test_a_file_that_was_cut_off_meanwhile_is_an_error_that_names_it(tmp_path, w
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(CheckpointError, match=f"{path}.*ends at byte"):
             checkpoint.load()
+
+
+@pytest.mark.parametrize("kernel", ["with cachestat", "without"])
+@pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
+def test_a_cold_load_reads_each_byte_once_and_leaves_the_page_cache_alone(
+    tmp_path, monkeypatch, kind, kernel
+):
+    """To ask whether a page is in memory must not bring it, or be believed when it has."""
+    state = {f"w{k}": torch.full((5 << 18,), float(k)) for k in range(6)}
+    path = tmp_path / "x"
+    if kind == "safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=kind == "zip")
+    if evict(path) or OpenFile(path).direct() is None:
+        pytest.skip("this file system keeps its pages in memory")
+    if kernel == "without":
+        monkeypatch.setattr(page_cache, "SYSCALL", None)
+    with open_checkpoint(path) as checkpoint:
+        for into in (None, {name: torch.zeros_like(one) for name, one in state.items()}):
+            before, pages = bytes_read(), resident_pages(path).sum()
+            loaded = checkpoint.load(into=into)
+            requests = path.stat().st_size / parallel_read.REQUEST_BYTES + 1
+            assert resident_pages(path).sum() - pages <= requests
+            assert (
+                bytes_read() - before <= path.stat().st_size + (requests + 2) * parallel_read.PAGE
+            )
+            assert all(torch.equal(loaded[name], one) for name, one in state.items())
+            evict(path)
 
 
 def test_an_error_of_one_read_ends_the_others(tmp_path, monkeypatch):

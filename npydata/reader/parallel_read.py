@@ -19,12 +19,14 @@ import numpy as np
 from npydata.errors import CheckpointError
 from npydata.reader.files import OpenFile
 from npydata.reader.private_memory import PAGE, Bytes
+from npydata.system.huge_pages import HUGE_PAGE, huge_memory
 from npydata.system.page_cache import is_cached
 from npydata.system.progress import Bar
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-REQUEST_BYTES = 8 << 20
+REQUEST_BYTES = HUGE_PAGE
+"""What is copied from is still in the processor's cache then."""
 IN_FLIGHT = 4
 """Requests at a time: the disk works on the next while a processor handles the last."""
 GAP_BYTES = 1 << 16
@@ -86,7 +88,7 @@ def in_parallel(
     """
     buffers: SimpleQueue[Bytes] = SimpleQueue()
     for _ in range(IN_FLIGHT):
-        buffers.put(page_aligned(REQUEST_BYTES + 2 * PAGE))
+        buffers.put(huge_memory(REQUEST_BYTES + 2 * PAGE))
     failed = threading.Event()
 
     def carry_out(job: Job) -> Result | None:
@@ -118,10 +120,10 @@ def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
 
 
 def cut(read: Read) -> Iterator[Read]:
-    """Yield the parts of a read, of one request each, cut between pages."""
+    """Yield the parts of a read, cut where the file's requests end: neighbours come together."""
     begin = read.offset
     while begin < read.end:
-        end = min(read.end, page_begin(begin + REQUEST_BYTES))
+        end = min(read.end, begin - begin % REQUEST_BYTES + REQUEST_BYTES)
         yield read.part(begin, end)
         begin = end
 
@@ -147,25 +149,37 @@ def read_request(request: list[Read], buffer: Bytes) -> int:
     """Read ranges that lie together, with one request to the disk; return how many bytes."""
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
     file.require_inside(begin, end - begin)
-    if not file.no_maps() and is_in_memory(file, begin, end):
+    in_memory = is_in_memory(file, begin, end)
+    if in_memory and not file.no_maps():
         distribute(cached(file, begin, end), begin, request)
     else:
-        read_together(file, begin, end, request, buffer)
+        read_together(file, begin, end, request, buffer, in_memory=in_memory)
     return sum(read.target.nbytes for read in request)
 
 
-def read_together(file: OpenFile, begin: int, end: int, reads: list[Read], buffer: Bytes) -> Bytes:
+def read_together(
+    file: OpenFile, begin: int, end: int, reads: list[Read], buffer: Bytes, *,
+    in_memory: bool | None = None,
+) -> Bytes:  # fmt: skip
     """Read a range of a file, and put what lies in it into its place; return its bytes.
 
     They are in the buffer, or in the one target that has them all: nobody else changes them.
+    Whether they are in the page cache is asked once at most: to ask may bring a page.
     """
-    only = reads[0] if len(reads) == 1 and is_whole(reads[0], begin, end) else None
-    if only is not None and is_in_memory(file, begin, end):
-        read_cached(file, begin, only.target)
-        return only.target
-    if only is not None and only.pages is not None and read_direct(file, only.pages, begin, end):
-        return only.target
-    content = read_range(file, begin, end, buffer)
+    if in_memory is None:
+        in_memory = is_in_memory(file, begin, end)
+    if len(reads) == 1 and is_whole(reads[0], begin, end):
+        only = reads[0]
+        if in_memory:
+            read_cached(file, begin, only.target)
+            return only.target
+        if only.pages is not None and read_direct(file, only.pages, begin, end):
+            return only.target
+    content = buffer[begin - page_begin(begin) :][: end - begin]
+    if in_memory:
+        read_cached(file, begin, content)
+    elif not read_direct(file, buffer, begin, end):
+        file.read_into(content.data, begin)
     distribute(content, begin, reads)
     return content
 
@@ -179,17 +193,6 @@ def distribute(content: Bytes, begin: int, reads: list[Read]) -> None:
     """Put the bytes of a file from ``begin`` on into their places."""
     for read in reads:
         read.target[:] = content[read.offset - begin : read.end - begin]
-
-
-def read_range(file: OpenFile, begin: int, end: int, buffer: Bytes) -> Bytes:
-    """Return bytes of a file in a buffer: from the page cache, or past it."""
-    first = page_begin(begin)
-    content = buffer[begin - first : end - first]
-    if is_in_memory(file, begin, end):
-        read_cached(file, begin, content)
-    elif not read_direct(file, buffer, begin, end):
-        file.read_into(content.data, begin)
-    return content
 
 
 def read_cached(file: OpenFile, begin: int, target: Bytes) -> None:
@@ -212,9 +215,9 @@ def cached(file: OpenFile, begin: int, end: int) -> Bytes:
 
 
 def is_in_memory(file: OpenFile, begin: int, end: int) -> bool:
-    """Whether a range seems to be in the page cache: its middle is."""
-    descriptor = file.readahead()
-    return is_cached(descriptor.number, (begin + end) // 2)
+    """Whether a range is in the page cache: one page may be there by chance."""
+    descriptor = file.no_readahead()
+    return is_cached(descriptor.number, begin, end - begin)
 
 
 def read_direct(file: OpenFile, pages: Bytes, begin: int, end: int) -> bool:
@@ -239,17 +242,11 @@ def new_memory(offset: int, nbytes: int) -> tuple[Bytes, Bytes | None]:
 
     Numbers must be aligned in memory: what is not in the file gets a place where it is.
     """
-    if nbytes < REQUEST_BYTES // IN_FLIGHT or offset % ALIGNMENT:
+    if nbytes < HUGE_PAGE or offset % ALIGNMENT:
         return np.empty(nbytes, np.uint8), None
     first = page_begin(offset)
-    pages = page_aligned(page_end(offset + nbytes) - first)
+    pages = huge_memory(page_end(offset + nbytes) - first)
     return pages[offset - first : offset - first + nbytes], pages
-
-
-def page_aligned(nbytes: int) -> Bytes:
-    """Return memory that begins with a page."""
-    memory = np.empty(nbytes + PAGE, np.uint8)
-    return memory[-memory.ctypes.data % PAGE :][:nbytes]
 
 
 def page_begin(offset: int) -> int:
