@@ -164,11 +164,10 @@ def load_verdicts(rows: Sequence[Row], size_mib: int) -> list[Verdict]:
         if row.name != OURS:
             continue
         cold, what = row.group.endswith("cold"), f"{row.group}, {row.setting}"
-        limit = (find(rows, row.group, DIRECT_READ) if cold
-                 else find(rows, row.group, COPY, row.setting))  # fmt: skip
-        verdicts += compare(f"{what}: ours reaches {{}} of a {DIRECT_READ if cold else COPY}",
-                            row, limit, 0.8 if row.group == "legacy cold" else 0.9,
-                            SHARE)  # fmt: skip
+        limit = DIRECT_READ if cold else COPY
+        verdicts += compare(f"{what}: ours reaches {{}} of a {limit}",
+                            row, find(rows, row.group, limit, row.setting),
+                            0.8 if row.group == "legacy cold" else 0.9, SHARE)  # fmt: skip
         peers = sorted({one.name for one in rows if one.role in ("peer", "naive")})
         verdicts += compare(f"{what}: the best of ours is {{}} the best peer",
                             find(rows, row.group, (OURS, OURS_MAPPED), row.setting),

@@ -204,7 +204,7 @@ class OpenFile:
 
     def advise_willneed(self, offset: int, nbytes: int) -> None:
         """Ask the disk for some bytes, without waiting for them."""
-        if nbytes <= ADVISED_BYTES and is_cached(self.no_readahead().number, offset + nbytes // 2):
+        if is_cached(self.no_readahead().number, offset, nbytes):
             return
         end = offset + nbytes
         begins = range(offset, end, ADVISED_BYTES)

@@ -87,8 +87,8 @@ def in_parallel(
     all of it.
     """
     buffers: SimpleQueue[Bytes] = SimpleQueue()
-    for _ in range(IN_FLIGHT):
-        buffers.put(huge_memory(REQUEST_BYTES + 2 * PAGE))
+    for buffer in huge_memory(IN_FLIGHT * (REQUEST_BYTES + 2 * PAGE)).reshape(IN_FLIGHT, -1):
+        buffers.put(buffer)
     failed = threading.Event()
 
     def carry_out(job: Job) -> Result | None:

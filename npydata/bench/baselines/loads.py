@@ -16,6 +16,9 @@ from npydata.bench.baselines import OURS, baseline
 from npydata.bench.baselines.limits import COPY
 from npydata.bench.states import State
 from npydata.checkpointer.staging import StagingBuffer
+from npydata.reader.parallel_read import page_end
+from npydata.reader.private_memory import Bytes
+from npydata.system.huge_pages import huge_memory
 
 OURS_MAPPED, OURS_VERIFIED = "ours, mapped", "ours, verified"
 TORCH, MAPPED, LOAD_FILE = "torch.load + copy", "torch.load(mmap=True) + copy", "load_file + copy"
@@ -39,7 +42,7 @@ def our_verified_load(path: Path, model: State, *, into: bool) -> State:
     return our_load(path, model, into=into, verify=True)
 
 
-@baseline("load safetensors, load zip", OURS_MAPPED, "ours", settings={NEW: {"into": False}})
+@baseline("load safetensors, load zip", OURS_MAPPED, "ours", settings=BOTH)
 def our_maps(path: Path, model: State, *, into: bool) -> State:
     """Map every tensor: what one does whose file is in memory, and stays as it is."""
     with open_checkpoint(path) as checkpoint:
@@ -94,21 +97,24 @@ def dcp_load(path: Path, model: State, *, into: bool) -> State:
     return model
 
 
-@baseline("load limit cold", DIRECT_READ, "limit")
-def direct_read(path: Path) -> Callable[[], object]:
-    """Return a read of a file past the page cache, into memory that is there.
+@baseline("load limit cold", DIRECT_READ, "limit", settings=BOTH)
+def direct_read(path: Path, *, into: bool) -> Callable[[], object]:
+    """Return a read of a file past the page cache, to memory that is there, or to new memory.
 
     Its pages are huge: of small ones, which lie apart, a request to a device holds only some 250.
     """
-    memory = StagingBuffer().reserve(PIECE_BYTES, touch=True).numpy()
+    size, there = path.stat().st_size, StagingBuffer().reserve(PIECE_BYTES, touch=True).numpy()
 
-    def read() -> None:
+    def read() -> Bytes:
+        memory = there if into else huge_memory(size + mmap.PAGESIZE)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
         try:
-            for begin in range(0, path.stat().st_size, PIECE_BYTES):
-                os.preadv(descriptor, [memory.data], begin)
+            for begin in range(0, size, PIECE_BYTES):
+                part = memory if into else memory[begin : begin + PIECE_BYTES]
+                os.preadv(descriptor, [part[: page_end(size - begin)].data], begin)
         finally:
             os.close(descriptor)
+        return memory
 
     return read
 
