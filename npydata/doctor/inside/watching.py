@@ -35,23 +35,26 @@ def run(recorder: "Recorder", process: int) -> None:
         sleep(PERIOD_S)
         late = clock() - due - (recorder.core_wait() - core)
         phase = recorder.phase
-        held = late > LATE_S
-        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": held})
-        look(recorder, phase, held)
+        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
+        look(recorder, phase, taken=late >= sys.getswitchinterval())
         rounds += 1
         if rounds % WRITE_EVERY == 0:
             recorder.write()
 
 
-def look(recorder: "Recorder", phase: str, held: bool) -> None:
-    """Note the line at which the loop stands, and those at which others work meanwhile."""
+def look(recorder: "Recorder", phase: str, *, taken: bool) -> None:
+    """Note the line at which the loop stands, and those at which others work meanwhile.
+
+    If the lock was ``taken`` from the loop, which had held it for an interval, it computed there.
+    After a shorter wait it stands where it let go of the lock by itself: at a sleep, perhaps.
+    """
     if not phase:
         return
     me = _thread.get_ident()
     for thread, frame in sys._current_frames().items():
         if thread == recorder.loop:
             recorder.note("fetch" if recorder.fetches else phase, frame)
-            if held and phase == "step":  # it computed; at other times it may have let us in
+            if taken and phase == "step":
                 recorder.note("held", frame)
         elif thread != me and phase in BESIDE and frame.f_code.co_name not in IDLE:
             recorder.note(BESIDE[phase], frame)
