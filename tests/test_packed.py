@@ -280,7 +280,6 @@ def test_rows_are_numbered_for_many_batches_at_a_time(packed, monkeypatch):
         return indices
 
     monkeypatch.setattr(packed, "windows_of", noted)
-    monkeypatch.setattr(packed, "fetch", None)
     batches(packed)
     assert asked == [len(packed)]
 

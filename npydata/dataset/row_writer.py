@@ -98,7 +98,7 @@ class RowWriter:
         return np.zeros_like(spans.starts) if self.bos_id is None else put_before(spans, self.ends)
 
     def _write_windows(self, rows: IntArray, parts: Parts) -> tuple[Int32Array, int] | None:
-        """Do what ``write`` does if one span fills most of the rows; else return ``None``.
+        """Do what ``write`` does if other rows than windows are few; else return ``None``.
 
         Such rows are gathered as windows are, all at once; the others follow span by span. In their
         place the first window is gathered: behind what they begin with may lie pages that nobody
@@ -107,6 +107,8 @@ class RowWriter:
         seq_len = self.seq_len
         begin = self._starts.take(rows) if self._starts else self._starts_of(rows)
         others = begin.is_other.nonzero()[0]
+        if len(others) == len(rows):  # there may be no window at all
+            return None
         spans = spans_of_few(self.table, rows.take(others), FEW_SPANS)
         if spans is None:
             return None
