@@ -35,7 +35,8 @@ def test_rows_written_as_windows_are_those_written_span_by_span(
     batches = [range(len(ds)), *([k] for k in range(len(ds))), *eights]
     monkeypatch.setattr("npydata.dataset.row_writer.FEW_SPANS", 6)
     as_either = [ds.fetch(rows) for rows in batches]
-    assert 0.5 < np.mean(tried) < 1
+    assert not tried[0]
+    assert np.mean(tried) > 0.5
     monkeypatch.setattr("npydata.dataset.row_writer.FEW_SPANS", 1000)
     tried.clear()
     as_windows = [ds.fetch(rows) for rows in batches]

@@ -125,7 +125,7 @@ def row_starts(
 
 def spans_of_few(table: RowTable, rows: IntArray, most: int) -> list[list[list[int]]] | None:
     """Return the spans of each of some rows, as the table has them; ``None`` if they are more."""
-    found, begins, spans = [], table.row_begins.data, table.spans.data
+    found, begins, spans = list[Any](), table.row_begins.data, table.spans.data
     for row in rows.tolist():
         first, after = begins[row], begins[row + 1]
         most -= after - first
