@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from npydata import AsyncDataLoader, Packed, PackedDataset, TokenFileError, write_tokens
 from npydata.dataset.documents import index_path
+from npydata.errors import LoaderError
 
 LENGTHS = [5, 0, 1, 17, 3, 8, 8, 0, 2, 40, 1, 1, 6]
 ANY = settings(
@@ -256,11 +257,11 @@ def test_a_loader_gives_the_same_rows_whatever_its_workers(packed, settings):
 def test_a_loader_writes_batches_into_memory_that_it_uses_again(packed, monkeypatch):
     lent = []
 
-    def noted(indices, *, out=None):
+    def noted(rows, *, out=None):
         lent.append((len(out), out.ctypes.data))
-        return PackedDataset.fetch(packed, indices, out=out)
+        return PackedDataset.fetch_windows(packed, rows, out=out)
 
-    monkeypatch.setattr(packed, "fetch", noted)
+    monkeypatch.setattr(packed, "fetch_windows", noted)
     kept, copies = [], []
     for number, batch in enumerate(AsyncDataLoader(packed, batch_size=3, seed=4, num_workers=1)):
         if number % 10 == 0:
@@ -269,6 +270,23 @@ def test_a_loader_writes_batches_into_memory_that_it_uses_again(packed, monkeypa
     assert {tensors for tensors, _ in lent} == {3}
     assert len(set(lent)) < len(lent) / 2
     assert all(map(torch.equal, copies, kept))
+
+
+def test_rows_are_numbered_for_many_batches_at_a_time(packed, monkeypatch):
+    asked = []
+
+    def noted(indices, seed, epoch):
+        asked.append(len(indices))
+        return indices
+
+    monkeypatch.setattr(packed, "windows_of", noted)
+    batches(packed)
+    assert asked == [len(packed)]
+
+
+def test_a_float_dtype_over_packed_rows_is_refused(packed):
+    with pytest.raises(LoaderError, match="would lose ids"):
+        AsyncDataLoader(packed, dtype=torch.float32)
 
 
 def test_transforms_see_rows_one_by_one(packed):

@@ -33,11 +33,18 @@ def test_rows_written_as_windows_are_those_written_span_by_span(
     monkeypatch.setattr(RowWriter, "_write_windows", noted)
     eights = np.arange(len(ds) // 8 * 8).reshape(-1, 8)
     batches = [range(len(ds)), *([k] for k in range(len(ds))), *eights]
+    monkeypatch.setattr("npydata.dataset.row_writer.FEW_SPANS", 6)
+    as_either = [ds.fetch(rows) for rows in batches]
+    assert not tried[0]
+    assert np.mean(tried) > 0.5
+    monkeypatch.setattr("npydata.dataset.row_writer.FEW_SPANS", 1000)
+    tried.clear()
     as_windows = [ds.fetch(rows) for rows in batches]
     assert tried[0]
-    assert 0.5 < np.mean(tried) < 1
     monkeypatch.setattr(RowWriter, "_write_windows", lambda *_: None)
-    assert same(as_windows, [ds.fetch(rows) for rows in batches])
+    by_spans = [ds.fetch(rows) for rows in batches]
+    assert same(as_windows, by_spans)
+    assert same(as_either, by_spans)
     told(as_windows[0])
 
 

@@ -256,16 +256,24 @@ class PackedDataset(Described, Dataset[Packed]):
             DocumentSpan(*each) for each in zip(*(part.tolist() for part in numbers), strict=True)
         ]
 
-    def fetch(self, indices: npt.ArrayLike, *, out: IntArray | None = None) -> Packed:
-        """Return some rows as one batch; safe to call from many threads.
+    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
+        """Return the rows of some indices: those numbers, whatever seed and epoch."""
+        return indices
 
-        ``out`` is memory for the result, int64 ``(batch_tensors, len(indices), seq_len)``.
+    def fetch(self, indices: npt.ArrayLike) -> Packed:
+        """Return some rows as one batch; safe to call from many threads.
 
         Raises:
             IndexError: An index is not in the dataset.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
-        rows = as_indices(indices, len(self))
+        return self.fetch_windows(as_indices(indices, len(self)))
+
+    def fetch_windows(self, rows: IntArray, *, out: IntArray | None = None) -> Packed:
+        """Return some rows as one batch; they must be in the dataset.
+
+        ``out`` is memory for the result, int64 ``(batch_tensors, len(rows), seq_len)``.
+        """
         if out is None:
             out = np.empty((self.batch_tensors, len(rows), self.seq_len), np.int64)
         parts = self._writer.parts_of(out)
@@ -278,10 +286,11 @@ class PackedDataset(Described, Dataset[Packed]):
 
     def will_need(self, indices: npt.ArrayLike) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
-        if not self._advice.is_due():
-            return
-        rows = as_indices(indices, len(self))
-        if len(rows):
+        self.advise_windows(as_indices(indices, len(self)))
+
+    def advise_windows(self, rows: IntArray) -> None:
+        """Advise the kernel of rows that are in the dataset."""
+        if self._advice.is_due() and len(rows):
             spans = spans_of(self.table, rows, self.seq_len)
             width = min(ADVISED_TOKENS, self.tokens.num_tokens)
             starts = ranges(spans.starts, -(-spans.lengths // width), step=width)

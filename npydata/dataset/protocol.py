@@ -5,14 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-
 from npydata.dataset.windows import IntArray
 
 
 @runtime_checkable
 class WindowDataset(Protocol):
-    """A map-style dataset whose samples are numbered windows of tokens.
+    """A map-style dataset whose samples are numbered windows of tokens, or packed rows of them.
 
     ``fetch(indices)`` is these steps in one. They are apart so that a loader can draw the windows
     of many batches at a time, advise the kernel of them early, and gather into memory of its own.
@@ -25,12 +23,11 @@ class WindowDataset(Protocol):
         """Return the window that each index stands for, int64 ``(len(indices),)``."""
         ...
 
-    def fetch_windows(
-        self, windows: IntArray, *, out: IntArray | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``x, y``, both ``(B, seq_len)`` int64.
+    def fetch_windows(self, windows: IntArray, *, out: IntArray | None = None) -> Any:
+        """Return a batch, such as ``x, y``, both ``(B, seq_len)`` int64.
 
-        ``out`` is memory to use for both, ``(2, B, seq_len)``.
+        ``out`` is memory to use for it, ``(2, B, seq_len)``; with a ``batch_tensors`` of its own, a
+        dataset says another number than 2.
         """
         ...
 

@@ -25,8 +25,8 @@ from npydata.dataset.windows import IntArray
 NO_DOCUMENT = -1
 """The document of a position that is padded."""
 
-FEW_SPANS = 1
-"""Fewer spans than so many a row are written one by one, beside rows that one span fills."""
+FEW_SPANS = 20
+"""At most so many spans of a batch are written one by one, beside rows that one span fills."""
 
 MOST_IN_INT32 = np.iinfo(np.int32).max
 """The numbers of more documents have 64 bits."""
@@ -98,7 +98,7 @@ class RowWriter:
         return np.zeros_like(spans.starts) if self.bos_id is None else put_before(spans, self.ends)
 
     def _write_windows(self, rows: IntArray, parts: Parts) -> tuple[Int32Array, int] | None:
-        """Do what ``write`` does if one span fills most of the rows; else return ``None``.
+        """Do what ``write`` does if other rows than windows are few; else return ``None``.
 
         Such rows are gathered as windows are, all at once; the others follow span by span. In their
         place the first window is gathered: behind what they begin with may lie pages that nobody
@@ -107,7 +107,9 @@ class RowWriter:
         seq_len = self.seq_len
         begin = self._starts.take(rows) if self._starts else self._starts_of(rows)
         others = begin.is_other.nonzero()[0]
-        spans = spans_of_few(self.table, rows.take(others), FEW_SPANS * len(rows) - 1)
+        if len(others) == len(rows):  # there may be no window at all
+            return None
+        spans = spans_of_few(self.table, rows.take(others), FEW_SPANS)
         if spans is None:
             return None
         parts.positions[:] = self._places
@@ -146,8 +148,7 @@ class RowWriter:
         for row, its_spans in zip(rows, spans, strict=True):
             first = begin = row * self.seq_len
             for start, document, length in its_spans:
-                end = begin + abs(length)
-                to = (begin + row) * itemsize
+                end, to = begin + abs(length), (begin + row) * itemsize
                 if self.bos_id is not None and start < begins_of(np.array(document), self.ends):
                     put_before.append(begin)
                     start, to = start + 1, to + itemsize

@@ -95,8 +95,8 @@ class RowStarts(NamedTuple):
     def take(self, rows: IntArray) -> "RowStarts":
         """Return how some of the rows begin."""
         starts, is_other, is_end, is_put_before, documents = self
-        return RowStarts(starts.take(rows), is_other.take(rows), is_end.take(rows),
-                         is_put_before.take(rows), documents.take(rows))  # fmt: skip
+        return RowStarts(starts[rows], is_other[rows], is_end[rows], is_put_before[rows],
+                         documents[rows])  # fmt: skip
 
 
 def row_starts(
@@ -125,15 +125,15 @@ def row_starts(
 
 def spans_of_few(table: RowTable, rows: IntArray, most: int) -> list[list[list[int]]] | None:
     """Return the spans of each of some rows, as the table has them; ``None`` if they are more."""
-    found = []
+    found, begins, spans = list[Any](), table.row_begins.data, table.spans.data
     for row in rows.tolist():
-        first, after = table.row_begins[row : row + 2].tolist()
+        first, after = begins[row], begins[row + 1]
         most -= after - first
         if most < 0:
             return None
         if table.checks:
             table.checks.require(24 * np.arange(first, after), 24)
-        found.append(table.spans[first:after].tolist())
+        found.append(spans[first:after].tolist())
     return found
 
 

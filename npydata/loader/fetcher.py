@@ -53,13 +53,13 @@ class WindowFetcher:
         self._named = getattr(dataset, "named", lambda pair: pair)
 
     def batch(self, number: int) -> Any:
-        """Return ``x, y``, ``(B, seq_len)`` int64 each; or as the dataset names them."""
+        """Return the dataset's batch: ``x, y``, ``(B, seq_len)`` int64 each, or another it has."""
         windows = self.windows(number)
         out = self.pool.lend(len(windows)) if self.pool else None
         return self._named(self.dataset.fetch_windows(windows, out=out))
 
     def samples(self, number: int) -> list[Any]:
-        """Return pairs ``x, y``, ``(seq_len,)`` int64 each; or as the dataset names them."""
+        """Return the same, cut into samples."""
         return split(self._named(self.dataset.fetch_windows(self.windows(number))))
 
     def advise(self, numbers: range) -> None:
@@ -71,25 +71,17 @@ class BatchFetcher:
     """Calls ``dataset.fetch(indices)``; it and ``will_need`` get ``seed`` and ``epoch`` too.
 
     ``will_need(indices)`` may be missing, and so may ``seed`` and ``epoch`` in either signature.
-    With a pool, ``out`` is memory of ours for the batch's tensors.
     """
 
-    def __init__(
-        self, dataset: Any, order: EpochOrder, seed: int, epoch: int, pool: BufferPool | None = None
-    ) -> None:
-        self.order, self.pool = order, pool
+    def __init__(self, dataset: Any, order: EpochOrder, seed: int, epoch: int) -> None:
+        self.order = order
         self._fetch = with_accepted(dataset.fetch, seed=seed, epoch=epoch)
         will_need = getattr(dataset, "will_need", None)
         self._will_need = will_need and with_accepted(will_need, seed=seed, epoch=epoch)
 
     def batch(self, number: int) -> Any:
         """Return what ``fetch`` returns."""
-        indices = self.order(number)
-        return (
-            self._fetch(indices, out=self.pool.lend(len(indices)))
-            if self.pool
-            else (self._fetch(indices))
-        )
+        return self._fetch(self.order(number))
 
     def samples(self, number: int) -> list[Any]:
         """Return that, cut into samples."""

@@ -368,17 +368,16 @@ class AsyncDataLoader(Accelerated, Vocabulary):
                                  partial(dataset.windows_of, seed=seed, epoch=epoch))  # fmt: skip
             return WindowFetcher(dataset, windows, self._pool(transfer))
         if hasattr(dataset, "fetch"):
-            tensors = getattr(dataset, "batch_tensors", 0)
-            pool = self._pool(transfer, tensors) if tensors else None
-            return BatchFetcher(dataset, order, seed, epoch, pool)
+            return BatchFetcher(dataset, order, seed, epoch)
         return SampleFetcher(dataset, order, cancellation.check)
 
-    def _pool(self, transfer: Transfer, tensors: int = 2) -> BufferPool | None:
+    def _pool(self, transfer: Transfer) -> BufferPool | None:
         """Return memory for whole batches, unless they are cut into samples or used at once."""
         if self.config.prefetch_factor == 0 or self.transforms or self.collate_fn:
             return None
         pinned = isinstance(transfer, StreamTransfer) or transfer.pinned
         stats = self.stats  # of this epoch: the next one has its own
+        tensors = getattr(self.dataset, "batch_tensors", 2)
         shape = (tensors, self.config.samples_per_batch, self.dataset.seq_len)
         return BufferPool(shape, self.config.capacity, lambda: stats.batches, pinned=pinned)
 
