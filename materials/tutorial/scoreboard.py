@@ -177,10 +177,22 @@ def in_turn(
     return runs
 
 
-def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
-    """Measure the naive script with many saves, and draw it; the percent of its time in a part."""
-    score = measure(steps=steps, save_every=steps // saves).score
-    draw(score)
+def share_of(part: str, steps: int = 10, saves: int = 10, repeats: int = 5) -> int:
+    """Measure the naive script with many saves, several times; the percent of its time in a part.
+
+    Prints the spread of that share, and draws the median of each part: a disk that is still busy
+    with what was written before makes a single run wait twice as long for its saves.
+    """
+    scores = [measure(steps=steps, save_every=steps // saves).score for _ in range(repeats)]
+    shares = [share(score, part) for score in scores]
+    print(f"{part} took {min(shares)} to {max(shares)} % of {repeats} runs; below, their median")
+    middle = of_medians(scores)
+    draw(middle)
+    return share(middle, part)
+
+
+def share(score: Scoreboard, part: str) -> int:
+    """The percent of a run that a part took."""
     return round(100 * score.parts()[part] / score.total)
 
 
