@@ -77,6 +77,16 @@ def test_a_share_does_not_hang_on_the_runs_in_which_the_disk_was_busy(monkeypatc
 
 
 @pytest.mark.parametrize(
+    "times, said",
+    [(0.8, "nearly all: 1.2 x more"), (2.1, "about half: 2.1 x less"),
+     (7.2, "hardly any: 7.2 x less"), (131.4, "hardly any: 131.4 x less")],
+)  # fmt: skip
+def test_what_is_left_of_a_part_has_one_name_however_short_it_got(monkeypatch, times, said):
+    monkeypatch.setattr(scoreboard, "gained", lambda part, **_: times)
+    assert scoreboard.left("data wait", steps=5) == said
+
+
+@pytest.mark.parametrize(
     "clone, yours, more",
     [(34, 12, "the page faults: 65 %"), (49, 4.9, "the page faults: 90 %"),
      (20, 12, "the copy: 60 %"), (10, 12, "the copy: 100 %")],
