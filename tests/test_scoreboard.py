@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tutorial import figures, naive_train, scoreboard
+from tutorial import figures, naive_train, saving, scoreboard
 from tutorial.scoreboard import Scoreboard, Stopwatch, between, measure, names, overlapped, table
 
 pytestmark = pytest.mark.notebook_00
@@ -64,6 +64,35 @@ def test_the_naive_script_runs_as_it_is_shown(tmp_path, monkeypatch, capsys):
     naive_train.main(scoreboard.SMOKE, tmp_path)
     assert "step 6: loss" in capsys.readouterr().out
     assert (tmp_path / "step_06.pt").exists()
+
+
+def test_a_share_does_not_hang_on_the_runs_in_which_the_disk_was_busy(monkeypatch, capsys):
+    quiet, busy = Scoreboard(0.12, 0.2, 0.11, 0.12), Scoreboard(0.12, 0.21, 0.5, 0.12)
+    runs = iter([busy, quiet, quiet, busy, quiet])
+    monkeypatch.setattr(
+        scoreboard, "measure", lambda **_: scoreboard.Run(next(runs), trace=(), losses=())
+    )
+    assert scoreboard.share_of("save stall") == scoreboard.share(quiet, "save stall") == 20
+    assert "save stall took 20 to 53 % of 5 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "times, said",
+    [(0.8, "nearly all: 1.2 x more"), (2.1, "about half: 2.1 x less"),
+     (7.2, "hardly any: 7.2 x less"), (131.4, "hardly any: 131.4 x less")],
+)  # fmt: skip
+def test_what_is_left_of_a_part_has_one_name_however_short_it_got(monkeypatch, times, said):
+    monkeypatch.setattr(scoreboard, "gained", lambda part, **_: times)
+    assert scoreboard.left("data wait", steps=5) == said
+
+
+@pytest.mark.parametrize(
+    "clone, yours, more",
+    [(34, 12, "the page faults: 65 %"), (49, 4.9, "the page faults: 90 %"),
+     (20, 12, "the copy: 60 %"), (10, 12, "the copy: 100 %")],
+)  # fmt: skip
+def test_what_a_clone_waits_for_beyond_the_copy_are_page_faults(clone, yours, more):
+    assert saving.more_of_the_clone(clone, yours) == more
 
 
 def test_the_table_of_one_run_gives_shares_and_of_two_runs_factors():

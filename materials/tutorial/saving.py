@@ -229,13 +229,13 @@ def copied_beside(
 # What a save costs
 
 
-def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> float:
+def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> str:
     """Save 48 MiB in three ways, in turn; draw what training waits for.
 
     They are one tensor: so large a block always goes back to the system, where malloc may keep
     smaller ones for the next clone.
-    Between two saves are some steps, and the wait until nothing is written any more. Returns how
-    many times longer the median wait for a fresh clone is than that for the checkpointer.
+    Between two saves are some steps, and the wait until nothing is written any more. Returns what
+    takes more of the median wait for a fresh clone, and how much.
     """
     weights, threads = {"weight": torch.zeros(12 << 20)}, []
     waits: dict[str, list[float]] = {name: [] for name in SAVERS}
@@ -265,7 +265,13 @@ def stalls(keeper: Any, rounds: int = 5, steps: int = 8) -> float:
                     threads.pop().join()
     kept = {name: times[1:] for name, times in waits.items()}
     _draw_stalls(kept, {name: statistics.median(counts[1:]) for name, counts in faults.items()})
-    return round(statistics.median(kept["clone"]) / statistics.median(kept["yours"]), 1)
+    return more_of_the_clone(*(statistics.median(kept[name]) for name in ("clone", "yours")))
+
+
+def more_of_the_clone(clone: float, yours: float) -> str:
+    """What takes more of a wait for a clone: the copy, which is all of yours, or page faults."""
+    faults = round(100 * max(0.0, 1 - yours / clone))
+    return f"the page faults: {faults} %" if faults > 50 else f"the copy: {100 - faults} %"
 
 
 def _steps(count: int) -> None:

@@ -177,10 +177,22 @@ def in_turn(
     return runs
 
 
-def share_of(part: str, steps: int = 10, saves: int = 10) -> int:
-    """Measure the naive script with many saves, and draw it; the percent of its time in a part."""
-    score = measure(steps=steps, save_every=steps // saves).score
-    draw(score)
+def share_of(part: str, steps: int = 10, saves: int = 10, repeats: int = 5) -> int:
+    """Measure the naive script with many saves, several times; the percent of its time in a part.
+
+    Prints the spread of that share, and draws the median of each part: a disk that is still busy
+    with what was written before makes a single run wait twice as long for its saves.
+    """
+    scores = [measure(steps=steps, save_every=steps // saves).score for _ in range(repeats)]
+    shares = [share(score, part) for score in scores]
+    print(f"{part} took {min(shares)} to {max(shares)} % of {repeats} runs; below, their median")
+    middle = of_medians(scores)
+    draw(middle)
+    return share(middle, part)
+
+
+def share(score: Scoreboard, part: str) -> int:
+    """The percent of a run that a part took."""
     return round(100 * score.parts()[part] / score.total)
 
 
@@ -196,6 +208,13 @@ def gained(part: str, steps: int = 6, saves: int = 6, **replaced: Any) -> float:
     before, now = map(of_medians, runs)
     draw(before, now, replaced=[part])
     return round(before.parts()[part] / now.parts()[part], 1)
+
+
+def left(part: str, **settings: Any) -> str:
+    """As `gained`, in words: of next to nothing one run takes a tenth of what another takes."""
+    times = gained(part, **settings)
+    most = "nearly all" if times < 1.5 else "about half" if times < 4 else "hardly any"
+    return f"{most}: {factor(times, 1.0).strip()}"
 
 
 def of_medians(scores: Sequence[Scoreboard]) -> Scoreboard:
