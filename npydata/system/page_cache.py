@@ -56,9 +56,9 @@ def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
     disk bring such a page, so the next answer may be another.
     """
     first, last = begin // PAGE_SIZE, (begin + max(nbytes, 1) - 1) // PAGE_SIZE
-    asked, told = (ctypes.c_uint64 * 2)(begin, max(nbytes, 1)), (ctypes.c_uint64 * 5)()
-    if SYSCALL is not None and not SYSCALL(CACHESTAT, descriptor, asked, told, 0):
-        return told[0] > last - first
+    asked, counts = (ctypes.c_uint64 * 2)(begin, max(nbytes, 1)), (ctypes.c_uint64 * 5)()
+    if SYSCALL is not None and not SYSCALL(CACHESTAT, descriptor, asked, counts, 0):
+        return counts[0] > last - first
     looks = sorted({begin + nbytes * k // 4 for k in (1, 2, 3)})
     try:
         return all(os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) for at in looks)
