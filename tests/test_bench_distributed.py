@@ -1,5 +1,6 @@
 """``npydata bench checkpoint --distributed``: its rows, its verdicts, and what it leaves behind."""
 
+import contextlib
 import importlib.util
 import json
 import multiprocessing
@@ -22,11 +23,12 @@ BASELINES = [(one.name, one.setting) for one in baselines_of("checkpoint distrib
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """The command, run once with two processes and next to no state."""
+    """The command, run once in a folder of its own with two processes and next to no state."""
     folder, disk = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("disk")
     command = ["bench", "checkpoint", "--distributed", "--ranks", "2", "--quick", "--size-mb", "1"]
-    code = main([*command, "--repeats", "1", "--dir", str(disk), "--json", str(folder / "out.json"),
-                 "--plot", str(folder / "out.png")])  # fmt: skip
+    with contextlib.chdir(disk):
+        code = main([*command, "--repeats", "1", "--json", str(folder / "out.json"),
+                     "--plot", str(folder / "out.png")])  # fmt: skip
     return code, folder, disk
 
 
@@ -83,7 +85,7 @@ def waits_or_fails(rank, job, told):
 
 def test_a_process_that_fails_is_named_and_ends_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "measure_as", waits_or_fails)
-    job = Job(world_size=2, nbytes=1 << 16, repeats=1, folder=tmp_path, group="")
+    job = Job(world_size=2, nbytes=1 << 16, repeats=1, folder=tmp_path, group=tmp_path)
     with pytest.raises(NpyDataError, match=r"process 1 failed: OSError: lost my disk"):
         distributed.run_job(job)
     assert multiprocessing.active_children() == []

@@ -49,7 +49,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Report:
     for count in ranks:
         with TemporaryDirectory(dir=folder) as saved, TemporaryDirectory(dir=folder) as group:
             rows += run_job(Job(world_size=count, nbytes=plan.nbytes, repeats=plan.repeats,
-                            folder=Path(saved), group=f"file://{group}/store"))  # fmt: skip
+                            folder=Path(saved), group=Path(group) / "store"))  # fmt: skip
     settings = {
         "state_bytes": plan.nbytes,
         "replicated_state_bytes": plan.nbytes // 4,
@@ -82,8 +82,8 @@ class Job:
     """Of the sharded state, all ranks' parts together."""
     repeats: int
     folder: Path
-    group: str
-    """Where the processes meet, as a URL of ``init_process_group``."""
+    group: Path
+    """The file in which the processes meet."""
 
 
 def run_job(job: Job) -> list[Row]:
@@ -124,7 +124,8 @@ def measure_as(rank: int, job: Job, results: "mp.SimpleQueue[list[Row]]") -> Non
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.world_size))
-    dist.init_process_group("gloo", init_method=job.group, rank=rank, world_size=job.world_size)
+    store = dist.FileStore(str(job.group), job.world_size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size)
     send = results.put if rank == 0 else lambda rows: None
     send([row for case in CASES for row in case_rows(case, job, partial(send, []))])
     dist.barrier()
