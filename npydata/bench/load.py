@@ -64,7 +64,8 @@ def measure_format(format: str, folder: Path, plan: Plan, notes: list[str]) -> l
     state = make_state(plan.size_mb * MIB, min(16, plan.size_mb) * MIB)
     state = {name: tensor.detach() for name, tensor in state.items()}
     path, files = written(format, state, folder)
-    model, rows = {name: torch.zeros_like(tensor) for name, tensor in state.items()}, list[Row]()
+    model = {name: torch.ones_like(tensor) for name, tensor in state.items()}  # all of it touched
+    rows: list[Row] = []
     del state
     for cache, make in CACHES.items():
         with noting(notes, f"{format}: "):
