@@ -309,15 +309,20 @@ def test_the_cause_is_named_first(tmp_path, name):
 
 @pytest.mark.stress
 def test_watching_slows_a_training_by_less_than_two_percent(tmp_path):
-    """The median of ten interleaved runs each, of steps that compute all the time."""
+    """Medians of ten interleaved runs each, of steps that compute all the time.
+
+    Two of the three are of runs that nobody watches: how far these lie apart is no slow-down.
+    """
     (tmp_path / "train.py").write_text(WORKING)
     command = [sys.executable, "train.py"]
-    alone, watched = [], []
+    alone, again, watched = [], [], []
     for _ in range(10):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        alone.append(float(done.stdout))
+        for unwatched in (alone, again):
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+            unwatched.append(float(done.stdout))
         watched.append(float(doctor(tmp_path, *command)[0].stdout))
-    assert median(watched) < 1.02 * median(alone), (alone, watched)
+    print(f"alone {median(alone):.3f} and {median(again):.3f} s, watched {median(watched):.3f} s")
+    assert median(watched) < 1.02 * max(median(alone), median(again)), (alone, again, watched)
 
 
 @pytest.mark.parametrize("name", ["slow transform"])

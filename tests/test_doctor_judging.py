@@ -90,7 +90,7 @@ CASES = {
         ["slow_transform"],
     ),
     "threads that take it at times": (
-        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=15.0),
+        replace(HEALTHY, threads=2, step_held=0.9, fetch_cpu_s=12.0),
         [],
     ),
     "threads that hand it back and forth": (

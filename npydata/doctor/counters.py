@@ -1,6 +1,7 @@
 """A watched run as plain numbers, put together from the accounts of all its processes."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -172,12 +173,37 @@ MADE_BY_WORKERS = {"fetches", "items", "fetch_s", "fetch_cpu_s", "fetch_core_s",
                    "fetch_faults", "fetch_read_bytes", "batch_bytes", "tensors"}  # fmt: skip
 
 
+PHASES = ("step", "after", "else", "fetch")
+"""What is counted, and now and then looked at closely: waits are after a save, or else."""
 LACKED_CORES = ("wait_core_s", "step_core_s", "fetch_core_s", "hand_over_core_s")
 
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
     """Return the accounts that the watched processes have written."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [{**report, "counts": for_all(report["counts"])} for report in reports]
+
+
+def for_all(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return counters in which what was looked at closely stands for all of its kind."""
+    known = defaultdict(float, counts)
+    times = {phase: known[f"{phase}_n"] / max(known[f"{phase}_looks"], 1) for phase in PHASES}
+    for phase, seconds in [(phase, known[f"{phase}_s"]) for phase in PHASES]:
+        for what in ("cpu_s", "core_s"):  # the kernel's clocks are others
+            known[f"{phase}_{what}"] = min(times[phase] * known[f"{phase}_{what}"], seconds)
+    for phase in ("after", "else"):
+        core = known[phase + "_core_s"]
+        known["batches"] += known[phase + "_n"]
+        known["wait_s"] += known[phase + "_s"]
+        known["wait_cpu_s"] += known[phase + "_cpu_s"]
+        known["wait_core_s"] += core
+        known[phase + "_wait_s"] = known[phase + "_s"] - core
+        for what in ("faults", "read_bytes"):
+            known[f"{phase}_{what}"] *= times[phase]
+    known["fetches"] = known["fetch_n"]
+    for what in ("collate_cpu_s", "batch_bytes", "tensors"):
+        known[what] *= times["fetch"]
+    return known
 
 
 def main_report(reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ HELD = 0.5
 """Share of moments with the interpreter lock taken, from which on it binds a step or a wait."""
 TAKEN = 0.15
 """The same where worker threads and the step hand it back and forth, so that it is often free."""
-FULL = 0.9
+FULL = 0.8
 """Share of the steps' time from which on threads and step together leave the lock no rest."""
 
 

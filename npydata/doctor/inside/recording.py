@@ -9,14 +9,26 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from .usage import (
+    LOOK_EVERY_S,
+    USED,
+    Span,
+    ThreadState,
+    Usage,
+    core_waits,
+    size_of,
+)
+
+NOTHING: Mapping[str, float] = {}
 SAVES_KEPT = 100
 LINES_KEPT = 200
 AFTER_SAVE = 20
 """So many batches after a save count as taken after it."""
+BOOK_EVERY_S = 0.02
+"""A step's time is booked when the next wait begins; where none does, this often."""
 RENAME, GETPID = os.rename, os.getpid
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 LIBRARY = (os.path.dirname(os.__file__) + "/", PACKAGE + "/")  # noqa: PTH120
@@ -32,7 +44,7 @@ class Recorder:
 
     def __init__(self, folder: str, start_watching: Callable[["Recorder"], None]) -> None:
         self.folder, self.start_watching = folder, start_watching
-        self.inside = threading.local()
+        self.thread = ThreadState()
         self.begin("idle")
 
     def begin(self, role: str) -> None:
@@ -47,12 +59,13 @@ class Recorder:
         self.watched: list[tuple[str, Any]] = []
         self.phase = ""
         self.loop = 0
-        self.finished = self.fetches = False
-        self.since_save = -1
-        self.began = self.cpu_began = self.core_began = self.left = self.left_cpu = (
-            self.left_core
-        ) = 0.0
-        self.inside.__dict__.clear()
+        self.finished = self.fetches = self.is_quick = False
+        self.quick_items = 0
+        """Of a batch that the loop makes itself, in a wait that is not looked at."""
+        self.since_save, self.look_next = -1, 0.0
+        self.began = self.cpu_began = self.core_began = 0.0
+        self.left: Usage = (0.0,)
+        self.thread.forget()
 
     def become(self, role: str) -> None:
         """Begin a process's own account, and watch it."""
@@ -74,116 +87,143 @@ class Recorder:
             for name, amount in amounts.items():
                 self.counts[name] += amount
 
-    def mark(self) -> None:
+    def book(self, phase: str, begin: Usage, end: Usage) -> None:
+        """Add the time between two moments to a phase, and what was used meanwhile."""
+        self.counts[phase + "_n"] += 1
+        self.counts[phase + "_s"] += end[0] - begin[0]
+        self.book_use(phase, begin, end)
+
+    def book_use(
+        self, phase: str, begin: Usage, end: Usage, seen: Mapping[str, float] = NOTHING
+    ) -> None:
+        """Add what was seen to the counters, and what was used between two close looks."""
+        counts = self.counts
+        with self.lock:
+            for name, amount in seen.items():
+                counts[name] += amount
+            if len(begin) > 1 and len(end) > 1:
+                counts[phase + "_looks"] += 1
+                for what, before, after in zip(USED, begin[1:], end[1:], strict=True):
+                    counts[f"{phase}_{what}"] += after - before
+
+    def mark(self, now: Usage) -> None:
         """Book the time since the last mark to the step; the caller is the loop."""
-        self.attend()
-        now, cpu, core = time.monotonic(), time.thread_time(), self.core_wait()
-        if not self.loop:
-            self.loop, self.phase, self.began = threading.get_ident(), "step", now
-        elif self.loop == threading.get_ident():
-            self.add(step_s=now - self.left, step_cpu_s=cpu - self.left_cpu,
-                     step_core_s=core - self.left_core)  # fmt: skip
-        else:
+        me = threading.get_ident()
+        if self.loop == me:
+            self.book("step", self.left, now)
+        elif self.loop:
             return
-        self.left, self.left_cpu, self.left_core = now, cpu, core
+        else:
+            self.attend()
+            self.loop, self.phase, self.began = me, "step", now[0]
+        self.left = now
 
-    @contextmanager
-    def span(self, phase: str, *, starts_loop: bool = False) -> Iterator[dict[str, float]]:
-        """Do something that is not a step; yields what is known of it when it is over.
+    def stepped(self, *_: Any) -> None:
+        """Count a step of the optimizer."""
+        if not self.loop or time.monotonic() - self.left[0] > BOOK_EVERY_S:
+            self.mark(self.thread.usage())
+        self.counts["steps"] += 1
 
-        What happens inside another span belongs to that one, and is not counted again.
-        """
-        spent = {"s": 0.0, "cpu_s": 0.0, "core_s": 0.0}
-        outermost = not getattr(self.inside, "span", False)
-        if outermost and (starts_loop or self.loop) and self.role != "worker":
-            self.mark()
-        counted = outermost and self.loop == threading.get_ident() and self.role == "main"
-        begin, cpu, core = time.monotonic(), time.thread_time(), self.core_wait()
-        if outermost:
-            self.inside.span = True
-        if counted:
-            self.phase = phase
+    def span(self, phase: str, *, starts_loop: bool = False) -> Span:
+        """Return a context of something that is not a step."""
+        return Span(self, phase, starts_loop=starts_loop, is_close=True)
+
+    def wait(self, *, is_first: bool) -> Span:
+        """Return a context of waiting for a batch."""
+        anyway = is_first or 0 <= self.since_save < AFTER_SAVE
+        is_close = self.thread.look(time.monotonic(), anyway=anyway)
+        return Span(self, "wait", starts_loop=True, is_close=is_close)
+
+    def wait_quickly(self, take: Callable[[Any], Any], iterator: Any, begin: float) -> Any:
+        """Take a batch whose wait is not looked at closely, in few calls."""
+        left, counts, kind = self.left, self.counts, "start_s"
+        self.is_quick, self.quick_items, self.phase = True, 0, "wait"
         try:
-            yield spent
+            batch = take(iterator)
+            kind = "else_s"
         finally:
-            spent["s"], spent["cpu_s"] = time.monotonic() - begin, time.thread_time() - cpu
-            spent["core_s"] = self.core_wait() - core
-            if outermost:
-                self.inside.span = False
-            if counted:
-                self.phase, self.left = "step", begin + spent["s"]
-                self.left_cpu, self.left_core = cpu + spent["cpu_s"], core + spent["core_s"]
-            spent["counted"] = counted
-
-    @contextmanager
-    def fetching(self) -> Iterator[None]:
-        """Make a batch: a worker's phase, and of a loop that makes its own, part of its wait."""
-        mine = self.loop == threading.get_ident()
-        self.fetches |= mine
-        if mine and self.role == "worker":
-            self.phase = "fetch"
-        try:
-            yield
-        finally:
-            self.fetches &= not mine
-            if mine and self.role == "worker":
-                self.phase = ""
+            now = time.monotonic()
+            self.is_quick, self.phase, self.left = False, "step", (now,)
+            counts["step_n"] += 1
+            counts["step_s"] += begin - left[0]
+            counts[kind] += now - begin
+        counts["else_n"] += 1
+        if self.quick_items:  # the loop made the batch, and did little else
+            self.count_fetch(now - begin, self.quick_items)
+        return batch
 
     def is_inside(self) -> bool:
         """Whether this thread is in a span already."""
-        return bool(getattr(self.inside, "span", False))
+        return self.thread.is_inside or (self.is_quick and self.loop == threading.get_ident())
 
-    def core_wait(self) -> float:
-        """Return the seconds that this thread was ready to run and had no core; 0 if unknown."""
-        descriptor = getattr(self.inside, "schedstat", None)
-        try:
-            if descriptor is None:
-                path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-                descriptor = self.inside.schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return int(os.pread(descriptor, 80, 0).split()[1]) / 1e9
-        except (OSError, IndexError):
-            return 0.0
-
-    def batch(self, spent: dict[str, float], first: bool, faults: int, read: int) -> None:
-        """Note a batch that the loop was given: the wait, and the process's reads meanwhile."""
-        if not spent["counted"]:
+    def batch(self, wait: Span, *, is_first: bool) -> None:
+        """Note a batch that the loop was given."""
+        if not wait.is_counted:
             return
-        if first:
-            self.add(starts=1, start_s=spent["s"], batches=1)
+        if is_first:
+            self.add(batches=1, starts=1, start_s=wait.s)
             return
-        core = min(spent["core_s"], spent["s"])  # the kernel's clock is another
-        net = spent["s"] - core
-        self.add(batches=1, wait_s=spent["s"], wait_cpu_s=spent["cpu_s"], wait_core_s=core)
-        when = "after" if 0 <= self.since_save < AFTER_SAVE else "else"
-        self.add(**{f"{when}_n": 1, f"{when}_wait_s": net, f"{when}_faults": faults,
-                    f"{when}_read_bytes": read})  # fmt: skip
+        if 0 <= self.since_save < AFTER_SAVE:
+            self.book("after", wait.began, wait.ended)
+        else:
+            self.book("else", wait.began, wait.ended)
+            # The next look is not before the step behind this batch is over.
+            self.look_next = 0.0 if wait.is_close else self.thread.looked + LOOK_EVERY_S
         if self.since_save >= 0:
             self.since_save += 1
 
-    def pass_over(self, spent: dict[str, float]) -> None:
+    def pass_over(self, wait: Span) -> None:
         """Note a wait that ended in no batch: the pass was over, and let its workers go."""
-        self.add(start_s=spent["s"] if spent["counted"] else 0.0)
+        self.add(start_s=wait.counted_s)
 
-    def stalled(self, spent: dict[str, float]) -> None:
+    def stalled(self, wait: Span) -> None:
         """Note that the loop waited for the newest save to be done."""
-        if spent["counted"]:
-            self.add(save_s=spent["s"])
-        if spent["counted"] and self.saves:
-            self.saves[-1]["stall_s"] += spent["s"]
+        self.add(save_s=wait.counted_s)
+        if self.saves:
+            self.saves[-1]["stall_s"] += wait.counted_s
 
-    def made(self, **amounts: float) -> None:
-        """Add to counters of batches that were made, and keep how long the longest took."""
-        self.add(**amounts)
+    def fetch(self, make: Callable[..., Any], fetcher: Any, index: Any) -> Any:
+        """Make a batch: a worker's phase, and of a loop that makes its own, part of its wait."""
+        thread, mine, now = self.thread, self.loop == threading.get_ident(), time.monotonic()
+        per_item = getattr(fetcher, "auto_collation", False) and hasattr(index, "__len__")
+        items = len(index) if per_item else 1
+        if mine:
+            self.fetches, self.phase = True, "fetch" if self.role == "worker" else self.phase
+        try:
+            if mine and self.is_quick:
+                self.quick_items = items
+                return make(fetcher, index)
+            is_close = thread.is_close if thread.is_inside else thread.look(now, anyway=mine)
+            begin: Usage = thread.usage() if is_close else (now,)
+            batch = make(fetcher, index)
+            end: Usage = thread.usage() if is_close else (time.monotonic(),)
+        finally:
+            if mine:
+                self.fetches, self.phase = False, "" if self.role == "worker" else self.phase
+        self.count_fetch(end[0] - begin[0], items)
+        faults, read = thread.reads_since()
+        seen = {"fetch_faults": faults, "fetch_read_bytes": read}
+        if is_close:
+            nbytes, tensors = size_of(batch)
+            seen |= {"batch_bytes": nbytes, "tensors": tensors, "per_item": per_item}
+        self.book_use("fetch", begin, end, seen)
+        return batch
+
+    def count_fetch(self, seconds: float, items: int) -> None:
+        """Count a batch that was made, and keep how long the longest took."""
+        counts = self.counts
         with self.lock:
-            longest = max(self.counts["longest_fetch_s"], amounts["fetch_s"])
-            self.counts["longest_fetch_s"] = longest
+            counts["fetch_n"] += 1
+            counts["fetch_s"] += seconds
+            counts["items"] += items
+            if seconds > counts["longest_fetch_s"]:
+                counts["longest_fetch_s"] = seconds
 
-    def save(self, about: dict[str, Any], spent: dict[str, float]) -> None:
+    def save(self, about: dict[str, Any], span: Span) -> None:
         """Note a save, with the caller's line, the path, and how the file was written."""
-        stall = spent["s"] if spent["counted"] else 0.0
-        self.add(saves=1, save_s=stall)
-        self.since_save = 0
-        self.saves.append({**about, "s": spent["s"], "stall_s": stall})
+        self.add(saves=1, save_s=span.counted_s)
+        self.since_save, self.look_next = 0, 0.0
+        self.saves.append({**about, "s": span.s, "stall_s": span.counted_s})
         del self.saves[:-SAVES_KEPT]
 
     def note(self, kind: str, frame: Any) -> None:
@@ -250,7 +290,7 @@ class Recorder:
             counts = dict(self.counts)
         counts["cpu_s"] = time.process_time() - self.cpu_began
         counts["core_s"] = core_waits() - self.core_began
-        going_on = {"phase": self.phase, "s": time.monotonic() - self.left}
+        going_on = {"phase": self.phase, "s": time.monotonic() - self.left[0]}
         return {
             "pid": self.pid, "parent": os.getppid(), "role": self.role, "argv": sys.argv,
             "began": self.began if self.loop else None,
@@ -275,18 +315,6 @@ def uncaught() -> str:
     except Exception:  # a class of the script's
         said = []
     return ": ".join([type(error).__name__, *said[:1]])
-
-
-def core_waits() -> float:
-    """Return the seconds that this process's threads were ready to run and had no core."""
-    waits = 0.0
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
-                waits += int(file.read().split()[1]) / 1e9
-        except (OSError, IndexError):  # it has just ended
-            continue
-    return waits
 
 
 def line_of_user(frame: Any) -> str:

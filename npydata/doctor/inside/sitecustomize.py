@@ -4,7 +4,6 @@ The folder is taken off ``sys.path`` again, and a ``sitecustomize`` that this on
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 from types import ModuleType
@@ -12,21 +11,18 @@ from types import ModuleType
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 
 
-def load(name: str) -> ModuleType:
-    """Return a neighbour of this file, under a name that no script can mean."""
-    path = os.path.join(HERE, name + ".py")  # noqa: PTH118
-    spec = importlib.util.spec_from_file_location(f"_npydata_doctor_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def watch(folder: str) -> None:
-    """Wait for torch to be imported, and record from then on."""
-    recording, watching, wrapping = map(load, ("recording", "watching", "wrapping"))
+    """Wait for torch to be imported, and record from then on.
+
+    The neighbours of this file get a package's name that no script can mean.
+    """
+    package = ModuleType("_npydata_doctor")
+    package.__path__ = [HERE]
+    sys.modules[package.__name__] = package
+    recording, watching, wrapping = (
+        importlib.import_module(f"{package.__name__}.{name}")
+        for name in ("recording", "watching", "wrapping")
+    )
     recorder = recording.Recorder(folder, watching.start)
     wrapping.install(recorder)
 

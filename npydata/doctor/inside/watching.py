@@ -10,15 +10,34 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from npydata.doctor.inside.recording import Recorder
+    from .recording import Recorder
 
-PERIOD_S = 0.02
+PERIOD_S = 0.04
 WRITE_EVERY = 25
-LATE_S = 0.001
+LATE_S = 0.0005
 """A wake-up that is later, apart from waiting for a core, waited for the interpreter lock."""
+turns = {"own": 0.0}
+"""The interval at which threads hand the interpreter lock on, while ours stands in its place."""
 BESIDE = {"wait": "threads", "step": "beside"}
 """What the lines of other threads are noted as, by the loop's phase."""
 IDLE = ("wait", "acquire", "get", "poll", "select", "_recv", "sleep")
+
+
+def shorten_turns() -> None:
+    """Let the lock be taken from who holds it as soon as that counts as held."""
+    if sys.getswitchinterval() > LATE_S:
+        turns["own"] = sys.getswitchinterval()
+        sys.setswitchinterval(LATE_S)
+
+
+def restore_turns() -> None:
+    """Undo that, also in a process that was forked meanwhile, unless the script set another."""
+    if turns["own"] and sys.getswitchinterval() == LATE_S:
+        sys.setswitchinterval(turns["own"])
+    turns["own"] = 0.0
+
+
+os.register_at_fork(after_in_child=restore_turns)
 
 
 def start(recorder: "Recorder") -> None:
@@ -30,13 +49,19 @@ def start(recorder: "Recorder") -> None:
 def run(recorder: "Recorder", process: int) -> None:
     """Wake up until the process ends."""
     clock, sleep, rounds = time.monotonic, time.sleep, 0
+    was_short, core_wait = False, recorder.thread.core_wait
     while recorder.pid == process:
-        core, due = recorder.core_wait(), clock() + PERIOD_S
+        core, due = core_wait(), clock() + PERIOD_S
+        if was_short:
+            shorten_turns()
+        interval = sys.getswitchinterval()
         sleep(PERIOD_S)
-        late = clock() - due - (recorder.core_wait() - core)
+        late = clock() - due - (core_wait() - core)
+        restore_turns()
         phase = recorder.phase
         recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
-        look(recorder, phase, taken=late >= sys.getswitchinterval())
+        look(recorder, phase, taken=late >= interval)
+        was_short = LATE_S < late < interval
         rounds += 1
         if rounds % WRITE_EVERY == 0:
             recorder.write()
@@ -46,7 +71,8 @@ def look(recorder: "Recorder", phase: str, *, taken: bool) -> None:
     """Note the line at which the loop stands, and those at which others work meanwhile.
 
     If the lock was ``taken`` from the loop, which had held it for an interval, it computed there.
-    After a shorter wait it stands where it let go of the lock by itself: at a sleep, perhaps.
+    After a shorter wait it stands where it let go of the lock by itself: at a sleep, perhaps; then
+    the next interval is a short one.
     """
     if not phase:
         return

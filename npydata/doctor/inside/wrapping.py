@@ -8,14 +8,14 @@ import atexit
 import functools
 import importlib.machinery
 import os
-import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npydata.doctor.inside.recording import Recorder
+    from .recording import Recorder
 
 Wrap = Callable[["Recorder", Any], None]
 """Changes a module that was just imported."""
@@ -65,7 +65,7 @@ def wrap_os(recorder: "Recorder") -> None:
             with recorder.span("save") as spent:
                 function(fd)
             if recorder.role == "main":
-                recorder.add(save_s=spent["s"] if spent["counted"] else 0.0)
+                recorder.add(save_s=spent.counted_s)
                 mark_saves(recorder, identity(fd), "synced")
 
         return wrapper
@@ -111,14 +111,14 @@ def mark_saves(recorder: "Recorder", which: list[int] | None, what: str) -> None
 def wrap_dataloader(recorder: "Recorder", module: Any) -> None:
     """Time the iterators of stock loaders, and look at their datasets."""
     iterator, loader = module._BaseDataLoaderIter, module.DataLoader
-    iterator.__next__ = timed_next(recorder, iterator.__next__, lambda self: not self._num_yielded)
+    iterator.__next__ = timed_next(recorder, iterator.__next__, "_num_yielded")
     loader.__iter__ = timed_iter(recorder, loader.__iter__)
 
 
 def wrap_our_iterator(recorder: "Recorder", module: Any) -> None:
     """Time the iterators of npydata's loader."""
     iterator = module.PrefetchIterator
-    iterator.__next__ = timed_next(recorder, iterator.__next__, lambda self: not self._delivered)
+    iterator.__next__ = timed_next(recorder, iterator.__next__, "_delivered")
 
 
 def wrap_our_loader(recorder: "Recorder", module: Any) -> None:
@@ -126,23 +126,25 @@ def wrap_our_loader(recorder: "Recorder", module: Any) -> None:
     module.AsyncDataLoader.__iter__ = timed_iter(recorder, module.AsyncDataLoader.__iter__)
 
 
-def timed_next(recorder: "Recorder", function: Any, is_first: Callable[[Any], bool]) -> Any:
-    """Return a ``__next__`` whose wait is noted."""
+def timed_next(recorder: "Recorder", function: Any, given: str) -> Any:
+    """Return a ``__next__`` whose wait is noted; the batches so far are an attribute, ``given``."""
 
     @functools.wraps(function)
     def wrapper(self: Any) -> Any:
+        is_first, now = not getattr(self, given), time.monotonic()
+        if recorder.loop == threading.get_ident() and now < recorder.look_next and not is_first:
+            is_step = recorder.phase == "step"
+            return recorder.wait_quickly(function, self, now) if is_step else function(self)
         if recorder.is_inside():
             return function(self)
-        first, before = is_first(self), resource.getrusage(resource.RUSAGE_SELF)
+        wait = recorder.wait(is_first=is_first)
         try:
-            with recorder.span("wait", starts_loop=True) as spent:
+            with wait:
                 batch = function(self)
         except BaseException:
-            recorder.pass_over(spent)
+            recorder.pass_over(wait)
             raise
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        recorder.batch(spent, first, after.ru_majflt - before.ru_majflt,
-                       512 * (after.ru_inblock - before.ru_inblock))  # fmt: skip
+        recorder.batch(wait, is_first=is_first)
         return batch
 
     return wrapper
@@ -157,8 +159,7 @@ def timed_iter(recorder: "Recorder", function: Any) -> Any:
         with recorder.span("wait", starts_loop=True) as spent:
             iterator = function(self)
         recorder.watch(type(dataset).__name__, dataset)
-        if spent["counted"]:
-            recorder.add(start_s=spent["s"])
+        recorder.add(start_s=spent.counted_s)
         crew = "threads" if is_ours(self) else "processes"
         recorder.add(own_passes=is_ours(self))
         with recorder.lock:  # of several loaders, say of training and of validation, the most
@@ -186,6 +187,8 @@ def wrap_fetch(recorder: "Recorder", module: Any) -> None:
         collate = self.collate_fn
 
         def timed(data: Any) -> Any:
+            if recorder.is_quick or not recorder.thread.is_close:
+                return collate(data)
             cpu = time.thread_time()
             batch = collate(data)
             recorder.add(collate_cpu_s=time.thread_time() - cpu)
@@ -206,36 +209,9 @@ def timed_fetch(recorder: "Recorder", function: Any) -> Any:
 
     @functools.wraps(function)
     def wrapper(self: Any, index: Any) -> Any:
-        thread = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-        begin, before = time.monotonic(), resource.getrusage(thread)
-        cpu, core = time.thread_time(), recorder.core_wait()
-        with recorder.fetching():
-            batch = function(self, index)
-        after = resource.getrusage(thread)
-        nbytes, tensors = size_of(batch)
-        per_item = getattr(self, "auto_collation", False) and hasattr(index, "__len__")
-        recorder.made(
-            fetches=1, items=len(index) if per_item else 1, fetch_s=time.monotonic() - begin,
-            fetch_cpu_s=time.thread_time() - cpu, fetch_core_s=recorder.core_wait() - core,
-            fetch_faults=after.ru_majflt - before.ru_majflt,
-            fetch_read_bytes=512 * (after.ru_inblock - before.ru_inblock),
-            batch_bytes=nbytes, tensors=tensors, per_item=bool(per_item),
-        )  # fmt: skip
-        return batch
+        return recorder.fetch(function, self, index)
 
     return wrapper
-
-
-def size_of(batch: Any, depth: int = 4) -> tuple[int, int]:
-    """Return bytes and number of the tensors in a batch."""
-    if hasattr(batch, "nbytes"):
-        return int(batch.nbytes), 1
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if not isinstance(batch, list | tuple) or not depth:
-        return 0, 0
-    sizes = [size_of(one, depth - 1) for one in batch]
-    return sum(size for size, _ in sizes), sum(count for _, count in sizes)
 
 
 def wrap_worker(recorder: "Recorder", module: Any) -> None:
@@ -256,12 +232,7 @@ def wrap_worker(recorder: "Recorder", module: Any) -> None:
 
 def wrap_optimizer(recorder: "Recorder", module: Any) -> None:
     """Count steps."""
-
-    def stepped(*_: Any) -> None:
-        recorder.mark()
-        recorder.add(steps=1)
-
-    module.register_optimizer_step_post_hook(stepped)
+    module.register_optimizer_step_post_hook(recorder.stepped)
 
 
 def wrap_serialization(recorder: "Recorder", module: Any) -> None:
@@ -279,7 +250,7 @@ def wrap_serialization(recorder: "Recorder", module: Any) -> None:
             recorder.loads[line] = recorder.loads.get(line, 0) + 1
         with recorder.span("load") as spent:
             loaded = load(f, *args, **options)
-        recorder.add(load_s=spent["s"] if spent["counted"] else 0.0)
+        recorder.add(load_s=spent.counted_s)
         return loaded
 
     module.load = wrapper
