@@ -174,35 +174,35 @@ MADE_BY_WORKERS = {"fetches", "items", "fetch_s", "fetch_cpu_s", "fetch_core_s",
 
 
 PHASES = ("step", "after", "else", "fetch")
-"""What is counted, and now and then looked at closely: waits are after a save, or else."""
+"""What an account counts, and looks at closely now and then; waits are after a save, or else."""
 LACKED_CORES = ("wait_core_s", "step_core_s", "fetch_core_s", "hand_over_core_s")
 
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
     """Return the accounts that the watched processes have written."""
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return [{**report, "counts": for_all(report["counts"])} for report in reports]
+    return [{**report, "counts": summed_up(report["counts"])} for report in reports]
 
 
-def for_all(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return counters in which what was looked at closely stands for all of its kind."""
+def summed_up(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return an account's counters with the waits after saves, and all others, in one.
+
+    What was looked at closely stands for the few that came after the last look, too.
+    """
     known = defaultdict(float, counts)
-    times = {phase: known[f"{phase}_n"] / max(known[f"{phase}_looks"], 1) for phase in PHASES}
-    for phase, seconds in [(phase, known[f"{phase}_s"]) for phase in PHASES]:
-        for what in ("cpu_s", "core_s"):  # the kernel's clocks are others
-            known[f"{phase}_{what}"] = min(times[phase] * known[f"{phase}_{what}"], seconds)
-    for phase in ("after", "else"):
-        core = known[phase + "_core_s"]
-        known["batches"] += known[phase + "_n"]
-        known["wait_s"] += known[phase + "_s"]
-        known["wait_cpu_s"] += known[phase + "_cpu_s"]
-        known["wait_core_s"] += core
-        known[phase + "_wait_s"] = known[phase + "_s"] - core
-        for what in ("faults", "read_bytes"):
-            known[f"{phase}_{what}"] *= times[phase]
     known["fetches"] = known["fetch_n"]
+    times = {phase: known[phase + "_n"] / max(known[phase + "_looked"], 1) for phase in PHASES}
+    for phase in PHASES:
+        for what in ("cpu_s", "core_s"):  # the kernel's clocks are others
+            used = times[phase] * known[f"{phase}_{what}"]
+            known[f"{phase}_{what}"] = min(used, known[phase + "_s"])
     for what in ("collate_cpu_s", "batch_bytes", "tensors"):
         known[what] *= times["fetch"]
+    for when in ("after", "else"):
+        known["batches"] += known[when + "_n"]
+        for what in ("s", "cpu_s", "core_s"):
+            known[f"wait_{what}"] += known[f"{when}_{what}"]
+        known[when + "_wait_s"] = known[when + "_s"] - known[when + "_core_s"]
     return known
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from .usage import (
@@ -22,12 +22,11 @@ from .usage import (
     size_of,
 )
 
-NOTHING: Mapping[str, float] = {}
 SAVES_KEPT = 100
 LINES_KEPT = 200
 AFTER_SAVE = 20
 """So many batches after a save count as taken after it."""
-BOOK_EVERY_S = 0.02
+BOOK_EVERY_S = 1.0
 """A step's time is booked when the next wait begins; where none does, this often."""
 RENAME, GETPID = os.rename, os.getpid
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
@@ -63,7 +62,7 @@ class Recorder:
         self.quick_items = 0
         """Of a batch that the loop makes itself, in a wait that is not looked at."""
         self.since_save, self.look_next = -1, 0.0
-        self.began = self.cpu_began = self.core_began = 0.0
+        self.stepped_at = self.began = self.cpu_began = self.core_began = 0.0
         self.left: Usage = (0.0,)
         self.thread.forget()
 
@@ -93,18 +92,19 @@ class Recorder:
         self.counts[phase + "_s"] += end[0] - begin[0]
         self.book_use(phase, begin, end)
 
-    def book_use(
-        self, phase: str, begin: Usage, end: Usage, seen: Mapping[str, float] = NOTHING
-    ) -> None:
-        """Add what was seen to the counters, and what was used between two close looks."""
-        counts = self.counts
-        with self.lock:
-            for name, amount in seen.items():
-                counts[name] += amount
-            if len(begin) > 1 and len(end) > 1:
-                counts[phase + "_looks"] += 1
-                for what, before, after in zip(USED, begin[1:], end[1:], strict=True):
-                    counts[f"{phase}_{what}"] += after - before
+    def book_use(self, phase: str, begin: Usage, end: Usage, **seen: float) -> None:
+        """Add what was used between two moments, and ``seen``, if both were looked at closely.
+
+        It stands for all of the phase since the last look: quick batches are looked at less often.
+        """
+        if len(begin) > 1 and len(end) > 1:
+            used = (after - before for before, after in zip(begin[1:], end[1:], strict=True))
+            seen |= {f"{phase}_{what}": one for what, one in zip(USED, used, strict=True)}
+            with self.lock:
+                times = self.counts[phase + "_n"] - self.counts[phase + "_looked"]
+                self.counts[phase + "_looked"] += times
+                for name, amount in seen.items():
+                    self.counts[name] += times * amount
 
     def mark(self, now: Usage) -> None:
         """Book the time since the last mark to the step; the caller is the loop."""
@@ -120,7 +120,8 @@ class Recorder:
 
     def stepped(self, *_: Any) -> None:
         """Count a step of the optimizer."""
-        if not self.loop or time.monotonic() - self.left[0] > BOOK_EVERY_S:
+        self.stepped_at = time.monotonic()
+        if not self.loop or self.stepped_at - self.left[0] > BOOK_EVERY_S:
             self.mark(self.thread.usage())
         self.counts["steps"] += 1
 
@@ -128,9 +129,9 @@ class Recorder:
         """Return a context of something that is not a step."""
         return Span(self, phase, starts_loop=starts_loop, is_close=True)
 
-    def wait(self, *, is_first: bool) -> Span:
+    def wait(self) -> Span:
         """Return a context of waiting for a batch."""
-        anyway = is_first or 0 <= self.since_save < AFTER_SAVE
+        anyway = 0 <= self.since_save < AFTER_SAVE
         is_close = self.thread.look(time.monotonic(), anyway=anyway)
         return Span(self, "wait", starts_loop=True, is_close=is_close)
 
@@ -202,11 +203,11 @@ class Recorder:
                 self.fetches, self.phase = False, "" if self.role == "worker" else self.phase
         self.count_fetch(end[0] - begin[0], items)
         faults, read = thread.reads_since()
-        seen = {"fetch_faults": faults, "fetch_read_bytes": read}
+        self.add(fetch_faults=faults, fetch_read_bytes=read, per_item=per_item)
         if is_close:
             nbytes, tensors = size_of(batch)
-            seen |= {"batch_bytes": nbytes, "tensors": tensors, "per_item": per_item}
-        self.book_use("fetch", begin, end, seen)
+            self.book_use("fetch", begin, end, batch_bytes=nbytes, tensors=tensors,
+                          collate_cpu_s=thread.collate_cpu_s)  # fmt: skip
         return batch
 
     def count_fetch(self, seconds: float, items: int) -> None:
@@ -287,7 +288,9 @@ class Recorder:
         torch = sys.modules.get("torch")
         grown = {name: sizes for name, sizes in self.grown.items() if sizes[1] > 2 * sizes[0] + 100}
         with self.lock:
-            counts = dict(self.counts)
+            counts = defaultdict(float, self.counts)
+        if self.finished and self.loop:
+            counts["step_s"] += max(self.stepped_at - self.left[0], 0.0)
         counts["cpu_s"] = time.process_time() - self.cpu_began
         counts["core_s"] = core_waits() - self.core_began
         going_on = {"phase": self.phase, "s": time.monotonic() - self.left[0]}

@@ -39,8 +39,9 @@ class ThreadState(threading.local):
         """Begin anew, for instance in a forked process, whose thread is another."""
         self.is_inside = False
         """Whether it is in a span already."""
-        self.is_close, self.looked = False, 0.0
-        """Whether the batch that it makes is looked at closely, and when one was."""
+        self.is_close, self.looked, self.collate_cpu_s = False, 0.0, 0.0
+        """Whether the batch that it makes is looked at closely, when one was, and what putting the
+        items of that one together took."""
         self.schedstat, self.reads = -1, reads(THIS_THREAD)
 
     def look(self, now: float, *, anyway: bool = False) -> bool:

@@ -137,7 +137,7 @@ def timed_next(recorder: "Recorder", function: Any, given: str) -> Any:
             return recorder.wait_quickly(function, self, now) if is_step else function(self)
         if recorder.is_inside():
             return function(self)
-        wait = recorder.wait(is_first=is_first)
+        wait = recorder.wait()
         try:
             with wait:
                 batch = function(self)
@@ -187,11 +187,12 @@ def wrap_fetch(recorder: "Recorder", module: Any) -> None:
         collate = self.collate_fn
 
         def timed(data: Any) -> Any:
-            if recorder.is_quick or not recorder.thread.is_close:
+            thread = recorder.thread
+            if recorder.is_quick or not thread.is_close:
                 return collate(data)
             cpu = time.thread_time()
             batch = collate(data)
-            recorder.add(collate_cpu_s=time.thread_time() - cpu)
+            thread.collate_cpu_s = time.thread_time() - cpu
             return batch
 
         self.collate_fn = timed
