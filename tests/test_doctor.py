@@ -310,9 +310,10 @@ def test_the_cause_is_named_first(tmp_path, name):
 
 @pytest.mark.stress
 def test_watching_slows_a_training_by_less_than_two_percent(tmp_path):
-    """Medians of ten runs each, in random turns, of steps that compute all the time.
+    """The quickest of ten runs each, in random turns, of steps that compute all the time.
 
     Two of the three are of runs that nobody watches: how far these lie apart is no slow-down.
+    Medians are printed; where other guests of a host take turns they differ by more than that.
     """
     (tmp_path / "train.py").write_text(WORKING)
     command = [sys.executable, "train.py"]
@@ -324,9 +325,9 @@ def test_watching_slows_a_training_by_less_than_two_percent(tmp_path):
             else:
                 done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
             seconds[who].append(float(done.stdout))
-    medians = {who: median(them) for who, them in seconds.items()}
-    print(medians)
-    assert medians["watched"] < 1.02 * max(medians["alone"], medians["again"]), seconds
+    print({who: (median(them), min(them)) for who, them in seconds.items()})
+    quickest = {who: min(them) for who, them in seconds.items()}
+    assert quickest["watched"] < 1.02 * max(quickest["alone"], quickest["again"]), seconds
 
 
 @pytest.mark.parametrize("name", ["slow transform"])
