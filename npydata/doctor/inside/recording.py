@@ -10,17 +10,28 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .usage import (
-    LOOK_EVERY_S,
-    USED,
-    Span,
-    ThreadState,
-    Usage,
-    core_waits,
-    size_of,
-)
+if TYPE_CHECKING:
+    from npydata.doctor.inside.usage import (
+        LOOK_EVERY_S,
+        USED,
+        Span,
+        ThreadState,
+        Usage,
+        core_waits,
+        size_of,
+    )
+else:  # the watched interpreter may not know npydata
+    from _npydata_doctor.usage import (
+        LOOK_EVERY_S,
+        USED,
+        Span,
+        ThreadState,
+        Usage,
+        core_waits,
+        size_of,
+    )
 
 SAVES_KEPT = 100
 LINES_KEPT = 200

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .recording import Recorder
+    from npydata.doctor.inside.recording import Recorder
 
 LOOK_EVERY_S = 0.05
 """Of quick batches one in so many seconds is looked at closely: that takes 0.1 ms beside a step

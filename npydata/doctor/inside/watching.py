@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .recording import Recorder
+    from npydata.doctor.inside.recording import Recorder
 
 PERIOD_S = 0.04
 WRITE_EVERY = 25

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .recording import Recorder
+    from npydata.doctor.inside.recording import Recorder
 
 Wrap = Callable[["Recorder", Any], None]
 """Changes a module that was just imported."""
