@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,6 +256,14 @@ def test_a_slip_changes_what_it_names_and_refuses_what_is_not_there():
     assert slip(double, "2 * number", "3 * number")([1, 2]) == [3, 6]
     with pytest.raises(ValueError, match=r"'4 [*] number' occurs 0 times"):
         slip(double, "4 * number", "number")
+
+
+def test_what_waits_for_a_busy_disk_is_given_its_time(monkeypatch):
+    monkeypatch.setattr(child, "WALL_S", 0.1)
+    monkeypatch.setattr(child, "waits_for_disk", lambda pid: True)
+    assert child.what_happens(lambda: time.sleep(0.5) or "done") == "done"
+    monkeypatch.undo()
+    assert not child.waits_for_disk(os.getpid()), "it computes"
 
 
 def test_an_answer_that_waits_is_given_up(monkeypatch):

@@ -1,0 +1,103 @@
+"""What the doctor's hooks count in a watched process, and that they leave it as it was."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from npydata.doctor.counters import summed_up
+from npydata.doctor.inside import watching
+from npydata.doctor.launching import HOOKS
+
+QUICK = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+parameter = torch.nn.Parameter(torch.zeros(1))
+parameter.grad = torch.zeros(1)
+optimizer = torch.optim.SGD([parameter], lr=0.0)
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        return index
+
+
+for batch in DataLoader(Numbers(), batch_size=8):
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def recorder(monkeypatch, tmp_path):
+    package = ModuleType("_npydata_doctor")
+    package.__path__ = [str(HOOKS)]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    recording = importlib.import_module("_npydata_doctor.recording")
+    return recording.Recorder(str(tmp_path), lambda recorder: None)
+
+
+def test_a_close_look_stands_for_what_came_since_the_last(recorder):
+    for k in range(3):
+        recorder.book("step", (k,), (k + 1.0,))
+    recorder.book("step", (3.0, 1.0, 0.0, 0, 0), (4.0, 1.5, 0.25, 2, 512))
+    recorder.book("step", (4.0, 1.5, 0.0, 0, 0), (5.0, 1.75, 0.0, 1, 0))
+    counts = recorder.counts
+    assert (counts["step_n"], counts["step_s"]) == (5, 5.0)
+    assert (counts["step_cpu_s"], counts["step_core_s"]) == (4 * 0.5 + 0.25, 4 * 0.25)
+    assert (counts["step_faults"], counts["step_read_bytes"]) == (9, 2048)
+
+
+def test_what_came_after_the_last_look_is_counted_too():
+    seen = {"fetch_n": 10, "fetch_looked": 5, "fetch_s": 9.0, "fetch_cpu_s": 2.0, "tensors": 10}
+    known = summed_up({**seen, "after_n": 1, "after_s": 1.0, "else_n": 2, "else_s": 3.0})
+    assert (known["fetches"], known["fetch_cpu_s"], known["tensors"]) == (10, 4.0, 20)
+    assert (known["batches"], known["wait_s"]) == (3, 4.0)
+    assert summed_up({**seen, "fetch_cpu_s": 8.0})["fetch_cpu_s"] == 9.0, "more than there was"
+
+
+def test_quick_batches_are_all_counted_and_few_are_looked_at(tmp_path):
+    (tmp_path / "train.py").write_text(QUICK)
+    path = os.pathsep.join([str(HOOKS), *sys.path])
+    env = {**os.environ, "NPYDATA_DOCTOR": str(tmp_path), "PYTHONPATH": path}
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, check=True)
+    (account,) = tmp_path.glob("*.json")
+    counts = json.loads(account.read_text())["counts"]
+    assert counts["steps"] == counts["fetch_n"] == counts["else_n"] + 1 == 500
+    assert counts["items"] == 4000
+    assert counts["fetch_s"] <= counts["else_s"] + counts["start_s"]
+    known = summed_up(counts)
+    assert known["batch_bytes"] == pytest.approx(4000 * 8)
+    assert known["step_cpu_s"] > 0
+
+
+def test_turns_are_shortened_for_a_while_and_not_in_a_forked_process():
+    own = sys.getswitchinterval()
+    watching.shorten_turns()
+    try:
+        assert sys.getswitchinterval() == watching.LATE_S < own
+        child = os.fork()
+        if not child:
+            os._exit(sys.getswitchinterval() != own)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        watching.restore_turns()
+    assert sys.getswitchinterval() == own
+
+
+def test_an_interval_that_the_script_sets_meanwhile_stays():
+    own = sys.getswitchinterval()
+    watching.shorten_turns()
+    sys.setswitchinterval(0.002)
+    try:
+        watching.restore_turns()
+        assert sys.getswitchinterval() == 0.002
+    finally:
+        sys.setswitchinterval(own)
