@@ -264,6 +264,9 @@ def test_what_waits_for_a_busy_disk_is_given_its_time(monkeypatch):
     assert child.what_happens(lambda: time.sleep(0.5) or "done") == "done"
     monkeypatch.undo()
     assert not child.waits_for_disk(os.getpid()), "it computes"
+    states = iter(["1 (python) R", "1 (python) S", "1 (python) D"])
+    monkeypatch.setattr(child.Path, "read_text", lambda self: next(states))
+    assert child.waits_for_disk(1), "and between two writes it computes, too"
 
 
 def test_an_answer_that_waits_is_given_up(monkeypatch):

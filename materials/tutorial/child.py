@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -30,6 +31,7 @@ KILLED = "the process dies"
 SLOW = "it computed for seconds, and had not come to an end"
 BUSY_S = 0.5
 """Of the time it had, a child that only waits computes less."""
+LOOKS = 50
 STATM = Path("/proc/self/statm")
 
 _reached: mmap.mmap | None = None
@@ -149,9 +151,15 @@ def _set_limits() -> None:
 
 
 def waits_for_disk(pid: int) -> bool:
-    """Whether a process waits for a disk now: another's writes may keep it busy for long."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("D")
+    """Whether a process waits for a disk, looked at for a second: others' writes may keep it busy.
+
+    Between two writes it computes for a moment.
+    """
+    for _ in range(LOOKS):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("D"):
+                return True
+        time.sleep(1 / LOOKS)
     return False
 
 
