@@ -5,8 +5,10 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from npydata.doctor.counters import summed_up
@@ -33,6 +35,16 @@ class Numbers(Dataset):
 for batch in DataLoader(Numbers(), batch_size=8):
     optimizer.step()
 """
+
+
+def watched(folder, script):
+    """The account of a script that is run with the hooks, and nothing beside it."""
+    (folder / "train.py").write_text(script)
+    path = os.pathsep.join([str(HOOKS), *sys.path])
+    env = {**os.environ, "NPYDATA_DOCTOR": str(folder), "PYTHONPATH": path}
+    subprocess.run([sys.executable, "train.py"], cwd=folder, env=env, check=True)
+    (account,) = folder.glob("*.json")
+    return json.loads(account.read_text())
 
 
 @pytest.fixture
@@ -64,18 +76,48 @@ def test_what_came_after_the_last_look_is_counted_too():
 
 
 def test_quick_batches_are_all_counted_and_few_are_looked_at(tmp_path):
-    (tmp_path / "train.py").write_text(QUICK)
-    path = os.pathsep.join([str(HOOKS), *sys.path])
-    env = {**os.environ, "NPYDATA_DOCTOR": str(tmp_path), "PYTHONPATH": path}
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, check=True)
-    (account,) = tmp_path.glob("*.json")
-    counts = json.loads(account.read_text())["counts"]
+    counts = watched(tmp_path, QUICK)["counts"]
     assert counts["steps"] == counts["fetch_n"] == counts["else_n"] + 1 == 500
     assert counts["items"] == 4000
     assert counts["fetch_s"] <= counts["else_s"] + counts["start_s"]
     known = summed_up(counts)
     assert known["batch_bytes"] == pytest.approx(4000 * 8)
     assert known["step_cpu_s"] > 0
+
+
+@pytest.mark.parametrize("step_ms", [1, 2.5, 3.07, 3.64, 4, 5, 8, 10, 13.3, 20, 40])
+def test_no_step_keeps_step_with_the_wake_ups(step_ms):
+    at = np.cumsum([*islice(watching.periods(), 1500)])
+    shares = np.histogram(at * 1e3 % step_ms / step_ms, 4, (0, 1))[0] / len(at)
+    assert shares.min() > 0.1
+
+
+SHORT_HOLDS = QUICK.replace(
+    "    optimizer.step()",
+    """    held()
+    time.sleep(0)  # where it lets go of the lock by itself
+    optimizer.step()""",
+).replace(
+    "import torch",
+    """import time
+import torch
+
+
+def held():
+    until = time.perf_counter() + 0.003
+    while time.perf_counter() < until:
+        pass
+
+""",
+    1,
+)
+
+
+def test_who_holds_the_lock_for_less_than_a_turn_is_seen_at_its_line(tmp_path):
+    lines = watched(tmp_path, SHORT_HOLDS)["lines"]
+    held = [line for line, _ in lines if line.startswith("held ")]
+    assert held, lines
+    assert held[0].endswith(" held"), lines
 
 
 def test_turns_are_shortened_for_a_while_and_not_in_a_forked_process():

@@ -13,25 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npydata.doctor.inside.usage import (
-        LOOK_EVERY_S,
-        USED,
-        Span,
-        ThreadState,
-        Usage,
-        core_waits,
-        size_of,
-    )
+    from npydata.doctor.inside import usage
+    from npydata.doctor.inside.usage import Span, Usage
 else:  # the watched interpreter may not know npydata
-    from _npydata_doctor.usage import (
-        LOOK_EVERY_S,
-        USED,
-        Span,
-        ThreadState,
-        Usage,
-        core_waits,
-        size_of,
-    )
+    from _npydata_doctor import usage
+    from _npydata_doctor.usage import Span, Usage
 
 SAVES_KEPT = 100
 LINES_KEPT = 200
@@ -54,7 +40,7 @@ class Recorder:
 
     def __init__(self, folder: str, start_watching: Callable[["Recorder"], None]) -> None:
         self.folder, self.start_watching = folder, start_watching
-        self.thread = ThreadState()
+        self.thread = usage.ThreadState()
         self.begin("idle")
 
     def begin(self, role: str) -> None:
@@ -81,7 +67,7 @@ class Recorder:
         """Begin a process's own account, and watch it."""
         self.begin(role)
         self.began, self.cpu_began = time.monotonic(), time.process_time()
-        self.core_began = core_waits()
+        self.core_began = usage.core_waits()
         if role == "worker":
             self.loop = threading.get_ident()
         self.start_watching(self)
@@ -110,7 +96,7 @@ class Recorder:
         """
         if len(begin) > 1 and len(end) > 1:
             used = (after - before for before, after in zip(begin[1:], end[1:], strict=True))
-            seen |= {f"{phase}_{what}": one for what, one in zip(USED, used, strict=True)}
+            seen |= {f"{phase}_{what}": one for what, one in zip(usage.USED, used, strict=True)}
             with self.lock:
                 times = self.counts[phase + "_n"] - self.counts[phase + "_looked"]
                 self.counts[phase + "_looked"] += times
@@ -180,7 +166,7 @@ class Recorder:
         else:
             self.book("else", wait.began, wait.ended)
             # The next look is not before the step behind this batch is over.
-            self.look_next = 0.0 if wait.is_close else self.thread.looked + LOOK_EVERY_S
+            self.look_next = 0.0 if wait.is_close else self.thread.looked + usage.LOOK_EVERY_S
         if self.since_save >= 0:
             self.since_save += 1
 
@@ -216,7 +202,7 @@ class Recorder:
         faults, read = thread.reads_since()
         self.add(fetch_faults=faults, fetch_read_bytes=read, per_item=per_item)
         if is_close:
-            nbytes, tensors = size_of(batch)
+            nbytes, tensors = usage.size_of(batch)
             self.book_use("fetch", begin, end, batch_bytes=nbytes, tensors=tensors,
                           collate_cpu_s=thread.collate_cpu_s)  # fmt: skip
         return batch
@@ -303,7 +289,7 @@ class Recorder:
         if self.finished and self.loop:
             counts["step_s"] += max(self.stepped_at - self.left[0], 0.0)
         counts["cpu_s"] = time.process_time() - self.cpu_began
-        counts["core_s"] = core_waits() - self.core_began
+        counts["core_s"] = usage.core_waits() - self.core_began
         going_on = {"phase": self.phase, "s": time.monotonic() - self.left[0]}
         return {
             "pid": self.pid, "parent": os.getppid(), "role": self.role, "argv": sys.argv,

@@ -5,14 +5,17 @@ A thread of the kernel that Python's ``threading`` does not list, so that script
 
 import _thread
 import os
+import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from npydata.doctor.inside.recording import Recorder
 
 PERIOD_S = 0.04
+"""From one wake-up to the next, on average."""
 WRITE_EVERY = 25
 LATE_S = 0.0005
 """A wake-up that is later, apart from waiting for a core, waited for the interpreter lock."""
@@ -46,23 +49,31 @@ def start(recorder: "Recorder") -> None:
     _thread.start_new_thread(run, (recorder, os.getpid()))
 
 
+def periods() -> Iterator[float]:
+    """Yield the seconds before each wake-up; equal ones could keep step with the loop."""
+    numbers = random.Random(0)
+    while True:
+        yield PERIOD_S * numbers.uniform(0.75, 1.25)
+
+
 def run(recorder: "Recorder", process: int) -> None:
     """Wake up until the process ends."""
-    clock, sleep, rounds = time.monotonic, time.sleep, 0
+    clock, sleep = time.monotonic, time.sleep
     was_short, core_wait = False, recorder.thread.core_wait
-    while recorder.pid == process:
-        core, due = core_wait(), clock() + PERIOD_S
+    for rounds, period in enumerate(periods(), 1):
+        if recorder.pid != process:
+            return
+        core, due = core_wait(), clock() + period
         if was_short:
             shorten_turns()
         interval = sys.getswitchinterval()
-        sleep(PERIOD_S)
+        sleep(period)
         late = clock() - due - (core_wait() - core)
         restore_turns()
         phase = recorder.phase
         recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
         look(recorder, phase, taken=late >= interval)
         was_short = LATE_S < late < interval
-        rounds += 1
         if rounds % WRITE_EVERY == 0:
             recorder.write()
 
