@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npydata import Permutation
-from npydata.dataset.hashing import mix64, stream_key
+from npydata.dataset.hashing import mix64, mix64_of, stream_key
 from npydata.dataset.windows import page_runs, random_windows, window_offsets
 
 PAGE = mmap.PAGESIZE
@@ -43,6 +43,11 @@ def test_random_windows_keep_their_values_between_versions():
 def test_mix64_is_the_finaliser_of_splitmix64():
     # First output of splitmix64 seeded with 0, as published with its reference code.
     assert int(mix64(np.array([0x9E3779B97F4A7C15], np.uint64))[0]) == 0xE220A8397B1DCDAF
+
+
+def test_one_integer_is_scrambled_as_an_array_is():
+    numbers = [0, 1, 2**31, 2**32 + 5, 2**63, 2**64 - 1, *range(10**18, 10**19, 10**17)]
+    assert mix64(np.array(numbers, np.uint64)).tolist() == [mix64_of(one) for one in numbers]
 
 
 def test_the_order_of_a_keys_parts_counts():

@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 HashArray = npt.NDArray[np.uint64]
 
-# Arrays of no dimension: scalars cost a ufunc on few elements as much again, a remainder most.
-GOLDEN = np.array(0x9E3779B97F4A7C15, np.uint64)
-SHIFT_27, SHIFT_30, SHIFT_31 = (np.array(bits, np.uint64) for bits in (27, 30, 31))
-MULTIPLIERS = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
+GOLDEN_RATIO, MULTIPLIERS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 MASK64 = (1 << 64) - 1
+# Arrays of no dimension: scalars cost a ufunc on few elements as much again, a remainder most.
+GOLDEN, TIMES_1, TIMES_2 = (np.array(one, np.uint64) for one in (GOLDEN_RATIO, *MULTIPLIERS))
+SHIFT_27, SHIFT_30, SHIFT_31 = (np.array(bits, np.uint64) for bits in (27, 30, 31))
 
 
 def mix64(values: HashArray) -> HashArray:
@@ -23,9 +23,9 @@ def mix64(values: HashArray) -> HashArray:
     between versions, and a resumed run must see the same windows.
     """
     values = values ^ (values >> SHIFT_30)
-    values *= MULTIPLIERS[0]
+    values *= TIMES_1
     values ^= values >> SHIFT_27
-    values *= MULTIPLIERS[1]
+    values *= TIMES_2
     values ^= values >> SHIFT_31
     return values
 
@@ -33,10 +33,17 @@ def mix64(values: HashArray) -> HashArray:
 @lru_cache(maxsize=256, typed=True)  # 1.0 equals 1, and must be refused all the same
 def stream_key(*parts: int) -> HashArray:
     """Fold integers such as (seed, epoch) into one 64-bit key, ``()``; the order counts."""
-    key = np.zeros(1, np.uint64)
+    key = 0
     for part in parts:
-        key = mix64((key ^ np.uint64(operator.index(part) & MASK64)) + GOLDEN)
-    return key.reshape(())
+        key = mix64_of((key ^ operator.index(part) & MASK64) + GOLDEN_RATIO & MASK64)
+    return np.array(key, np.uint64)
+
+
+def mix64_of(value: int) -> int:
+    """Scramble one integer as ``mix64`` does: an array of one would take ten times as long."""
+    value = (value ^ value >> 30) * MULTIPLIERS[0] & MASK64
+    value = (value ^ value >> 27) * MULTIPLIERS[1] & MASK64
+    return value ^ value >> 31
 
 
 def hash_of(indices: npt.NDArray[np.int64], *key: int) -> HashArray:
