@@ -50,13 +50,21 @@ def written_as(kind, folder):
 
 
 KINDS = ["zip", "legacy", "safetensors", "sharded", "folder"]
+
+
+def in_memory(patch, planned, found):
+    """Say that all is in the page cache, or nothing: when reads are cut, and when they are made."""
+    patch.setattr(parallel_read, "is_all_cached", lambda *_: planned)
+    patch.setattr(parallel_read, "is_cached", lambda *_: found)
+
+
 WAYS = {
-    "past the page cache": lambda patch: patch.setattr(
-        parallel_read, "is_cached", lambda *_: False
-    ),
-    "from the page cache": lambda patch: patch.setattr(parallel_read, "is_cached", lambda *_: True),
+    "past the page cache": lambda patch: in_memory(patch, False, False),
+    "from the page cache": lambda patch: in_memory(patch, True, True),
+    "evicted meanwhile": lambda patch: in_memory(patch, True, False),
+    "brought meanwhile": lambda patch: in_memory(patch, None, True),
     "no direct reads here": lambda patch: (
-        patch.setattr(parallel_read, "is_cached", lambda *_: False),
+        in_memory(patch, False, False),
         patch.setattr(OpenFile, "direct", lambda self: None),
     ),
 }
@@ -297,6 +305,18 @@ def test_requests_are_large_in_file_order_and_take_small_neighbours_together(tmp
         (3 * size - 70_000, 3 * size - 69_995, 1),
         (3 * size, 3 * size + 5, 1),
     ]
+
+
+def test_what_is_in_the_page_cache_is_copied_in_larger_pieces(tmp_path, monkeypatch):
+    (tmp_path / "f").write_bytes(bytes(100))
+    file, size = OpenFile(tmp_path / "f"), parallel_read.COPIED_BYTES
+    reads = [parallel_read.Read(file, 10, np.empty(2 * size, np.uint8))]
+    pieces = {}
+    for known in (True, False, None):
+        monkeypatch.setattr(parallel_read, "is_all_cached", lambda *_, known=known: known)
+        pieces[known] = [group[0].target.nbytes for group in parallel_read.requests(reads)]
+    assert pieces[True] == [size - 10, size, 10]
+    assert max(pieces[False]) == max(pieces[None]) == parallel_read.REQUEST_BYTES
 
 
 def test_tied_tensors_that_are_cut_into_requests_fill_each_its_own(tmp_path, way):

@@ -85,7 +85,8 @@ def test_reads_in_flight_hide_each_others_latency_and_change_no_byte(path, monke
         monkeypatch.setattr(module, "REQUEST_BYTES", 1 << 16)
     monkeypatch.setattr(checksums, "PIECE_BYTES", 1 << 16)
     write_record(path)
-    monkeypatch.setattr(parallel_read, "is_in_memory", lambda *_: False)
+    for question in ("is_copied", "is_in_memory"):
+        monkeypatch.setattr(parallel_read, question, lambda *_: False)
     in_flight, requests, took = parallel_read.IN_FLIGHT, None, {}
     for count in (1, in_flight):
         slow = SlowDisk(MS[disk], count, requests)

@@ -20,13 +20,16 @@ from npydata.errors import CheckpointError
 from npydata.reader.files import OpenFile
 from npydata.reader.private_memory import PAGE, Bytes
 from npydata.system.huge_pages import HUGE_PAGE, huge_memory
-from npydata.system.page_cache import is_cached
+from npydata.system.page_cache import is_all_cached, is_cached
 from npydata.system.progress import Bar
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 REQUEST_BYTES = HUGE_PAGE
 """What is copied from is still in the processor's cache then."""
+COPIED_BYTES = 1 << 24
+"""So much is copied at a time of what is in the page cache: of pieces as large as the processor's
+cache, it no longer reads the memory that it writes to."""
 IN_FLIGHT = 4
 """Requests at a time: the disk works on the next while a processor handles the last."""
 GAP_BYTES = 1 << 16
@@ -114,18 +117,27 @@ def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
     """Yield reads by file, large ones cut, as :func:`runs`."""
     parts: dict[OpenFile, list[Read]] = {}
     for read in reads:
-        parts.setdefault(read.file, []).extend(cut(read))
+        size = COPIED_BYTES if is_copied(read) else REQUEST_BYTES
+        parts.setdefault(read.file, []).extend(cut(read, size))
     for its in parts.values():
         yield from runs(its)
 
 
-def cut(read: Read) -> Iterator[Read]:
-    """Yield the parts of a read, cut where the file's requests end: neighbours come together."""
+def cut(read: Read, size: int) -> Iterator[Read]:
+    """Yield the parts of a read, cut where those of the file end: neighbours come together."""
     begin = read.offset
     while begin < read.end:
-        end = min(read.end, begin - begin % REQUEST_BYTES + REQUEST_BYTES)
+        end = min(read.end, begin - begin % size + size)
         yield read.part(begin, end)
         begin = end
+
+
+def is_copied(read: Read) -> bool:
+    """Whether a large read is surely in the page cache, and not to be read in requests."""
+    if read.target.nbytes <= REQUEST_BYTES or read.file.no_maps():
+        return False
+    descriptor = read.file.no_readahead()
+    return bool(is_all_cached(descriptor.number, read.offset, read.target.nbytes))
 
 
 def runs(reads: Iterable[Read]) -> list[list[Read]]:
@@ -152,6 +164,9 @@ def read_request(request: list[Read], buffer: Bytes) -> int:
     in_memory = is_in_memory(file, begin, end)
     if in_memory and not file.no_maps():
         distribute(cached(file, begin, end), begin, request)
+    elif end - begin > REQUEST_BYTES:  # it has left the page cache since it was cut
+        for part in runs(part for read in request for part in cut(read, REQUEST_BYTES)):
+            read_request(part, buffer)
     else:
         read_together(file, begin, end, request, buffer, in_memory=in_memory)
     return sum(read.target.nbytes for read in request)

@@ -55,15 +55,22 @@ def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
     for files of others) only some pages are looked at, by a read that does not wait: it lets the
     disk bring such a page, so the next answer may be another.
     """
-    first, last = begin // PAGE_SIZE, (begin + max(nbytes, 1) - 1) // PAGE_SIZE
-    asked, counts = (ctypes.c_uint64 * 2)(begin, max(nbytes, 1)), (ctypes.c_uint64 * 5)()
-    if SYSCALL is not None and not SYSCALL(CACHESTAT, descriptor, asked, counts, 0):
-        return counts[0] > last - first
+    if (known := is_all_cached(descriptor, begin, nbytes)) is not None:
+        return known
     looks = sorted({begin + nbytes * k // 4 for k in (1, 2, 3)})
     try:
         return all(os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) for at in looks)
     except (OSError, AttributeError):  # not in memory; not supported here; not on this system
         return False
+
+
+def is_all_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool | None:
+    """Whether every page of a range is in memory; ``None`` where ``cachestat`` does not answer."""
+    first, last = begin // PAGE_SIZE, (begin + max(nbytes, 1) - 1) // PAGE_SIZE
+    asked, counts = (ctypes.c_uint64 * 2)(begin, max(nbytes, 1)), (ctypes.c_uint64 * 5)()
+    if SYSCALL is None or SYSCALL(CACHESTAT, descriptor, asked, counts, 0):
+        return None
+    return bool(counts[0] > last - first)
 
 
 def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
