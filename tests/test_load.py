@@ -310,12 +310,12 @@ def test_requests_are_large_in_file_order_and_take_small_neighbours_together(tmp
 def test_what_is_in_the_page_cache_is_copied_in_larger_pieces(tmp_path, monkeypatch):
     (tmp_path / "f").write_bytes(bytes(100))
     file, size = OpenFile(tmp_path / "f"), parallel_read.COPIED_BYTES
-    reads = [parallel_read.Read(file, 10, np.empty(2 * size, np.uint8))]
+    reads = [parallel_read.Read(file, 10, np.empty(3 * size, np.uint8))]
     pieces = {}
     for known in (True, False, None):
         monkeypatch.setattr(parallel_read, "is_all_cached", lambda *_, known=known: known)
         pieces[known] = [group[0].target.nbytes for group in parallel_read.requests(reads)]
-    assert pieces[True] == [size - 10, size, 10]
+    assert pieces[True] == [size - 10, size, size + 10]
     assert max(pieces[False]) == max(pieces[None]) == parallel_read.REQUEST_BYTES
 
 

@@ -117,19 +117,28 @@ def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
     """Yield reads by file, large ones cut, as :func:`runs`."""
     parts: dict[OpenFile, list[Read]] = {}
     for read in reads:
-        size = COPIED_BYTES if is_copied(read) else REQUEST_BYTES
-        parts.setdefault(read.file, []).extend(cut(read, size))
+        parts.setdefault(read.file, []).extend(pieces(read) if is_copied(read) else cut(read))
     for its in parts.values():
         yield from runs(its)
 
 
-def cut(read: Read, size: int) -> Iterator[Read]:
-    """Yield the parts of a read, cut where those of the file end: neighbours come together."""
+def cut(read: Read) -> Iterator[Read]:
+    """Yield the parts of a read, cut where the file's requests end: neighbours come together."""
     begin = read.offset
     while begin < read.end:
-        end = min(read.end, begin - begin % size + size)
+        end = min(read.end, begin - begin % REQUEST_BYTES + REQUEST_BYTES)
         yield read.part(begin, end)
         begin = end
+
+
+def pieces(read: Read) -> Iterator[Read]:
+    """Yield the parts of a read that is copied, each some ``COPIED_BYTES`` and the last more."""
+    begin = read.offset
+    while read.end - begin > 2 * COPIED_BYTES:
+        end = page_begin(begin + COPIED_BYTES)
+        yield read.part(begin, end)
+        begin = end
+    yield read.part(begin, read.end)
 
 
 def is_copied(read: Read) -> bool:
@@ -165,7 +174,7 @@ def read_request(request: list[Read], buffer: Bytes) -> int:
     if in_memory and not file.no_maps():
         distribute(cached(file, begin, end), begin, request)
     elif end - begin > REQUEST_BYTES:  # it has left the page cache since it was cut
-        for part in runs(part for read in request for part in cut(read, REQUEST_BYTES)):
+        for part in runs(part for read in request for part in cut(read)):
             read_request(part, buffer)
     else:
         read_together(file, begin, end, request, buffer, in_memory=in_memory)

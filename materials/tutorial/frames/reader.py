@@ -147,6 +147,6 @@ class MyCheckpoint:
         entries = {name: Entry(self.reader, one) for name, one in self.tensors.items()}
         plan = Plan(list(entries.values()))
         finish = {name: plan.new(entry, ...) for name, entry in entries.items()}
-        self.requests = runs([part for read in plan.reads for part in cut(read, REQUEST_BYTES)])
+        self.requests = runs([part for read in plan.reads for part in cut(read)])
         self.loaded = sum(in_parallel(read_request, self.requests))
         return {name: tensor() for name, tensor in finish.items()}

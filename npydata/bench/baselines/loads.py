@@ -102,16 +102,17 @@ def direct_read(path: Path, *, into: bool) -> Callable[[], object]:
     """Return a read of a file past the page cache, to memory that is there, or to new memory.
 
     Its pages are huge: of small ones, which lie apart, a request to a device holds only some 250.
+    It is as large as the file: a few MiB again and again would stay in the processor's cache.
     """
-    size, there = path.stat().st_size, StagingBuffer().reserve(PIECE_BYTES, touch=True).numpy()
+    size = path.stat().st_size
+    there = StagingBuffer().reserve(page_end(size), touch=True).numpy() if into else None
 
     def read() -> Bytes:
-        memory = there if into else huge_memory(size + mmap.PAGESIZE)
+        memory = huge_memory(page_end(size)) if there is None else there
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
         try:
             for begin in range(0, size, PIECE_BYTES):
-                part = memory if into else memory[begin : begin + PIECE_BYTES]
-                os.preadv(descriptor, [part[: page_end(size - begin)].data], begin)
+                os.preadv(descriptor, [memory[begin : begin + PIECE_BYTES].data], begin)
         finally:
             os.close(descriptor)
         return memory
