@@ -106,8 +106,8 @@ RUNS = {
             def number(self, i):
                 return (i * 31 + 7) % 5000
 
-        tokens = np.arange(1 << 20, dtype=np.uint16)
-        for x, y in DataLoader(Renumbered(tokens), batch_size=16):
+        tokens = np.arange(1 << 21, dtype=np.uint16)
+        for x, y in DataLoader(Renumbered(tokens, 4096), batch_size=8):
             step()
     """, "train.py"),
     "torch.save": SickRun("save_stall", """

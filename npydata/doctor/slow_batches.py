@@ -9,8 +9,11 @@ from npydata.system.progress import human_bytes
 
 READ_FROM_DISK = 0.25
 """Bytes read for a byte of a batch, from which on batches are said to come from the disk."""
-ITEM_OVERHEAD_S = 200e-6
-"""What indexing and collating one small item may cost; what is beyond is the item's own work."""
+ITEM_OVERHEAD_S = 300e-6
+"""What indexing and collating one small item may cost; what is beyond is the item's own work.
+
+A window of tokens costs 3 to 30 us, 200 on a slow machine if ``np.load`` opens its file each time.
+"""
 COPY_BYTES_PER_S = 1e9
 COPIES = 0.25
 """Share of the wait from which on it is said to be spent in handing over."""
