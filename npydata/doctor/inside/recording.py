@@ -141,7 +141,8 @@ class Recorder:
             kind = "else_s"
         finally:
             now = time.monotonic()
-            self.is_quick, self.phase, self.left = False, "step", (now,)
+            self.is_quick = self.fetches = False
+            self.phase, self.left = "step", (now,)
             counts["step_n"] += 1
             counts["step_s"] += begin - left[0]
             counts[kind] += now - begin
@@ -182,15 +183,16 @@ class Recorder:
 
     def fetch(self, make: Callable[..., Any], fetcher: Any, index: Any) -> Any:
         """Make a batch: a worker's phase, and of a loop that makes its own, part of its wait."""
-        thread, mine, now = self.thread, self.loop == threading.get_ident(), time.monotonic()
+        mine = self.loop == threading.get_ident()
         per_item = getattr(fetcher, "auto_collation", False) and hasattr(index, "__len__")
         items = len(index) if per_item else 1
+        if mine and self.is_quick:
+            self.quick_items, self.fetches = items, True
+            return make(fetcher, index)
+        thread, now = self.thread, time.monotonic()
         if mine:
             self.fetches, self.phase = True, "fetch" if self.role == "worker" else self.phase
         try:
-            if mine and self.is_quick:
-                self.quick_items = items
-                return make(fetcher, index)
             is_close = thread.is_close if thread.is_inside else thread.look(now, anyway=mine)
             begin: Usage = thread.usage() if is_close else (now,)
             batch = make(fetcher, index)
