@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from npydata.bench.baselines import OURS, Baseline, baselines_of
+from npydata.bench.baselines.loads import NEW
 from npydata.bench.caches import make_cold, make_warm, noting
 from npydata.bench.machine import machine_facts, require_space
 from npydata.bench.measure import MIB, Row, asked_for, interleave, milliseconds
@@ -74,7 +75,8 @@ def measure_format(format: str, folder: Path, plan: Plan, notes: list[str]) -> l
             faults: list[int] = []
             taken = interleave(f"{format} {cache}",
                                {one: partial(rate, work, files, make, faults if one.name == OURS
-                                             else []) for one, work in methods.items()},
+                                             else [], is_new=one.setting == NEW)
+                                for one, work in methods.items()},
                                plan.repeats)  # fmt: skip
             rows += [one.row(f"{format} {cache}", rates, unit="MB/s")
                      for one, rates in taken.items()]  # fmt: skip
@@ -118,15 +120,18 @@ def rate(
     files: list[Path],
     make: Callable[[Path], object],
     faults: list[int],
+    *,
+    is_new: bool,
 ) -> float:
     """Return the MB/s of reading a checkpoint that was made cold or warm; count page faults.
 
-    As much memory is touched first, and free again: a virtual machine gets some from its host only
-    then, at a speed that is neither the loader's nor the disk's.
+    Before a load into new memory as much is touched, and free again: a virtual machine gets some
+    from its host only then, at a speed that is neither the loader's nor the disk's.
     """
     for path in files:
         make(path)
-    huge_memory(files[0].stat().st_size)[:] = 0
+    if is_new:
+        huge_memory(files[0].stat().st_size)[:] = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     took = milliseconds(work)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before)
