@@ -110,6 +110,73 @@ RUNS = {
         for x, y in DataLoader(Renumbered(tokens, 4096), batch_size=8):
             step()
     """, "train.py"),
+    "a transform's own functions": SickRun("slow_transform", """
+        def blurred(image):
+            kernel = np.array([1, 4, 6, 4, 1], np.float32) / 16
+            for row in image:
+                row[:] = np.convolve(row, kernel, "same")
+            return image
+
+        class Images(Dataset):
+            images = np.ones((64, 240, 40), np.float32)
+
+            def __len__(self):
+                return 1500
+
+            def __getitem__(self, index):
+                return torch.from_numpy(blurred(self.images[index % 64].copy())), index
+
+        for x, y in DataLoader(Images(), batch_size=32):
+            step(0.001)
+    """, "blurred"),
+    "large items by workers": SickRun("worker_copies", """
+        class Clips(Dataset):
+            clips = torch.zeros(64, 3, 16, 128, 128, dtype=torch.uint8)
+
+            def __len__(self):
+                return 64 * 100
+
+            def __getitem__(self, index):
+                return self.clips[index % 64], index % 10
+
+        for x, y in DataLoader(Clips(), batch_size=64, num_workers=2):
+            step(0.0)
+    """),
+    "cold reads by the loop": SickRun("cold_reads", """
+        file = np.memmap("tokens.bin", np.uint16, "w+", shape=(1 << 29,))
+        file[:: 1024] = 1
+        file.flush()
+        del file
+        tokens = np.memmap("tokens.bin", np.uint16, "r")
+        with open("tokens.bin") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+        def get_batch():
+            begins = torch.randint(len(tokens) - 65, (32,)).tolist()
+            rows = [torch.from_numpy(tokens[at : at + 65].astype(np.int64)) for at in begins]
+            return torch.stack(rows)
+
+        for _ in range(60):
+            x = get_batch()
+            step(0.001)
+    """, "train.py"),
+    "a thread that counts": SickRun("gil_threads", """
+        import threading
+
+        def count(words="the quick brown fox " * 50):
+            while True:
+                seen = {}
+                for word in words.split():
+                    seen[word] = seen.get(word, 0) + 1
+
+        threading.Thread(target=count, daemon=True).start()
+        tokens = np.arange(1 << 16, dtype=np.uint16)
+        for x, y in DataLoader(Windows(tokens), batch_size=8):
+            for _ in range(20):
+                model(torch.ones(4, 64)).square().mean().backward()
+            step(0.0)
+    """, "count"),
     "torch.save": SickRun("save_stall", """
         tokens = np.arange(1 << 20, dtype=np.uint16)
         state = {"weights": torch.zeros(1 << 24)}
@@ -301,77 +368,3 @@ RUNS = {
                 step()
     """),
 }  # fmt: skip
-
-ALTERNATING = """
-import gc
-import json
-import os
-import random
-import sys
-import threading
-import time
-import numpy as np
-import torch
-from torch.optim import optimizer as optimizers
-from torch.utils.data import DataLoader, Dataset, dataloader
-from torch.utils.data._utils import fetch
-
-torch.set_num_threads(1)
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
-optimizer = torch.optim.AdamW(model.parameters())
-
-
-class Windows(Dataset):
-    tokens = np.arange(1 << 22, dtype=np.uint16)
-
-    def __len__(self):
-        return 1 << 20
-
-    def __getitem__(self, index):
-        begin = index % 64_000 * 64
-        window = self.tokens[begin : begin + 65].astype(np.int64)
-        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
-
-
-recorder = next(thing for thing in gc.get_objects() if type(thing).__name__ == "Recorder")
-batches, fetcher = dataloader._BaseDataLoaderIter, fetch._MapDatasetFetcher
-after_steps = optimizers._global_optimizer_post_hooks
-hooks = batches.__next__, fetcher.fetch, dict(after_steps)
-
-
-def switch(on):
-    batches.__next__, fetcher.fetch = (
-        hook if on else hook.__wrapped__ for hook in hooks[:2])
-    after_steps.clear()
-    after_steps.update(hooks[2] if on else {})
-    recorder.left = (time.monotonic(),)
-
-
-def seconds_of_steps(count):
-    begin = time.monotonic()
-    for _ in range(count):
-        x, y = next(iterator)
-        optimizer.zero_grad()
-        model(torch.ones(64, 256)).square().mean().backward()
-        optimizer.step()
-    return time.monotonic() - begin
-
-
-def cpu_of_others():
-    tasks = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
-    return sum(int(open(f"/proc/self/task/{task}/schedstat").read().split()[0]) for task in tasks)
-
-
-iterator = iter(DataLoader(Windows(), batch_size=8))
-seconds_of_steps(50)
-taken, cpu, begin = {True: [], False: []}, cpu_of_others(), time.monotonic()
-for k in range(200):
-    for on in random.Random(k).sample([True, False], 2):
-        switch(on)
-        seconds_of_steps(5)
-        taken[on].append(seconds_of_steps(25) / 25)
-watching = (cpu_of_others() - cpu) / 1e9 / (time.monotonic() - begin)
-print(json.dumps({"on": taken[True], "off": taken[False], "watching": watching}))
-"""
-"""Steps of some milliseconds that compute all the time, 25 of them with the doctor's hooks and 25
-without, in turns; what each took, and the share of a core that its watching thread takes."""

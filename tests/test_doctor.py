@@ -10,7 +10,8 @@ from dataclasses import replace
 from statistics import mean, median
 
 import pytest
-from sick_runs import ALTERNATING, RUNS
+from alternating_steps import ALTERNATING
+from sick_runs import RUNS
 from test_doctor_judging import HEALTHY, STARVED
 
 from npydata import cli
@@ -44,6 +45,7 @@ def test_the_rows_of_the_page_are_all_of_the_watched_time():
 
 @pytest.mark.parametrize(("c", "changes", "said"), [
     (HEALTHY, {}, "Healthy: 99.5% of the loop is step."),
+    (replace(HEALTHY, batches=0), {}, "No loader was seen: what is fetched is part of the step."),
     (Counters(), {}, "No training loop was seen"),
     (Counters(steps=1), {}, "Too short to judge."),
     (Counters(), {"blind": True}, "Nothing unusual from outside."),

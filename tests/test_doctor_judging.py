@@ -21,6 +21,7 @@ AFTER_SAVES = replace(
     STARVED, saves=[SAVED], after_n=100, after_wait_s=9.0, after_read_bytes=10**8, else_n=899,
     else_wait_s=1.0,
 )  # fmt: skip
+IN_HELPERS = {"fetch": {"aug.py:9 blur": 5, "data.py:3 __getitem__": 4}}
 ROWS = Growth(who="main", first=10**8, last=3 * 10**8, seconds=10.0, rising=0.9)
 
 
@@ -41,6 +42,26 @@ CASES = {
         replace(STARVED, fetch_cpu_s=9.0, items=1000, per_item=False, threads=4),
         ["slow_transform"],
     ),
+    "items that call slow functions": (
+        replace(STARVED, items=20_000, lines=IN_HELPERS),
+        ["slow_transform"],
+    ),
+    "items that are as slow themselves": (
+        replace(STARVED, items=20_000, lines={"fetch": {"data.py:3 __getitem__": 9}}),
+        ["per_item_fetch"],
+    ),
+    "a slow function that puts items together": (
+        replace(STARVED, collate_cpu_s=4.9, items=20_000, lines=IN_HELPERS),
+        ["slow_transform"],
+    ),
+    "items that call quick functions": (
+        replace(STARVED, items=80_000, lines=IN_HELPERS),
+        ["per_item_fetch"],
+    ),
+    "items seen where the loop is": (
+        replace(STARVED, items=20_000, lines={**IN_HELPERS, "step": {"aug.py:9 blur": 1}}),
+        ["per_item_fetch"],
+    ),
     "unknown iterator": (replace(STARVED, fetches=0), ["data_wait"]),
     "cold": (replace(STARVED, fetch_cpu_s=1.0, fetch_read_bytes=10**9), ["cold_reads"]),
     "cold, and little of it": (
@@ -60,6 +81,10 @@ CASES = {
     "busy workers": (
         replace(BY_WORKERS, fetch_s=55.0, fetch_cpu_s=40.0, collate_cpu_s=37.0),
         ["per_item_fetch"],
+    ),
+    "busy workers that copy": (
+        replace(BY_WORKERS, fetch_s=55.0, fetch_cpu_s=40.0, collate_cpu_s=37.0, items=1000),
+        ["worker_copies"],
     ),
     "busy workers, and a late batch": (
         replace(BY_WORKERS, fetch_s=55.0, fetch_cpu_s=40.0, longest_fetch_s=0.5),
@@ -98,7 +123,7 @@ CASES = {
         ["gil_workers"],
     ),
     "threads that mostly leave it": (
-        replace(HEALTHY, threads=1, step_held=0.13, fetch_cpu_s=18.6, step_cpu_s=12.0),
+        replace(HEALTHY, threads=1, step_held=0.04, fetch_cpu_s=18.6, step_cpu_s=12.0),
         [],
     ),
     "few batches": (replace(STARVED, batches=3), []),
@@ -108,7 +133,28 @@ CASES = {
     "one slow start": (replace(HEALTHY, start_s=5.0), []),
     "step in Python": (replace(HEALTHY, step_held=0.9, step_cpu_s=15.0), ["gil_step"]),
     "step in C": (replace(HEALTHY, step_held=0.1, step_cpu_s=19.0), []),
-    "lock of others": (replace(HEALTHY, step_held=0.9), []),
+    "lock of others, unseen": (replace(HEALTHY, step_held=0.9), []),
+    "lock of others": (
+        replace(HEALTHY, step_held=0.9, lines={"beside": {"log.py:3 count": 9}}),
+        ["gil_threads"],
+    ),
+    "lock of others, at times": (
+        replace(HEALTHY, step_held=0.1, lines={"beside": {"log.py:3 count": 9}}),
+        [],
+    ),
+    "lock where a batch is taken": (
+        replace(
+            HEALTHY,
+            processes=2,
+            step_held=0.9,
+            step_cpu_s=15.0,
+            lines={"held": {"a.py:1 loop": 9}, "wait": {"a.py:1 loop": 2}},
+        ),
+        [],
+    ),
+    "cold reads by the loop": (replace(HEALTHY, batches=0, step_faults=10**5), ["cold_reads"]),
+    "a wait for something else": (replace(HEALTHY, batches=0, step_faults=100), []),
+    "cold reads by threads": (replace(HEALTHY, threads=2, step_faults=10**5), []),
     "no core for anybody": (
         replace(with_saves(), save_s=0.5, step_core_s=15.0),
         ["save_stall"],

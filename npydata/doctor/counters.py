@@ -72,6 +72,9 @@ class Counters:
     step_cpu_s: float = 0.0
     step_core_s: float = 0.0
     """The step was ready to run, and other processes had the cores."""
+    step_faults: int = 0
+    """Page faults of the process that waited for the disk, during steps."""
+    step_read_bytes: int = 0
     step_held: float = 0.0
     """Share of the moments in a step at which the interpreter lock was taken, 0 to 1."""
     wait_held: float = 0.0

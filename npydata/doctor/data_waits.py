@@ -1,11 +1,14 @@
 """Rules about a loop that waits for its data."""
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import Finding, is_noticeable, ms, share_of
+from npydata.doctor.finding import Finding, hottest, is_noticeable, ms, share_of
 from npydata.doctor.lock_holders import is_held_by_step
 from npydata.doctor.slow_batches import why_slow
+from npydata.system.progress import human_bytes
 
 ENOUGH_BATCHES = 4
+LONGEST_FAULT_S = 0.02
+"""Who waits longer for each page fault waits for something else."""
 AFTER_SAVES = 3.0
 """Batches that take so many times as long after a save as otherwise suffer from it."""
 
@@ -42,6 +45,23 @@ def epoch_starts(c: Counters) -> Finding | None:
         [each],
         change,
     )
+
+
+def step_reads(c: Counters) -> Finding | None:
+    """A loop without a loader, or a step, that waits for the disk itself."""
+    loss = c.step_s - c.step_core_s - c.step_cpu_s
+    if c.threads or not is_noticeable(c, loss) or c.step_faults < loss / LONGEST_FAULT_S:
+        return None
+    read = (
+        f"the loop computes {c.step_cpu_s:.3g} s of {c.step_s:.3g} s, and reads "
+        f"{human_bytes(c.step_read_bytes)}: {c.step_faults:,} page faults waited for the disk"
+    )
+    change = (
+        "read ahead of the loop: npydata.AsyncDataLoader(npydata.NpyTokensDataset(file, seq_len)), "
+        "or mmap.madvise(MADV_RANDOM) and MADV_WILLNEED ahead of the reads"
+    )
+    title = "The loop itself reads a cold file"
+    return Finding("cold_reads", title, loss, share_of(c, loss), [read], change, hottest(c, "step"))
 
 
 def evicted_s(c: Counters) -> float:

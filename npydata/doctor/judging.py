@@ -2,16 +2,18 @@
 
 from npydata.doctor.counters import Counters
 from npydata.doctor.dangers import leak, shared_memory, unsafe_load
-from npydata.doctor.data_waits import data_wait, epoch_starts
+from npydata.doctor.data_waits import data_wait, epoch_starts, step_reads
 from npydata.doctor.finding import Finding
-from npydata.doctor.interpreter_lock import held_by_workers, held_step
+from npydata.doctor.interpreter_lock import held_by_others, held_by_workers, held_step
 from npydata.doctor.saves import evicted, save_stall, torn_save
 
 RULES = (
     data_wait,
     epoch_starts,
+    step_reads,
     held_step,
     held_by_workers,
+    held_by_others,
     save_stall,
     evicted,
     torn_save,

@@ -69,7 +69,8 @@ def verdict_without_findings(run: Run, c: Counters) -> str:
     if not c.run_s:
         return "No training loop was seen: no DataLoader, no optimizer step."
     verdict = "No wait worth telling of until then" if run["ending"] else "Healthy"
-    return f"{verdict}: {share_of(c, c.phases['step']):.1%} of the loop is step."
+    unseen = "" if c.batches else " No loader was seen: what is fetched is part of the step."
+    return f"{verdict}: {share_of(c, c.phases['step']):.1%} of the loop is step.{unseen}"
 
 
 def paragraph(number: int, finding: Finding) -> list[str]:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from npydata.doctor.counters import Counters
-from npydata.doctor.finding import hottest, ms
+from npydata.doctor.finding import function_of, hottest, ms
 from npydata.doctor.lock_holders import is_held_while_waiting
 from npydata.system.progress import human_bytes
 
@@ -14,6 +14,11 @@ ITEM_OVERHEAD_S = 300e-6
 
 A window of tokens costs 3 to 30 us, 200 on a slow machine if ``np.load`` opens its file each time.
 """
+HELPER_S = 100e-6
+"""The same where items call other functions of the script, and are mostly there."""
+ITEM_NAMES = {"__getitem__", "__getitems__", "__iter__", "__next__"}
+LARGE_ITEM = 1 << 16
+"""Bytes of an item from which on putting items together is copying them."""
 COPY_BYTES_PER_S = 1e9
 COPIES = 0.25
 """Share of the wait from which on it is said to be spent in handing over."""
@@ -72,7 +77,7 @@ def cold_reads(c: Counters) -> Why | None:
 def uneven_batches(c: Counters) -> Why | None:
     """Worker processes that are idle while one of them makes a batch that takes long."""
     late = c.longest_fetch_s > UNEVEN * c.fetch_s / c.fetches
-    if not is_idle(c) or not late or hands_over(c):
+    if not is_idle(c) or not late or 2 * handing_over_s(c) > c.fetch_s / c.processes:
         return None
     seen = (
         f"workers make batches for {busy_share(c):.0%} of their time; the longest took "
@@ -89,12 +94,12 @@ def uneven_batches(c: Counters) -> Why | None:
 
 def worker_copies(c: Counters) -> Why | None:
     """Worker processes that are starved by handing over what they have made."""
-    if not is_idle(c) or not hands_over(c):
+    if not hands_over(c) and not copies_items(c):
         return None
     seen = (
         f"workers make batches for {busy_share(c):.0%} of their time; handing over costs "
-        f"them {ms(c.hand_over_cpu_s, c.fetches)} of a core a batch, "
-        f"{c.tensors / c.fetches:.3g} tensors"
+        f"them {ms(c.hand_over_cpu_s, c.fetches)} of a core a batch, putting its "
+        f"{c.tensors / c.fetches:.3g} tensors together {ms(c.collate_cpu_s, c.fetches)}"
     )
     change = (
         "worker processes copy every batch: use threads, npydata.AsyncDataLoader("
@@ -122,9 +127,12 @@ def item_waits(c: Counters) -> Why | None:
 
 def slow_transform(c: Counters) -> Why | None:
     """Items that compute for longer than a small item's overhead."""
-    if item_cpu_s(c) <= ITEM_OVERHEAD_S + c.batch_bytes / max(c.items, 1) / COPY_BYTES_PER_S:
+    each, overhead = item_cpu_s(c), ITEM_OVERHEAD_S
+    if is_in_helpers(c):  # those that put items together may be the script's, too
+        each, overhead = c.fetch_cpu_s / max(c.items, 1), HELPER_S
+    if each <= overhead + item_bytes(c) / COPY_BYTES_PER_S:
         return None
-    seen = [f"an item takes {ms(item_cpu_s(c))} of a core", made(c)]
+    seen = [f"an item takes {ms(each)} of a core", made(c)]
     if c.threads:
         seen.append(f"the interpreter lock is taken {c.wait_held:.0%} of the wait")
     change = (
@@ -139,7 +147,7 @@ def per_item_fetch(c: Counters) -> Why | None:
     if not c.per_item:
         return None
     seen = (
-        f"{c.items / c.fetches:.3g} items a batch, {ms(item_cpu_s(c))} each; putting them "
+        f"{c.items / c.fetches:,.4g} items a batch, {ms(item_cpu_s(c))} each; putting them "
         f"together {ms(c.collate_cpu_s, c.fetches)} a batch"
     )
     change = (
@@ -199,6 +207,21 @@ def hands_over(c: Counters) -> bool:
     return is_idle(c) and handing_over_s(c) > COPIES * c.data_wait_s
 
 
+def copies_items(c: Counters) -> bool:
+    """Whether worker processes do little but copy large items into shared memory."""
+    return c.processes > 0 and item_bytes(c) > LARGE_ITEM and 2 * c.collate_cpu_s > c.fetch_cpu_s
+
+
+def is_in_helpers(c: Counters) -> bool:
+    """Whether items are mostly made in functions that they call, of the script's own."""
+    loop = {function_of(line) for phase in ("wait", "step") for line in c.lines.get(phase, {})}
+    seen = c.lines.get("fetch", {})
+    helpers = {line for line in seen
+               if function_of(line) not in loop and line.split()[-1] not in ITEM_NAMES}  # fmt: skip
+    inside = sum(seen[line] for line in helpers)
+    return 2 * inside > sum(seen.values())
+
+
 def handing_over_s(c: Counters) -> float:
     """Return the seconds of the loop that handing over takes: a worker's, and the loop's own."""
     return c.hand_over_cpu_s / max(c.processes, 1) + c.wait_cpu_s
@@ -207,6 +230,11 @@ def handing_over_s(c: Counters) -> float:
 def is_idle(c: Counters) -> bool:
     """Whether the loop waits for worker processes that make no batches most of the time."""
     return c.processes > 0 and busy_share(c) < IDLE_WORKERS
+
+
+def item_bytes(c: Counters) -> float:
+    """Return the bytes of one item."""
+    return c.batch_bytes / max(c.items, 1)
 
 
 def item_cpu_s(c: Counters) -> float:

@@ -71,7 +71,7 @@ def run(recorder: "Recorder", process: int) -> None:
         late = clock() - due - (core_wait() - core)
         restore_turns()
         phase = recorder.phase
-        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > LATE_S})
+        recorder.add(**{f"{phase}_wakes": 1, f"{phase}_held": late > min(LATE_S, interval / 2)})
         look(recorder, phase, taken=late >= interval)
         was_short = LATE_S < late < interval
         if rounds % WRITE_EVERY == 0:
