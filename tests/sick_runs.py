@@ -66,7 +66,7 @@ RUNS = {
                 break
     """),
     "per item": SickRun("per_item_fetch", """
-        tokens = np.arange(1 << 22, dtype=np.uint16)
+        tokens = np.arange(1 << 24, dtype=np.uint16)
         for x, y in DataLoader(Windows(tokens, 64), batch_size=256, shuffle=True):
             step()
     """, "train.py"),
