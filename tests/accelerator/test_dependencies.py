@@ -24,7 +24,8 @@ from npydata.checkpointer.staging import PendingCopies, StagingTask
 from npydata.distributed.replicas import Samples
 from npydata.loader.device_transfer import StreamTransfer
 
-TRIES = max(60, len(SEEDS))
+TRIES = max(400, len(SEEDS))
+"""The first that tears ends them; a machine on which threads seldom meet needs more."""
 
 
 @contextmanager
