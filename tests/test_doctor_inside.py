@@ -65,6 +65,8 @@ def test_a_close_look_stands_for_what_came_since_the_last(recorder):
     assert (counts["step_n"], counts["step_s"]) == (5, 5.0)
     assert (counts["step_cpu_s"], counts["step_core_s"]) == (4 * 0.5 + 0.25, 4 * 0.25)
     assert (counts["step_faults"], counts["step_read_bytes"]) == (9, 2048)
+    recorder.book("step", (5.0, 1.75, 0.0, 1, 0), (6.0, 1.75, 0.0, 1, 0))
+    assert (counts["step_faulted"], counts["step_looked"]) == (5, 6)
 
 
 def test_what_came_after_the_last_look_is_counted_too():

@@ -13,6 +13,7 @@ HEALTHY = Counters(
     batch_bytes=500_000_000, tensors=2000, else_n=999, else_wait_s=0.1,
     lines={"wait": {"a.py:1 loop": 9, "data.py:3 get": 7, "data.py:4 get": 5}},
 )  # fmt: skip
+FAULTING = replace(HEALTHY, batches=0, step_faults=10**5, step_faulted=0.9)
 STARVED = replace(HEALTHY, wait_s=10.0, fetch_s=10.0, fetch_cpu_s=5.0, collate_cpu_s=2.0)
 BY_WORKERS = replace(STARVED, processes=2)
 SAVED = Save(kind="torch.save", path="/run/a.pt", where="train.py:7 main", stall_s=1.0,
@@ -152,9 +153,10 @@ CASES = {
         ),
         [],
     ),
-    "cold reads by the loop": (replace(HEALTHY, batches=0, step_faults=10**5), ["cold_reads"]),
-    "a wait for something else": (replace(HEALTHY, batches=0, step_faults=100), []),
-    "cold reads by threads": (replace(HEALTHY, threads=2, step_faults=10**5), []),
+    "cold reads by the loop": (FAULTING, ["cold_reads"]),
+    "cold code in the first steps": (replace(FAULTING, step_faulted=0.2), []),
+    "a wait for something else": (replace(FAULTING, step_faults=100), []),
+    "cold reads by threads": (replace(FAULTING, threads=2), []),
     "no core for anybody": (
         replace(with_saves(), save_s=0.5, step_core_s=15.0),
         ["save_stall"],

@@ -75,6 +75,8 @@ class Counters:
     step_faults: int = 0
     """Page faults of the process that waited for the disk, during steps."""
     step_read_bytes: int = 0
+    step_faulted: float = 0.0
+    """Share of the steps with such a fault, 0 to 1."""
     step_held: float = 0.0
     """Share of the moments in a step at which the interpreter lock was taken, 0 to 1."""
     wait_held: float = 0.0
@@ -264,6 +266,7 @@ def counters_of(
         "watched_s": watched_s,
         "startup_s": max(loops[main["pid"]] - began, 0.0) if main and main["pid"] in loops else 0.0,
         "per_item": any(one["counts"].get("per_item") for one in makers),
+        "step_faulted": of_main.get("step_faulted", 0) / max(of_main.get("step_looked", 0), 1),
         "step_held": share(of_main, "step"),
         "wait_held": share(of_main, "wait"),
         "saves": [saved(save) for save in (main["saves"] if main else [])],

@@ -9,6 +9,8 @@ from npydata.system.progress import human_bytes
 ENOUGH_BATCHES = 4
 LONGEST_FAULT_S = 0.02
 """Who waits longer for each page fault waits for something else."""
+OFTEN = 0.25
+"""A share of the steps that is not just the first few, whose code comes from the disk."""
 AFTER_SAVES = 3.0
 """Batches that take so many times as long after a save as otherwise suffer from it."""
 
@@ -50,7 +52,9 @@ def epoch_starts(c: Counters) -> Finding | None:
 def step_reads(c: Counters) -> Finding | None:
     """A loop without a loader, or a step, that waits for the disk itself."""
     loss = c.step_s - c.step_core_s - c.step_cpu_s
-    if c.threads or not is_noticeable(c, loss) or c.step_faults < loss / LONGEST_FAULT_S:
+    if c.threads or not is_noticeable(c, loss) or c.step_faulted < OFTEN:
+        return None
+    if c.step_faults < loss / LONGEST_FAULT_S:
         return None
     read = (
         f"the loop computes {c.step_cpu_s:.3g} s of {c.step_s:.3g} s, and reads "

@@ -95,8 +95,9 @@ class Recorder:
         It stands for all of the phase since the last look: quick batches are looked at less often.
         """
         if len(begin) > 1 and len(end) > 1:
-            used = (after - before for before, after in zip(begin[1:], end[1:], strict=True))
+            used = [after - before for before, after in zip(begin[1:], end[1:], strict=True)]
             seen |= {f"{phase}_{what}": one for what, one in zip(usage.USED, used, strict=True)}
+            seen[phase + "_faulted"] = seen[phase + "_faults"] > 0
             with self.lock:
                 times = self.counts[phase + "_n"] - self.counts[phase + "_looked"]
                 self.counts[phase + "_looked"] += times
