@@ -168,7 +168,7 @@ class Recorder:
         else:
             self.book("else", wait.began, wait.ended)
             # The next look is not before the step behind this batch is over.
-            self.look_next = 0.0 if wait.is_close else self.thread.looked + usage.LOOK_EVERY_S
+            self.look_next = 0.0 if wait.is_close else self.thread.next_look
         if self.since_save >= 0:
             self.since_save += 1
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from npydata.doctor.inside.recording import Recorder
 
-LOOK_EVERY_S = 0.05
-"""Of quick batches one in so many seconds is looked at closely: that takes 0.1 ms beside a step
-whose code and data fill the caches, ten times what it takes alone."""
+LOOK_EVERY_S, RARELY_S, LOOK_SHARE = 0.05, 0.5, 0.05
+"""Of quick batches one in so many seconds is looked at closely, and ever fewer, down to the second:
+one each time the loop is older by that share. A look takes 0.1 ms and more beside a step whose code
+and data fill the caches, ten times what it takes alone."""
 THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 SECTOR = 512
 """Bytes that ``getrusage`` counts as one block."""
@@ -39,16 +40,19 @@ class ThreadState(threading.local):
         """Begin anew, for instance in a forked process, whose thread is another."""
         self.is_inside = False
         """Whether it is in a span already."""
-        self.is_close, self.looked, self.collate_cpu_s = False, 0.0, 0.0
-        """Whether the batch that it makes is looked at closely, when one was, and what putting the
-        items of that one together took."""
+        self.is_close, self.collate_cpu_s = False, 0.0
+        """Whether the batch that it makes is looked at closely, and what putting the items of the
+        last such one together took."""
+        self.first_look = self.next_look = 0.0
         self.schedstat, self.reads = -1, reads(THIS_THREAD)
 
     def look(self, now: float, *, anyway: bool = False) -> bool:
         """Whether to look closely at the batch that the thread makes, or waits for, now."""
-        self.is_close = anyway or now - self.looked >= LOOK_EVERY_S
+        self.is_close = anyway or now >= self.next_look
         if self.is_close:
-            self.looked = now
+            self.first_look = self.first_look or now
+            rarer = LOOK_SHARE * (now - self.first_look)
+            self.next_look = now + min(max(LOOK_EVERY_S, rarer), RARELY_S)
         return self.is_close
 
     def usage(self) -> Usage:

@@ -4,6 +4,7 @@ A thread of the kernel that Python's ``threading`` does not list, so that script
 """
 
 import _thread
+import itertools
 import os
 import random
 import sys
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from npydata.doctor.inside.recording import Recorder
 
-PERIOD_S = 0.04
-"""From one wake-up to the next, on average."""
+PERIOD_S, ENOUGH = 0.04, 250
+"""From one wake-up to the next, on average; after so many of them twice as long."""
 WRITE_EVERY = 25
 LATE_S = 0.0005
 """A wake-up that is later, apart from waiting for a core, waited for the interpreter lock."""
@@ -52,8 +53,8 @@ def start(recorder: "Recorder") -> None:
 def periods() -> Iterator[float]:
     """Yield the seconds before each wake-up; equal ones could keep step with the loop."""
     numbers = random.Random(0)
-    while True:
-        yield PERIOD_S * numbers.uniform(0.75, 1.25)
+    for count in itertools.count():
+        yield PERIOD_S * (1 if count < ENOUGH else 2) * numbers.uniform(0.75, 1.25)
 
 
 def run(recorder: "Recorder", process: int) -> None:
