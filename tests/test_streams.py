@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 from loader_tools import PATIENCE, all_workers_end, run_child, workers_alive
@@ -93,20 +94,20 @@ class Drawn(IterableDataset):
 
     def __init__(self, length=22):
         self.length, self.at = length, 0
-        self.generator = torch.Generator().manual_seed(3)
+        self.generator = np.random.default_rng(3)
 
     def __iter__(self):
         while self.at < self.length:
             self.at += 1
-            yield int(torch.randint(1000, (), generator=self.generator))
+            yield int(self.generator.integers(1000))
         self.at = 0
 
     def state_dict(self):
-        return {"at": self.at, "drawn": self.generator.get_state().tolist()}
+        return {"at": self.at, "drawn": self.generator.bit_generator.state}
 
     def load_state_dict(self, state):
         self.at = state["at"]
-        self.generator.set_state(torch.tensor(state["drawn"], dtype=torch.uint8))
+        self.generator.bit_generator.state = state["drawn"]
 
 
 class OwnIterator(Position, IterableDataset):
