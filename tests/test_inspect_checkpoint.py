@@ -241,7 +241,7 @@ def test_a_value_in_brief(value, shown):
 
 @pytest.mark.parametrize("value", [math.inf, [math.nan], {1: 2}, {"a": b"x"}, 1j, {1}])
 def test_json_does_not_hold(value):
-    assert not json_holds(value)
+    assert not json_holds(value, {})
 
 
 def test_a_set_lists_all_its_files(tmp_path):

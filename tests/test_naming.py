@@ -25,7 +25,7 @@ from pickle_code import (
 )
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
-from npydata.reader.naming import MAX_DEPTH, name_entries, nested
+from npydata.reader.naming import HEAVY, MAX_DEPTH, Weights, name_entries, nested
 from npydata.reader.stored import Global, Opaque, StoredTensor
 
 ENOUGH = 10_000
@@ -235,3 +235,31 @@ def test_nested_makes_a_shared_container_once():
 
 def test_a_key_that_is_not_a_number_does_not_equal_itself_and_is_still_named():
     assert list(named({math.nan: ONE})) == ["nan"]
+
+
+class Looked(list):
+    """Counts how often it is looked through."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def test_what_is_shared_is_weighed_once_and_counts_each_time():
+    shared, weights = Looked(["abc", "abc", 1 << 30]), Weights()
+    each = 2 + 2 * 5 + 28
+    assert weights.of((shared, {"k": shared})) == 2 + each + (2 + 3 + each)
+    looked = shared.times
+    assert weights.of([shared, frozenset({1.5})]) == 2 + each + (2 + 18)
+    assert shared.times == looked
+
+
+def test_what_weighs_more_than_can_be_counted_or_holds_itself_is_weighed():
+    doubled = held = []
+    for _ in range(5000):
+        doubled = (doubled, doubled)
+    assert Weights().of(doubled) == HEAVY
+    held.append(held)
+    assert Weights().of(held) == 4

@@ -201,6 +201,8 @@ def test_a_record_of_a_file_elsewhere_is_refused():
 def test_keys_whose_hash_can_be_foreseen_are_refused_where_there_are_many():
     with pytest.raises(ValueError, match="more than 60 bits"):
         safe_key(MAX_KEY_INTEGER)
+    with pytest.raises(ValueError, match="of 17 parts, expected at most 16"):
+        safe_key(("a",) * 17)
     with pytest.raises(ValueError, match="tuples of numbers"):
         safe_key((1, 2), MAX_FORESEEN)
     assert safe_key((1, 2), MAX_FORESEEN - 1) == (1, 2)

@@ -29,7 +29,7 @@ from npydata.reader.elements import (
     copy_slice,
     element_chunks,
 )
-from npydata.reader.naming import weigh
+from npydata.reader.naming import Weights
 from npydata.reader.sharded import ChunkedTensor, blocks, in_rows
 from npydata.reader.stored import StoredTensor
 from npydata.reader.tensors import Entry, require_readable
@@ -207,6 +207,7 @@ def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tup
     left = min(MAX_VALUES_BYTES, SMALL_VALUES_BYTES + MAX_GROWTH * source)
     held, in_vain = checkpoint.metadata, left
     written: dict[int, tuple[Any, int]] = {}  # of each value, which may have many names
+    weights = Weights()
     for name in held:
         try:
             value = held[name]
@@ -214,7 +215,7 @@ def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tup
             left_out.append(name)
             continue
         if id(value) not in written and in_vain > 0:
-            written[id(value)] = typed_within(value, left)
+            written[id(value)] = typed_within(value, left, weights.of(value))
             in_vain -= max(0, written[id(value)][1] - left)
         typed, length = written.get(id(value), (None, left))
         length += len(json.dumps(name)) + len(": , ")
@@ -237,16 +238,18 @@ def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tup
     return texts, tuple(left_out)
 
 
-def typed_within(value: Any, most: int) -> tuple[Any, int]:
-    """Return a value as JSON holds it, and how long it is there; one more than fits if it isn't.
+def typed_within(value: Any, most: int, weight: int) -> tuple[Any, int]:
+    """Return a value as JSON holds it, and how long it is there; more than fits if it isn't.
 
-    A short text may be a long one there: who asks for many such is not served for ever.
+    Then by so much as was done in vain: a short text may be a long one in JSON, and what JSON has
+    no word for may come last. Who asks for many such is not served for ever.
     """
-    if weigh(value, most) <= most:
-        with suppress(TypeError, ValueError, RecursionError):
-            typed = encode(value)
-            return typed, len(json.dumps(typed))
-    return None, most + 1
+    if weight > most:
+        return None, most + 1
+    with suppress(TypeError, ValueError, RecursionError):
+        typed = encode(value)
+        return typed, len(json.dumps(typed))
+    return None, most + weight
 
 
 def is_text(*values: Any) -> bool:

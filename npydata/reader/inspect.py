@@ -16,7 +16,7 @@ import numpy as np
 
 from npydata.errors import UnsafeCheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint, TensorInfo
-from npydata.reader.naming import weigh
+from npydata.reader.naming import Weights
 from npydata.reader.open import open_checkpoint
 from npydata.system.progress import harmless, human_bytes, printable
 
@@ -153,8 +153,7 @@ def tensor_rows(checkpoint: LazyCheckpoint, ties: dict[str, str]) -> Iterator[Te
 def sorted_values(checkpoint: LazyCheckpoint, most: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values that JSON can hold, up to some characters, and what the others are like."""
     held, other, left = {}, {}, min(most, MAX_SHOWN)
-    weights: dict[int, int] = {}
-    """Of each value, which may have many names; of what JSON can't hold, more than there may be."""
+    weights, in_json = Weights(), dict[int, bool]()
     metadata = checkpoint.metadata
     for name in metadata:
         try:
@@ -163,25 +162,27 @@ def sorted_values(checkpoint: LazyCheckpoint, most: int) -> tuple[dict[str, Any]
             cause = str(error).removeprefix(f"{checkpoint.path}: {name} ")
             other[name] = cause.split(", which the file names")[0]
             continue
-        if (weight := weights.get(id(value), -1)) < 0:
-            weight = weigh(value, MAX_SHOWN)
-            weight = weight if weight <= left and json_holds(value) else MAX_SHOWN + 1
-            weights[id(value)] = weight
-        if weight <= left:
+        if (weight := weights.of(value)) <= left and json_holds(value, in_json):
             held[name], left = value, left - weight
         else:
             other[name] = brief(value)
     return held, other
 
 
-def json_holds(value: Any) -> bool:
-    """Whether JSON has a word for a value; it has none for NaN, bytes, or a key that is no text."""
+def json_holds(value: Any, known: dict[int, bool]) -> bool:
+    """Whether JSON has a word for a value; it has none for NaN, bytes, or a key that is no text.
+
+    Containers are looked into once, and ``known`` then.
+    """
     if isinstance(value, float):
         return math.isfinite(value)
-    if isinstance(value, list | tuple):
-        return all(map(json_holds, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(json_holds, value.values()))
+    if isinstance(value, list | tuple | dict):
+        if id(value) not in known:
+            inner, keys = (value.values(), value) if isinstance(value, dict) else (value, ())
+            known[id(value)] = all(isinstance(key, str) for key in keys) and all(
+                json_holds(one, known) for one in inner
+            )
+        return known[id(value)]
     return value is None or isinstance(value, bool | int | str)
 
 

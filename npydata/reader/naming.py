@@ -5,9 +5,9 @@ get the same name, the later one is escaped: ``\`` before a dot inside a key, ``
 that is not text; and numbered if that is taken too. Built in ``notebooks/06_lazy_checkpoint``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from npydata.errors import CheckpointError
 from npydata.reader.dtensor import DTENSOR_PARTS
@@ -21,6 +21,10 @@ NAME_CHARACTERS = 256
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""
 CONTAINERS = (dict, list, tuple)
+WEIGHED = (*CONTAINERS, set, frozenset)
+HEAVY = 1 << 62
+DONE = object()
+"""Stands behind a container whose members have been weighed."""
 COMPOUND = (*CONTAINERS, Global, Opaque, Storage, StoredTensor, Entry)
 """What makes a list more than a list of plain values."""
 
@@ -232,22 +236,41 @@ def nested(value: Any, leaf: Any, made: dict[int, Any]) -> Any:
     return result
 
 
-def weigh(value: Any, most: int) -> int:
-    """Return about how many characters a value has as text; more than ``most`` is enough.
+class Weights:
+    """About how many characters values have as text; what a file refers to again is weighed once.
 
-    What is shared counts each time, as it would be written each time.
+    It counts each time, as it would be written each time.
     """
-    weight, waiting = 0, [iter((value,))]
-    while waiting and weight <= most:
-        if (one := next(waiting[-1], waiting)) is waiting:
-            waiting.pop()
-        elif isinstance(one, dict):
-            weight += 2
-            waiting.append(chain.from_iterable(one.items()))
-        elif isinstance(one, (CONTAINERS, set | frozenset)):
-            weight += 2
-            waiting.append(iter(one))
-        else:
-            weight += 2 + (len(one) if isinstance(one, str | bytes | bytearray) else 16)
-            weight += one.bit_length() // 3 if isinstance(one, int) else 0
-    return weight
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}
+        """Containers, which are kept, so that no other gets their place in memory."""
+
+    def of(self, value: Any) -> int:
+        """Return the weight of a value; ``HEAVY`` stands for any greater one."""
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            if one is DONE:
+                one = waiting.pop()
+                weight = 2 + sum(map(self._of_known, members_of(one)))
+                self._known[id(one)] = one, min(weight, HEAVY)
+            elif isinstance(one, WEIGHED) and id(one) not in self._known:
+                self._known[id(one)] = one, 2  # until its members are known
+                waiting += one, DONE, *(part for part in members_of(one)
+                                        if isinstance(part, WEIGHED))  # fmt: skip
+        return self._of_known(value)
+
+    def _of_known(self, one: Any) -> int:
+        """Return the weight of a value, and of a container that is known."""
+        if isinstance(one, WEIGHED):
+            return self._known[id(one)][1]
+        number = one.bit_length() // 3 if isinstance(one, int) else 0
+        return 2 + number + (len(one) if isinstance(one, str | bytes | bytearray) else 16)
+
+
+def members_of(container: Any) -> Iterable[Any]:
+    """Return what is in a container, the keys of a dictionary included."""
+    if isinstance(container, dict):
+        return chain.from_iterable(container.items())
+    return cast(Iterable[Any], container)

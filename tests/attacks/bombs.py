@@ -346,6 +346,8 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
         "have long bytes written out for each tuple", ("bytes", 142_006, "in_tuples", 3_711)),
     "a_long_dict_in_many_tuples": (
         "have one dict sorted for each tuple", ("dict", 40_000, "in_tuples", 3_711)),
+    "a_long_set_in_many_tuples": (
+        "have one set weighed for each tuple", ("set", 40_000, "in_tuples", 3_711)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
     "a_hundred_thousand_sets": (

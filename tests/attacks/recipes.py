@@ -53,8 +53,8 @@ def numbers(count: int) -> bytes:
 
 
 def texts(length: int) -> bytes:
-    """A tuple of 60 texts, which are one."""
-    return put(unicode("x" * length), 9) + POP + MARK + get(9) * 60 + b"t"
+    """A tuple of 16 texts, which are one."""
+    return put(unicode("x" * length), 9) + POP + MARK + get(9) * 16 + b"t"
 
 
 def arguments_of_calls(depth: int) -> bytes:
