@@ -25,7 +25,15 @@ from pickle_code import (
 )
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
-from npydata.reader.naming import HEAVY, MAX_DEPTH, Weights, name_entries, nested
+from npydata.reader.naming import (
+    HEAVY,
+    MAX_DEPTH,
+    Members,
+    Weights,
+    count_entries,
+    name_entries,
+    nested,
+)
 from npydata.reader.stored import Global, Opaque, StoredTensor
 
 ENOUGH = 10_000
@@ -263,3 +271,16 @@ def test_what_weighs_more_than_can_be_counted_or_holds_itself_is_weighed():
     assert Weights().of(doubled) == HEAVY
     held.append(held)
     assert Weights().of(held) == 4
+
+
+def test_no_more_entries_are_looked_for_than_there_may_be():
+    class Found(Members):
+        def of(self, value):
+            found.append(value)
+            return super().of(value)
+
+    found, most = [], 100
+    state = {str(key): 1 for key in range(60)}
+    objects = [Opaque("made.up", state=state) for _ in range(1000)]
+    assert most < count_entries(objects, Found(), {}, 0, most) <= 2 * len(state)
+    assert len(found) == 1 + 2

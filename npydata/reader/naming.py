@@ -40,7 +40,7 @@ def name_entries(root: Any, most: int) -> dict[str, Any]:
             containers again and again; or containers are nested too deep, or in themselves.
     """
     members = Members()
-    if count_entries(root, members, {}, 0) > most:
+    if count_entries(root, members, {}, 0, most) > most:
         raise CheckpointError(f"more than {most:,} entries, which is more than its size allows")
     namer = Namer(most * NAME_CHARACTERS)
     waiting: list[Iterator[tuple[str, Link, Any]]] = [iter([("", None, root)])]
@@ -124,8 +124,13 @@ class Members:
         return found
 
 
-def count_entries(value: Any, members: Members, seen: dict[int, int | None], depth: int) -> int:
-    """Return how many entries a value has; what is shared is looked into once."""
+def count_entries(
+    value: Any, members: Members, seen: dict[int, int | None], depth: int, most: int
+) -> int:
+    """Return how many entries a value has; what is shared is looked into once.
+
+    Beyond ``most`` no more are looked for: many objects may have one long state.
+    """
     if depth > MAX_DEPTH:
         raise CheckpointError(f"its containers are nested more than {MAX_DEPTH} deep")
     if not isinstance(value, (*CONTAINERS, Opaque, StoredTensor)):
@@ -136,8 +141,12 @@ def count_entries(value: Any, members: Members, seen: dict[int, int | None], dep
         return known
     seen[id(value)] = None
     inner = members.of(value)
-    count = sum(count_entries(part, members, seen, depth + 1) for _, part in inner)
-    seen[id(value)] = count = count + is_entry(value, inner)
+    count = int(is_entry(value, inner))
+    for _, part in inner:
+        if count > most:
+            break
+        count += count_entries(part, members, seen, depth + 1, most - count)
+    seen[id(value)] = count
     return count
 
 

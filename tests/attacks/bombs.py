@@ -348,6 +348,8 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
         "have one dict sorted for each tuple", ("dict", 40_000, "in_tuples", 3_711)),
     "a_long_set_in_many_tuples": (
         "have one set weighed for each tuple", ("set", 40_000, "in_tuples", 3_711)),
+    "one_long_state_of_many_objects": (
+        "have one dict found in the state of each object", ("dict", 20_000, "states", 20_000)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
     "a_hundred_thousand_sets": (
@@ -360,7 +362,8 @@ for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
             return recipe_program(*recipe)
 
         make.__name__ = title
-        caught = "opening" if title == "keys_of_long_texts" else "harmless"
+        refused = ("keys_of_long_texts", "one_long_state_of_many_objects")
+        caught = "opening" if title in refused else "harmless"
         pickle_attack(tries, caught=caught, forms=forms)(make)
 
 
