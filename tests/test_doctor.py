@@ -321,7 +321,6 @@ def test_watching_slows_a_training_by_less_than_two_percent(tmp_path):
     print(f"step {step * 1e3:.3g} ms; hooks {hooks * 1e6:.3g} us of it, {slowdown:.2%} in all, "
           f"give or take {within:.2%}")  # fmt: skip
     assert slowdown - 2 * within < 0.02
-    assert slowdown + 2 * within > 0
 
 
 @pytest.mark.parametrize("name", ["slow transform"])

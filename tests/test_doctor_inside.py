@@ -87,6 +87,15 @@ def test_quick_batches_are_all_counted_and_few_are_looked_at(tmp_path):
     assert known["step_cpu_s"] > 0
 
 
+def test_looks_and_wake_ups_get_rarer_as_a_run_gets_older(recorder):
+    times = [1 + ms / 1000 for ms in range(20_000)]
+    gaps = np.diff([now for now in times if recorder.thread.look(now)])
+    assert (gaps[0], gaps[-1]) == pytest.approx((0.05, 0.5), abs=0.002)
+    assert (np.diff(gaps) > -0.002).all()
+    waits = [*islice(watching.periods(), 500)]
+    assert sum(waits[250:]) == pytest.approx(2 * sum(waits[:250]), rel=0.1)
+
+
 @pytest.mark.parametrize("step_ms", [1, 2.5, 3.07, 3.64, 4, 5, 8, 10, 13.3, 20, 40])
 def test_no_step_keeps_step_with_the_wake_ups(step_ms):
     at = np.cumsum([*islice(watching.periods(), 1500)])

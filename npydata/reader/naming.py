@@ -23,6 +23,7 @@ ROOT_NAME = "tensor"
 CONTAINERS = (dict, list, tuple)
 WEIGHED = (*CONTAINERS, set, frozenset)
 HEAVY = 1 << 62
+"""Stands for all greater weights: doubled often enough, one has more digits than the file."""
 DONE = object()
 """Stands behind a container whose members have been weighed."""
 COMPOUND = (*CONTAINERS, Global, Opaque, Storage, StoredTensor, Entry)

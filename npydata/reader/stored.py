@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 MAX_KEY_PARTS = 16
+"""The parts of a tuple are looked through each time that it is a key, and a file says it once."""
 MAX_FORESEEN = 4096
 """Keys with the same hash are compared with each other: so many take half a second."""
 MAX_KEY_INTEGER = sys.hash_info.modulus
