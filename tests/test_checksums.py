@@ -37,7 +37,7 @@ def small_requests(request, monkeypatch):
     monkeypatch.setattr(checksums, "PIECE_BYTES", 8192)
     monkeypatch.setattr(checksums, "REQUEST_BYTES", 16384)
     monkeypatch.setattr(parallel_read, "REQUEST_BYTES", 16384)
-    monkeypatch.setattr(checksums, "LARGE_BYTES", 1 << 62 if request.param == "bounced" else 4096)
+    monkeypatch.setattr(parallel_read, "HUGE_PAGE", 4096 if request.param == "direct" else 1 << 62)
     monkeypatch.setattr(parallel_read, "is_in_memory", lambda *_: request.param == "cached")
 
 

@@ -1,6 +1,7 @@
 """Whole checkpoints: what ``load`` reads is what reading one by one gives, wherever it goes."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -283,6 +284,24 @@ def test_an_error_of_one_read_ends_the_others(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint.load()
     assert len(begun) <= 3 * parallel_read.IN_FLIGHT
+
+
+def test_reading_goes_on_while_what_was_read_is_handled():
+    """A disk that has nothing to do is the dearest part of a load."""
+    begun, all_begun = [], threading.Event()
+
+    def read(job, buffer):
+        begun.append(job)
+        if len(begun) > parallel_read.IN_FLIGHT + 1:
+            all_begun.set()
+        return -job
+
+    def handle(job, brought, buffer):
+        assert all_begun.wait(10), f"only {len(begun)} reads were begun while none was handled"
+        return job, brought
+
+    found = list(parallel_read.in_parallel(read, handle, range(50)))
+    assert found == [(job, -job) for job in range(50)]
 
 
 def test_requests_are_large_in_file_order_and_take_small_neighbours_together(tmp_path):

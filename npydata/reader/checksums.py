@@ -16,14 +16,18 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.containers import read_container
 from npydata.reader.files import OpenFile
-from npydata.reader.parallel_read import REQUEST_BYTES, Read, in_parallel, page_begin, read_together
+from npydata.reader.parallel_read import (
+    REQUEST_BYTES,
+    Read,
+    distribute,
+    in_parallel,
+    read_together,
+)
 from npydata.reader.private_memory import Bytes
 from npydata.system.progress import Bar
 
-PIECE_BYTES = 1 << 22
+PIECE_BYTES = REQUEST_BYTES
 """What one checksum covers at most; 64 MiB in versions before, which is written down."""
-LARGE_BYTES = 1 << 21
-"""A read of so many bytes is made for itself, straight into its memory."""
 
 
 def fastest_crc32() -> Callable[[Any, int], int]:
@@ -74,11 +78,14 @@ class FileEntry:
 
 
 def lengths_up_to(ends: Iterable[int]) -> tuple[int, ...]:
-    """Return the lengths of ranges up to each of these ends; long ones are cut between pages."""
+    """Return the lengths of ranges up to each of these ends, cut where the file's pieces end.
+
+    Neighbours then come with one request of whole pages.
+    """
     lengths, begin = [], 0
     for end in ends:
         while begin < end:
-            stop = min(end, page_begin(begin + PIECE_BYTES))
+            stop = min(end, begin - begin % PIECE_BYTES + PIECE_BYTES)
             lengths.append(stop - begin)
             begin = stop
     return tuple(lengths)
@@ -135,21 +142,37 @@ class Comparison:
         self.ranges.append(one)
         self.reads += [read for read in reads if not any(read is other for other in self.reads)]
 
-    def checksums(self, buffer: Bytes) -> list[int]:
-        """Read, and return the checksum of each range."""
+    def read(self, buffer: Bytes) -> Bytes:
+        """Return the bytes of these ranges; of a long range alone, those of its first request."""
+        return self.request(self.ranges[0].begin, buffer)
+
+    def request(self, begin: int, buffer: Bytes) -> Bytes:
+        """Return the bytes from ``begin`` on, as far as one request reaches."""
+        end = min(begin + REQUEST_BYTES, self.ranges[-1].end)
+        return read_together(self.file, begin, end, self.inside(begin, end), buffer)
+
+    def inside(self, begin: int, end: int) -> list[Read]:
+        """Return the reads of what lies between two bytes of the file."""
+        clipped = (read.clipped(begin, end) for read in self.reads)
+        return [part for part in clipped if part is not None]
+
+    def checksums(self, content: Bytes, buffer: Bytes) -> list[int]:
+        """Put what was read into its places, and return the checksum of each range."""
         begin, end = self.ranges[0].begin, self.ranges[-1].end
         found = [0] * len(self.ranges)
-        for at in range(begin, end, REQUEST_BYTES):  # several times for a long range alone
-            upto = min(at + REQUEST_BYTES, end)
-            inside = [part for read in self.reads if (part := read.clipped(at, upto)) is not None]
-            content = read_together(self.file, at, upto, inside, buffer).data
+        while True:
+            upto = begin + content.nbytes
             for k, one in enumerate(self.ranges):
-                found[k] = crc32(content[max(one.begin, at) - at : one.end - at], found[k])
-        return found
+                part = content[max(one.begin, begin) - begin : one.end - begin]
+                found[k] = crc32(part.data, found[k])
+            distribute(content, begin, self.inside(begin, upto))
+            if upto == end:
+                return found
+            begin, content = upto, self.request(upto, buffer)
 
-    def first_difference(self, buffer: Bytes) -> Covered | None:
-        """Read and compare; return the first range that is not what was written."""
-        both = zip(self.ranges, self.checksums(buffer), strict=True)
+    def first_difference(self, content: Bytes, buffer: Bytes) -> Covered | None:
+        """Compare what was read; return the first range that is not what was written."""
+        both = zip(self.ranges, self.checksums(content, buffer), strict=True)
         return next((one for one, found in both if one.crc32 != found), None)
 
 
@@ -163,7 +186,6 @@ def comparisons(
     made: list[Comparison] = []
     waiting = sorted(wanted, key=lambda one: -one.offset)
     here: list[Read | Extent] = []
-    alone: Read | None = None
     for one in vouched.ranges:
         while waiting and waiting[-1].offset < one.end:
             here.append(waiting.pop())
@@ -171,12 +193,10 @@ def comparisons(
         if not here and one.begin >= vouched.always:
             continue
         reads = [each for each in here if isinstance(each, Read)]
-        large = reads[0] if len(reads) == 1 and size_of(reads[0]) >= LARGE_BYTES else None
-        if made and large is alone and made[-1].may_have(one):
+        if made and made[-1].may_have(one):
             made[-1].add(one, reads)
         else:
             made.append(Comparison(file, [one], reads))
-        alone = large
     return made
 
 
@@ -192,16 +212,19 @@ def read_compared(todo: Sequence[tuple[Comparison, Vouched]], bar: Bar) -> None:
         CheckpointError: The first range that is not what was written, or a file has become shorter.
     """
 
-    def compare(one: tuple[Comparison, Vouched], buffer: Bytes) -> int:
+    def read(one: tuple[Comparison, Vouched], buffer: Bytes) -> Bytes:
+        return one[0].read(buffer)
+
+    def compare(one: tuple[Comparison, Vouched], content: Bytes, buffer: Bytes) -> int:
         comparison, vouched = one
-        if (differs := comparison.first_difference(buffer)) is not None:
+        if (differs := comparison.first_difference(content, buffer)) is not None:
             begin, end, _ = differs
             what = what_lies_in(vouched.extents(), begin, end)
             raise CheckpointError(f"{comparison.file.path}: bytes {begin:,} to {end:,} are not "
                                   f"what was written: {what}")  # fmt: skip
         return comparison.nbytes
 
-    with closing(in_parallel(compare, todo)) as done:
+    with closing(in_parallel(read, compare, todo)) as done:
         for nbytes in done:
             bar.update(nbytes)
 
@@ -221,7 +244,7 @@ def checksums_of(file: OpenFile, lengths: tuple[int, ...], bar: Bar) -> tuple[in
     unknown = FileEntry(file.size, (0,) * len(lengths), lengths)
     todo = comparisons(file, Vouched(unknown.ranges(PIECE_BYTES), file.size, dict))
     found: list[int] = []
-    for one in in_parallel(Comparison.checksums, todo):
+    for one in in_parallel(Comparison.read, Comparison.checksums, todo):
         found += one
         bar.update(sum(lengths[len(found) - len(one) : len(found)]))
     return tuple(found)

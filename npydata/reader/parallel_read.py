@@ -9,10 +9,10 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,14 +24,18 @@ from npydata.system.page_cache import is_all_cached, is_cached
 from npydata.system.progress import Bar
 
 Job = TypeVar("Job")
+Brought = TypeVar("Brought")
 Result = TypeVar("Result")
-REQUEST_BYTES = HUGE_PAGE
-"""What is copied from is still in the processor's cache then."""
+REQUEST_BYTES = 2 * HUGE_PAGE
+"""As much as a disk takes at once: Linux cuts longer requests there."""
 COPIED_BYTES = 1 << 24
 """So much is copied at a time of what is in the page cache: of pieces as large as the processor's
 cache, it no longer reads the memory that it writes to."""
 IN_FLIGHT = 4
-"""Requests at a time: the disk works on the next while a processor handles the last."""
+"""Requests at a time, each by a thread that does nothing but read."""
+BUFFERS = 2 * IN_FLIGHT
+"""As many are emptied meanwhile. A virtual disk may report its requests only when it has done all
+that it was given: threads that then copied first, and read again afterwards, leave it idle."""
 GAP_BYTES = 1 << 16
 """So many bytes between two ranges are read along, rather than ending a request there."""
 ALIGNMENT = 8
@@ -77,38 +81,52 @@ def read_all(reads: Iterable[Read], bar: Bar) -> None:
         CheckpointError: A file has become shorter.
         OSError: A file can't be read.
     """
-    for nbytes in in_parallel(read_request, requests(reads)):
+    for nbytes in in_parallel(read_request, finish_request, requests(reads)):
         bar.update(nbytes)
 
 
 def in_parallel(
-    work: Callable[[Job, Bytes], Result], jobs: Iterable[Job]
+    read: Callable[[Job, Bytes], Brought],
+    handle: Callable[[Job, Brought, Bytes], Result],
+    jobs: Iterable[Job],
 ) -> Generator[Result, None, None]:
-    """Yield what ``work(job, buffer)`` returns, in order; several run at a time.
+    """Yield what ``handle(job, read(job, buffer), buffer)`` returns, in order.
 
-    Each has a buffer to itself that begins with a page and holds a request. The first error ends
-    all of it.
+    Several run at a time, and reading never waits for handling while a buffer is free. Each job has
+    one to itself, which begins with a page and holds a request. The first error ends all of it.
     """
     buffers: SimpleQueue[Bytes] = SimpleQueue()
-    for buffer in huge_memory(IN_FLIGHT * (REQUEST_BYTES + 2 * PAGE)).reshape(IN_FLIGHT, -1):
+    for buffer in huge_memory(BUFFERS * (REQUEST_BYTES + 2 * PAGE)).reshape(BUFFERS, -1):
         buffers.put(buffer)
     failed = threading.Event()
 
-    def carry_out(job: Job) -> Result | None:
+    def bring(job: Job) -> Future[Result | None]:
         buffer = buffers.get()
         try:
-            return None if failed.is_set() else work(job, buffer)
+            brought = None if failed.is_set() else read(job, buffer)
+            return handlers.submit(finish, job, brought, buffer)
+        except BaseException:
+            failed.set()
+            buffers.put(buffer)
+            raise
+
+    def finish(job: Job, brought: Any, buffer: Bytes) -> Result | None:
+        try:
+            return None if failed.is_set() else handle(job, brought, buffer)
         except BaseException:
             failed.set()
             raise
         finally:
             buffers.put(buffer)
 
-    with ThreadPoolExecutor(IN_FLIGHT, "npydata-read") as pool:
+    with (
+        ThreadPoolExecutor(IN_FLIGHT, "npydata-handle") as handlers,
+        ThreadPoolExecutor(IN_FLIGHT, "npydata-read") as readers,
+    ):
         try:
-            for result in pool.map(carry_out, jobs):
-                if result is not None:  # it was not begun: the error is that of a later one
-                    yield result
+            for handled in readers.map(bring, jobs):
+                if (result := handled.result()) is not None:
+                    yield result  # and if not, the error is that of a later one
         finally:  # Ctrl-C, or nobody wants the rest
             failed.set()
 
@@ -166,18 +184,27 @@ def runs(reads: Iterable[Read]) -> list[list[Read]]:
     return found
 
 
-def read_request(request: list[Read], buffer: Bytes) -> int:
-    """Read ranges that lie together, with one request to the disk; return how many bytes."""
+def read_request(request: list[Read], buffer: Bytes) -> Bytes | None:
+    """Bring the bytes that ranges lie in, with one request to the disk.
+
+    What has left the page cache since it was cut takes several, and is put into its place at once.
+    """
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
     file.require_inside(begin, end - begin)
     in_memory = is_in_memory(file, begin, end)
     if in_memory and not file.no_maps():
-        distribute(cached(file, begin, end), begin, request)
-    elif end - begin > REQUEST_BYTES:  # it has left the page cache since it was cut
-        for part in runs(part for read in request for part in cut(read)):
-            read_request(part, buffer)
-    else:
-        read_together(file, begin, end, request, buffer, in_memory=in_memory)
+        return cached(file, begin, end)
+    if end - begin <= REQUEST_BYTES:
+        return read_together(file, begin, end, request, buffer, in_memory=in_memory)
+    for part in runs(part for read in request for part in cut(read)):
+        finish_request(part, read_request(part, buffer))
+    return None
+
+
+def finish_request(request: list[Read], content: Bytes | None, _: object = None) -> int:
+    """Put what was brought into its places; return how many bytes."""
+    if content is not None:
+        distribute(content, request[0].offset, request)
     return sum(read.target.nbytes for read in request)
 
 
@@ -185,10 +212,10 @@ def read_together(
     file: OpenFile, begin: int, end: int, reads: list[Read], buffer: Bytes, *,
     in_memory: bool | None = None,
 ) -> Bytes:  # fmt: skip
-    """Read a range of a file, and put what lies in it into its place; return its bytes.
+    """Return a range of a file: in the buffer, or in the one target that has all of it.
 
-    They are in the buffer, or in the one target that has them all: nobody else changes them.
-    Whether they are in the page cache is asked once at most: to ask may bring a page.
+    Nobody else changes it there. Whether it is in the page cache is asked once at most: to ask may
+    bring a page.
     """
     if in_memory is None:
         in_memory = is_in_memory(file, begin, end)
@@ -204,7 +231,6 @@ def read_together(
         read_cached(file, begin, content)
     elif not read_direct(file, buffer, begin, end):
         file.read_into(content.data, begin)
-    distribute(content, begin, reads)
     return content
 
 
@@ -214,9 +240,10 @@ def is_whole(read: Read, begin: int, end: int) -> bool:
 
 
 def distribute(content: Bytes, begin: int, reads: list[Read]) -> None:
-    """Put the bytes of a file from ``begin`` on into their places."""
+    """Put the bytes of a file from ``begin`` on into their places, if they are not there."""
     for read in reads:
-        read.target[:] = content[read.offset - begin : read.end - begin]
+        if not np.may_share_memory(content, read.target):
+            read.target[:] = content[read.offset - begin : read.end - begin]
 
 
 def read_cached(file: OpenFile, begin: int, target: Bytes) -> None:

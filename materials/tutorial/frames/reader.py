@@ -19,6 +19,7 @@ from npydata.reader.parallel_read import (
     GAP_BYTES,
     REQUEST_BYTES,
     cut,
+    finish_request,
     in_parallel,
     read_request,
 )
@@ -148,5 +149,5 @@ class MyCheckpoint:
         plan = Plan(list(entries.values()))
         finish = {name: plan.new(entry, ...) for name, entry in entries.items()}
         self.requests = runs([part for read in plan.reads for part in cut(read)])
-        self.loaded = sum(in_parallel(read_request, self.requests))
+        self.loaded = sum(in_parallel(read_request, finish_request, self.requests))
         return {name: tensor() for name, tensor in finish.items()}
