@@ -247,7 +247,9 @@ def path_to(root: Group, name: str) -> Iterator[Group]:
     """Yield the groups that a name lies in, and last its own."""
     yield root
     for part in name.split(".", MAX_LEVELS - 1):
-        root = root.members.setdefault(part, Group())
+        if (inner := root.members.get(part)) is None:
+            inner = root.members[part] = Group()
+        root = inner
         yield root
 
 

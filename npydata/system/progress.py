@@ -96,6 +96,8 @@ def harmless(text: str, limit: int = 100) -> str:
     half = limit // 2
     if len(text) > limit:
         text = f"{text[: half - 1]}...{text[len(text) - half + 2 :]}"
+    if text.isprintable():
+        return text
     return "".join(one if one.isprintable() else escape(one) for one in text)
 
 
