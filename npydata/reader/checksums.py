@@ -137,11 +137,6 @@ class Comparison:
         follows = self.ranges[-1].end == one.begin
         return follows and one.end - self.ranges[0].begin <= REQUEST_BYTES
 
-    def add(self, one: Covered, reads: Iterable[Read]) -> None:
-        """Have one more range."""
-        self.ranges.append(one)
-        self.reads += [read for read in reads if not any(read is other for other in self.reads)]
-
     def read(self, buffer: Bytes) -> Bytes:
         """Return the bytes of these ranges; of a long range alone, those of its first request."""
         return self.request(self.ranges[0].begin, buffer)
@@ -187,17 +182,23 @@ def comparisons(
     waiting = sorted(wanted, key=lambda one: -one.offset)
     here: list[Read | Extent] = []
     for one in vouched.ranges:
+        begun = []
         while waiting and waiting[-1].offset < one.end:
-            here.append(waiting.pop())
-        here = [each for each in here if each.offset + size_of(each) > one.begin]
+            begun.append(waiting.pop())
+        here = [each for each in here + begun if each.offset + size_of(each) > one.begin]
         if not here and one.begin >= vouched.always:
             continue
-        reads = [each for each in here if isinstance(each, Read)]
         if made and made[-1].may_have(one):
-            made[-1].add(one, reads)
+            made[-1].ranges.append(one)
+            made[-1].reads += reads_of(begun)  # it has the others: they reach into this range
         else:
-            made.append(Comparison(file, [one], reads))
+            made.append(Comparison(file, [one], reads_of(here)))
     return made
+
+
+def reads_of(wanted: Iterable[Read | Extent]) -> list[Read]:
+    """Return what is to be read, and not only compared."""
+    return [each for each in wanted if isinstance(each, Read)]
 
 
 def size_of(wanted: Read | Extent) -> int:

@@ -185,19 +185,21 @@ def runs(reads: Iterable[Read]) -> list[list[Read]]:
 
 
 def read_request(request: list[Read], buffer: Bytes) -> Bytes | None:
-    """Bring the bytes that ranges lie in, with one request to the disk.
+    """Return the bytes that ranges lie in, read with one request to the disk.
 
-    What has left the page cache since it was cut takes several, and is put into its place at once.
+    ``None`` if they are in their places: from the page cache they are copied at once, and what has
+    left that since it was cut takes several requests.
     """
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
     file.require_inside(begin, end - begin)
     in_memory = is_in_memory(file, begin, end)
     if in_memory and not file.no_maps():
-        return cached(file, begin, end)
-    if end - begin <= REQUEST_BYTES:
+        distribute(cached(file, begin, end), begin, request)
+    elif end - begin <= REQUEST_BYTES:
         return read_together(file, begin, end, request, buffer, in_memory=in_memory)
-    for part in runs(part for read in request for part in cut(read)):
-        finish_request(part, read_request(part, buffer))
+    else:
+        for part in runs(part for read in request for part in cut(read)):
+            finish_request(part, read_request(part, buffer))
     return None
 
 
