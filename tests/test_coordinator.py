@@ -188,6 +188,19 @@ def test_what_the_background_of_a_failed_save_left_goes_with_the_next():
     assert store.num_keys() == before
 
 
+def test_a_rank_that_finds_another_rank_0_leaves_nothing_at_the_one_before():
+    ranks = new_group(store := dist.HashStore())
+    one = coordinate(ranks[1].group, "saves /a")
+    for _ in range(2):  # the first of them died, or failed in the background
+        zero = coordinate(ranks[0].group, "saves /a")
+        one.next_look = one.next_heartbeat = 0
+        one.follow_rank_0({})
+        one.heartbeat()
+    assert zero.is_there("plan", 1)
+    assert zero.is_there("heartbeat", 1)
+    assert store.num_keys() == 3  # and where rank 0 is
+
+
 def test_no_two_plans_wait_for_the_answer_at_the_same_place(two):
     places = set()
     for _ in range(2):

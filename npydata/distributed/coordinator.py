@@ -136,8 +136,9 @@ class Coordinator:
         self.next_look = time.monotonic() + LOOK_S * max(1, self.group.world_size / RANKS_PER_PAUSE)
         invited = self.get("rank_0") if self.call_store("check", ["rank_0"]) else []
         if invited and invited[0] != self.key:
-            if self.key:
+            if self.key:  # nobody reads there any more
                 self.delete("plan", self.group.rank)
+                self.delete("heartbeat", self.group.rank)
             self.key = invited[0]
             self.send("plan", plan)
 
