@@ -27,7 +27,7 @@ Job = TypeVar("Job")
 Brought = TypeVar("Brought")
 Result = TypeVar("Result")
 REQUEST_BYTES = 2 * HUGE_PAGE
-"""As much as a disk takes at once: Linux cuts longer requests there."""
+"""As much as the disk that it was measured on takes at once (its ``max_sectors_kb``)."""
 COPIED_BYTES = 1 << 24
 """So much is copied at a time of what is in the page cache: of pieces as large as the processor's
 cache, it no longer reads the memory that it writes to."""
