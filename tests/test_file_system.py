@@ -1,13 +1,16 @@
-"""Where a map costs a round trip a page, files are read and not mapped."""
+"""How a file's place decides how it is read: what is not mapped, and how memory is aligned."""
 
+import mmap
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_tools import bits
 
 from npydata import open_checkpoint
+from npydata.reader.files import OpenFile
 from npydata.system import file_system
 
 MOUNTS = """\
@@ -43,6 +46,24 @@ def test_a_network_file_system_is_known_by_its_kernel_name(device, type, slow, m
 
 def type_status(device):
     return os.stat_result((0o100644, 1, os.makedev(0, device), 1, 0, 0, 0, 0, 0, 0))
+
+
+def test_memory_that_is_aligned_as_the_disk_says_takes_a_direct_read(tmp_path):
+    (tmp_path / "f").write_bytes(content := os.urandom(2 * mmap.PAGESIZE))
+    file = OpenFile(tmp_path / "f")
+    if (direct := file.direct()) is None:
+        pytest.skip("this file system has no direct reads")
+    alignment = file.direct_alignment()
+    assert mmap.PAGESIZE % alignment == 0
+    memory = np.frombuffer(mmap.mmap(-1, 2 * mmap.PAGESIZE), np.uint8)[alignment:]
+    os.preadv(direct.number, [memory[: mmap.PAGESIZE].data], mmap.PAGESIZE)
+    assert memory[: mmap.PAGESIZE].tobytes() == content[mmap.PAGESIZE :]
+
+
+@pytest.mark.parametrize("statx", [None, lambda *_: -1, lambda *_: 0])
+def test_where_the_kernel_does_not_say_it_memory_is_aligned_to_pages(monkeypatch, statx):
+    monkeypatch.setattr(file_system, "STATX", statx)
+    assert file_system.direct_alignment(0) == mmap.PAGESIZE
 
 
 @pytest.mark.parametrize(("value", "mapped"), [("1", False), ("0", True), ("", True)])

@@ -11,8 +11,8 @@ from checkpoint_tools import bits
 from safetensors.torch import save_file
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_checkpoint
+from npydata.reader import checksums, parallel_read
 from npydata.reader import load as loading
-from npydata.reader import parallel_read
 from npydata.reader.files import OpenFile
 from npydata.system import page_cache
 from npydata.system.page_cache import bytes_read, evict, resident_pages
@@ -68,7 +68,15 @@ WAYS = {
         in_memory(patch, False, False),
         patch.setattr(OpenFile, "direct", lambda self: None),
     ),
+    "a disk that writes to any memory": lambda patch: writes_anywhere(patch),
 }
+
+
+def writes_anywhere(patch):
+    """Have direct reads take any memory, as those of an NVMe disk take what holds numbers."""
+    in_memory(patch, False, False)
+    patch.setattr(OpenFile, "direct", OpenFile.readahead)
+    patch.setattr(OpenFile, "direct_alignment", lambda self: 1)
 
 
 @pytest.fixture(params=WAYS)
@@ -98,6 +106,54 @@ def test_a_load_into_tensors_fills_these_very_ones(tmp_path, kind, way):
         assert all(bits(ours[name]) == bits(checkpoint[name]) for name in ours)
     assert all(loaded[name] is ours[name] for name in ours)
     assert all(ours[name]._version > versions[name] for name in ours)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_disk_that_writes_to_any_memory_fills_a_model_without_a_copy(
+    tmp_path, monkeypatch, verify
+):
+    """But for the requests in which two tensors meet."""
+    request, distribute, copied = 1 << 14, parallel_read.distribute, []
+    writes_anywhere(monkeypatch)
+
+    def noted(content, begin, reads):
+        copied.extend(one.target.nbytes for one in reads
+                      if not np.may_share_memory(content, one.target))  # fmt: skip
+        distribute(content, begin, reads)
+
+    for module in (parallel_read, checksums):
+        monkeypatch.setattr(module, "distribute", noted)
+        monkeypatch.setattr(module, "REQUEST_BYTES", request)
+    monkeypatch.setattr(checksums, "PIECE_BYTES", request)
+    state = {f"w{k}": torch.randn(100_005) for k in range(3)}
+    with AsyncCheckpointer() as saver:
+        saver.save(tmp_path / "c", state)
+    into = {f"model.{name}": torch.zeros(100_006)[1:] for name in state}
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        checkpoint.load(into=into, verify=verify)
+    assert all(torch.equal(into[f"model.{name}"], one) for name, one in state.items())
+    assert sum(copied) <= (len(state) + 1) * request
+
+
+@pytest.mark.parametrize("alignment", [1, parallel_read.PAGE])
+def test_short_reads_are_carried_on(tmp_path, monkeypatch, alignment):
+    """As a signal may end one."""
+    path, whole = written_as("safetensors", tmp_path), os.preadv
+    writes_anywhere(monkeypatch)
+    monkeypatch.setattr(OpenFile, "direct_alignment", lambda self: alignment)
+
+    def short(descriptor, memory, offset, *flags):
+        left, clipped = 3 * parallel_read.PAGE, []
+        for part in memory:
+            clipped.append(memoryview(part)[:left])
+            left -= clipped[-1].nbytes
+        return whole(descriptor, clipped, offset, *flags)
+
+    monkeypatch.setattr(os, "preadv", short)
+    with open_checkpoint(path) as checkpoint:
+        into = {name: torch.zeros_like(one) for name, one in STATE.items()}
+        checkpoint.load(into=into)
+    assert all(bits(into[name]) == bits(STATE[name]) for name in STATE)
 
 
 INDEXES = [

@@ -33,7 +33,7 @@ class SlowDisk:
         self.changed = threading.Condition()
         self.real = parallel_read.read_direct
 
-    def read(self, file, pages, begin, end):
+    def read(self, file, memory, begin, end):
         """Take the place of ``read_direct``."""
         with self.changed:
             ends = self.now + self.draw.choice(self.latencies)
@@ -45,7 +45,7 @@ class SlowDisk:
             self.now = ends
             self.served += 1
             self.busy.remove(ends)
-        done = self.real(file, pages, begin, end)
+        done = self.real(file, memory, begin, end)
         with self.changed:
             self.changed.notify_all()
         return done

@@ -21,8 +21,8 @@ import numpy as np
 
 from npydata.errors import CheckpointError
 from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
-from npydata.system.file_system import maps_are_slow
-from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached
+from npydata.system.file_system import direct_alignment, maps_are_slow
+from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached, looks_cached
 
 DIRECT = getattr(os, "O_DIRECT", 0)
 ADVISED_BYTES = 1 << 20
@@ -112,6 +112,7 @@ class OpenFile:
             self._again = again
             close_oldest(self)
         self._no_maps: bool | None = None
+        self._direct_alignment: int | None = None
         self._lock = threading.Lock()
         self._map: WholeFileMap | None = None
 
@@ -204,7 +205,7 @@ class OpenFile:
 
     def advise_willneed(self, offset: int, nbytes: int) -> None:
         """Ask the disk for some bytes, without waiting for them."""
-        if is_cached(self.no_readahead().number, offset, nbytes):
+        if looks_cached(self.no_readahead().number, offset, nbytes):
             return
         end = offset + nbytes
         begins = range(offset, end, ADVISED_BYTES)
@@ -259,6 +260,12 @@ class OpenFile:
             with suppress(OSError):
                 self._direct = Descriptor(f"/proc/self/fd/{descriptor.number}", DIRECT)
         return self._direct
+
+    def direct_alignment(self) -> int:
+        """Return what memory for direct reads begins at a multiple of."""
+        if self._direct_alignment is None:
+            self._direct_alignment = direct_alignment(self.readahead().number)
+        return self._direct_alignment
 
     def no_maps(self) -> bool:
         """Whether the file is read and not mapped."""

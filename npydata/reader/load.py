@@ -192,8 +192,8 @@ class Plan:
         """Plan to read a storage, once for all tensors in it; return its memory."""
         key = extent.file, extent.offset, extent.nbytes
         if key not in self._storages:
-            self._storages[key], pages = new_memory(extent.offset, extent.nbytes)
-            self.reads.append(Read(extent.file, extent.offset, self._storages[key], pages))
+            self._storages[key] = new_memory(extent.offset, extent.nbytes)
+            self.reads.append(Read(extent.file, extent.offset, self._storages[key]))
         return self._storages[key]
 
     def fills(self, entry: Entry, index: Any, target: torch.Tensor) -> bool:

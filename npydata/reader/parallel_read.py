@@ -2,7 +2,7 @@
 
 A file that is in the page cache is copied out of a map, which takes half the processor's time of a
 read. Any other is read past the cache, where the file system allows that: the memory that other
-files have there stays theirs.
+files have there stays theirs. It goes straight to where it belongs, if the disk writes there.
 """
 
 import errno
@@ -50,9 +50,6 @@ class Read:
     file: OpenFile
     offset: int
     target: Bytes
-    pages: Bytes | None = None
-    """The whole pages of memory around the target, if those are the file's pages around the range
-    and may be written to: then a direct read needs no copy."""
 
     @property
     def end(self) -> int:
@@ -60,13 +57,8 @@ class Read:
         return self.offset + self.target.nbytes
 
     def part(self, begin: int, end: int) -> "Read":
-        """Return the read of a part that begins with a page, or with the range itself."""
-        pages = self.pages
-        if pages is not None:
-            first = page_begin(self.offset)
-            pages = pages[page_begin(begin) - first : page_end(end) - first]
-        target = self.target[begin - self.offset : end - self.offset]
-        return Read(self.file, begin, target, pages)
+        """Return the read of a part, from one byte of the file to before another."""
+        return Read(self.file, begin, self.target[begin - self.offset : end - self.offset])
 
     def clipped(self, begin: int, end: int) -> "Read | None":
         """Return the read of what lies between two bytes of the file, if that is anything."""
@@ -226,12 +218,12 @@ def read_together(
         if in_memory:
             read_cached(file, begin, only.target)
             return only.target
-        if only.pages is not None and read_direct(file, only.pages, begin, end):
+        if read_in_place(only, buffer):
             return only.target
     content = buffer[begin - page_begin(begin) :][: end - begin]
     if in_memory:
         read_cached(file, begin, content)
-    elif not read_direct(file, buffer, begin, end):
+    elif not read_direct(file, [buffer[: page_end(end) - page_begin(begin)]], begin, end):
         file.read_into(content.data, begin)
     return content
 
@@ -273,33 +265,60 @@ def is_in_memory(file: OpenFile, begin: int, end: int) -> bool:
     return is_cached(descriptor.number, begin, end - begin)
 
 
-def read_direct(file: OpenFile, pages: Bytes, begin: int, end: int) -> bool:
+def read_in_place(read: Read, buffer: Bytes) -> bool:
+    """Read straight into memory past the cache; say whether that can be done.
+
+    The pages of the file at the range's ends hold other bytes, too: they come by way of the buffer,
+    with the same request. An NVMe disk writes to any memory that holds numbers, others only where
+    that begins as their blocks do.
+    """
+    file, begin, end, target = read.file, read.offset, read.end, read.target
+    first, last = page_end(begin), page_begin(end)
+    if first >= last or (target.ctypes.data - begin) % file.direct_alignment():
+        return False
+    head, tail = buffer[: first - page_begin(begin)], buffer[PAGE : PAGE + page_end(end) - last]
+    middle = target[first - begin : last - begin]
+    if not read_direct(file, [head, middle, tail], begin, end):
+        return False
+    target[: first - begin] = head[head.nbytes - (first - begin) :]
+    target[last - begin :] = tail[: end - last]
+    return True
+
+
+def read_direct(file: OpenFile, memory: list[Bytes], begin: int, end: int) -> bool:
     """Read the pages that a range lies in past the cache; say whether that can be done."""
     descriptor, offset = file.direct(), page_begin(begin)
     while descriptor is not None and offset < end:
         try:
-            wanted = pages[: page_end(end) - offset]
-            count = os.preadv(descriptor.number, [wanted.data], offset)
+            count = os.preadv(descriptor.number, [part.data for part in memory], offset)
         except OSError as error:
             if error.errno not in NO_DIRECT:
                 raise
             return False
         if offset + count < end and (count % PAGE or not count):  # the file ends here
             raise CheckpointError(f"ends at byte {offset + count:,} now, had {file.size:,}")
-        pages, offset = pages[count:], offset + count
+        memory, offset = behind(memory, count), offset + count
     return descriptor is not None
 
 
-def new_memory(offset: int, nbytes: int) -> tuple[Bytes, Bytes | None]:
-    """Return memory for a range of a file, and the pages around it if they lie as in the file.
+def behind(memory: list[Bytes], count: int) -> list[Bytes]:
+    """Return what is left of memory when its first bytes are filled."""
+    left = []
+    for part in memory:
+        left.append(part[count:])
+        count = max(0, count - part.nbytes)
+    return left
+
+
+def new_memory(offset: int, nbytes: int) -> Bytes:
+    """Return memory for a range of a file, which lies in its pages as the range in the file's.
 
     Numbers must be aligned in memory: what is not in the file gets a place where it is.
     """
     if nbytes < HUGE_PAGE or offset % ALIGNMENT:
-        return np.empty(nbytes, np.uint8), None
-    first = page_begin(offset)
-    pages = huge_memory(page_end(offset + nbytes) - first)
-    return pages[offset - first : offset - first + nbytes], pages
+        return np.empty(nbytes, np.uint8)
+    first = offset - page_begin(offset)
+    return huge_memory(first + nbytes)[first:]
 
 
 def page_begin(offset: int) -> int:

@@ -4,7 +4,10 @@ A map brings a page at a time; over a network each of them is a round trip. Ther
 environment variable ``NPYDATA_NO_MMAP`` is set, files are read in large pieces instead.
 """
 
+import ctypes
+import mmap
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +16,10 @@ NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "
            "nfs", "nfs4", "orangefs", "smb3", "smbfs"}  # fmt: skip
 """As the kernel names them; of ``fuse.sshfs`` the first part counts."""
 MOUNTS = Path("/proc/self/mountinfo")
+STATX = getattr(ctypes.CDLL(None), "statx", None)
+AT_EMPTY_PATH, STATX_DIOALIGN = 0x1000, 0x2000
+DIO_MEM_ALIGN = slice(152, 156)
+"""Where ``struct statx`` has ``stx_dio_mem_align``, since Linux 6.1."""
 
 
 def maps_are_slow(descriptor: int) -> bool:
@@ -20,6 +27,17 @@ def maps_are_slow(descriptor: int) -> bool:
     if os.environ.get(NO_MMAP, "0") not in ("", "0"):
         return True
     return type_of(os.fstat(descriptor).st_dev).split(".")[0] in NETWORK
+
+
+def direct_alignment(descriptor: int) -> int:
+    """Return what memory for direct reads of a file begins at a multiple of, in bytes.
+
+    As ``statx`` says; a page where it does not.
+    """
+    status = ctypes.create_string_buffer(256)
+    if STATX is None or STATX(descriptor, b"", AT_EMPTY_PATH, STATX_DIOALIGN, status):
+        return mmap.PAGESIZE
+    return int.from_bytes(status.raw[DIO_MEM_ALIGN], sys.byteorder) or mmap.PAGESIZE
 
 
 @cache
