@@ -26,6 +26,8 @@ LABEL_WIDTH = 56
 WARNINGS = 50
 IN_PARTS = ("sparse", "quantized", "nested")
 """Kinds of tensors that are counted by their parts."""
+IN_JSON = {type(None), bool, int, str}
+"""Whose every value JSON holds."""
 MAX_SHOWN = 1 << 24
 """Characters of values that a report holds; of those beyond it has a description."""
 SHOWN_PER_BYTE = 32
@@ -80,8 +82,8 @@ class CheckpointReport:
     """Of the other values, a description."""
 
     def to_json(self) -> str:
-        """Return the report as one JSON object, in ASCII."""
-        return json.dumps(by_field(self) | {"tensors": list(map(by_field, self.tensors))}, indent=2)
+        """Return the report as one JSON object, on one line and in ASCII."""
+        return json.dumps(by_field(self) | {"tensors": list(map(by_field, self.tensors))})
 
     def to_table(self, depth: int | None = None) -> str:
         """Return the report as lines for people; groups ``depth`` deep are summed up in one."""
@@ -179,8 +181,8 @@ def json_holds(value: Any, known: dict[int, bool]) -> bool:
     if isinstance(value, list | tuple | dict):
         if id(value) not in known:
             inner, keys = (value.values(), value) if isinstance(value, dict) else (value, ())
-            known[id(value)] = all(isinstance(key, str) for key in keys) and all(
-                json_holds(one, known) for one in inner
+            known[id(value)] = all(isinstance(key, str) for key in keys) and (
+                set(map(type, inner)) <= IN_JSON or all(json_holds(one, known) for one in inner)
             )
         return known[id(value)]
     return value is None or isinstance(value, bool | int | str)

@@ -165,7 +165,7 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, list | tuple):
-        if any(isinstance(one, COMPOUND) for one in value):
+        if any(issubclass(kind, COMPOUND) for kind in set(map(type, value))):
             yield from enumerate(value)
     elif isinstance(value, Opaque):
         if not isinstance(value, Described):
