@@ -15,6 +15,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, read_pickle
 from npydata.reader.files import OpenFile
 from npydata.reader.foreign import foreign_content, foreign_name
+from npydata.reader.opcodes import HANDLERS
 from npydata.reader.torch_rebuild import Rebuilder
 
 START_BYTES = 512
@@ -82,7 +83,7 @@ def require_one_reading(file: OpenFile, start: bytes, found: Container) -> None:
         other = kinds[format]
         if other.torch_takes is not None and other.torch_takes(start):
             raise CheckpointError(f"begins like {found.description} and like {other.description}")
-    if found.format not in ("legacy", "zip") and says_names(file):
+    if found.format not in ("legacy", "zip") and start[:1] in HANDLERS and says_names(file):
         raise CheckpointError(f"begins like {found.description} and like a pickle that says names")
 
 
