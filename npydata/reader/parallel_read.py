@@ -20,7 +20,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.files import OpenFile
 from npydata.reader.private_memory import PAGE, Bytes
 from npydata.system.huge_pages import HUGE_PAGE, huge_memory
-from npydata.system.page_cache import is_all_cached, is_cached
+from npydata.system.page_cache import is_all_cached, is_cached, looks_cached
 from npydata.system.progress import Bar
 
 Job = TypeVar("Job")
@@ -152,11 +152,11 @@ def pieces(read: Read) -> Iterator[Read]:
 
 
 def is_copied(read: Read) -> bool:
-    """Whether a large read is surely in the page cache, and not to be read in requests."""
+    """Whether a large read seems to be in the page cache, and not to be read in requests."""
     if read.target.nbytes <= REQUEST_BYTES or read.file.no_maps():
         return False
     descriptor = read.file.no_readahead()
-    return bool(is_all_cached(descriptor.number, read.offset, read.target.nbytes))
+    return looks_cached(descriptor.number, read.offset, read.target.nbytes, is_all_cached)
 
 
 def runs(reads: Iterable[Read]) -> list[list[Read]]:
