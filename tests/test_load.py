@@ -1,5 +1,6 @@
 """Whole checkpoints: what ``load`` reads is what reading one by one gives, wherever it goes."""
 
+import errno
 import os
 import threading
 
@@ -77,6 +78,7 @@ def writes_anywhere(patch):
     in_memory(patch, False, False)
     patch.setattr(OpenFile, "direct", OpenFile.readahead)
     patch.setattr(OpenFile, "direct_alignment", lambda self: 1)
+    patch.setattr(parallel_read, "REQUEST_BYTES", 1 << 14)
 
 
 @pytest.fixture(params=WAYS)
@@ -113,8 +115,8 @@ def test_a_disk_that_writes_to_any_memory_fills_a_model_without_a_copy(
     tmp_path, monkeypatch, verify
 ):
     """But for the requests in which two tensors meet."""
-    request, distribute, copied = 1 << 14, parallel_read.distribute, []
     writes_anywhere(monkeypatch)
+    request, distribute, copied = parallel_read.REQUEST_BYTES, parallel_read.distribute, []
 
     def noted(content, begin, reads):
         copied.extend(one.target.nbytes for one in reads
@@ -123,8 +125,8 @@ def test_a_disk_that_writes_to_any_memory_fills_a_model_without_a_copy(
 
     for module in (parallel_read, checksums):
         monkeypatch.setattr(module, "distribute", noted)
-        monkeypatch.setattr(module, "REQUEST_BYTES", request)
-    monkeypatch.setattr(checksums, "PIECE_BYTES", request)
+    for size in ("REQUEST_BYTES", "PIECE_BYTES"):
+        monkeypatch.setattr(checksums, size, request)
     state = {f"w{k}": torch.randn(100_005) for k in range(3)}
     with AsyncCheckpointer() as saver:
         saver.save(tmp_path / "c", state)
@@ -153,6 +155,25 @@ def test_short_reads_are_carried_on(tmp_path, monkeypatch, alignment):
     with open_checkpoint(path) as checkpoint:
         into = {name: torch.zeros_like(one) for name, one in STATE.items()}
         checkpoint.load(into=into)
+    assert all(bits(into[name]) == bits(STATE[name]) for name in STATE)
+
+
+@pytest.mark.parametrize("error", [errno.EFAULT, errno.EINVAL])
+def test_memory_that_the_disk_refuses_is_filled_by_way_of_a_buffer(tmp_path, monkeypatch, error):
+    path, whole, refused = written_as("safetensors", tmp_path), os.preadv, []
+    writes_anywhere(monkeypatch)
+
+    def refusing(descriptor, memory, offset, *flags):
+        if len(memory) > 1:
+            refused.append(offset)
+            raise OSError(error, os.strerror(error))
+        return whole(descriptor, memory, offset, *flags)
+
+    monkeypatch.setattr(os, "preadv", refusing)
+    with open_checkpoint(path) as checkpoint:
+        into = {name: torch.zeros_like(one) for name, one in STATE.items()}
+        checkpoint.load(into=into)
+    assert refused
     assert all(bits(into[name]) == bits(STATE[name]) for name in STATE)
 
 

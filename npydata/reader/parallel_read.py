@@ -40,7 +40,8 @@ GAP_BYTES = 1 << 16
 """So many bytes between two ranges are read along, rather than ending a request there."""
 ALIGNMENT = 8
 """Of the largest number; complex ones have two."""
-NO_DIRECT = {errno.EINVAL, errno.ENOTSUP}
+NO_DIRECT = {errno.EFAULT, errno.EINVAL, errno.ENOTSUP}
+"""The disk can't, or can't write to memory like this: another device's, say."""
 
 
 @dataclass(slots=True)
