@@ -5,6 +5,7 @@ Python 3's dialect and Python 2's; values, calls, memo, persistent ids, and any 
 
 import struct
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 
@@ -54,7 +55,7 @@ def value(item: Any, *, python: int = 3) -> Code:
         case list():
             return Code(EMPTY_LIST + MARK + inner(item) + APPENDS)
         case dict():
-            return Code(EMPTY_DICT + MARK + inner(sum(item.items(), ())) + SETITEMS)
+            return Code(EMPTY_DICT + MARK + inner(chain.from_iterable(item.items())) + SETITEMS)
     raise TypeError(f"no opcodes for {type(item).__name__}")
 
 

@@ -10,6 +10,7 @@ from checkpoint_files import checkpoint_records, stored_zip
 from pickle_code import build, call, name, program, value
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
+from npydata.reader.dtensor import attributes
 
 ARRAYS = {
     "floats": np.arange(6.0).reshape(2, 3),
@@ -169,6 +170,19 @@ def test_a_dtensor_gives_its_shard_and_where_that_belongs(dtensor_file):
         assert checkpoint.metadata["w.device_mesh.device_type"] == "cpu"
         with pytest.raises(CheckpointError, match="local_tensor, placements"):
             checkpoint["w"]
+
+
+def test_the_attributes_of_a_state_are_found_in_it_and_not_copied():
+    class Long(dict):
+        def __iter__(self):
+            raise AssertionError("looked through")
+
+        keys = values = items = __iter__
+
+    held = attributes((Long(a=1, b=2), Long(b=3)))
+    assert (held["a"], held.get("b"), held.get("c")) == (1, 3, None)
+    assert attributes(Long(a=1)).get("a") == 1
+    assert attributes((1, 2, 3)).get("a") is None
 
 
 def test_a_dtensor_that_is_placed_by_something_else_is_refused(dtensor_file, tmp_path):

@@ -284,3 +284,38 @@ def test_no_more_entries_are_looked_for_than_there_may_be():
     objects = [Opaque("made.up", state=state) for _ in range(1000)]
     assert most < count_entries(objects, Found(), {}, 0, most) <= 2 * len(state)
     assert len(found) == 1 + 2
+
+
+def test_members_of_modules_that_get_no_name_count_as_well():
+    """Many modules may share a long group of parameters that are none."""
+    group = dict.fromkeys(map(str, range(60)))
+    state = {"_parameters": group | {"w": 1}, "_buffers": {}, "_modules": None}
+    modules = [Opaque("made.up", state=state) for _ in range(1000)]
+    assert list(name_entries(modules[:1], 61)) == ["0.w"]
+    for most, some in ((60, modules[:1]), (1000, modules)):
+        with pytest.raises(CheckpointError, match=f"more than {most:,} entries"):
+            name_entries(some, most)
+
+
+@pytest.mark.parametrize(("state", "names"), [
+    (({"a": 1}, {"b": [ONE]}), ["0.a", "0.b.0", "0"]),
+    ((None, {"b": 1}), ["0.b", "0"]),
+    ((1, {"a": 1}, {"b": 1}), ["0.state.0", "0.state.1.a", "0.state.2.b", "0"]),
+    ((1, 2, 3), ["0.state", "0"]),
+])  # fmt: skip
+def test_a_state_of_two_is_that_of_an_object_with_slots_and_no_other_is(state, names):
+    assert sorted(named([Opaque("made.up", state=state), 5])) == sorted([*names, "1"])
+
+
+def test_a_long_state_is_looked_through_once_however_many_objects_have_it():
+    class State(tuple):
+        __slots__ = ()
+
+        def __iter__(self):
+            looked.append(self)
+            return super().__iter__()
+
+    looked, state = [], State(range(60))
+    objects = [Opaque("made.up", state=state) for _ in range(50)]
+    assert len(name_entries(objects, 1000)) == 2 * 50
+    assert len(looked) == 1

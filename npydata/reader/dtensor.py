@@ -4,6 +4,8 @@ torch writes a wrapper subclass with two attributes: ``_local_tensor``, and ``_s
 mesh and a placement for each of its dimensions (``torch/distributed/tensor/_dtensor_spec.py``).
 """
 
+from collections import ChainMap
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,10 +70,13 @@ def dtensor(args: Any, state: Any) -> StoredTensor | None:
     )  # fmt: skip
 
 
-def attributes(state: Any) -> dict[Any, Any]:
-    """Return the attributes that a state sets: those of ``__dict__`` and of ``__slots__``."""
+def attributes(state: Any) -> Mapping[Any, Any]:
+    """Return the attributes that a state sets: those of ``__slots__``, and of ``__dict__``.
+
+    They are not copied: many objects may share a long state.
+    """
     states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    return {name: value for one in states if isinstance(one, dict) for name, value in one.items()}
+    return ChainMap(*(one for one in reversed(states) if isinstance(one, dict)))
 
 
 def placement(made: Any) -> str:

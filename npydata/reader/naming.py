@@ -21,6 +21,7 @@ NAME_CHARACTERS = 256
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""
 CONTAINERS = (dict, list, tuple)
+MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 WEIGHED = (*CONTAINERS, set, frozenset)
 HEAVY = 1 << 62
 """Stands for all greater weights: doubled often enough, one has more digits than the file."""
@@ -142,7 +143,7 @@ def count_entries(
         return known
     seen[id(value)] = None
     inner = members.of(value)
-    count = int(is_entry(value, inner))
+    count = is_entry(value, inner) + left_out(value, inner)
     for _, part in inner:
         if count > most:
             break
@@ -183,23 +184,31 @@ def as_value(value: Any) -> Any:
 def is_module(value: Any) -> bool:
     """Whether an object looks like a pickled ``torch.nn.Module``; a known class is none."""
     return isinstance(value, Opaque) and isinstance(value.state, dict) and (
-        {"_parameters", "_buffers", "_modules"} <= value.state.keys()
+        value.state.keys() >= set(MODULE_GROUPS)
         and value.cause not in DTENSOR_PARTS
     )  # fmt: skip
 
 
 def module_parts(module: Opaque) -> Iterator[tuple[Any, Any]]:
     """Yield a module's parameters, buffers and modules, as its ``state_dict`` names them."""
-    for group in ("_parameters", "_buffers", "_modules"):
+    for group in MODULE_GROUPS:
         members = module.state[group]
         if isinstance(members, dict):
             yield from ((name, member) for name, member in members.items() if member is not None)
 
 
+def left_out(value: Any, inner: Pairs) -> int:
+    """Return how many members of a module get no name; many modules may share a long group."""
+    if not is_module(value):
+        return 0
+    groups = (value.state[group] for group in MODULE_GROUPS)
+    return sum(len(group) for group in groups if isinstance(group, dict)) - len(inner)
+
+
 def object_parts(made: Opaque) -> Iterator[tuple[Any, Any]]:
     """Yield what would be set on an object, appended to it, or stored in it."""
-    states = made.state if isinstance(made.state, tuple) else (made.state,)
-    for state in states:
+    has_slots = isinstance(made.state, tuple) and len(made.state) == 2  # as ``pickle`` has it
+    for state in made.state if has_slots else (made.state,):
         if isinstance(state, dict):
             yield from state.items()
         elif isinstance(state, COMPOUND):

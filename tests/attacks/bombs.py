@@ -350,6 +350,14 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
         "have one set weighed for each tuple", ("set", 40_000, "in_tuples", 3_711)),
     "one_long_state_of_many_objects": (
         "have one dict found in the state of each object", ("dict", 20_000, "states", 20_000)),
+    "one_long_tuple_of_many_objects": (
+        "have one tuple looked through as the state of each object",
+        ("tuple", 60_000, "states", 20_000)),
+    "one_long_spec_of_many_dtensors": (
+        "have one spec looked through for each DTensor", ("spec", 20_000, "dtensors", 20_000)),
+    "one_long_group_of_many_modules": (
+        "have one group of no parameters looked through for each module",
+        ("group", 20_000, "states", 20_000)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
     "a_hundred_thousand_sets": (
@@ -362,7 +370,8 @@ for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
             return recipe_program(*recipe)
 
         make.__name__ = title
-        refused = ("keys_of_long_texts", "one_long_state_of_many_objects")
+        refused = ("keys_of_long_texts", "one_long_state_of_many_objects",
+                   "one_long_group_of_many_modules")  # fmt: skip
         caught = "opening" if title in refused else "harmless"
         pickle_attack(tries, caught=caught, forms=forms)(make)
 

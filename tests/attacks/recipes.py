@@ -52,6 +52,11 @@ def numbers(count: int) -> bytes:
     return b"".join(integer(number) for number in range(count))
 
 
+def nothings(count: int, **others: object) -> Code:
+    """A dict of so many that are None, and others."""
+    return value({**dict.fromkeys(range(count)), **others})
+
+
 def texts(length: int) -> bytes:
     """A tuple of 16 texts, which are one."""
     return put(unicode("x" * length), 9) + POP + MARK + get(9) * 16 + b"t"
@@ -83,6 +88,8 @@ SAID: dict[str, Callable[[int], bytes]] = {
     "names": lambda n: EMPTY_DICT + MARK + b"".join(
         unicode(f"{k}") + NONE for k in range(n)) + SETITEMS,
     "opaque": lambda n: call(MADE_UP) + value({"a" * min(n, 200): 1}) + BUILD,
+    "spec": lambda n: build(call(MADE_UP), nothings(n, placements=())),
+    "group": lambda n: value({"_parameters": nothings(n), "_buffers": {}, "_modules": {}}),
     "calls": arguments_of_calls,
     "array": lambda n: build(
         call(name("numpy._core.multiarray", "_reconstruct"), name("numpy", "ndarray"), (0,), b"b"),
@@ -111,6 +118,16 @@ def called_with(function: bytes) -> Callable[[int], bytes]:
     return lambda n: put(function, 1) + POP + dropped(get(1) + get(0) + b"R")(n)
 
 
+def dtensors(times: int) -> bytes:
+    """A list of DTensors with the value for their spec."""
+    kind = name("torch.distributed.tensor", "DTensor")
+    args = value((kind, name("torch", "float32"), (4,), (1,), 0, None, None, False))
+    local = value({"_local_tensor": tensor(storage("0", 4), 0, (4,)), "_spec": Code(get(0))})
+    wrapper = name("torch._utils", "_rebuild_wrapper_subclass")
+    arguments = value((wrapper, kind, args, local))
+    return put(FROM_TYPE, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
+
+
 AGAIN: dict[str, Callable[[int], bytes]] = {
     "listed": listed(get(0)),
     "named": lambda n: EMPTY_DICT + MARK + b"".join(
@@ -119,6 +136,7 @@ AGAIN: dict[str, Callable[[int], bytes]] = {
     "in_lists": listed(EMPTY_LIST + get(0) + b"a"),
     "in_tuples": listed(get(0) + get(0) + b"\x86"),
     "states": listed(MADE_UP + b")R" + get(0) + BUILD),
+    "dtensors": dtensors,
     "popped": lambda n: dropped(get(0))(n) + POP + get(0),
     "doubled": lambda n: get(0) + DUP * min(n, 60_000) + (b"\x86" * min(n, 60_000)),
     "tensors": listed(tensor()),
