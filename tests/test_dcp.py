@@ -155,6 +155,9 @@ WRONG = {
     "value_without_a_place": (lambda m: m.places.pop(MetadataIndex("step")), "no place"),
     "chunk_that_is_missing": (lambda m: m.chunks.pop(), "expected 24"),
     "chunk_that_comes_twice": (lambda m: m.chunks.append(m.chunks[0]), "expected 24"),
+    "empty_chunks_said_again": (
+        lambda m: m.chunks.extend([ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((0, 6)))]
+                                  * 10_000), "more chunks"),
     "chunks_that_overlap": (lambda m: place_chunk(m, (1, 0), (2, 6)), "overlap"),
     "chunk_beyond_the_tensor": (lambda m: place_chunk(m, (3, 0), (2, 6)), "beyond"),
     "chunk_of_other_dimensions": (lambda m: place_chunk(m, (0,), (12,)), "other dimensions"),

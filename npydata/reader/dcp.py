@@ -114,7 +114,7 @@ def read_dcp(folder: HeldFolder) -> tuple[list[Archive], dict[str, Entry], dict[
     described = said.get("state_dict_metadata")
     if not isinstance(described, dict) or len(described) > most:
         raise CheckpointError(f"{METADATA} describes {brief(described)}, expected names")
-    reader = ShardedReader(folder.path / METADATA)
+    reader, left = ShardedReader(folder.path / METADATA), most
     for name, one in described.items():
         if not isinstance(name, str):
             raise CheckpointError(f"{METADATA} names {brief(name)}, expected text")
@@ -123,6 +123,9 @@ def read_dcp(folder: HeldFolder) -> tuple[list[Archive], dict[str, Entry], dict[
                 others[name] = held(items, (name, None)).archive
             else:
                 tensors[name] = Entry(reader, chunked(name, one, items))
+                left -= len(tensors[name].value.chunks)  # a file says a list of them once
+                if left < 0:
+                    raise CheckpointError("has more chunks than the metadata's size allows")
     archives = [Archive("dcp", file, {}, {}, unknown=unknown, max_names=most)
                 for file in files.values()]  # fmt: skip
     if not archives:
