@@ -68,5 +68,8 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the elements' bytes, as they lie in the file."""
     if tensor.numel() > LARGE or tensor.is_conj() or tensor.is_neg():
         return b""
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().flatten())
+    plain = tensor.detach()
+    if plain.dtype.itemsize == 1:  # torch copies no numbers of fewer bits
+        plain = plain.view(torch.uint8)
+    flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten())
     return flat.view(torch.uint8).numpy().tobytes()

@@ -110,6 +110,18 @@ def test_a_load_into_tensors_fills_these_very_ones(tmp_path, kind, way):
     assert all(ours[name]._version > versions[name] for name in ours)
 
 
+def test_what_torch_cannot_compute_with_is_filled_too(tmp_path):
+    """Numbers of ``bits8``, and tensors of inference mode."""
+    bits8 = torch.arange(12, dtype=torch.uint8).view(torch.bits8)
+    torch.save({"a": bits8, "b": torch.arange(3.0)}, tmp_path / "c.pt")
+    with torch.inference_mode():
+        into = {"a": torch.zeros(12, dtype=torch.uint8).view(torch.bits8), "b": torch.zeros(3)}
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        checkpoint.load(into=into)
+    assert into["a"].view(torch.uint8).tolist() == list(range(12))
+    assert into["b"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("verify", [False, True])
 def test_a_disk_that_writes_to_any_memory_fills_a_model_without_a_copy(
     tmp_path, monkeypatch, verify

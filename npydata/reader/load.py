@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
@@ -277,7 +278,7 @@ def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def counted(target: torch.Tensor) -> torch.Tensor:
     """Let torch count the change of a tensor that was read into; return it."""
-    target.detach().reshape(-1)[:0].zero_()
+    increment_version(target)
     return target
 
 
