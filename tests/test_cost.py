@@ -23,7 +23,7 @@ def test_no_short_file_that_a_climb_finds_costs_more_than_is_allowed(folder):
 BROKEN = {
     "copies": (torch_rebuild, "COPIED_PER_BYTE", 1 << 20, ["numbers", 200, "to_set", 600]),
     "names": (naming, "NAME_CHARACTERS", 1 << 30, ["texts", 1500, "keys", 200]),
-    "shown": (inspecting, "SHOWN_PER_BYTE", 1 << 20, ["list", 600, "named", 300]),
+    "shown": (inspecting, "SHOWN_PER_BYTE", 1 << 20, ["controls", 3000, "named", 600]),
 }
 
 
