@@ -60,6 +60,14 @@ def in_memory(patch, planned, found):
     patch.setattr(parallel_read, "is_cached", lambda *_: found)
 
 
+def writes_anywhere(patch):
+    """Have direct reads take any memory, as those of an NVMe disk take what holds numbers."""
+    in_memory(patch, False, False)
+    patch.setattr(OpenFile, "direct", OpenFile.readahead)
+    patch.setattr(OpenFile, "direct_alignment", lambda self: 1)
+    patch.setattr(parallel_read, "REQUEST_BYTES", 1 << 14)
+
+
 WAYS = {
     "past the page cache": lambda patch: in_memory(patch, False, False),
     "from the page cache": lambda patch: in_memory(patch, True, True),
@@ -69,16 +77,8 @@ WAYS = {
         in_memory(patch, False, False),
         patch.setattr(OpenFile, "direct", lambda self: None),
     ),
-    "a disk that writes to any memory": lambda patch: writes_anywhere(patch),
+    "a disk that writes to any memory": writes_anywhere,
 }
-
-
-def writes_anywhere(patch):
-    """Have direct reads take any memory, as those of an NVMe disk take what holds numbers."""
-    in_memory(patch, False, False)
-    patch.setattr(OpenFile, "direct", OpenFile.readahead)
-    patch.setattr(OpenFile, "direct_alignment", lambda self: 1)
-    patch.setattr(parallel_read, "REQUEST_BYTES", 1 << 14)
 
 
 @pytest.fixture(params=WAYS)

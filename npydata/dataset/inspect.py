@@ -57,8 +57,8 @@ class TokenReport:
     windows: WindowCounts | None
 
     def to_json(self) -> str:
-        """Return the report as one JSON object."""
-        return json.dumps(asdict(self), indent=2)
+        """Return the report as one JSON object, on one line."""
+        return json.dumps(asdict(self))
 
     def to_table(self) -> str:
         """Return the report as lines for people."""

@@ -12,7 +12,7 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.plain_calls import brief, count, counts, flag
-from npydata.reader.stored import Opaque, StoredTensor
+from npydata.reader.stored import Opaque, StoredTensor, states_of
 from npydata.reader.strides import MAX_DIMS
 
 PACKAGES = ("torch.distributed.tensor", "torch.distributed._tensor")
@@ -71,12 +71,8 @@ def dtensor(args: Any, state: Any) -> StoredTensor | None:
 
 
 def attributes(state: Any) -> Mapping[Any, Any]:
-    """Return the attributes that a state sets: those of ``__slots__``, and of ``__dict__``.
-
-    They are not copied: many objects may share a long state.
-    """
-    states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    return ChainMap(*(one for one in reversed(states) if isinstance(one, dict)))
+    """Return the attributes that a state sets; many objects may share a long one: no copy."""
+    return ChainMap(*(one for one in reversed(states_of(state)) if isinstance(one, dict)))
 
 
 def placement(made: Any) -> str:

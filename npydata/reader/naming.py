@@ -12,7 +12,7 @@ from typing import Any, cast
 from npydata.errors import CheckpointError
 from npydata.reader.dtensor import DTENSOR_PARTS
 from npydata.reader.numpy_values import Described
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, states_of
 from npydata.reader.tensors import Entry
 
 MAX_DEPTH = 200
@@ -207,8 +207,7 @@ def left_out(value: Any, inner: Pairs) -> int:
 
 def object_parts(made: Opaque) -> Iterator[tuple[Any, Any]]:
     """Yield what would be set on an object, appended to it, or stored in it."""
-    has_slots = isinstance(made.state, tuple) and len(made.state) == 2  # as ``pickle`` has it
-    for state in made.state if has_slots else (made.state,):
+    for state in states_of(made.state):
         if isinstance(state, dict):
             yield from state.items()
         elif isinstance(state, COMPOUND):

@@ -270,8 +270,8 @@ def read_in_place(read: Read, buffer: Bytes) -> bool:
     """Read straight into memory past the cache; say whether that can be done.
 
     The pages of the file at the range's ends hold other bytes, too: they come by way of the buffer,
-    with the same request. An NVMe disk writes to any memory that holds numbers, others only where
-    that begins as their blocks do.
+    with the same request. NVMe disks write to memory at multiples of 4 bytes (the specification's
+    dwords); of others, many do at those of a block only.
     """
     file, begin, end, target = read.file, read.offset, read.end, read.target
     first, last = page_end(begin), page_begin(end)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.stored import Global, Opaque, add_all, safe_key
+from npydata.reader.stored import Global, Opaque, add_all, safe_key, states_of
 from npydata.reader.strides import MAX_COUNT, MAX_DIMS
 
 
@@ -141,7 +141,7 @@ def flag(value: Any, what: str) -> bool:
 
 def require_attributes(state: Any) -> None:
     """Refuse to set attributes that a tensor has already: they could put others in its place."""
-    for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+    for one in states_of(state):
         if one is None or isinstance(one, dict):
             taken = [name for name in one or () if not isinstance(name, str)
                      or hasattr(torch.nn.Parameter, name)]  # fmt: skip

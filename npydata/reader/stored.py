@@ -31,6 +31,11 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
+def states_of(state: Any) -> tuple[Any, ...]:
+    """Return what a state sets: of two, as ``pickle`` has it, ``__dict__`` and ``__slots__``."""
+    return state if isinstance(state, tuple) and len(state) == 2 else (state,)
+
+
 def safe_key(key: Any, held: int = 0) -> Any:
     """Return a key of a dictionary, or a member of a set, that takes no time to find.
 
