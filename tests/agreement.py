@@ -213,8 +213,10 @@ def answer(path: Path) -> dict[str, Any]:
     ours, our_why = we_show(path)
     if ours == REFUSED:
         return {"end": "refused", "why": our_why}
-    ask = safetensors_shows if path.suffix == ".safetensors" else torch_shows
-    theirs, their_why = ask(path)
+    theirs, their_why = (REFUSED, "") if path.suffix == ".safetensors" else torch_shows(path)
+    if theirs == REFUSED:  # a mutation may make safetensors of a file of torch
+        theirs, why = safetensors_shows(path)
+        their_why = their_why or why
     if theirs == REFUSED:
         in_part = "refused" if '["refused"]' in json.dumps(ours) else ""
         return {"end": "alone", "why": their_why, "unsafe": our_why, "in_part": in_part}
