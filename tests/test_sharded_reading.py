@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader import convert as convert_module
-from npydata.reader.sharded import chosen_of, halves, in_rows, overlap, overlapping, validate_chunks
+from npydata.reader.sharded import chosen_of, halves, in_rows, overlap, tile, validate_chunks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.uint8)
 
@@ -229,27 +230,33 @@ def test_grids_fit_until_a_box_is_moved_or_left_out():
             )
 
 
-def test_overlapping_is_whether_two_boxes_share_an_element():
-    chance = random.Random(1)
+def test_chunks_tile_a_tensor_if_each_element_is_in_one():
+    """Chunks that miss some elements and overlap in others, or lie outside, in any number."""
+    chance, held = random.Random(1), 0
     for _ in range(3000):
-        count, dims = chance.randint(0, 5), chance.randint(1, 3)
-        lows = np.array([[chance.randint(0, 3) for _ in range(dims)] for _ in range(count)], int)
-        lows = lows.reshape(count, dims)
-        sizes = [[chance.randint(1, 2) for _ in range(dims)] for _ in range(count)]
-        highs = lows + np.array(sizes, int).reshape(count, dims)
-        wanted = any(
-            ((lows[i] < highs[j]) & (lows[j] < highs[i])).all()
-            for i, j in itertools.combinations(range(count), 2)
-        )
-        assert overlapping(lows, highs) == wanted
+        shape = tuple(chance.randint(1, 3) for _ in range(chance.randint(1, 3)))
+        chunks = chunks_of(shape, chance)
+        for _ in range(chance.choice([0, 1, 2])):
+            k, dim = chance.randrange(len(chunks)), chance.randrange(len(shape))
+            offsets, sizes = map(list, chunks[k])
+            chance.choice([offsets, sizes])[dim] += 1
+            chunks[k] = tuple(offsets), tuple(sizes)
+        assert tile(shape, chunks) == fills(shape, chunks), (shape, chunks)
+        held += fills(shape, chunks)
+    assert 500 < held < 2500
 
 
-def test_a_hundred_thousand_rows_are_compared_at_once():
-    size = 100_000
-    chunks = [((k, 0), (1, 4)) for k in range(size)]
+@pytest.mark.parametrize("rows, columns", [(100_000, 1), (1, 100_000), (300, 300)])
+def test_a_hundred_thousand_chunks_are_not_compared_each_with_each(rows, columns):
+    """Which would take minutes, in a grid."""
+    chunks = [((row, 2 * column), (1, 2)) for row in range(rows) for column in range(columns)]
     random.Random(0).shuffle(chunks)
-    assert validate_chunks((size, 4), chunks) is None
-    assert validate_chunks((size, 4), [*chunks[:-1], chunks[0]]) == "two of its chunks overlap"
+    shape = rows, 2 * columns
+    overlapping = [*chunks[:-1], chunks[0]]
+    begin = time.process_time()
+    assert validate_chunks(shape, chunks) is None
+    assert validate_chunks(shape, overlapping) == "two of its chunks overlap"
+    assert time.process_time() - begin < 4
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ Ours adds the shapes of the whole tensors, so that a missing file shows. Built i
 
 import json
 import math
+import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
@@ -31,6 +33,7 @@ from npydata.reader.tensors import Entry, TensorReader
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a chunk: where it begins in its tensor, and its shape."""
+PRIME = (1 << 61) - 1
 Slicer = Callable[[TensorReader, StoredTensor, Any], torch.Tensor]
 """Reads ``tensor[index]`` of a chunk."""
 
@@ -205,29 +208,33 @@ def validate_chunks(shape: tuple[int, ...], chunks: list[Bounds]) -> str | None:
     held = sum(math.prod(sizes) for _, sizes in chunks)
     if held != math.prod(shape):
         return f"its files hold {held:,} elements, expected {math.prod(shape):,}: {list(shape)}"
-    filled = [(offsets, sizes) for offsets, sizes in chunks if 0 not in sizes]
-    for offsets, sizes in filled:  # in Python's integers, which a file can't make overflow
-        if any(o + n > size for o, n, size in zip(offsets, sizes, shape, strict=True)):
+    for offsets, sizes in chunks:
+        inside = all(o + n <= size for o, n, size in zip(offsets, sizes, shape, strict=True))
+        if not inside and 0 not in sizes:
             return f"a chunk reaches beyond its sizes, {list(shape)}"
-    lows, lengths = np.array(filled, np.int64).reshape(len(filled), 2, len(shape)).swapaxes(0, 1)
-    highs = lows + lengths
-    if overlapping(lows, highs):
+    if not tile(shape, chunks):
         return "two of its chunks overlap"
     return None
 
 
-def overlapping(lows: Any, highs: Any) -> bool:
-    """Whether two of these chunks share an element; shards of one dimension take one comparison."""
-    order: Any = np.lexsort(lows.T[::-1]) if lows.size else slice(None)
-    lows, highs = lows[order], highs[order]
-    varies = [dim for dim in range(lows.shape[1]) if (lows[:, dim] != lows[:1, dim]).any()]
-    if len(varies) == 1:
-        return bool((highs[:-1, varies[0]] > lows[1:, varies[0]]).any())
-    for k in range(len(lows) - 1):
-        apart = (lows[k + 1 :] >= highs[k]) | (highs[k + 1 :] <= lows[k])
-        if not apart.any(axis=1).all():
-            return True
-    return False
+def tile(shape: tuple[int, ...], chunks: list[Bounds]) -> bool:
+    """Whether chunks cover a tensor, each element once; each is looked at once, too.
+
+    A chunk is a product over its dimensions: of the difference of two unknowns, which stand for
+    where it ends and where it begins. Between neighbours unknowns cancel, and the sum over the
+    chunks is the whole's product, as a polynomial, if and only if they tile it. Polynomials that
+    differ are equal at a random place in one case of 2^55 (the lemma of Schwartz and Zippel).
+    """
+    unknown: defaultdict[tuple[int, int], int] = defaultdict(partial(secrets.randbelow, PRIME))
+
+    def product(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+        value = 1
+        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            value = value * (unknown[dim, offset + size] - unknown[dim, offset]) % PRIME
+        return value
+
+    whole = product((0,) * len(shape), shape)
+    return sum(product(*chunk) for chunk in chunks) % PRIME == whole
 
 
 def in_rows(stored: ChunkedTensor) -> bool:
