@@ -144,6 +144,11 @@ FIRST = ("w", (0, 0))
 WRONG = {
     "path_that_leads_out": (lambda m: m.move(*FIRST, relative_path="../__0_0.distcp"), "expected"),
     "absolute_path": (lambda m: m.move(*FIRST, relative_path="/etc/a.distcp"), "expected"),
+    "path_that_no_file_has": (lambda m: m.move(*FIRST, relative_path="\0.distcp"), "no file can"),
+    "path_of_half_a_character": (
+        lambda m: m.move(*FIRST, relative_path="\ud800.distcp"), "no file can"),
+    "path_that_is_too_long": (
+        lambda m: m.move(*FIRST, relative_path="a" * 9999 + ".distcp"), "10,006 characters"),
     "path_of_another_kind": (lambda m: m.move(*FIRST, relative_path="a.pt"), "expected"),
     "items_that_overlap": (lambda m: m.move("step", None, offset=8), "overlaps"),
     "item_read_twice": (lambda m: m.move("w", (2, 2), offset=0), "overlaps"),

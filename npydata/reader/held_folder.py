@@ -45,7 +45,11 @@ class HeldFolder:
             for one in folders:
                 descriptor = Descriptor(one, os.O_DIRECTORY | NO_FOLLOW, descriptor)
             descriptor = Descriptor(last, NO_FOLLOW, descriptor)
+        except ValueError:  # a zero byte, or half a character
+            raise CheckpointError(f"{name!r:.80} is a name that no file can have") from None
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise CheckpointError(f"a name of {len(name):,} characters: {name!r:.80}") from None
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise CheckpointError(
                     f"{name} is a link or lies behind one, expected a file"
