@@ -1,8 +1,11 @@
-"""How a file's place decides how it is read: what is not mapped, and how memory is aligned."""
+"""What a file system says of a file: whether to map it, how to align memory, and leases of it."""
 
 import mmap
 import os
+import signal
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -64,6 +67,52 @@ def test_memory_that_is_aligned_as_the_disk_says_takes_a_direct_read(tmp_path):
 def test_where_the_kernel_does_not_say_it_memory_is_aligned_to_pages(monkeypatch, statx):
     monkeypatch.setattr(file_system, "STATX", statx)
     assert file_system.direct_alignment(0) == mmap.PAGESIZE
+
+
+def opened_to_write(path):
+    """Open a file in a thread, for which it may wait."""
+    thread = threading.Thread(target=lambda: open(path, "r+b").close())
+    thread.start()
+    thread.join(0.2)
+    return thread
+
+
+def test_who_wants_to_write_waits_for_the_end_of_a_lease_and_nobody_is_signalled(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "f").write_bytes(b"x")
+    told = []
+    before = signal.signal(signal.SIGURG, lambda *_: told.append(1))
+    try:
+        with open(tmp_path / "f", "rb") as file:
+            with file_system.read_lease(file.fileno()) as held:
+                if not held:
+                    pytest.skip("this file system gives no leases")
+                inherited = os.dup(file.fileno())  # as by a child that is forked now
+                writer = opened_to_write(tmp_path / "f")
+                assert writer.is_alive()
+            writer.join(20)
+            assert not writer.is_alive()
+            os.close(inherited)
+    finally:
+        signal.signal(signal.SIGURG, before)
+    assert not told
+
+
+@pytest.mark.parametrize("why", ["written to", "no such system", "not allowed"])
+def test_there_is_no_lease_of_what_somebody_writes_to_or_where_there_are_none(
+    tmp_path, monkeypatch, why
+):
+    (tmp_path / "f").write_bytes(b"x")
+    if why == "no such system":
+        monkeypatch.delattr(file_system.fcntl, "F_SETLEASE", raising=False)
+    elif why == "not allowed":
+        monkeypatch.setattr(file_system.fcntl, "fcntl", Mock(side_effect=PermissionError))
+    with open(tmp_path / "f", "rb") as file, open(tmp_path / "f", "r+b") as writing:
+        if why != "written to":
+            writing.close()
+        with file_system.read_lease(file.fileno()) as held:
+            assert not held
 
 
 @pytest.mark.parametrize(("value", "mapped"), [("1", False), ("0", True), ("", True)])

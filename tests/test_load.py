@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoint_files import small_legacy, small_tar, small_zip
 from checkpoint_tools import bits
+from loader_tools import run_child
 from safetensors.torch import save_file
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_checkpoint
@@ -16,6 +17,7 @@ from npydata.reader import checksums, parallel_read
 from npydata.reader import load as loading
 from npydata.reader.files import OpenFile
 from npydata.system import page_cache
+from npydata.system.file_system import read_lease
 from npydata.system.page_cache import bytes_read, evict, resident_pages
 from npydata.system.progress import NoBar
 
@@ -329,6 +331,65 @@ def test_a_file_that_was_cut_off_meanwhile_is_an_error_that_names_it(tmp_path, w
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(CheckpointError, match=f"{path}.*ends at byte"):
             checkpoint.load()
+
+
+CUT_OFF_WHILE_COPIED = """
+import os, sys, threading
+from npydata import open_checkpoint
+from npydata.reader import parallel_read, tensors
+from npydata.reader.containers import zip
+
+path, reads = sys.argv[1:]
+cutter = threading.Thread(target=os.truncate, args=(path, 0))
+
+def while_cut(module, name):
+    before = getattr(module, name)
+    def now(*given):
+        if not cutter.ident:
+            cutter.start()
+            cutter.join(0.3)
+        return before(*given)
+    setattr(module, name, now)
+
+if reads == "opening":
+    while_cut(zip, "read_pickle")
+with open_checkpoint(path) as checkpoint:
+    while_cut(parallel_read, "distribute")
+    while_cut(tensors, "gather")
+    if reads == "load":
+        print(int(checkpoint.load()["w"].sum()))
+    elif reads == "slice":
+        print(int(checkpoint.get_slice("w")[::2].sum()))
+    print(list(checkpoint))
+cutter.join()
+print(os.path.getsize(path))
+"""
+
+
+@pytest.mark.parametrize(
+    ("reads", "read"), [("opening", []), ("slice", [1 << 18]), ("load", [1 << 19])]
+)
+def test_who_cuts_a_file_off_waits_until_what_is_mapped_is_copied(tmp_path, reads, read):
+    """Without a lease of the file, the process would be killed in each of these."""
+    torch.save({"w": torch.ones(1 << 19)}, path := tmp_path / "c.pt")
+    with open(path, "rb") as file, read_lease(file.fileno()) as held:
+        if not held:
+            pytest.skip("this file system gives no leases")
+    child = run_child(CUT_OFF_WHILE_COPIED, path, reads)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == [*map(str, read), "['w']", "0"]
+
+
+def test_a_file_that_somebody_writes_to_is_read_and_no_map_of_it_is_copied(tmp_path, monkeypatch):
+    path = written_as("safetensors", tmp_path)
+    in_memory(monkeypatch, True, True)
+    maps = []
+    monkeypatch.setattr(OpenFile, "map", lambda *given, real=OpenFile.map: maps.append(given)
+                        or real(*given))  # fmt: skip
+    with open_checkpoint(path) as checkpoint, open(path, "r+b"):
+        loaded = checkpoint.load()
+    assert not maps
+    assert all(bits(loaded[name]) == bits(STATE[name]) for name in STATE)
 
 
 @pytest.mark.parametrize("kernel", ["with cachestat", "without"])

@@ -14,14 +14,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 
 from npydata.errors import CheckpointError
 from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
-from npydata.system.file_system import direct_alignment, maps_are_slow
+from npydata.system.file_system import direct_alignment, maps_are_slow, read_lease
 from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached, looks_cached
 
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -193,15 +193,34 @@ class OpenFile:
         except OSError:  # no more maps to be had, or a file system without them
             return self.copy(offset, nbytes)
 
-    def view(self) -> "mmap.mmap":
-        """Return the whole file as read-only bytes, of which only what is touched is read."""
+    @contextmanager
+    def view(self) -> Iterator["mmap.mmap"]:
+        """Give the whole file as read-only bytes, of which only what is touched is read."""
         if not self.size:
             raise CheckpointError("is empty, expected a checkpoint")
         descriptor = self.readahead()
-        view = mmap.mmap(descriptor.number, self.size, access=mmap.ACCESS_READ)
-        if hasattr(mmap, "MADV_RANDOM"):
-            view.madvise(mmap.MADV_RANDOM)
-        return view
+        with (
+            self.read_lease(self.size),
+            mmap.mmap(descriptor.number, self.size, access=mmap.ACCESS_READ) as view,
+        ):
+            if hasattr(mmap, "MADV_RANDOM"):
+                view.madvise(mmap.MADV_RANDOM)
+            yield view
+
+    @contextmanager
+    def read_lease(self, end: int) -> Iterator[bool]:
+        """Let nobody cut the file off before ``end``, if the system grants that; say whether.
+
+        To touch a map of what is not in the file any more kills the process.
+        """
+        descriptor = self.readahead()
+        second: Descriptor | None = None
+        with suppress(OSError):
+            second = Descriptor(f"/proc/self/fd/{descriptor.number}")
+        with read_lease(second.number) if second else nullcontext(False) as held:
+            if (size := os.fstat(descriptor.number).st_size) < end:
+                raise CheckpointError(f"ends at byte {size:,} now, had {self.size:,}")
+            yield held
 
     def advise_willneed(self, offset: int, nbytes: int) -> None:
         """Ask the disk for some bytes, without waiting for them."""

@@ -1,8 +1,9 @@
 """Many byte ranges of files, read in order with several large requests in flight.
 
-A file that is in the page cache is copied out of a map, which takes half the processor's time of a
-read. Any other is read past the cache, where the file system allows that: the memory that other
-files have there stays theirs. It goes straight to where it belongs, if the disk writes there.
+A file that is in the page cache is copied out of a map, if nobody can cut it off meanwhile: that
+takes half the processor's time of a read. Any other is read past the cache, where the file system
+allows that: the memory that other files have there stays theirs. It goes straight to where it
+belongs, if the disk writes there.
 """
 
 import errno
@@ -186,13 +187,12 @@ def read_request(request: list[Read], buffer: Bytes) -> Bytes | None:
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
     file.require_inside(begin, end - begin)
     in_memory = is_in_memory(file, begin, end)
-    if in_memory and not file.no_maps():
-        distribute(cached(file, begin, end), begin, request)
-    elif end - begin <= REQUEST_BYTES:
+    if in_memory and copy_cached(file, begin, end, request):
+        return None
+    if end - begin <= REQUEST_BYTES:
         return read_together(file, begin, end, request, buffer, in_memory=in_memory)
-    else:
-        for part in runs(part for read in request for part in cut(read)):
-            finish_request(part, read_request(part, buffer))
+    for part in runs(part for read in request for part in cut(read)):
+        finish_request(part, read_request(part, buffer))
     return None
 
 
@@ -243,21 +243,18 @@ def distribute(content: Bytes, begin: int, reads: list[Read]) -> None:
 
 def read_cached(file: OpenFile, begin: int, target: Bytes) -> None:
     """Fill memory with bytes that are in the page cache."""
-    if file.no_maps():
+    if not copy_cached(file, begin, begin + target.nbytes, [Read(file, begin, target)]):
         file.read_into(target.data, begin)
-    else:
-        target[:] = cached(file, begin, begin + target.nbytes)
 
 
-def cached(file: OpenFile, begin: int, end: int) -> Bytes:
-    """Return a map of bytes that are in the page cache, if the file still has them.
-
-    To touch a map of what is not in the file any more would kill the process.
-    """
-    descriptor = file.readahead()
-    if (size := os.fstat(descriptor.number).st_size) < end:
-        raise CheckpointError(f"ends at byte {size:,} now, had {file.size:,}")
-    return file.map(begin, end - begin)
+def copy_cached(file: OpenFile, begin: int, end: int, reads: list[Read]) -> bool:
+    """Copy what is in the page cache out of a map into its places; say whether that can be done."""
+    if file.no_maps():
+        return False
+    with file.read_lease(end) as held:
+        if held:
+            distribute(file.map(begin, end - begin), begin, reads)
+    return held
 
 
 def is_in_memory(file: OpenFile, begin: int, end: int) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent
+from npydata.reader.files import SMALL_BYTES
 from npydata.reader.private_memory import PAGE, Bytes
 from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.strides import (
@@ -128,9 +129,13 @@ class TensorReader:
         shape, stride, offset = chosen
         local = (shape, stride, offset - first // itemsize)
         runs = page_runs(local, itemsize, part.offset, PAGE, MAX_ADVISED_RANGES)
-        part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
-        content = part.file.map(part.offset, part.nbytes, readahead=False)
-        elements = gather(content, local, itemsize)
+        if len(runs) == 1 and part.nbytes < SMALL_BYTES:
+            elements = gather(part.file.copy(part.offset, part.nbytes), local, itemsize)
+        else:
+            part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
+            with part.file.read_lease(part.offset + part.nbytes):
+                content = part.file.map(part.offset, part.nbytes, readahead=False)
+                elements = gather(content, local, itemsize)
         if self.swapped:
             elements = swap(elements, component_bytes(dtype))
         return view(elements, dtype, (shape, contiguous_stride(shape), 0))

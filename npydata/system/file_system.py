@@ -1,13 +1,17 @@
-"""On which file system a file lies, where that decides how it is read.
+"""What a file system allows and asks for, where that decides how a file is read.
 
 A map brings a page at a time; over a network each of them is a round trip. There, and where the
 environment variable ``NPYDATA_NO_MMAP`` is set, files are read in large pieces instead.
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +42,28 @@ def direct_alignment(descriptor: int) -> int:
     if STATX is None or STATX(descriptor, b"", AT_EMPTY_PATH, STATX_DIOALIGN, status):
         return mmap.PAGESIZE
     return int.from_bytes(status.raw[DIO_MEM_ALIGN], sys.byteorder) or mmap.PAGESIZE
+
+
+@contextmanager
+def read_lease(descriptor: int) -> Iterator[bool]:
+    """Let nobody write to a file or cut it off meanwhile, if the system grants that; say whether.
+
+    Who opens the file for writing, or truncates it, waits until the end (``fs.lease-break-time``
+    seconds at most). Linux gives a lease of one's own files, if nobody has them open for writing,
+    and one for each time that a file was opened: see ``fcntl(2)``.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # SIGIO would end the process
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, 0)  # nobody is told that somebody waits
+        held = True
+    except (OSError, AttributeError):
+        held = False
+    try:
+        yield held
+    finally:
+        if held:  # to close it is not enough: a child that was forked meanwhile has it as well
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 @cache
