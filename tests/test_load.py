@@ -1,7 +1,10 @@
 """Whole checkpoints: what ``load`` reads is what reading one by one gives, wherever it goes."""
 
+import copy
 import errno
+import gc
 import os
+import pickle
 import threading
 
 import numpy as np
@@ -16,6 +19,7 @@ from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_ch
 from npydata.reader import checksums, parallel_read
 from npydata.reader import load as loading
 from npydata.reader.files import OpenFile
+from npydata.reader.record import write_record
 from npydata.system import page_cache
 from npydata.system.file_system import read_lease
 from npydata.system.page_cache import bytes_read, evict, resident_pages
@@ -581,3 +585,128 @@ def test_what_can_not_be_filled_is_said_before_anything_is_read(tmp_path, into, 
         CheckpointError, match=rf"^into={given}: expected the model, or \(model, op"
     ):
         load_checkpoint(tmp_path / "not there", into=into)
+
+
+def small_file(folder, **tensors):
+    save_file(tensors or {"w": torch.ones(40_000), "x": torch.zeros(3)}, path := folder / "a.st")
+    return path
+
+
+def test_a_copy_of_a_checkpoint_is_refused_and_takes_no_file_with_it(tmp_path):
+    """Its descriptors would be closed with the copy, and their numbers be those of other files."""
+    with open_checkpoint(small_file(tmp_path)) as checkpoint:
+        for copies in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="open the checkpoint again"):
+                copies(checkpoint)
+        gc.collect()
+        with open(os.devnull, "rb"), open(os.devnull, "rb"):
+            assert checkpoint.load()["w"].sum() == 40_000
+
+
+FORKED_WHILE_LOCKED = """
+import os, signal, sys
+from npydata import open_checkpoint
+from npydata.reader import files, tensors
+
+with open_checkpoint(sys.argv[1]) as checkpoint:
+    checkpoint["w"]
+    locks = [files.making_map, tensors.sharing]
+    locks += [one.reader.archive.file.whole_file_map()._lock for one in [checkpoint._tensors["w"]]]
+    for lock in locks:
+        lock.acquire()  # as another thread might, which the child has not
+    if not (child := os.fork()):
+        signal.alarm(10)  # ends it if it hangs
+        os._exit(int(checkpoint["w"].sum()) != 40_000)
+    print(os.waitpid(child, 0)[1])
+    os._exit(0)
+"""
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path):
+    child = run_child(FORKED_WHILE_LOCKED, small_file(tmp_path), seconds=30)
+    assert (child.returncode, child.stdout) == (0, "0\n"), child.stderr
+
+
+def test_tensors_are_in_memory_here_whatever_device_is_the_default(tmp_path):
+    path = small_file(tmp_path, w=torch.arange(12.0).reshape(3, 4))
+    target = torch.zeros(3, 4, dtype=torch.float64)
+    with torch.device("meta"), open_checkpoint(path) as checkpoint:
+        part = {"w": np.s_[1:3, ::2]}
+        made = [checkpoint["w"], checkpoint.get_slice("w")[1:]]
+        made += [checkpoint.load(part)["w"], checkpoint.load(into={"w": target})["w"]]
+        made += checkpoint.load().values()
+    assert {one.device.type for one in made} == {"cpu"}
+    assert [one.sum().item() for one in made] == [66.0, 60.0, 28.0, 66.0, 66.0]
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (torch.zeros(3, device="meta"), "x: .* meta device"),
+        (torch.zeros(1).expand(3), "x: .* expanded"),
+        (torch.zeros(3).to_sparse(), "x: .* torch.sparse_coo"),
+        ("freed", "x: .* memory was freed"),
+    ],
+)
+def test_a_tensor_without_memory_of_its_own_is_refused_before_any_is_written(tmp_path, target, why):
+    if isinstance(target, str):
+        (target := torch.zeros(3)).untyped_storage().resize_(0)
+    into = {"w": torch.zeros(40_000), "x": target}
+    with open_checkpoint(small_file(tmp_path)) as checkpoint:
+        with pytest.raises(CheckpointError, match=why):
+            checkpoint.load(into=into)
+        with pytest.raises(CheckpointError, match=r"two tensors called 'a\.b'"):
+            checkpoint.load(into={"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}})
+    assert not into["w"].any()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_of_names_that_are_one_tensor_the_last_one_fills_it(tmp_path, verify):
+    path = small_file(
+        tmp_path, **{k: torch.full((3 << 20,), float(n)) for n, k in enumerate("abc")}
+    )
+    write_record(path)
+    one = torch.ones(3 << 20)
+    with open_checkpoint(path) as checkpoint:
+        for _ in range(3):
+            into = {"a": one, "b": torch.zeros(3 << 20), "c": one}
+            loaded = checkpoint.load(list("cba"), into=into, verify=verify)
+            assert all(loaded[name] is into[name] for name in into)
+            assert (one == 0).all()
+            assert (into["b"] == 1).all()
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_a_model_stays_as_it_is_where_the_optimizer_does_not_fit(tmp_path, with_optimizer):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with AsyncCheckpointer() as saver:
+        saver.save(
+            tmp_path / "c", model.state_dict(), optimizer.state_dict() if with_optimizer else None
+        )
+    other = torch.nn.Linear(3, 2)
+    before = [one.clone() for one in other.parameters()]
+    without_state = torch.optim.Adam(other.parameters())
+    words = "which the checkpoint has" if with_optimizer else "has no optimizer"
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(tmp_path / "c", into=(other, without_state))
+    assert all(torch.equal(*pair) for pair in zip(before, other.parameters(), strict=True))
+
+
+def test_a_record_is_found_wherever_the_process_goes(tmp_path, monkeypatch):
+    write_record(small_file(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with open_checkpoint("a.st") as checkpoint:
+        monkeypatch.chdir("elsewhere")
+        assert checkpoint.load(verify=True)["w"].sum() == 40_000
+
+
+def test_a_file_whose_name_leaves_no_room_for_a_record_is_vouched_for_by_its_folder(tmp_path):
+    path = tmp_path / ("a" * 239 + ".safetensors")
+    small_file(tmp_path).rename(path)
+    write_record(tmp_path)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.load(verify=True)["w"].sum() == 40_000

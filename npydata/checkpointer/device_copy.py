@@ -104,7 +104,9 @@ class PinnedRing:
         with self._turn:
             slots, self._slots = self._slots, None  # after an error, others: it may still be filled
             if slots is None:
-                slots = torch.empty(RING_SLOTS, SLOT_BYTES, dtype=torch.uint8, pin_memory=True)
+                slots = torch.empty(
+                    RING_SLOTS, SLOT_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True
+                )
             in_flight: deque[tuple[Any, torch.Tensor, torch.Tensor]] = deque()
             begins = range(0, len(source), SLOT_BYTES)
             for slot, at in zip(cycle(slots), begins, strict=False):

@@ -31,6 +31,7 @@ from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
+from npydata.reader.files import naming_errors
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.load import require_device
 from npydata.reader.manifest import hold, in_place, root_of_checkpoints
@@ -109,6 +110,9 @@ def load_from(folder: HeldFolder, read: ReadTensors, verify: bool, into: Sequenc
     if verify:
         compare_maps(folder, manifest, [p for p in PARTS if ours[p] is None and read is read_maps])
     metadata = read_metadata(folder, manifest)
+    for part in PARTS:
+        if ours[part] is not None:
+            require_fits(folder, manifest, part, ours[part])
     states = {
         part: load_state(folder, manifest, part, metadata, read, ours[part], verify)
         for part in PARTS
@@ -118,6 +122,14 @@ def load_from(folder: HeldFolder, read: ReadTensors, verify: bool, into: Sequenc
     require_unchanged(folder, manifest)
     continue_run(folder.path, manifest.run)
     return states["model"], states.get("optimizer"), training
+
+
+def require_fits(folder: HeldFolder, manifest: Manifest, part: str, into: Any) -> None:
+    """Refuse a model or an optimizer that does not fit, before anything is written to either."""
+    if not files_of(part, manifest.files):
+        raise CheckpointError(f"{folder.path}: has no {part}, and into has one")
+    with open_part(folder, manifest, part) as tensors, naming_errors(str(tensors.path)):
+        tensors.targets(tensors_to_fill(into), dict.fromkeys(tensors, ...), exactly=True)
 
 
 def compare_maps(folder: HeldFolder, manifest: Manifest, parts: Sequence[str]) -> None:
@@ -263,8 +275,12 @@ def read_maps(tensors: LazyCheckpoint, names: list[str]) -> dict[str, torch.Tens
 
 def filled(tensors: LazyCheckpoint, into: Any, verify: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a model or an optimizer, filled."""
-    ours, _ = flatten_state_dict(into.state_dict() if hasattr(into, "state_dict") else into)
-    return tensors.load(into=ours, verify=verify)
+    return tensors.load(into=tensors_to_fill(into), verify=verify)
+
+
+def tensors_to_fill(into: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model or an optimizer by their names in a checkpoint."""
+    return flatten_state_dict(into.state_dict() if hasattr(into, "state_dict") else into)[0]
 
 
 def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class StagingBuffer:
         self._memory: mmap.mmap | None = None
         self._pages = PinnedPages()
         self._was_to_pin = False
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     @property
     def pinned(self) -> bool:
@@ -79,7 +79,7 @@ class StagingBuffer:
         """Give the memory back to the system once nothing looks into it."""
         self._pages.unpin()
         self._was_to_pin, self._memory = False, None
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 @dataclass(slots=True)

@@ -224,7 +224,7 @@ def empty_for(tensors: LazyCheckpoint, name: str, owner: torch.Tensor | None) ->
     info = tensors.info(name)
     if is_dtensor(owner) and owner is not None and tuple(owner.shape) == info.shape:
         return torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
-    return torch.empty(info.shape, dtype=info.dtype)
+    return torch.empty(info.shape, dtype=info.dtype, device="cpu")
 
 
 def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:

@@ -170,10 +170,18 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming_errors(str(self.path)):
             vouched = self._vouched() if verify else None
             if into is not None:
-                targets = tensors_by_name(into)
-                require_targets(entries, wanted, targets, exactly=names is None)
+                targets = self.targets(into, wanted, exactly=names is None)
                 return load(entries, wanted, targets, progress=progress, vouched=vouched)
             return load_onto(device, entries, wanted, progress=progress, vouched=vouched)
+
+    def targets(
+        self, into: Any, wanted: Mapping[str, Any], *, exactly: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the tensors of ``into`` by name, as :meth:`load` fills them, or refuse them."""
+        found = tensors_by_name(into)
+        entries = {name: self._entry(name) for name in wanted}
+        require_targets(entries, wanted, found, exactly=exactly)
+        return found
 
     def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -60,11 +61,17 @@ class Descriptor:
         made.number = os.dup(number)
         return made
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied: a copy would close the number under the original's feet."""
+        raise TypeError("an open file can't be copied or pickled: open the checkpoint again")
+
     def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]
         if hasattr(self, "number"):
             close(self.number)
 
 
+making_map = threading.Lock()
+"""Held while the map of a whole file is made. A forked child has another."""
 OPENED: "deque[weakref.ref[OpenFile]]" = deque()
 """Files that can be opened again, the oldest first; each of them has up to three descriptors."""
 
@@ -101,6 +108,8 @@ class OpenFile:
         again: Callable[[], Descriptor] | None = None,
     ) -> None:
         self.path = Path(path)
+        self.absolute = self.path.absolute()
+        """The same wherever the process goes."""
         self._readahead: Descriptor | None = descriptor or Descriptor(path)
         self._no_readahead: Descriptor | None = None
         self._direct: Descriptor | None = None
@@ -113,7 +122,6 @@ class OpenFile:
             close_oldest(self)
         self._no_maps: bool | None = None
         self._direct_alignment: int | None = None
-        self._lock = threading.Lock()
         self._map: WholeFileMap | None = None
 
     def close(self) -> None:
@@ -172,7 +180,7 @@ class OpenFile:
 
     def whole_file_map(self) -> WholeFileMap:
         """Return the map of the whole file: it stays until that is closed and no slice is left."""
-        with self._lock:
+        with making_map:
             descriptor = self.readahead()
             if self._map is None:
                 self._map = WholeFileMap(descriptor.number, self.size)
@@ -300,6 +308,15 @@ class OpenFile:
                 f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
                 f"which has {self.size:,}"
             )
+
+
+def renew_lock() -> None:
+    """Let a forked child make maps: who held the lock is not there."""
+    global making_map
+    making_map = threading.Lock()
+
+
+os.register_at_fork(after_in_child=renew_lock)
 
 
 class FilePart(OpenFile):

@@ -37,6 +37,8 @@ from npydata.system.progress import progress_bar
 
 ON_THE_WAY_BYTES = 1 << 28
 """So much is in memory here at a time, of what goes to another device."""
+PLAIN = torch.Tensor, torch.nn.Parameter
+"""Tensors that say where their memory is; what is made of others is up to their class."""
 Finish = Callable[[], torch.Tensor]
 """Called when all is read: returns the tensor."""
 
@@ -56,11 +58,13 @@ def load(
     that are ``vouched`` for.
     """
     plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
+    filled = {} if into is None else {memory_of(into[name]): name for name in wanted}
     finish = {
         name: plan.new(entries[name], index)
         if into is None
         else plan.fill(entries[name], index, into[name])
         for name, index in wanted.items()
+        if into is None or filled[memory_of(into[name])] == name
     }
     todo = [] if vouched is None else plan.comparisons(vouched)
     total = sum(one.nbytes for one, _ in todo) or sum(read.target.nbytes for read in plan.reads)
@@ -69,7 +73,14 @@ def load(
             read_all(plan.reads, bar)
         else:
             read_compared(todo, bar)
-    return {name: finish[name]() for name in wanted}
+    done = {name: finish[name]() for name in finish}
+    return {name: done[name] if into is None else into[name] for name in wanted}
+
+
+def memory_of(target: torch.Tensor) -> Any:
+    """Return the same for tensors that are the same memory: the last to fill it counts."""
+    here = target.device.type == "cpu" and type(target) in PLAIN and target.numel()
+    return (target.data_ptr(), target.nbytes) if here else id(target)
 
 
 def load_onto(
@@ -118,7 +129,9 @@ def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
     def look(value: Any, path: tuple[Any, ...]) -> None:
         value = value.state_dict() if hasattr(value, "state_dict") else value
         if isinstance(value, torch.Tensor):
-            found[".".join(map(str, path))] = value
+            name = ".".join(map(str, path))
+            if found.setdefault(name, value) is not value:
+                raise CheckpointError(f"into has two tensors called {name!r}")
         elif isinstance(value, Mapping):
             for key, one in value.items():
                 look(one, (*path, key))
@@ -137,7 +150,7 @@ def require_targets(
     *,
     exactly: bool,
 ) -> None:
-    """Refuse tensors to fill that are not those to read, or not of their shapes."""
+    """Refuse tensors to fill that are not those to read, not of their shapes, or take no values."""
     if missing := [name for name in wanted if name not in targets]:
         raise CheckpointError(f"into has no {some_of(missing)}, which the checkpoint has")
     if exactly and (others := [name for name in targets if name not in wanted]):
@@ -146,6 +159,22 @@ def require_targets(
         expected, found = shape_of(entries[name].value, index), tuple(targets[name].shape)
         if found != expected:
             raise CheckpointError(f"{name}: into has shape {found}, the checkpoint {expected}")
+        if why := why_not_filled(targets[name]):
+            raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
+
+
+def why_not_filled(target: torch.Tensor) -> str | None:
+    """Say why a tensor takes no values, if it has no memory of its own for them."""
+    if target.is_meta:
+        return "it is on the meta device"
+    if target.layout is not torch.strided:
+        return f"its layout is {target.layout}"
+    steps = zip(target.shape, target.stride(), strict=True)
+    if any(step == 0 and size > 1 for size, step in steps):
+        return "it is expanded, several of its elements are one"
+    if type(target) in PLAIN and target.numel() and not target.untyped_storage().nbytes():
+        return "its memory was freed"
+    return None
 
 
 def some_of(names: list[str]) -> str:
@@ -177,7 +206,7 @@ class Plan:
                 memory = self.storage(extent)
                 seen = stored.shape, stored.stride, stored.offset
                 return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
-        target = torch.empty(shape_of(stored, index), dtype=stored.dtype)
+        target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")
         if not self.fills(entry, index, target):
             return partial(read_alone, entry, index)
         return lambda: apply_tensor_flags(target, flags_of(stored, index))

@@ -37,6 +37,8 @@ MAX_MANIFEST_BYTES = 1 << 26
 SET_ASIDE = ".npydata-previous"
 PREVIOUS = ".previous"
 """How versions before set an old checkpoint aside. People call copies so: it is only read."""
+NAME_BYTES = 255
+"""As many has the name of a file at most: a record's is longer than that of what it is of."""
 LOOKS = 10
 """How often a folder is looked for; every time that it is found nowhere, a save went by."""
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -286,7 +288,7 @@ def vouched_by_records(archives: Iterable[Archive]) -> dict[OpenFile, Vouched]:
     made: dict[OpenFile, Vouched] = {}
     records: dict[tuple[Path, str], Record | None] = {}
     for archive in archives:
-        path = archive.file.path
+        path = archive.file.absolute
         for name in (record_name(path), MANIFEST):
             key = path.parent, name
             if key not in records:
@@ -302,6 +304,8 @@ def vouched_by_records(archives: Iterable[Archive]) -> dict[OpenFile, Vouched]:
 
 def record_called(folder: HeldFolder, name: str) -> Record | None:
     """Return a record, if there is one of this name."""
+    if len(os.fsencode(name)) > NAME_BYTES:
+        return None
     try:
         return read_as(Record, folder, name)
     except FileNotFoundError:

@@ -102,6 +102,18 @@ class SharedPage:
         return any(first < end and begin < last for first, last in self.given)
 
 
+MAPS: "weakref.WeakSet[WholeFileMap]" = weakref.WeakSet()
+
+
+def renew_locks() -> None:
+    """Let a forked child use maps whose locks another thread held, which is not there."""
+    for one in MAPS:
+        one.renew_lock()
+
+
+os.register_at_fork(after_in_child=renew_locks)
+
+
 class WholeFileMap:
     """One map of a whole file, of which every storage is a slice of its own.
 
@@ -114,6 +126,7 @@ class WholeFileMap:
         # Who asks for a slice has it advised; readahead would go on into its neighbours.
         self._map = PrivateMap(fd, 0, size, readahead=False)
         self._lock = threading.Lock()
+        MAPS.add(self)
         self._live: set[int] = set()
         self._shared_pages: dict[int, SharedPage] = {}
         """Those in which slices begin or end."""
@@ -150,6 +163,10 @@ class WholeFileMap:
         if self._due:
             self._discard_soon()
         return array
+
+    def renew_lock(self) -> None:
+        """Forget who holds the lock. Slices are not given out before they are noted."""
+        self._lock = threading.Lock()
 
     def _release(self, offset: int, nbytes: int) -> None:
         """Note that a slice is gone. Runs at any moment in any thread, so it waits for no lock."""

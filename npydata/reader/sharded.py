@@ -84,7 +84,8 @@ class ShardedReader:
     ) -> torch.Tensor:
         """Return ``tensor[index]`` in memory of its own, from the chunks that it touches."""
         chosen = chosen_of(stored.shape, index)
-        out = torch.empty([count for _, count, _ in chosen], dtype=stored.dtype)
+        sizes = [count for _, count, _ in chosen]
+        out = torch.empty(sizes, dtype=stored.dtype, device="cpu")
         for chunk in stored.chunks:
             if (both := overlap(chosen, chunk.bounds)) is not None:
                 there, here = both

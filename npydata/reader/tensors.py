@@ -4,6 +4,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import math
+import os
 import sys
 import threading
 import weakref
@@ -35,6 +36,19 @@ ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 """numpy types that move elements of a size without looking into them."""
 
 
+sharing = threading.Lock()
+"""Held while a tensor looks for others of its storage. A forked child has another."""
+
+
+def renew_lock() -> None:
+    """Let a forked child look: who held the lock is not there."""
+    global sharing
+    sharing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=renew_lock)
+
+
 @dataclass(slots=True)
 class Entry:
     """A value of a checkpoint, and who reads it if it is a tensor. Nobody changes one."""
@@ -50,7 +64,6 @@ class TensorReader:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self.swapped = archive.byteorder != sys.byteorder
-        self._lock = threading.Lock()
         self._memories: weakref.WeakValueDictionary[Any, Bytes] = weakref.WeakValueDictionary()
         self._alignments: dict[str, int] = {}
         """Of each storage, the largest element of any tensor in it: they all share its memory."""
@@ -91,11 +104,11 @@ class TensorReader:
         """Return the storage's bytes as private memory, aligned and in this machine's order."""
         extent = self.extent(storage)
         key = (extent.offset, extent.nbytes, component_bytes(dtype) if self.swapped else 1)
-        with self._lock:
+        with sharing:
             memory = self._memories.get(key)
         if memory is None:
             memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
-            with self._lock:
+            with sharing:
                 memory = self._memories.setdefault(key, memory)
         return memory
 
@@ -183,7 +196,7 @@ def view(memory: Bytes, dtype: torch.dtype, seen: View) -> torch.Tensor:
     """Return a tensor over memory, which lives as long as the tensor does."""
     shape, stride, offset = seen
     storage = torch.from_numpy(memory).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
 
 
 def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
