@@ -119,6 +119,15 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
+def test_a_tensor_has_the_strides_that_are_told_of_it(tmp_path):
+    """Those that torch's load gives it, too: its elements one after the other."""
+    dcp.save({"t": torch.arange(6.0).reshape(2, 3).t()}, checkpoint_id=tmp_path / "d")
+    with open_checkpoint(tmp_path / "d") as checkpoint:
+        assert checkpoint.info("t").stride == checkpoint["t"].stride() == (2, 1)
+        assert checkpoint.load()["t"].stride() == (2, 1)
+        assert checkpoint["t"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
 def test_code_in_the_metadata_is_listed_and_does_not_run(made, tmp_path):
     made.more = {"planner_data": Runs(tmp_path / "ran")}
     made.append("__0_0.distcp", MetadataIndex("code"), Runs(tmp_path / "ran"))
@@ -199,6 +208,7 @@ def test_other_files_beside_the_metadata_are_refused(made):
 
 
 @pytest.mark.parametrize("held", [torch.zeros(2, 6, dtype=torch.int32), torch.zeros(6, 2), 7,
+                                  torch.zeros(1).expand(2, 6),
                                   torch.zeros(2, 6).to_sparse()])  # fmt: skip
 def test_a_chunk_that_is_not_what_the_metadata_says_is_refused(made, held):
     made.append("__2_0.distcp", MetadataIndex("w", (0, 0)), held)

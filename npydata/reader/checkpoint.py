@@ -365,9 +365,12 @@ class TensorSlice:
 
 
 def identity(entry: Entry) -> Any:
-    """Return the same key for names of the very same elements."""
+    """Return the same key for names of the very same elements.
+
+    Numbers are in it as text: a file could choose many that have one hash.
+    """
     stored: StoredTensor = entry.value
     if stored.storage is None:
         return id(stored)
-    return (id(entry.reader), stored.storage.key, stored.storage.start, stored.dtype, stored.shape,
-            stored.stride, stored.offset, stored.conj, stored.neg)  # fmt: skip
+    seen = str((stored.storage.start, stored.shape, stored.stride, stored.offset))
+    return id(entry.reader), stored.storage.key, stored.dtype, seen, stored.conj, stored.neg

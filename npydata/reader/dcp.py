@@ -6,6 +6,7 @@ is read by our machine; a chunk is looked into when it is read. The classes are 
 ``torch/distributed/checkpoint/metadata.py`` and ``filesystem.py``.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +96,8 @@ class ItemChunk:
             )
         if stored.conj or stored.neg:
             raise CheckpointError(f"{archive.file.path.name} has a chunk that is a conjugate")
+        if math.prod(stored.shape) > stored.storage.numel:  # it could be terabytes of a few bytes
+            raise CheckpointError(f"{archive.file.path.name} has a chunk that is expanded")
         reader.check(stored)
         return reader, stored
 
@@ -120,7 +123,7 @@ def read_dcp(folder: HeldFolder) -> tuple[list[Archive], dict[str, Entry], dict[
             raise CheckpointError(f"{METADATA} names {brief(name)}, expected text")
         with naming_errors(name):
             if cause(one) == f"{MODULE}.BytesStorageMetadata":
-                others[name] = held(items, (name, None)).archive
+                others[name] = held(items, (name, "")).archive
             else:
                 tensors[name] = Entry(reader, chunked(name, one, items))
                 left -= len(tensors[name].value.chunks)  # a file says a list of them once
@@ -159,8 +162,9 @@ def fields(made: Any) -> dict[str, Any]:
     return made.state or {}
 
 
-Key = tuple[str, tuple[int, ...] | None]
-"""A name, and where a chunk begins; a value that is no tensor has none."""
+Key = tuple[str, str]
+"""A name, and where a chunk begins; a value that is no tensor has none. As text: of numbers, a file
+could choose many that have one hash."""
 
 
 def read_places(storage_data: Any) -> Iterator[tuple[Key, Place]]:
@@ -175,7 +179,7 @@ def read_places(storage_data: Any) -> Iterator[tuple[Key, Place]]:
         name, offset = said.get("fqn"), said.get("offset")
         if not isinstance(name, str):
             raise CheckpointError(f"{METADATA} places {brief(name)}, expected a name")
-        key = (name, None if offset is None else counts(offset, "offset of a chunk"))
+        key = name, "" if offset is None else str(counts(offset, "offset of a chunk"))
         if key in seen:
             raise CheckpointError(f"{METADATA} places {brief(name)} {brief(offset)} twice")
         seen.add(key)
@@ -221,7 +225,7 @@ def chunked(name: str, described: Any, items: dict[Key, Item]) -> ChunkedTensor:
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"has the dtype {brief(dtype)}")
     shape = counts(said.get("size"), "size")
-    found = [ItemChunk(held(items, (name, bounds[0])), dtype, bounds)
+    found = [ItemChunk(held(items, (name, str(bounds[0]))), dtype, bounds)
              for bounds in map(bounds_of, chunks)]  # fmt: skip
     if any(len(part) != len(shape) for chunk in found for part in chunk.bounds):
         raise CheckpointError(f"its chunks have other dimensions than {list(shape)}")

@@ -164,7 +164,11 @@ def sorted_values(checkpoint: LazyCheckpoint, most: int) -> tuple[dict[str, Any]
             cause = str(error).removeprefix(f"{checkpoint.path}: {name} ")
             other[name] = cause.split(", which the file names")[0]
             continue
-        if (weight := weights.of(value)) <= left and json_holds(value, in_json):
+        try:
+            fits = (weight := weights.of(value)) <= left and json_holds(value, in_json)
+        except RecursionError:  # too deeply nested to be written
+            fits = False
+        if fits:
             held[name], left = value, left - weight
         else:
             other[name] = brief(value)

@@ -74,10 +74,13 @@ def push_long(length: str) -> Handler:
 def push_decimal(machine: PickleMachine) -> None:
     """Push an integer written in digits; ``00`` and ``01`` are how protocol 0 writes booleans."""
     text = machine.line()
-    if len(text) > 2 * MAX_INTEGER_BYTES:
-        raise ValueError(f"an integer of {len(text):,} digits")
     value = {b"00": False, b"01": True}.get(text)
-    machine.stack.append(digits(text.removesuffix(b"L")) if value is None else value)
+    machine.stack.append(digits(text) if value is None else value)
+
+
+def push_long_decimal(machine: PickleMachine) -> None:
+    """Push an integer written in digits as Python 2 wrote long ones, with an L behind them."""
+    machine.stack.append(digits(machine.line().removesuffix(b"L")))
 
 
 def push_decimal_float(machine: PickleMachine) -> None:
@@ -93,6 +96,8 @@ def push_decimal_float(machine: PickleMachine) -> None:
 
 def digits(text: bytes) -> int:
     """Return an integer as Python writes one; of ``010`` its readers make 8, 10 or an error."""
+    if len(text) > 2 * MAX_INTEGER_BYTES:
+        raise ValueError(f"an integer of {len(text):,} digits")
     if not INTEGER.fullmatch(text):
         raise ValueError(f"{text[:60]!r} is not an integer")
     return int(text)
@@ -340,7 +345,7 @@ HANDLERS: Handlers = {
     pickle.LONG1: push_long("<B"),
     pickle.LONG4: push_long("<i"),
     pickle.INT: push_decimal,
-    pickle.LONG: push_decimal,
+    pickle.LONG: push_long_decimal,
     pickle.FLOAT: push_decimal_float,
     pickle.SHORT_BINUNICODE: push_text("<B"),
     pickle.BINUNICODE: push_text("<I"),

@@ -289,8 +289,10 @@ def open_index(folder: HeldFolder, path: Path) -> Contents:
         if name not in found[shard]:
             raise CheckpointError(f"{name!r:.200} is not in {shard}, where the index places it")
         root[name] = found[shard][name]
-    for shard in found:  # our writer notes other names of a tensor, which no index has
-        stored = {id(root[name].value) for name, place in weight_map.items() if place == shard}
+    listed: dict[str, set[int]] = {shard: set() for shard in found}
+    for name, shard in weight_map.items():
+        listed[shard].add(id(root[name].value))
+    for shard, stored in listed.items():  # our writer notes other names, which no index has
         root |= {name: entry for name, entry in found[shard].items()
                  if name not in root and id(entry.value) in stored}  # fmt: skip
     if not folder.stays():  # the index is of another folder then

@@ -107,9 +107,10 @@ def torch_device(_: Any, kind: Any, index: Any = None) -> torch.device:
 
 def layout(_: Any, name: Any) -> str:
     """Read ``torch.serialization._get_layout``."""
-    if not isinstance(name, str) or not isinstance(getattr(torch, name[6:], None), torch.layout):
+    known = getattr(torch, name[6:], None) if isinstance(name, str) else None
+    if not isinstance(known, torch.layout) or str(known) != name:
         raise CheckpointError(f"a layout called {brief(name)}")
-    return name
+    return str(known)
 
 
 def count(value: Any, what: str) -> int:

@@ -73,10 +73,11 @@ class ShardedReader:
         """Do nothing: chunks were checked when they were joined."""
 
     def read(self, stored: ChunkedTensor) -> torch.Tensor:
-        """Return the whole tensor; in memory of its own, unless one chunk has it whole."""
-        if len(stored.chunks) == 1 and stored.chunks[0].bounds[1] == stored.shape:
-            whole: torch.Tensor = stored.chunks[0].reader.read(stored.chunks[0].stored)
-            return whole
+        """Return the whole tensor; in memory of its own, unless one chunk has it in order."""
+        only = stored.chunks[0]
+        if len(stored.chunks) == 1 and only.bounds[1] == stored.shape:
+            whole: torch.Tensor = only.reader.read(only.stored)
+            return whole.contiguous()
         return self.read_slice(stored, ())
 
     def read_slice(

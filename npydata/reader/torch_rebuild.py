@@ -37,7 +37,7 @@ from npydata.reader.plain_calls import (
     torch_device,
     torch_size,
 )
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
 from npydata.reader.strides import MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -149,7 +149,7 @@ class Rebuilder:
         key = view[0]
         if not isinstance(key, str | int) or isinstance(key, bool):
             raise CheckpointError(f"view key {brief(key)}, expected text or a number")
-        if self.views.setdefault(key, part) != part:
+        if self.views.setdefault(safe_key(key), part) != part:
             raise CheckpointError(f"two views of a storage are called {brief(key)}")
         if key in self.storages:
             raise CheckpointError(f"{brief(key)} is a storage and a view of one")

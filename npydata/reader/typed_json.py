@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from npydata.reader.strides import MAX_COUNT
+
 DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 NUMPY = {
     name: np.dtype(name).type
@@ -25,6 +27,8 @@ NUMPY = {
 """The kinds of numpy's scalars: all that Python's own numbers hold exactly."""
 VERSIONS = "_metadata"
 """Where torch puts the versions of a model's modules, as an attribute of its state dict."""
+MAX_ALIKE = 1000
+"""So many keys may have one hash."""
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -126,7 +130,7 @@ def decode(data: Any) -> Any:
         return READERS[tag](data[tag])
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError,
             OverflowError) as error:  # fmt: skip
-        raise ValueError(f"{tag} of {type(data[tag]).__name__}: {error}") from None
+        raise ValueError(f"{tag} of {type(data[tag]).__name__}: {error!s:.200}") from None
 
 
 def encode_all(values: Any) -> list[Any]:
@@ -140,6 +144,24 @@ def decode_dict(data: Any) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise TypeError("expected an object")
     return value
+
+
+def decode_keys(data: Any) -> list[Any]:
+    """Return members of a set, or keys; a file could choose many that have one hash.
+
+    To find one of them takes as long as to look at all.
+    """
+    keys = [decode(one) for one in data]
+    if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
+        raise ValueError(f"more than {MAX_ALIKE:,} keys of one hash")
+    return keys
+
+
+def decode_size(data: Any) -> torch.Size:
+    """Return the shape of a tensor."""
+    if any(type(one) is not int or abs(one) > MAX_COUNT for one in data):
+        raise ValueError("expected sizes of 64 bits")
+    return torch.Size(data)
 
 
 def decode_numpy(name: str, data: Any) -> Any:
@@ -174,13 +196,13 @@ def as_text(value: Any) -> str:
 
 TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$tuple": (tuple, encode_all, lambda data: tuple(decode(data))),
-    "$set": (set, encode_all, lambda data: set(decode(data))),
-    "$frozenset": (frozenset, encode_all, lambda data: frozenset(decode(data))),
+    "$set": (set, encode_all, lambda data: set(decode_keys(data))),
+    "$frozenset": (frozenset, encode_all, lambda data: frozenset(decode_keys(data))),
     "$bytes": (bytes, encode_bytes, decode_bytes),
     "$bytearray": (bytearray, encode_bytes, lambda text: bytearray(decode_bytes(text))),
     "$complex": (complex, lambda value: encode_all([value.real, value.imag]),
                  lambda pair: decode_complex(*decode(pair))),
-    "$size": (torch.Size, list, torch.Size),
+    "$size": (torch.Size, list, decode_size),
     "$dtype": (torch.dtype, str, DTYPES.__getitem__),
     "$tensor": (Named, lambda value: value.name, lambda name: Named(as_text(name))),
     "$device": (torch.device, str, torch.device),
@@ -192,6 +214,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "$counter": lambda data: Counter(decode_dict(data)),
     "$state_dict": lambda pair: state_dict(*map(decode_dict, pair)),
     "$numpy": lambda pair: decode_numpy(*pair),
-    "$dict": lambda pairs: {decode(key): decode(one) for key, one in pairs},
+    "$dict": lambda pairs: dict(
+        zip(decode_keys([key for key, _ in pairs]), [decode(one) for _, one in pairs], strict=True)
+    ),
     **{tag: read for tag, (_, _, read) in TAGS.items()},
 }

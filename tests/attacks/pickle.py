@@ -27,6 +27,7 @@ from pickle_code import (
     SETITEMS,
     STACK_GLOBAL,
     STOP,
+    Code,
     call,
     get,
     integer,
@@ -166,6 +167,26 @@ malformed("nan_as_keys", "have many keys that equal nothing",
           "harmless")  # fmt: skip
 malformed("keys_with_line_ends", "forge lines of a listing",
           program(value({"a\nb": 1, "\x1b[2J": 2, "\0": 3, "../x": 4})), "harmless")  # fmt: skip
+
+
+@pickle_attack("be a boolean, which is 0 in pickle")
+def long_of_00():
+    return program(Code(b"L00\n"))
+
+
+@pickle_attack("be a boolean, which pickle refuses")
+def long_of_01():
+    return program(Code(b"L01\n"))
+
+
+@pickle_attack("be a number, which pickle refuses")
+def int_with_an_l():
+    return program(Code(b"I5L\n"))
+
+
+@pickle_attack("be a layout by its last letters")
+def layout_of_another_module():
+    return program(call(name("torch.serialization", "_get_layout"), "aaaaaastrided"))
 
 
 @pickle_attack("hold itself", caught="harmless")

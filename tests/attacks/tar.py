@@ -124,6 +124,30 @@ tar("tar_id_of_a_module_with_a_path", "have a source file opened", "harmless", p
 tar("tar_storage_location_of_a_list", "have no location", "harmless", location=[1])
 tar("tar_views_of_a_call", "run in the views", "harmless", views=[call(name("os", "system"), "x")])
 
+
+def among(title: str, tries: str, *others: Member, at: int = 1) -> None:
+    """Register a good file that has other members behind so many of its own."""
+
+    def write(folder):
+        members = tar_members(PICKLE, STORAGES, [TENSOR])
+        return tar_file(folder / "a.tar", [*members[:at], *others, *members[at:]])
+
+    register(write, title, tries, "opening")
+
+
+HIDDEN = Member(name="pickle", data=program(value(7))).data
+SIZE_0, SIZE_512 = (Member(name="PaxHeader", kind=b"x", data=text)
+                    for text in (b"9 size=0\n", b"12 size=512\n"))  # fmt: skip
+FOLDER = Member(name="d", kind=b"5")
+among("folder_with_content", "have it passed over, which tarfile doesn't",
+      replace(FOLDER, data=HIDDEN))  # fmt: skip
+among("folder_of_the_old_kind", "have its content passed over",
+      Member(name="d/", kind=b"\0", data=HIDDEN))  # fmt: skip
+among("two_pax_headers_for_one_member", "have the other one count", SIZE_0, SIZE_512)
+among("pax_size_of_a_folder", "have it count for the next file", SIZE_512, FOLDER)
+among("pax_header_before_the_end", "announce what does not come", SIZE_0, at=4)
+among("folder_called_pickle", "be there twice", replace(FOLDER, name="pickle"))
+
 for which in ("sys_info", "pickle", "tensors", "storages"):
     member(f"{which}_of_8_gb", "have 8 GB read", which, size=8**11 - 1)
     member(f"{which}_of_negative_size", "walk backwards", which, size="-0000000001\0")

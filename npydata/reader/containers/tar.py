@@ -17,7 +17,7 @@ from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.plain_calls import brief, count
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
 from npydata.reader.strides import MAX_DIMS
 from npydata.reader.torch_rebuild import (
     STORAGES,
@@ -27,6 +27,8 @@ from npydata.reader.torch_rebuild import (
 )
 
 BLOCK = 512
+FILES = (b"0", b"\0")
+"""The types of members that are files."""
 MEMBERS = ("sys_info", "pickle", "storages", "tensors")
 MAX_PAX_BYTES = 1 << 16
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+Tensor")
@@ -51,22 +53,28 @@ def read_tar(file: OpenFile) -> Archive:
 
 def walk_members(file: OpenFile) -> Iterator[tuple[str, Extent]]:
     """Yield the members by name: each is a header block, the content, and padding to a block."""
-    at, size, seen = 0, None, set()
+    at, seen = 0, set()
+    size, after_pax = None, False
     while at + BLOCK <= file.size:
         header = file.read(at, BLOCK)
-        if not any(header):
+        if not any(header) and not after_pax:
             return
         name, nbytes, kind = read_header(header)
         at += BLOCK
+        if after_pax and kind not in FILES:
+            raise CheckpointError(f"member {name!r:.80} of type {kind!r} behind pax records")
         if kind == b"x":
-            size = pax_size(file, Extent(file, at, file.size - at).part(0, nbytes), size)
-        elif kind in (b"0", b"\0"):
+            size = pax_size(file, Extent(file, at, file.size - at).part(0, nbytes))
+            after_pax = True
+        elif kind in FILES or (kind == b"5" and nbytes == 0):
             if name in seen:
                 raise CheckpointError(f"two members are called {name!r:.80}")
             seen.add(name)
-            nbytes, size = nbytes if size is None else size, None
-            yield name, Extent(file, at, file.size - at).part(0, nbytes)
-        elif kind != b"5":
+            nbytes = nbytes if size is None else size
+            size, after_pax = None, False
+            if kind in FILES:
+                yield name, Extent(file, at, file.size - at).part(0, nbytes)
+        else:
             raise CheckpointError(f"member {name!r:.80} is of type {kind!r}, expected a file")
         at += -(-nbytes // BLOCK) * BLOCK
     raise CheckpointError("the tar file is cut off")
@@ -80,11 +88,12 @@ def read_header(header: bytes) -> tuple[str, int, bytes]:
         raise CheckpointError(f"a tar header that cannot be read: {error}") from None
     if member.size < 0:
         raise CheckpointError(f"a tar member of {member.size:,} bytes")
-    return member.name, member.size, header[156:157]
+    return member.name, member.size, b"5" if member.isdir() else header[156:157]
 
 
-def pax_size(file: OpenFile, records: Extent, size: int | None) -> int | None:
+def pax_size(file: OpenFile, records: Extent) -> int | None:
     """Return the size that pax records give the next member; they may not rename it."""
+    size = None
     if records.nbytes > MAX_PAX_BYTES:
         raise CheckpointError(f"pax records of {records.nbytes:,} bytes")
     rest = file.read(records.offset, records.nbytes)
@@ -146,17 +155,19 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
             raise CheckpointError(f"a storage of type {brief(kind)}, which is not known")
         (numel,) = cursor.numbers("<q")
         storage = Storage(str(key), STORAGES[str(kind)], count(numel, "elements of a storage"))
-        if storages.setdefault(key, storage) is not storage or storage.key in extents:
+        if storages.setdefault(findable(key), storage) is not storage or storage.key in extents:
             raise CheckpointError(f"two storages are called {storage.key!r:.80}")
         extents[storage.key] = cursor.skip(numel * storage.dtype.itemsize)
     views = cursor.pickle()
-    for one in views if isinstance(views, list) else [views]:
+    if not isinstance(views, list | tuple):
+        raise CheckpointError(f"{brief(views)} for the views of storages")
+    for one in views:
         if not isinstance(one, tuple | list) or len(one) != 4:
             raise CheckpointError(f"a view {brief(one)} of a storage")
         key, root, start, numel = one
         if not (isinstance(key, int | str) and isinstance(root, int | str) and root in storages):
             raise CheckpointError(f"a view {brief(key)} of storage {brief(root)}")
-        if key in storages:
+        if findable(key) in storages:
             raise CheckpointError(f"two storages are called {brief(key)}")
         storages[key] = viewed(storages[root], (key, start, numel))
     return storages, extents
@@ -180,6 +191,14 @@ def read_tensors(cursor: Cursor, storages: dict[Any, Storage]) -> dict[int, Stor
         held = storages[storage]
         tensors[key] = StoredTensor(held, held.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1])
     return tensors
+
+
+def findable(key: int | str) -> int | str:
+    """Return the key of a storage, which takes no time to find."""
+    try:
+        return safe_key(key)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise CheckpointError(f"a storage called {brief(key)}: {error}") from None
 
 
 def three(value: Any, what: str) -> tuple[Any, ...]:
