@@ -5,9 +5,11 @@ import os
 import pytest
 import torch
 from checkpoint_files import entry, safetensors_file
+from safetensors.torch import load_file, save_file
 
 from npydata import CheckpointError, TokenFileError, open_checkpoint, open_tokens
 from npydata.reader import convert
+from npydata.reader.containers.safetensors import PACKED
 from npydata.reader.typed_json import encode
 
 
@@ -42,10 +44,10 @@ def test_texts_that_grow_in_json_are_not_tried_for_ever(tmp_path, monkeypatch):
     assert len(asked) < 50
 
 
-@pytest.mark.parametrize("code, numel", [("F4", 32), ("F6_E2M3", 16), ("F6_E3M2", 16)])
-def test_a_dtype_that_torch_has_none_for_comes_as_bytes_and_is_named(tmp_path, code, numel):
-    nbytes = numel * (4 if code == "F4" else 6) // 8
-    header = {"w": entry(code, [numel], 0, nbytes), "x": entry("U8", [2], nbytes, nbytes + 2)}
+@pytest.mark.parametrize("code, shape", [("F4", [32, 1]), ("F6_E2M3", [16]), ("F6_E3M2", [16])])
+def test_a_dtype_that_torch_has_none_for_comes_as_bytes_and_is_named(tmp_path, code, shape):
+    nbytes = shape[0] * (4 if code == "F4" else 6) // 8
+    header = {"w": entry(code, shape, 0, nbytes), "x": entry("U8", [2], nbytes, nbytes + 2)}
     path = safetensors_file(tmp_path / "a.safetensors", header, bytes(range(nbytes + 2)))
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.info("w").kind == code
@@ -53,6 +55,22 @@ def test_a_dtype_that_torch_has_none_for_comes_as_bytes_and_is_named(tmp_path, c
         assert checkpoint["x"].tolist() == [nbytes, nbytes + 1]
         with pytest.raises(CheckpointError, match=f"w: .*{code}"):
             checkpoint.to_safetensors(tmp_path / "b.safetensors")
+
+
+@pytest.mark.skipif(not PACKED, reason="this torch has no float4")
+def test_numbers_of_four_bits_are_those_of_safetensors_and_torch(tmp_path):
+    whole = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4).view(torch.float4_e2m1fn_x2)
+    save_file({"w": whole}, tmp_path / "a.safetensors")
+    torch.save({"w": whole}, tmp_path / "a.pt")
+    for path in (tmp_path / "a.safetensors", tmp_path / "a.pt"):
+        with open_checkpoint(path) as checkpoint:
+            checkpoint.to_safetensors(out := tmp_path / "b.safetensors")
+            part = checkpoint.get_slice("w")[1:, :, 2:]
+            made = [checkpoint["w"], checkpoint.load()["w"], load_file(out)["w"]]
+        for one in made:
+            assert (one.dtype, one.shape) == (whole.dtype, whole.shape)
+            assert torch.equal(one.view(torch.uint8), whole.view(torch.uint8))
+        assert torch.equal(part.view(torch.uint8), whole.view(torch.uint8)[1:, :, 2:])
 
 
 @pytest.mark.parametrize("name", ["a.idx", "a.ds.index"])

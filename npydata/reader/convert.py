@@ -20,6 +20,7 @@ from npydata.reader.containers.safetensors import (
     CODES,
     COMPLEX_AS_REAL,
     NOTES,
+    PACKED_CODES,
     header_bytes,
 )
 from npydata.reader.elements import (
@@ -77,9 +78,12 @@ class Slot:
         """The tensor's entry in the new file's header."""
         stored: StoredTensor = self.entry.value
         pair = (2,) if stored.dtype.is_complex and not self.dtype.is_complex else ()
+        shape = [*stored.shape, *pair]
+        if self.dtype in PACKED_CODES:
+            shape[-1] *= 2
         return {
-            "dtype": CODES[self.dtype],
-            "shape": [*stored.shape, *pair],
+            "dtype": CODES.get(self.dtype) or PACKED_CODES[self.dtype],
+            "shape": shape,
             "data_offsets": [self.begin, self.begin + self.nbytes],
         }
 
@@ -165,7 +169,7 @@ def written_dtype(name: str, stored: StoredTensor, dtype: torch.dtype | None) ->
     if dtype is not None and stored.dtype.is_floating_point:
         return dtype
     written = COMPLEX_AS_REAL.get(stored.dtype, stored.dtype)
-    if written not in CODES:
+    if written not in CODES and not (written in PACKED_CODES and stored.shape):
         raise CheckpointError(f"{name}: safetensors has no code for {written}")
     return written
 

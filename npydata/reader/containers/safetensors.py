@@ -52,6 +52,8 @@ DTYPES = {
 }  # fmt: skip
 if hasattr(torch, "float8_e8m0fnu"):
     DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+PACKED = {"F4": torch.float4_e2m1fn_x2} if hasattr(torch, "float4_e2m1fn_x2") else {}
+"""dtypes of which two elements of the file are one of torch's, along the last dimension."""
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """dtypes that torch has none for, and the bits of an element: they come as the bytes they are, and
 their kind is the dtype."""
@@ -67,6 +69,7 @@ USUAL_ENTRY = re.compile(
 USUAL_HEAD = re.compile(r'\{(?:"__metadata__": ?(\{.*\}), ?)?', re.DOTALL)
 """What is before the first entry."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+PACKED_CODES = {dtype: code for code, dtype in PACKED.items()}
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
 COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
@@ -229,6 +232,8 @@ def read_entry(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
     dtype = DTYPES.get(code)
     shape = integers(name, "shape", entry["shape"], MAX_DIMS)
     begin, end = integers(name, "data_offsets", entry["data_offsets"], 2, exactly=True)
+    if code in PACKED and shape and shape[-1] % 2 == 0:
+        dtype, shape = PACKED[code], (*shape[:-1], shape[-1] // 2)
     numel, stride = numel_and_stride(shape)
     if numel is None:
         raise CheckpointError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
