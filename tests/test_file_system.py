@@ -77,9 +77,7 @@ def opened_to_write(path):
     return thread
 
 
-def test_who_wants_to_write_waits_for_the_end_of_a_lease_and_nobody_is_signalled(
-    tmp_path, monkeypatch
-):
+def test_who_wants_to_write_waits_for_the_end_of_a_lease_and_nobody_is_signalled(tmp_path):
     (tmp_path / "f").write_bytes(b"x")
     told = []
     before = signal.signal(signal.SIGURG, lambda *_: told.append(1))

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import threading
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -606,14 +607,13 @@ def test_a_copy_of_a_checkpoint_is_refused_and_takes_no_file_with_it(tmp_path):
 FORKED_WHILE_LOCKED = """
 import os, signal, sys
 from npydata import open_checkpoint
-from npydata.reader import files, tensors
+from npydata.system.fork import OWNERS
 
 with open_checkpoint(sys.argv[1]) as checkpoint:
     checkpoint["w"]
-    locks = [files.making_map, tensors.sharing]
-    locks += [one.reader.archive.file.whole_file_map()._lock for one in [checkpoint._tensors["w"]]]
-    for lock in locks:
-        lock.acquire()  # as another thread might, which the child has not
+    assert len(OWNERS) >= 3  # a file, its map, and who makes tensors
+    for owner in OWNERS:
+        owner._lock.acquire()  # as another thread might, which the child has not
     if not (child := os.fork()):
         signal.alarm(10)  # ends it if it hangs
         os._exit(int(checkpoint["w"].sum()) != 40_000)
@@ -622,8 +622,28 @@ with open_checkpoint(sys.argv[1]) as checkpoint:
 """
 
 
-def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path):
-    child = run_child(FORKED_WHILE_LOCKED, small_file(tmp_path), seconds=30)
+def deflated(folder):
+    torch.save({"w": torch.ones(40_000)}, folder / "stored.pt")
+    with (
+        ZipFile(folder / "stored.pt") as stored,
+        ZipFile(folder / "a.pt", "w", ZIP_DEFLATED) as out,
+    ):
+        for one in stored.namelist():
+            out.writestr(one, stored.read(one))
+    return folder / "a.pt"
+
+
+def test_a_compressed_file_fills_a_model_from_the_disk_as_well(tmp_path, monkeypatch):
+    """What was unpacked may have left memory, where there is little of it."""
+    in_memory(monkeypatch, False, False)
+    with open_checkpoint(deflated(tmp_path)) as checkpoint:
+        filled = checkpoint.load(into={"w": torch.zeros(40_000)})["w"]
+    assert (filled == 1).all()
+
+
+@pytest.mark.parametrize("written", [small_file, deflated])
+def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path, written):
+    child = run_child(FORKED_WHILE_LOCKED, written(tmp_path), seconds=30)
     assert (child.returncode, child.stdout) == (0, "0\n"), child.stderr
 
 

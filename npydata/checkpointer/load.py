@@ -31,7 +31,6 @@ from npydata.checkpointer.runs import continue_run
 from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.files import naming_errors
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.load import require_device
 from npydata.reader.manifest import hold, in_place, root_of_checkpoints
@@ -70,7 +69,7 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
-            removed while it was read.
+            removed while it was read; or ``into`` is not what was saved, and nothing was filled.
     """
     require_device(device)
     mapped = mmap and torch.device(device).type == "cpu"
@@ -128,8 +127,8 @@ def require_fits(folder: HeldFolder, manifest: Manifest, part: str, into: Any) -
     """Refuse a model or an optimizer that does not fit, before anything is written to either."""
     if not files_of(part, manifest.files):
         raise CheckpointError(f"{folder.path}: has no {part}, and into has one")
-    with open_part(folder, manifest, part) as tensors, naming_errors(str(tensors.path)):
-        tensors.targets(tensors_to_fill(into), dict.fromkeys(tensors, ...), exactly=True)
+    with open_part(folder, manifest, part) as tensors:
+        tensors.require_fits(tensors_to_fill(into))
 
 
 def compare_maps(folder: HeldFolder, manifest: Manifest, parts: Sequence[str]) -> None:

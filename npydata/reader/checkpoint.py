@@ -152,12 +152,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             progress: Show a bar, if it takes longer than a second.
             verify: Compare what is read, and the headers, with the checksums of the manifest: of a
                 checkpoint of ours, or one of ``npydata verify --record``. The bytes that arrive are
-                those that are compared, while they are in the processor's cache.
+                those that are compared, while they are in the processor's cache; but tensors that
+                don't lie in the file as in memory (of another dtype, say) are then read once more.
 
         Raises:
-            CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, or one of
-                another shape. Nothing was written then. With ``verify``: there is no manifest, or a
-                tensor is not what was written; some of ``into`` may be filled by then.
+            CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
+                another shape, or one without memory of its own. Nothing was written then. With
+                ``verify``: there is no manifest, or a tensor is not what was written; some of
+                ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
         """
         names = [names] if isinstance(names, str) else names
@@ -170,18 +172,20 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming_errors(str(self.path)):
             vouched = self._vouched() if verify else None
             if into is not None:
-                targets = self.targets(into, wanted, exactly=names is None)
+                targets = tensors_by_name(into)
+                require_targets(entries, wanted, targets, exactly=names is None)
                 return load(entries, wanted, targets, progress=progress, vouched=vouched)
             return load_onto(device, entries, wanted, progress=progress, vouched=vouched)
 
-    def targets(
-        self, into: Any, wanted: Mapping[str, Any], *, exactly: bool
-    ) -> dict[str, torch.Tensor]:
-        """Return the tensors of ``into`` by name, as :meth:`load` fills them, or refuse them."""
-        found = tensors_by_name(into)
-        entries = {name: self._entry(name) for name in wanted}
-        require_targets(entries, wanted, found, exactly=exactly)
-        return found
+    def require_fits(self, into: Any) -> None:
+        """Raise what ``load(into=into)`` would raise before it reads; nothing is written.
+
+        Raises:
+            CheckpointError: ``into`` lacks a tensor, or has one more, or one that can't be filled.
+        """
+        with naming_errors(str(self.path)):
+            wanted = dict.fromkeys(self, ...)
+            require_targets(self._tensors, wanted, tensors_by_name(into), exactly=True)
 
     def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it."""

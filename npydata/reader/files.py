@@ -10,7 +10,6 @@ import mmap
 import os
 import resource
 import stat
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 from npydata.errors import CheckpointError
 from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
 from npydata.system.file_system import direct_alignment, maps_are_slow, read_lease
+from npydata.system.fork import lock_of
 from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached, looks_cached
 
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -70,8 +70,6 @@ class Descriptor:
             close(self.number)
 
 
-making_map = threading.Lock()
-"""Held while the map of a whole file is made. A forked child has another."""
 OPENED: "deque[weakref.ref[OpenFile]]" = deque()
 """Files that can be opened again, the oldest first; each of them has up to three descriptors."""
 
@@ -100,6 +98,7 @@ class OpenFile:
     in_checkpoint = True
     """Whether its bytes are those of a file that the user has, and knows the places of."""
     _again: Callable[[], Descriptor] | None = None
+    _direct_alignment: int | None = None
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class OpenFile:
             self._again = again
             close_oldest(self)
         self._no_maps: bool | None = None
-        self._direct_alignment: int | None = None
+        self._lock = lock_of(self)
         self._map: WholeFileMap | None = None
 
     def close(self) -> None:
@@ -180,7 +179,7 @@ class OpenFile:
 
     def whole_file_map(self) -> WholeFileMap:
         """Return the map of the whole file: it stays until that is closed and no slice is left."""
-        with making_map:
+        with self._lock:
             descriptor = self.readahead()
             if self._map is None:
                 self._map = WholeFileMap(descriptor.number, self.size)
@@ -308,15 +307,6 @@ class OpenFile:
                 f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
                 f"which has {self.size:,}"
             )
-
-
-def renew_lock() -> None:
-    """Let a forked child make maps: who held the lock is not there."""
-    global making_map
-    making_map = threading.Lock()
-
-
-os.register_at_fork(after_in_child=renew_lock)
 
 
 class FilePart(OpenFile):

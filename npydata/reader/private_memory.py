@@ -8,7 +8,6 @@ import ctypes
 import mmap
 import os
 import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from npydata.system.fork import lock_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -102,18 +103,6 @@ class SharedPage:
         return any(first < end and begin < last for first, last in self.given)
 
 
-MAPS: "weakref.WeakSet[WholeFileMap]" = weakref.WeakSet()
-
-
-def renew_locks() -> None:
-    """Let a forked child use maps whose locks another thread held, which is not there."""
-    for one in MAPS:
-        one.renew_lock()
-
-
-os.register_at_fork(after_in_child=renew_locks)
-
-
 class WholeFileMap:
     """One map of a whole file, of which every storage is a slice of its own.
 
@@ -125,8 +114,7 @@ class WholeFileMap:
     def __init__(self, fd: int, size: int) -> None:
         # Who asks for a slice has it advised; readahead would go on into its neighbours.
         self._map = PrivateMap(fd, 0, size, readahead=False)
-        self._lock = threading.Lock()
-        MAPS.add(self)
+        self._lock = lock_of(self)
         self._live: set[int] = set()
         self._shared_pages: dict[int, SharedPage] = {}
         """Those in which slices begin or end."""
@@ -163,10 +151,6 @@ class WholeFileMap:
         if self._due:
             self._discard_soon()
         return array
-
-    def renew_lock(self) -> None:
-        """Forget who holds the lock. Slices are not given out before they are noted."""
-        self._lock = threading.Lock()
 
     def _release(self, offset: int, nbytes: int) -> None:
         """Note that a slice is gone. Runs at any moment in any thread, so it waits for no lock."""

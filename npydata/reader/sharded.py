@@ -34,6 +34,7 @@ SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a chunk: where it begins in its tensor, and its shape."""
 PRIME = (1 << 61) - 1
+"""The values of unknowns are random numbers below it."""
 Slicer = Callable[[TensorReader, StoredTensor, Any], torch.Tensor]
 """Reads ``tensor[index]`` of a chunk."""
 

@@ -4,9 +4,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import math
-import os
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,23 +28,11 @@ from npydata.reader.strides import (
     slice_view,
     validate_view,
 )
+from npydata.system.fork import lock_of
 
 MAX_ADVISED_RANGES = 1024
 ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 """numpy types that move elements of a size without looking into them."""
-
-
-sharing = threading.Lock()
-"""Held while a tensor looks for others of its storage. A forked child has another."""
-
-
-def renew_lock() -> None:
-    """Let a forked child look: who held the lock is not there."""
-    global sharing
-    sharing = threading.Lock()
-
-
-os.register_at_fork(after_in_child=renew_lock)
 
 
 @dataclass(slots=True)
@@ -64,6 +50,7 @@ class TensorReader:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self.swapped = archive.byteorder != sys.byteorder
+        self._lock = lock_of(self)
         self._memories: weakref.WeakValueDictionary[Any, Bytes] = weakref.WeakValueDictionary()
         self._alignments: dict[str, int] = {}
         """Of each storage, the largest element of any tensor in it: they all share its memory."""
@@ -104,11 +91,11 @@ class TensorReader:
         """Return the storage's bytes as private memory, aligned and in this machine's order."""
         extent = self.extent(storage)
         key = (extent.offset, extent.nbytes, component_bytes(dtype) if self.swapped else 1)
-        with sharing:
+        with self._lock:
             memory = self._memories.get(key)
         if memory is None:
             memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
-            with sharing:
+            with self._lock:
                 memory = self._memories.setdefault(key, memory)
         return memory
 

@@ -9,7 +9,7 @@ comes back as the number or text that it equals, and a ``defaultdict`` as a ``di
 import base64
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,7 @@ def encode_items(value: dict[Any, Any]) -> Any:
     """Return an object, or pairs where an object would change or mistake a key."""
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(one) for key, one in value.items()}
+    require_few_alike(value)
     return {"$dict": [[encode(key), encode(one)] for key, one in value.items()]}
 
 
@@ -138,6 +139,12 @@ def encode_all(values: Any) -> list[Any]:
     return [encode(one) for one in values]
 
 
+def encode_keys(values: Any) -> list[Any]:
+    """Return the members of a set as a list for JSON, if they can be read again."""
+    require_few_alike(values)
+    return encode_all(values)
+
+
 def decode_dict(data: Any) -> dict[Any, Any]:
     """Return a dictionary, and refuse anything else."""
     value = decode(data)
@@ -152,9 +159,14 @@ def decode_keys(data: Any) -> list[Any]:
     To find one of them takes as long as to look at all.
     """
     keys = [decode(one) for one in data]
+    require_few_alike(keys)
+    return keys
+
+
+def require_few_alike(keys: Collection[Any]) -> None:
+    """Refuse keys of which more than ``MAX_ALIKE`` have one hash."""
     if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
         raise ValueError(f"more than {MAX_ALIKE:,} keys of one hash")
-    return keys
 
 
 def decode_size(data: Any) -> torch.Size:
@@ -196,8 +208,8 @@ def as_text(value: Any) -> str:
 
 TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$tuple": (tuple, encode_all, lambda data: tuple(decode(data))),
-    "$set": (set, encode_all, lambda data: set(decode_keys(data))),
-    "$frozenset": (frozenset, encode_all, lambda data: frozenset(decode_keys(data))),
+    "$set": (set, encode_keys, lambda data: set(decode_keys(data))),
+    "$frozenset": (frozenset, encode_keys, lambda data: frozenset(decode_keys(data))),
     "$bytes": (bytes, encode_bytes, decode_bytes),
     "$bytearray": (bytearray, encode_bytes, lambda text: bytearray(decode_bytes(text))),
     "$complex": (complex, lambda value: encode_all([value.real, value.imag]),

@@ -17,6 +17,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.files import Descriptor, OpenFile
 from npydata.reader.private_memory import PAGE
+from npydata.system.fork import lock_of
 
 CHUNK_BYTES = 1 << 20
 MAX_GROWTH = 128
@@ -50,7 +51,7 @@ class UnpackedFile(OpenFile):
         self._no_readahead = self._direct = self._map = None
         self._no_maps = None
         self._out: IO[bytes] | None = None
-        self._lock, self._unpacking = threading.Lock(), threading.RLock()
+        self._lock = lock_of(self, threading.RLock)
 
     def add(self, extent: Extent, nbytes: int, checksum: int) -> Extent:
         """Return where a record will lie: at the beginning of a page."""
@@ -69,7 +70,7 @@ class UnpackedFile(OpenFile):
         super().require_inside(offset, nbytes)
         at = max(0, bisect_right(self._packed, offset, key=lambda packed: packed.begin) - 1)
         while at < len(self._packed) and self._packed[at].begin < offset + nbytes:
-            with self._unpacking:
+            with self._lock:
                 if not self._packed[at].done:
                     self._unpack(self._packed[at])
             at += 1
@@ -77,7 +78,7 @@ class UnpackedFile(OpenFile):
     def readahead(self) -> Descriptor:
         """Return the descriptor of the temporary file, which there is from now on."""
         self._source.readahead()  # says so if the checkpoint is closed
-        with self._unpacking:
+        with self._lock:
             if self._out is None:
                 self._out = tempfile.TemporaryFile()  # noqa: SIM115
                 self._out.truncate(self.size)

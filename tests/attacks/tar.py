@@ -135,7 +135,7 @@ def among(title: str, tries: str, *others: Member, at: int = 1) -> None:
     register(write, title, tries, "opening")
 
 
-HIDDEN = Member(name="pickle", data=program(value(7))).data
+HIDDEN = program(value(7))
 SIZE_0, SIZE_512 = (Member(name="PaxHeader", kind=b"x", data=text)
                     for text in (b"9 size=0\n", b"12 size=512\n"))  # fmt: skip
 FOLDER = Member(name="d", kind=b"5")

@@ -55,8 +55,8 @@ if hasattr(torch, "float8_e8m0fnu"):
 PACKED = {"F4": torch.float4_e2m1fn_x2} if hasattr(torch, "float4_e2m1fn_x2") else {}
 """dtypes of which two elements of the file are one of torch's, along the last dimension."""
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-"""dtypes that torch has none for, and the bits of an element: they come as the bytes they are, and
-their kind is the dtype."""
+"""dtypes that torch has none for, or not for such a shape, and the bits of an element: they come as
+the bytes they are, and their kind is the dtype."""
 ONLY_INT = {int}
 DTYPE_CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
 """What a dtype may be called: one that is not known hides its tensor, which is listed only."""
