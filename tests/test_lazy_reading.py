@@ -133,7 +133,7 @@ def test_opening_a_large_cold_file_reads_only_headers(tmp_path):
         pytest.skip("this file system keeps its pages in memory")
     before = resident_pages(path).sum()
     with open_checkpoint(path):
-        assert resident_pages(path).sum() - before < 80
+        assert resident_pages(path).sum() - before <= 10  # eight headers, and the directory
 
 
 @needs_proc
