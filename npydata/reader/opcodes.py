@@ -310,7 +310,8 @@ def store_pairs(target: Any, items: list[Any]) -> None:
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, Opaque):
         require_container(target, "builtins.dict")
-        target.pairs.extend(pairs)
+        for key, value in pairs:
+            target.pairs.append((safe_key(key, len(target.pairs)), value))
     elif isinstance(target, dict):
         for key, value in pairs:  # a Counter's update would add to what it has
             target[safe_key(key, len(target))] = value

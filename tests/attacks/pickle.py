@@ -184,6 +184,11 @@ def int_with_an_l():
     return program(Code(b"I5L\n"))
 
 
+@pickle_attack("store under a key that no dictionary has")
+def list_for_a_key_of_what_a_call_returns():
+    return program(call(name("made.up", "Dict")), EMPTY_LIST, NONE, SETITEM)
+
+
 @pickle_attack("be a layout by its last letters")
 def layout_of_another_module():
     return program(call(name("torch.serialization", "_get_layout"), "aaaaaastrided"))

@@ -187,6 +187,12 @@ for title, changes in {
 }.items():
     simple(f"deflated_storage_{title}", "have other bytes inflated", "reading",
            weight=packed("data/0", payload(16), **changes))  # fmt: skip
+for number in (".format_version", ".storage_alignment"):
+    what = number[1:]
+    simple(f"{what}_of_letters", "be no number where torch reads one",
+           more=Record(name=number, data=b"x"))  # fmt: skip
+    simple(f"{what}_of_other_bytes", "hold a record that torch can't read",
+           more=packed(number, b"64", data=deflated(b"640")))  # fmt: skip
 simple("stored_with_another_packed_size", "be read as far as one of two sizes",
        weight=weight(packed_size=12))  # fmt: skip
 simple("zip_bomb_in_a_storage", "fill the memory with 4 GB of inflated zeros",

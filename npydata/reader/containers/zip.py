@@ -31,6 +31,9 @@ ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Flags: the bytes are encrypted, or a patch to other bytes."""
 DIRECTORY = 0x10
 """Attribute: the record is a folder; torch gives memory as it was in place of its bytes."""
+NUMBERS = (".format_version", ".storage_alignment")
+"""Records that torch reads beside those that matter."""
+NUMBER = re.compile(rb"[0-9]{1,18}")
 VERSION = re.compile(rb"([1-9]|10)\n?")
 MAX_VERSION = 10
 """Of torch 2.13; files of ``torch.save`` have version 3."""
@@ -66,6 +69,8 @@ def read_zip(file: OpenFile) -> Archive:
     prefix = find_prefix(file, extents)
     byteorder = read_byteorder(extents.get(f"{prefix}/byteorder"))
     check_version(extents.get(f"{prefix}/.data/version") or extents.get(f"{prefix}/version"))
+    for name in NUMBERS:
+        check_number(name, extents.get(f"{prefix}/{name}"))
     described = extents[f"{prefix}/data.pkl"]
     if described.nbytes > file.size:
         raise CheckpointError(
@@ -100,6 +105,14 @@ def check_version(record: Extent | None) -> None:
     text = b"" if record is None else record.file.read(record.offset, min(record.nbytes, 8))
     if not VERSION.fullmatch(text):
         raise CheckpointError(f"version {text!r} of the format, expected 1 to {MAX_VERSION}")
+
+
+def check_number(name: str, record: Extent | None) -> None:
+    """Refuse a record that torch can't read, or makes no number of; a file may lack it."""
+    if record is not None:
+        text = record.file.read(record.offset, min(record.nbytes, 20))
+        if not NUMBER.fullmatch(text):
+            raise CheckpointError(f"{name} is {text!r}, expected a number")
 
 
 def check_sizes(records: dict[str, Extent], storages: Iterable[Storage]) -> None:
