@@ -169,14 +169,20 @@ def work(order: Order, pipe: int) -> int:
 
 
 def join(order: Order) -> None:
-    """Join the process group."""
+    """Join the process group, and wait until all have: gloo fails where one leaves before."""
     if not order.meet:
         return
     if order.meet.startswith("tcp://"):
         dist.init_process_group(
             "gloo", init_method=order.meet, rank=order.rank, world_size=order.world_size
         )
-        return
+    else:
+        join_at_store(order)
+    dist.barrier()
+
+
+def join_at_store(order: Order) -> None:
+    """Join the process group at a store that another process holds."""
     place, name = order.meet.split("/")
     host, port = place.split(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60))
