@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -89,7 +89,7 @@ def in_parallel(
     Several run at a time, and reading never waits for handling while a buffer is free. Each job has
     one to itself, which begins with a page and holds a request. The first error ends all of it.
     """
-    buffers: SimpleQueue[Bytes] = SimpleQueue()
+    buffers: LifoQueue[Bytes] = LifoQueue()  # one that was used is in memory, and in the cache
     for buffer in huge_memory(BUFFERS * (REQUEST_BYTES + 2 * PAGE)).reshape(BUFFERS, -1):
         buffers.put(buffer)
     failed = threading.Event()
