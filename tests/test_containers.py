@@ -276,6 +276,7 @@ def test_a_file_of_another_program_is_called_by_its_name(tmp_path, name, content
         (["mp_rank_00_000", "mp_rank_00_001"], "is a checkpoint of Megatron"),
         (["model_optim_rng.pt", "distrib_optim.pt"], "is a checkpoint of Megatron"),
         (["__0_0.distcp", "__1_0.distcp"], r"without its \.metadata: fetch"),
+        (["__0_0.distcp", "__0.metadata"], r"each described their own .*: dcp\.load reads it"),
         (["checkpoint", "m.ckpt.index", "m.ckpt.data-00000-of-00001"], "is a TensorFlow"),
         (["_CHECKPOINT_METADATA"], "is a checkpoint of Orbax"),
         (["flax_model.msgpack"], "is a checkpoint of Flax"),

@@ -16,7 +16,13 @@ from checkpoint_tools import bits
 from loader_tools import run_child
 from safetensors.torch import save_file
 
-from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_checkpoint
+from npydata import (
+    AsyncCheckpointer,
+    CheckpointError,
+    load_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 from npydata.reader import checksums, parallel_read
 from npydata.reader import load as loading
 from npydata.reader.files import OpenFile
@@ -676,6 +682,34 @@ def test_a_tensor_without_memory_of_its_own_is_refused_before_any_is_written(tmp
         with pytest.raises(CheckpointError, match=r"two tensors called 'a\.b'"):
             checkpoint.load(into={"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}})
     assert not into["w"].any()
+
+
+class WithExtraState(torch.nn.Linear):
+    """A layer that counts in a tensor; what it gives out of it is that, or a copy."""
+
+    def __init__(self, given):
+        super().__init__(3, 2)
+        self.count, self.given = torch.zeros(()), given
+
+    def get_extra_state(self):
+        return self.given(self.count)
+
+
+def test_what_a_state_dict_makes_anew_cannot_be_filled(tmp_path):
+    saved = WithExtraState(torch.Tensor.detach)
+    saved.count += 5
+    save_file(saved.state_dict(), path := tmp_path / "m.safetensors")
+    save_checkpoint(tmp_path / "run", saved.state_dict())
+    loads = [lambda into: open_checkpoint(path).load(into=into),
+             lambda into: load_checkpoint(tmp_path / "run", into=[into])]  # fmt: skip
+    for load in loads:
+        load(own := WithExtraState(torch.Tensor.detach))
+        assert own.count == 5
+        copies = WithExtraState(torch.Tensor.clone)
+        before = copies.weight.detach().clone()
+        with pytest.raises(CheckpointError, match=r"_extra_state: .*WithExtraState .* anew"):
+            load(copies)
+        assert torch.equal(copies.weight, before)
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -32,7 +32,7 @@ from npydata.checkpointer.training_state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.load import require_device
+from npydata.reader.load import own_state, require_device
 from npydata.reader.manifest import hold, in_place, root_of_checkpoints
 from npydata.reader.open import open_files, without_collecting
 from npydata.reader.training_folder import PARTS, files_of
@@ -279,7 +279,7 @@ def filled(tensors: LazyCheckpoint, into: Any, verify: bool) -> dict[str, torch.
 
 def tensors_to_fill(into: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a model or an optimizer by their names in a checkpoint."""
-    return flatten_state_dict(into.state_dict() if hasattr(into, "state_dict") else into)[0]
+    return flatten_state_dict(own_state(into) if hasattr(into, "state_dict") else into)[0]
 
 
 def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ MEGATRON = (
 
 FILES = (
     (r".*\.distcp", "a shard of torch.distributed.checkpoint", WHOLE),
-    (r"\.metadata", "the metadata of torch.distributed.checkpoint", WHOLE),
+    (r"(__\d+)?\.metadata", "the metadata of torch.distributed.checkpoint", WHOLE),
     (r".*\.data-\d{5}-of-\d{5}", "a shard of a TensorFlow checkpoint", TENSORFLOW),
     (r".*\.ckpt(-\d+)?\.(index|meta)", "the index of a TensorFlow checkpoint", TENSORFLOW),
     (r".*\.msgpack", "a checkpoint of Flax", "flax.serialization reads it"),
@@ -50,6 +50,8 @@ SIGNATURES = (
 DCP_METADATA = b"torch.distributed.checkpoint.metadata"
 
 FOLDERS = (
+    (("__[0-9]*.metadata",), "a folder of torch.distributed.checkpoint whose ranks each described "
+     "their own part (use_collectives=False)", "dcp.load reads it, on as many ranks"),
     (("*.distcp",), "a folder of torch.distributed.checkpoint without its .metadata",
      "fetch that file, which says what lies where"),
     (("zero_to_fp32.py", "mp_rank_*_model_states.pt", "*zero_pp_rank_*", "global_step*"),

@@ -127,7 +127,7 @@ def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
 
     def look(value: Any, path: tuple[Any, ...]) -> None:
-        value = value.state_dict() if hasattr(value, "state_dict") else value
+        value = own_state(value) if hasattr(value, "state_dict") else value
         if isinstance(value, torch.Tensor):
             name = ".".join(map(str, path))
             if found.setdefault(name, value) is not value:
@@ -141,6 +141,28 @@ def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
 
     look(into, ())
     return found
+
+
+def own_state(owner: Any) -> Any:
+    """Return the ``state_dict()`` of a module or an optimizer, whose tensors are its own.
+
+    Raises:
+        CheckpointError: It makes some of them anew each time: to fill those would change nothing.
+    """
+    state, again = owner.state_dict(), tensors_by_name(owner.state_dict())
+    for name, tensor in tensors_by_name(state).items():
+        if name in again and address(tensor) != address(again[name]):
+            raise CheckpointError(
+                f"{name}: state_dict() of the {type(owner).__name__} in into makes it anew, "
+                "so it can't be filled: load without into, and call load_state_dict()"
+            )
+    return state
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins, if it says so."""
+    says = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.data_ptr() if says else 0
 
 
 def require_targets(

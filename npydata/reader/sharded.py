@@ -27,6 +27,7 @@ from npydata.reader.strides import (
     expand_index,
     in_range,
     steps_of,
+    validate_view,
 )
 from npydata.reader.tensors import Entry, TensorReader
 
@@ -206,8 +207,8 @@ def join_chunks(
 
 def validate_chunks(shape: tuple[int, ...], chunks: list[Bounds]) -> str | None:
     """Say why chunks don't make up a tensor, each element once; ``None`` if they do."""
-    if math.prod(shape) > MAX_COUNT:
-        return f"sizes {list(shape)} make more than 2^63 elements"
+    if why := validate_view(shape, contiguous_stride(shape), 0, math.prod(shape)):
+        return why
     held = sum(math.prod(sizes) for _, sizes in chunks)
     if held != math.prod(shape):
         return f"its files hold {held:,} elements, expected {math.prod(shape):,}: {list(shape)}"
