@@ -157,9 +157,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
         Raises:
             CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
-                another shape, or one without memory of its own. Nothing was written then. With
-                ``verify``: there is no manifest, or a tensor is not what was written; some of
-                ``into`` may be filled by then.
+                another shape, one without memory of its own, or one that its ``state_dict()``
+                makes anew. Nothing was written then. With ``verify``: there is no manifest, or a
+                tensor is not what was written; some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
         """
         names = [names] if isinstance(names, str) else names
