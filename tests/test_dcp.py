@@ -49,6 +49,15 @@ class InChunks:
         with (self.folder / path).open("ab") as file:
             self.places[index] = _StorageInfo(path, file.tell(), file.write(content.getvalue()))
 
+    def append_empty(self, names, chunks):
+        """Tensors of no elements, each of so many chunks; the list of them is said once."""
+        begin = torch.Size((0, 0))
+        for name in names:
+            self.append("__0_0.distcp", MetadataIndex(name, begin), torch.zeros(0, 0))
+            self.described[name] = TensorStorageMetadata(
+                TensorProperties(torch.float32), begin, chunks
+            )
+
     def move(self, name, begin, /, **changes):
         """Say something else of the place of an item."""
         index = MetadataIndex(name, begin)
@@ -172,6 +181,14 @@ WRONG = {
     "empty_chunks_said_again": (
         lambda m: m.chunks.extend([ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((0, 6)))]
                                   * 10_000), "more chunks"),
+    "empty_chunks_of_many_names": (
+        lambda m: m.append_empty("abcdefgh", [ChunkStorageMetadata(*[torch.Size((0, 0))] * 2)]
+                                 * 500), "more chunks"),
+    "chunks_of_many_dimensions_said_again": (
+        lambda m: m.described.update(w=TensorStorageMetadata(
+            TensorProperties(torch.float32), torch.Size([0] * 64),
+            [ChunkStorageMetadata(torch.Size([0] * 64), torch.Size([0] * 64))] * 200)),
+        "more chunks"),
     "chunks_that_overlap": (lambda m: place_chunk(m, (1, 0), (2, 6)), "overlap"),
     "chunk_beyond_the_tensor": (lambda m: place_chunk(m, (3, 0), (2, 6)), "beyond"),
     "chunk_of_other_dimensions": (lambda m: place_chunk(m, (0,), (12,)), "other dimensions"),
@@ -217,3 +234,12 @@ def test_a_chunk_that_is_not_what_the_metadata_says_is_refused(made, held):
         pytest.raises(CheckpointError, match=r"__2_0\.distcp has"),
     ):
         checkpoint["w"]
+
+
+def test_a_tensor_of_no_elements_may_have_no_chunks(made):
+    made.described["none"] = TensorStorageMetadata(
+        TensorProperties(torch.float32), torch.Size((0, 3)), []
+    )
+    with open_checkpoint(made.write()) as checkpoint:
+        shapes = [one.shape for one in (checkpoint["none"], checkpoint.get_slice("none")[:])]
+    assert shapes == [(0, 3)] * 2

@@ -14,7 +14,7 @@ import torch
 from checkpoint_files import small_legacy, small_tar, small_zip
 from checkpoint_tools import bits
 from loader_tools import run_child
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 
 from npydata import (
     AsyncCheckpointer,
@@ -707,9 +707,125 @@ def test_what_a_state_dict_makes_anew_cannot_be_filled(tmp_path):
         assert own.count == 5
         copies = WithExtraState(torch.Tensor.clone)
         before = copies.weight.detach().clone()
-        with pytest.raises(CheckpointError, match=r"_extra_state: .*WithExtraState .* anew"):
+        with pytest.raises(CheckpointError, match=r"_extra_state: the WithExtraState .* anew"):
             load(copies)
         assert torch.equal(copies.weight, before)
+
+
+def test_numbers_beside_the_tensors_cannot_be_filled(tmp_path):
+    saved = WithExtraState(lambda count: {"count": count.item()})
+    save_checkpoint(tmp_path / "module", saved.state_dict())
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path / "both", table.state_dict(), optimizer.state_dict())
+    with pytest.raises(CheckpointError, match=r"_extra_state\.count: the WithExtraState .* float:"):
+        load_checkpoint(tmp_path / "module", into=[saved])
+    before = table.weight.detach().clone()
+    with torch.no_grad():
+        table.weight += 1
+    with pytest.raises(CheckpointError, match=r"0\.step: the SparseAdam in into has a int: load"):
+        load_checkpoint(tmp_path / "both", into=[table, optimizer])
+    assert torch.equal(table.weight, before + 1)
+
+
+def test_views_that_begin_at_one_place_are_filled_each(tmp_path):
+    def views(whole):
+        return {"column": whole[:, 0], "even": whole[0, ::2], "row": whole[0, :2],
+                "rest": whole[1:, 1:]}  # fmt: skip
+
+    saved, whole = torch.arange(12.0).reshape(3, 4), torch.zeros(3, 4)
+    path = small_file(tmp_path, **{k: one.clone() for k, one in views(saved).items()})
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.load(into=views(whole))
+    assert torch.equal(whole, saved * (saved != 3))  # which is in none of them
+
+
+def test_tensors_that_share_elements_of_a_large_storage_go_on_sharing_them(tmp_path):
+    big = torch.arange(100_000.0)
+    torch.save({"a": big[:10], "b": big[:10], "c": big[500:510], "d": big[505:515]},
+               path := tmp_path / "m.pt")  # fmt: skip
+    with open_checkpoint(path) as checkpoint:
+        ties, others = checkpoint.load(["a", "b"]), checkpoint.load(["c", "d"])
+    assert ties["a"].data_ptr() == ties["b"].data_ptr()
+    assert ties["a"].untyped_storage().nbytes() == 40
+    others["c"][5] = 7.0
+    assert others["d"][0] == 7.0
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.zeros(2)[::2],
+        torch.zeros(3, 5)[:1, 1:2].t(),
+        torch.zeros(0, 2)[:, 0],
+        torch.zeros(2, dtype=torch.complex64).conj(),
+        torch.zeros(2, dtype=torch.complex64).conj().imag,
+    ],
+)
+def test_targets_of_odd_strides_and_turned_ones_are_filled(tmp_path, target):
+    saved = torch.arange(1.0, 1 + target.numel()).reshape(target.shape).to(target.dtype)
+    path = small_file(tmp_path, x=saved)
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.load(["x"], into={"x": target})
+    assert torch.equal(target, saved)
+
+
+def test_a_tensor_that_torch_cannot_convert_is_refused_before_any_is_written(tmp_path):
+    w, other = torch.zeros(40_000), torch.empty(3, dtype=torch.float4_e2m1fn_x2)
+    path = small_file(tmp_path, w=torch.ones(40_000), x=torch.ones(3))
+    nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])
+    lazy = torch.nn.LazyLinear(3).weight
+    with open_checkpoint(path) as checkpoint:
+        for target, why in ((other, "torch makes no"), (nested, "nested"), (lazy, "no shape yet")):
+            with pytest.raises(CheckpointError, match=f"x: .*can't be filled: .*{why}"):
+                checkpoint.load(into={"w": w, "x": target})
+    assert not w.any()
+
+
+def test_an_inference_tensor_of_another_dtype_is_filled(tmp_path):
+    with torch.inference_mode():
+        target = torch.zeros(3, dtype=torch.float64)
+    with open_checkpoint(small_file(tmp_path, x=torch.ones(3))) as checkpoint:
+        checkpoint.load(["x"], into={"x": target})
+    assert target.tolist() == [1.0] * 3
+
+
+def test_a_tied_tensor_that_the_file_lacks_is_filled_under_its_other_name(tmp_path):
+    def tied():
+        model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    save_model(saved := tied(), path := tmp_path / "m.safetensors")
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.load(into=(model := tied()))
+        torch.testing.assert_close(model.state_dict(), saved.state_dict(), rtol=0, atol=0)
+        model[1].weight = torch.nn.Parameter(torch.zeros(5, 3))
+        with pytest.raises(CheckpointError, match=r"has no '\d\.weight', which into has"):
+            checkpoint.load(into=model)
+
+
+def test_a_file_that_was_cut_off_is_refused_where_its_tensors_are_converted(tmp_path):
+    path = small_file(tmp_path, x=torch.ones(1 << 20))
+    into = [torch.zeros(1 << 20, dtype=torch.float64), torch.zeros(1 << 21)[::2]]
+    with open_checkpoint(path) as checkpoint:
+        os.truncate(path, 1 << 20)
+        for target in into:
+            with pytest.raises(CheckpointError, match=r"a\.st: .*ends at byte 1,048,576 now"):
+                checkpoint.load(["x"], into={"x": target})
+
+
+@pytest.mark.parametrize("more", [8, 12, 16])
+def test_what_zlib_holds_back_at_the_end_of_a_record_is_unpacked(tmp_path, more):
+    state = {"x": torch.zeros((1 << 20) // 4 + more // 4), "y": torch.rand(10_000)}
+    torch.save(state, whole := tmp_path / "whole.pt")
+    with ZipFile(whole) as stored, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with open_checkpoint(tmp_path / "packed.pt") as checkpoint:
+        assert not checkpoint["x"].any()
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -7,7 +7,7 @@ is read by our machine; a chunk is looked into when it is read. The classes are 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -125,10 +125,8 @@ def read_dcp(folder: HeldFolder) -> tuple[list[Archive], dict[str, Entry], dict[
             if cause(one) == f"{MODULE}.BytesStorageMetadata":
                 others[name] = held(items, (name, "")).archive
             else:
-                tensors[name] = Entry(reader, chunked(name, one, items))
-                left -= len(tensors[name].value.chunks)  # a file says a list of them once
-                if left < 0:
-                    raise CheckpointError("has more chunks than the metadata's size allows")
+                tensors[name] = Entry(reader, chunked(name, one, items, left))
+                left -= weight(tensors[name].value.shape, tensors[name].value.chunks)
     archives = [Archive("dcp", file, {}, {}, unknown=unknown, max_names=most)
                 for file in files.values()]  # fmt: skip
     if not archives:
@@ -212,7 +210,12 @@ def held(items: dict[Key, Item], key: Key) -> Item:
     return item
 
 
-def chunked(name: str, described: Any, items: dict[Key, Item]) -> ChunkedTensor:
+def weight(shape: tuple[int, ...], chunks: Sequence[Any]) -> int:
+    """Return how many entries of the metadata chunks stand for; a file says a list of them once."""
+    return len(chunks) * (1 + len(shape) // 4)
+
+
+def chunked(name: str, described: Any, items: dict[Key, Item], most: int) -> ChunkedTensor:
     """Return the description of a tensor in chunks, of which none was looked into."""
     said = fields(described)
     properties, chunks = said.get("properties"), said.get("chunks")
@@ -225,6 +228,8 @@ def chunked(name: str, described: Any, items: dict[Key, Item]) -> ChunkedTensor:
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"has the dtype {brief(dtype)}")
     shape = counts(said.get("size"), "size")
+    if weight(shape, chunks) > most:
+        raise CheckpointError("has more chunks than the metadata's size allows")
     found = [ItemChunk(held(items, (name, str(bounds[0]))), dtype, bounds)
              for bounds in map(bounds_of, chunks)]  # fmt: skip
     if any(len(part) != len(shape) for chunk in found for part in chunk.bounds):

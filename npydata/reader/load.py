@@ -6,8 +6,8 @@ files. What doesn't lie in the file as in memory is read by itself, afterwards. 
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
+from torch.nn.parameter import is_lazy
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
@@ -24,7 +25,7 @@ from npydata.reader.parallel_read import Read, new_memory, read_all
 from npydata.reader.private_memory import Bytes
 from npydata.reader.sharded import Chunk, ChunkedTensor
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import contiguous_stride, slice_view
+from npydata.reader.strides import byte_span, contiguous_stride, slice_view
 from npydata.reader.tensors import (
     Entry,
     TensorReader,
@@ -78,9 +79,10 @@ def load(
 
 
 def memory_of(target: torch.Tensor) -> Any:
-    """Return the same for tensors that are the same memory: the last to fill it counts."""
-    here = target.device.type == "cpu" and type(target) in PLAIN and target.numel()
-    return (target.data_ptr(), target.nbytes) if here else id(target)
+    """Return the same for tensors that are the same elements: the last to fill them counts."""
+    if (begin := address(target)) and target.numel():
+        return begin, target.dtype, tuple(target.shape), target.stride()
+    return id(target)
 
 
 def load_onto(
@@ -125,44 +127,52 @@ def moved(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
 def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of modules, optimizers and nested mappings by names with dots."""
     found: dict[str, torch.Tensor] = {}
-
-    def look(value: Any, path: tuple[Any, ...]) -> None:
-        value = own_state(value) if hasattr(value, "state_dict") else value
-        if isinstance(value, torch.Tensor):
-            name = ".".join(map(str, path))
-            if found.setdefault(name, value) is not value:
-                raise CheckpointError(f"into has two tensors called {name!r}")
-        elif isinstance(value, Mapping):
-            for key, one in value.items():
-                look(one, (*path, key))
-        elif isinstance(value, list | tuple):
-            for k, one in enumerate(value):
-                look(one, (*path, k))
-
-    look(into, ())
+    for name, value in leaves(into):
+        if isinstance(value, torch.Tensor) and found.setdefault(name, value) is not value:
+            raise CheckpointError(f"into has two tensors called {name!r}")
     return found
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield what modules, optimizers and nested mappings hold, by names with dots."""
+    value = own_state(value) if hasattr(value, "state_dict") else value
+    if isinstance(value, Mapping):
+        inner: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    else:
+        yield ".".join(map(str, path)), value
+        return
+    for key, one in inner:
+        yield from leaves(one, (*path, key))
 
 
 def own_state(owner: Any) -> Any:
     """Return the ``state_dict()`` of a module or an optimizer, whose tensors are its own.
 
     Raises:
-        CheckpointError: It makes some of them anew each time: to fill those would change nothing.
+        CheckpointError: It makes some of them anew each time, or holds what is no tensor: it would
+            not be what was saved when the tensors are filled. An optimizer's settings may differ.
     """
     state, again = owner.state_dict(), tensors_by_name(owner.state_dict())
+    state_of_module = state if isinstance(owner, torch.nn.Module) else {}
+    held = state["state"] if isinstance(owner, torch.optim.Optimizer) else state_of_module
+    kind, instead = type(owner).__name__, "load without into, and call load_state_dict()"
+    for name, one in leaves(held):
+        if one is not None and not isinstance(one, torch.Tensor):
+            raise CheckpointError(
+                f"{name}: the {kind} in into has a {type(one).__name__}: {instead}"
+            )
     for name, tensor in tensors_by_name(state).items():
         if name in again and address(tensor) != address(again[name]):
-            raise CheckpointError(
-                f"{name}: state_dict() of the {type(owner).__name__} in into makes it anew, "
-                "so it can't be filled: load without into, and call load_state_dict()"
-            )
+            raise CheckpointError(f"{name}: the {kind} in into makes it anew each time: {instead}")
     return state
 
 
 def address(tensor: torch.Tensor) -> int:
     """Return where the memory of a tensor begins, if it says so."""
-    says = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta
-    return tensor.data_ptr() if says else 0
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.data_ptr() if type(tensor) in PLAIN and strided and not tensor.is_meta else 0
 
 
 def require_targets(
@@ -175,28 +185,53 @@ def require_targets(
     """Refuse tensors to fill that are not those to read, not of their shapes, or take no values."""
     if missing := [name for name in wanted if name not in targets]:
         raise CheckpointError(f"into has no {some_of(missing)}, which the checkpoint has")
-    if exactly and (others := [name for name in targets if name not in wanted]):
+    filled = {memory_of(targets[name]) for name in wanted}
+    others = [name for name in targets
+              if name not in wanted and memory_of(targets[name]) not in filled]  # fmt: skip
+    if exactly and others:
         raise CheckpointError(f"has no {some_of(others)}, which into has")
     for name, index in wanted.items():
-        expected, found = shape_of(entries[name].value, index), tuple(targets[name].shape)
+        stored = entries[name].value
+        if why := why_not_filled(targets[name]) or why_not_converted(stored, targets[name].dtype):
+            raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
+        expected, found = shape_of(stored, index), tuple(targets[name].shape)
         if found != expected:
             raise CheckpointError(f"{name}: into has shape {found}, the checkpoint {expected}")
-        if why := why_not_filled(targets[name]):
-            raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
+
+
+def why_not_converted(stored: StoredTensor, dtype: torch.dtype) -> str | None:
+    """Say why no values of a tensor can be put into one of a dtype, if torch can't do that."""
+    if stored.dtype == dtype:
+        return None
+    try:
+        torch.empty(1, dtype=dtype, device="cpu").copy_(
+            torch.empty(1, dtype=stored.dtype, device="cpu")
+        )
+    except (RuntimeError, TypeError) as error:
+        return f"torch makes no {dtype} of {stored.dtype} ({error})"
+    return None
 
 
 def why_not_filled(target: torch.Tensor) -> str | None:
     """Say why a tensor takes no values, if it has no memory of its own for them."""
+    if is_lazy(target):
+        return "it has no shape yet, its module was not called"
     if target.is_meta:
         return "it is on the meta device"
+    if target.is_nested:
+        return "it is nested"
     if target.layout is not torch.strided:
         return f"its layout is {target.layout}"
-    steps = zip(target.shape, target.stride(), strict=True)
-    if any(step == 0 and size > 1 for size, step in steps):
+    if is_expanded(target.shape, target.stride()):
         return "it is expanded, several of its elements are one"
     if type(target) in PLAIN and target.numel() and not target.untyped_storage().nbytes():
         return "its memory was freed"
     return None
+
+
+def is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements of a tensor are one."""
+    return any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
 
 
 def some_of(names: list[str]) -> str:
@@ -215,29 +250,41 @@ class Plan:
         self._storages: dict[Any, Bytes] = {}
         self._used = Counter[Any]()
         """Of each storage, how many bytes are in tensors that are wanted whole."""
+        self._made: dict[Any, torch.Tensor] = {}
+        """Memory of their own for tensors of large storages: names of the same share it."""
+        spans = defaultdict[Any, set[tuple[int, int]]](set)
         for entry in whole:
             if isinstance(entry.reader, TensorReader):
                 self._used[storage_of(entry)] += nbytes_of(entry.value)
+                spans[storage_of(entry)].add(span_of(entry.value))
+        self._overlapping = {key for key, some in spans.items() if do_overlap(some)}
+        """Storages of which tensors share a part."""
 
     def new(self, entry: Entry, index: Any) -> Finish:
         """Plan to read a tensor, or a part of it, into new memory."""
         stored: StoredTensor = entry.value
         if index is ... and isinstance(entry.reader, TensorReader):
             extent = entry.reader.extent(require_readable(stored))
-            if 2 * self._used[storage_of(entry)] >= extent.nbytes and not entry.reader.swapped:
+            key = storage_of(entry)
+            whole = 2 * self._used[key] >= extent.nbytes or key in self._overlapping
+            if whole and not entry.reader.swapped:
                 memory = self.storage(extent)
                 seen = stored.shape, stored.stride, stored.offset
                 return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
+            if (made := self._made.get(view_of(entry))) is not None:
+                return lambda: apply_tensor_flags(made, stored)
         target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")
         if not self.fills(entry, index, target):
             return partial(read_alone, entry, index)
+        if index is ... and isinstance(entry.reader, TensorReader):
+            self._made[view_of(entry)] = target
         return lambda: apply_tensor_flags(target, flags_of(stored, index))
 
     def fill(self, entry: Entry, index: Any, target: torch.Tensor) -> Finish:
         """Plan to read a tensor, or a part of it, into one that is there."""
         ours = target.detach()
         if not self.fills(entry, index, ours):
-            return lambda: copied(read_alone(entry, index), target)
+            return lambda: copied(read_once(entry, index), target)
         return lambda: counted(target)
 
     def storage(self, extent: Extent) -> Bytes:
@@ -297,10 +344,13 @@ def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:
         for size, step, expected in zip(shape, stride, contiguous_stride(shape), strict=True)
         if size > 1
     )
-    here = target.device.type == "cpu" and target.is_contiguous() and target.shape == shape
-    if not (in_order and here) or target.dtype != stored.dtype or stored.conj or stored.neg:
+    turned = stored.conj or stored.neg or target.is_conj() or target.is_neg()
+    here = target.device.type == "cpu" and type(target) in PLAIN and target.is_contiguous()
+    if not (in_order and here) or turned:
         return None
-    memory = target.reshape(-1).view(torch.uint8).numpy()
+    if (target.dtype, target.shape) != (stored.dtype, shape):
+        return None
+    memory = target.as_strided((target.numel(),), (1,)).view(torch.uint8).numpy()
     begin = offset * stored.dtype.itemsize if memory.nbytes else 0  # of nothing, anywhere
     part = extent.part(begin, memory.nbytes)
     return Read(part.file, part.offset, memory)
@@ -314,6 +364,14 @@ def read_alone(entry: Entry, index: Any) -> torch.Tensor:
     return apply_tensor_flags(tensor, flags_of(stored, index))
 
 
+def read_once(entry: Entry, index: Any) -> torch.Tensor:
+    """Return a tensor that is copied next: a map of it could be cut off meanwhile."""
+    stored: StoredTensor = entry.value
+    if is_expanded(stored.shape, stored.stride):
+        return read_alone(entry, index)
+    return apply_tensor_flags(entry.reader.read_slice(stored, index), flags_of(stored, index))
+
+
 def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:
     """Return the flags of a tensor; a part of a parameter is none."""
     if index is ...:
@@ -323,7 +381,7 @@ def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:
 
 def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Copy a tensor into one that is there; return that."""
-    with torch.no_grad():
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
         return target.copy_(source)
 
 
@@ -349,6 +407,27 @@ def storage_of(entry: Entry) -> Any:
     """Return the same key for tensors in the same storage of a file."""
     storage = require_readable(entry.value)
     return entry.reader, storage.key, storage.start
+
+
+def view_of(entry: Entry) -> Any:
+    """Return the same key for the very same elements; numbers as text, as no file chooses those."""
+    stored: StoredTensor = entry.value
+    return storage_of(entry), stored.dtype, str((stored.shape, stored.stride, stored.offset))
+
+
+def span_of(stored: StoredTensor) -> tuple[int, int]:
+    """Return the bytes of its storage in which a tensor lies, from one to before another."""
+    return byte_span(stored.shape, stored.stride, stored.offset, stored.dtype.itemsize)
+
+
+def do_overlap(spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether two ranges have a byte in common."""
+    end = 0
+    for first, last in sorted(spans):
+        if first < end and first < last:
+            return True
+        end = max(end, last)
+    return False
 
 
 def nbytes_of(stored: StoredTensor) -> int:

@@ -76,8 +76,8 @@ class ShardedReader:
 
     def read(self, stored: ChunkedTensor) -> torch.Tensor:
         """Return the whole tensor; in memory of its own, unless one chunk has it in order."""
-        only = stored.chunks[0]
-        if len(stored.chunks) == 1 and only.bounds[1] == stored.shape:
+        if [chunk.bounds[1] for chunk in stored.chunks] == [stored.shape]:
+            only = stored.chunks[0]
             whole: torch.Tensor = only.reader.read(only.stored)
             return whole.contiguous()
         return self.read_slice(stored, ())

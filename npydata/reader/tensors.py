@@ -133,8 +133,12 @@ class TensorReader:
             elements = gather(part.file.copy(part.offset, part.nbytes), local, itemsize)
         else:
             part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
-            with part.file.read_lease(part.offset + part.nbytes):
-                content = part.file.map(part.offset, part.nbytes, readahead=False)
+            with part.file.read_lease(part.offset + part.nbytes) as held:
+                content = (
+                    part.file.map(part.offset, part.nbytes, readahead=False)
+                    if held or len(runs) > 1
+                    else part.file.copy(part.offset, part.nbytes)
+                )
                 elements = gather(content, local, itemsize)
         if self.swapped:
             elements = swap(elements, component_bytes(dtype))

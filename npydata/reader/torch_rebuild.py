@@ -37,7 +37,7 @@ from npydata.reader.plain_calls import (
     torch_device,
     torch_size,
 )
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key, states_of
 from npydata.reader.strides import MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -73,6 +73,8 @@ QUANTIZED = {
 """What the integers of quantized tensors are; of the last two, several lie in a byte."""
 COPIED_PER_BYTE = 1
 """Containers that calls copy may hold so many elements for each byte of the pickle."""
+OF_A_PLACEMENT = 16
+"""As many elements, as to describe one of a DTensor takes."""
 
 
 class Rebuilder:
@@ -158,6 +160,7 @@ class Rebuilder:
     def reduce(self, function: Any, args: Any) -> Any:
         """Return what a call would return, if it is one of torch's for plain data."""
         validate_call(function, args)
+        self.spend(parts_of(args))
         if (unmade := first_opaque(args)) is not None:
             return Opaque(unmade.function, (unmade,))
         known = CALLS.get(str(function))
@@ -165,14 +168,14 @@ class Rebuilder:
 
     def describe(self, known: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
         """Return what a function of ours makes of a call's arguments, which it checks."""
-        self._spend(args)
+        self.spend(args)
         try:
             return known(self, *args)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{function} called with {brief(args)}: {error}") from None
 
-    def _spend(self, args: Iterable[Any]) -> None:
-        """Count what calls copy, so that a short file cannot ask for a lot of memory."""
+    def spend(self, args: Iterable[Any]) -> None:
+        """Count what calls copy or look at, so that a short file cannot ask for a lot of it."""
         for arg in args:
             self._copies_left -= len(arg) if hasattr(arg, "__len__") else 1
         if self._copies_left < 0:
@@ -242,11 +245,12 @@ def parameter(_: Rebuilder, data: Any, requires_grad: Any, hooks: Any) -> Stored
 
 
 def parameter_with_state(
-    _: Rebuilder, data: Any, requires_grad: Any, hooks: Any, state: Any
+    rebuilder: Rebuilder, data: Any, requires_grad: Any, hooks: Any, state: Any
 ) -> StoredTensor:
     """Read ``_rebuild_parameter_with_state``, for parameters with attributes."""
+    rebuilder.spend(states_of(state))
     require_attributes(state)
-    return parameter(_, data, requires_grad, hooks)
+    return parameter(rebuilder, data, requires_grad, hooks)
 
 
 def as_parameter(_: Rebuilder, data: Any, requires_grad: Any = True) -> StoredTensor:
@@ -263,13 +267,19 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
         raise CheckpointError(f"a tensor of type {brief(kind)}, expected a name")
     if str(function) == WRAPPER:  # what it wraps are its attributes
         found = dtensor(args, state) if str(kind) in DTENSORS else None
-        return Opaque(kind, args, state) if found is None else found
+        if found is None:
+            return Opaque(kind, args, state)
+        parts = found.parts or {}
+        mesh = parts["device_mesh"]["shape"] or ()
+        rebuilder.spend([OF_A_PLACEMENT * parts["placements"], mesh])
+        return found
     if str(function) not in TENSOR_CALLS:  # nor is it itself: calls of calls could take forever
         return Opaque(function, args, state)
     made = rebuilder.reduce(function, args)
     if isinstance(made, Opaque):
         return Opaque(made.function, (made,), state)
     if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:
+        rebuilder.spend(states_of(state))
         require_attributes(state)
         return replace(made, is_parameter=str(kind) == PARAMETER)
     if str(kind) in KNOWN:
@@ -319,12 +329,17 @@ def validate_call(function: Any, args: Any) -> None:
 
 def first_opaque(args: tuple[Any, ...]) -> Opaque | None:
     """Return a part of the arguments that is not known, or ``None``."""
-    for arg in args[:MAX_DIMS]:  # more are none of torch's calls
-        parts = arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,)
+    for parts in parts_of(args):
         for part in parts:
             if isinstance(part, Opaque) and not isinstance(part, Described):
                 return part
     return None
+
+
+def parts_of(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the arguments of a call, of short tuples what they hold; more are none of torch's."""
+    return [arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,)
+            for arg in args[:MAX_DIMS]]  # fmt: skip
 
 
 CALLS: dict[str, Callable[..., Any]] = {

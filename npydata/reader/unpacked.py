@@ -104,7 +104,8 @@ def inflated(extent: Extent, most: int) -> Iterator[bytes]:
     for begin in range(0, extent.nbytes, CHUNK_BYTES):
         part = extent.part(begin, min(CHUNK_BYTES, extent.nbytes - begin))
         left = part.file.read(part.offset, part.nbytes)
-        while left and not machine.eof:
+        chunk = b""
+        while (left or len(chunk) == CHUNK_BYTES) and not machine.eof:  # full: it may hold more
             try:
                 chunk = machine.decompress(left, CHUNK_BYTES)
             except zlib.error as error:

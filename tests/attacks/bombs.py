@@ -358,6 +358,13 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
     "one_long_group_of_many_modules": (
         "have one group of no parameters looked through for each module",
         ("group", 20_000, "states", 20_000)),
+    "tuples_of_many_calls": (
+        "have 64 tuples of 64 looked through at each call", ("tuples", 64, "arguments", 40_000)),
+    "one_state_of_many_parameters": (
+        "have one dict looked through, and again, for each parameter",
+        ("two_states", 20_000, "with_attributes", 20_000)),
+    "one_mesh_of_many_dtensors": (
+        "have one mesh of 64 times 64 counted for each DTensor", ("mesh", 64, "dtensors", 20_000)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
     "a_hundred_thousand_sets": (
@@ -371,7 +378,8 @@ for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
 
         make.__name__ = title
         refused = ("keys_of_long_texts", "one_long_state_of_many_objects",
-                   "one_long_group_of_many_modules")  # fmt: skip
+                   "one_long_group_of_many_modules", "tuples_of_many_calls",
+                   "one_state_of_many_parameters", "one_mesh_of_many_dtensors")  # fmt: skip
         caught = "opening" if title in refused else "harmless"
         pickle_attack(tries, caught=caught, forms=forms)(make)
 

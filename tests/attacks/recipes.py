@@ -70,6 +70,31 @@ def arguments_of_calls(depth: int) -> bytes:
     return code
 
 
+def many(one: bytes, count: int = 64) -> Code:
+    """A tuple of so many that are one."""
+    return Code(put(one, 9) + POP + MARK + get(9) * count + b"t")
+
+
+def dtensor_spec(size: int) -> bytes:
+    """The spec of a DTensor on a mesh of 64 times as many sizes, placed in 64 ways."""
+    layout, mesh = "torch.distributed._mesh_layout", "torch.distributed.device_mesh"
+    flat = build(call(name(layout, "_FlatLayout")), {"shape": many(b"K\2", min(size, 64))})
+    axes = build(call(name(layout, "_MeshLayout")), {"axes": many(flat)})
+    split = build(call(name("torch.distributed.tensor.placement_types", "_StridedShard")),
+                  {"dim": 0, "split_factor": 1})  # fmt: skip
+    return build(call(name("torch.distributed.tensor._dtensor_spec", "DTensorSpec")), {
+        "placements": many(split),
+        "mesh": build(call(name(mesh, "DeviceMesh")), {"_layout": axes}),
+    })  # fmt: skip
+
+
+def with_attributes(times: int) -> bytes:
+    """A list of parameters with the value for their attributes."""
+    function = name("torch._utils", "_rebuild_parameter_with_state")
+    arguments = value((tensor(storage("0", 4), 0, (4,)), False, None, Code(get(0))))
+    return put(function, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
+
+
 SAID: dict[str, Callable[[int], bytes]] = {
     "number": lambda _: value(1.5),
     "list": lambda n: EMPTY_LIST + MARK + b"K\1" * n + APPENDS,
@@ -88,6 +113,10 @@ SAID: dict[str, Callable[[int], bytes]] = {
     "names": lambda n: EMPTY_DICT + MARK + b"".join(
         unicode(f"{k}") + NONE for k in range(n)) + SETITEMS,
     "opaque": lambda n: call(MADE_UP) + value({"a" * min(n, 200): 1}) + BUILD,
+    "tuples": lambda n: many(MARK + b"K\1" * min(n, 64) + b"t"),
+    "two_states": lambda n: many(
+        EMPTY_DICT + MARK + b"".join(unicode(f"{k}") + NONE for k in range(n)) + SETITEMS, 2),
+    "mesh": dtensor_spec,
     "spec": lambda n: build(call(MADE_UP), nothings(n, placements=())),
     "group": lambda n: value({"_parameters": nothings(n), "_buffers": {}, "_modules": {}}),
     "calls": arguments_of_calls,
@@ -137,6 +166,7 @@ AGAIN: dict[str, Callable[[int], bytes]] = {
     "in_tuples": listed(get(0) + get(0) + b"\x86"),
     "states": listed(MADE_UP + b")R" + get(0) + BUILD),
     "dtensors": dtensors,
+    "with_attributes": with_attributes,
     "popped": lambda n: dropped(get(0))(n) + POP + get(0),
     "doubled": lambda n: get(0) + DUP * min(n, 60_000) + (b"\x86" * min(n, 60_000)),
     "tensors": listed(tensor()),

@@ -193,6 +193,18 @@ for number in (".format_version", ".storage_alignment"):
            more=Record(name=number, data=b"x"))  # fmt: skip
     simple(f"{what}_of_other_bytes", "hold a record that torch can't read",
            more=packed(number, b"64", data=deflated(b"640")))  # fmt: skip
+for title, (record, data) in {
+    "byteorder": ("ByteOrder", b"big"),
+    "version": (".DATA/version", b"99"),
+    "alignment": (".storage_ALIGNMENT", b"x"),
+    "storage": ("DATA/2", b""),
+}.items():
+    simple(f"{title}_in_capitals", "be read by torch only, which looks at no case",
+           byteorder=Record(name=record, data=data))  # fmt: skip
+simple("folder_beside_the_records", "be a folder that torch takes for that of the records",
+       more=Record(name="=other/"))  # fmt: skip
+register(lambda folder: stored_zip(folder / "a.pt", records(), prefix="p" * 511 + "/"),
+         "folder_of_a_long_name", "have a name that torch reads some of", "opening")  # fmt: skip
 simple("stored_with_another_packed_size", "be read as far as one of two sizes",
        weight=weight(packed_size=12))  # fmt: skip
 simple("zip_bomb_in_a_storage", "fill the memory with 4 GB of inflated zeros",

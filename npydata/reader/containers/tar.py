@@ -210,6 +210,10 @@ def three(value: Any, what: str) -> tuple[Any, ...]:
     return value
 
 
+MAX_DIGITS = 20
+"""Of the number of a tensor: one of thousands takes a while to read, and may be said again."""
+
+
 class TensorsById(Rebuilder):
     """Reads the pickle of a tar file, in which a persistent id is a tensor's number."""
 
@@ -221,6 +225,8 @@ class TensorsById(Rebuilder):
         """Return the tensor, the storage, or the module class that a persistent id stands for."""
         if isinstance(saved, tuple) and len(saved) == 3 and isinstance(saved[0], Global):
             return saved[0]  # a module's class, with its file and source
+        if isinstance(saved, str | bytes) and len(saved) > MAX_DIGITS:
+            raise CheckpointError(f"the number of a tensor has {len(saved):,} digits")
         try:
             return replace(self.tensors[int(saved)])
         except (KeyError, TypeError, ValueError):

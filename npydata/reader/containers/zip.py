@@ -33,6 +33,10 @@ DIRECTORY = 0x10
 """Attribute: the record is a folder; torch gives memory as it was in place of its bytes."""
 NUMBERS = (".format_version", ".storage_alignment")
 """Records that torch reads beside those that matter."""
+READ = {"data.pkl", "byteorder", "version", ".data/version", *NUMBERS}
+"""Records that torch looks for, apart from those of ``data/``."""
+MAX_FOLDER = 510
+"""Bytes of the folder's name, and a slash: torch looks at so many of a record's."""
 NUMBER = re.compile(rb"[0-9]{1,18}")
 VERSION = re.compile(rb"([1-9]|10)\n?")
 MAX_VERSION = 10
@@ -65,8 +69,8 @@ def read_zip(file: OpenFile) -> Archive:
     if not has_record(file.read(0, 4)):
         raise CheckpointError("begins with the end of a zip file, expected a record")
     records = read_directory(file)
+    prefix = find_prefix([record.name for record in records[0]])
     extents = {record.name: extent for record, extent in locate(file, *records)}
-    prefix = find_prefix(file, extents)
     byteorder = read_byteorder(extents.get(f"{prefix}/byteorder"))
     check_version(extents.get(f"{prefix}/.data/version") or extents.get(f"{prefix}/version"))
     for name in NUMBERS:
@@ -309,14 +313,24 @@ def payload_begin(header: bytes, at: int) -> int:
     return at + 30 + name_length + extra_length
 
 
-def find_prefix(file: OpenFile, extents: dict[str, Extent]) -> str:
-    """Return the folder in which all records lie; one of them must be the only ``data.pkl``."""
-    found = [name for name in extents if name.split("/")[-1] == "data.pkl"]
+def find_prefix(names: list[str]) -> str:
+    """Return the folder in which all records lie; one of them must be the only ``data.pkl``.
+
+    torch finds those that it reads without regard to case: they must have the very names.
+    """
+    found = [name for name in names if name.split("/")[-1] == "data.pkl"]
     if len(found) != 1 or found[0].count("/") != 1:
         raise CheckpointError(f"{len(found)} records called data.pkl, expected one, in one folder")
     prefix = found[0].removesuffix("/data.pkl")
-    if strays := [name for name in extents if not name.startswith(f"{prefix}/")]:
-        raise CheckpointError(f"record {strays[0]!r:.80} is not in the folder {prefix!r:.80}")
+    if len(prefix.encode()) > MAX_FOLDER:
+        raise CheckpointError(f"the folder {prefix!r:.80} has a name of over {MAX_FOLDER} bytes")
+    for name in names:
+        if not name.startswith(f"{prefix}/"):
+            raise CheckpointError(f"record {name!r:.80} is not in the folder {prefix!r:.80}")
+        inner = name.removeprefix(f"{prefix}/")
+        exact = inner in READ or inner.startswith("data/")
+        if not exact and (folded(inner) in READ or folded(inner).startswith("data/")):
+            raise CheckpointError(f"record {name!r:.80} has a name that torch reads in other case")
     return prefix
 
 
