@@ -8,6 +8,7 @@ Anything but success or ``CheckpointError`` is a failure, as is a case that take
 """
 
 import argparse
+import copy
 import faulthandler
 import gc
 import json
@@ -407,7 +408,7 @@ def replace_value(dice: random.Random, inner: Any, key: Any) -> None:
     elif choice == 2 and isinstance(inner[key], int):
         inner[key] += dice.choice([-8, -4, -1, 1, 4, 8, 2**63, 2**64])
     else:
-        inner[key] = dice.choice(odd)
+        inner[key] = copy.deepcopy(dice.choice(odd))  # which may be changed next
 
 
 # Mutations of bytes: each changes the content it is given.

@@ -86,7 +86,7 @@ CHECKS = {
     ),
     "two counts": (lambda: zip.find_directory(a_file(two_ends(2, 1))), "do not agree"),
     "another folder": (
-        lambda: zip.find_prefix(None, dict.fromkeys(["arc/data.pkl", "arch/data/0"])),
+        lambda: zip.find_prefix(["arc/data.pkl", "arch/data/0"]),
         "is not in the folder 'arc'",
     ),
     "a record longer than its storage": (

@@ -126,8 +126,8 @@ def read_pickle(
     """Return what a pickle describes, the byte after it, and what was met on the way."""
     rebuilder = rebuilder or Rebuilder((len(data) if end is None else end) - at)
     machine = PickleMachine(data, HANDLERS, find_class=rebuilder.find_class,
-                            persistent_load=rebuilder.persistent_load, reduce=rebuilder.reduce,
-                            at=at, end=end)  # fmt: skip
+                            persistent_load=rebuilder.persistent_load,
+                            reduce=rebuilder.counted_reduce, at=at, end=end)  # fmt: skip
     return machine.run(), machine.at, rebuilder
 
 

@@ -157,10 +157,15 @@ class Rebuilder:
             raise CheckpointError(f"{brief(key)} is a storage and a view of one")
         return part
 
+    def counted_reduce(self, function: Any, args: Any) -> Any:
+        """Count what is looked at, and return what a call would return."""
+        if isinstance(args, tuple):
+            self.spend(parts_of(args))
+        return self.reduce(function, args)
+
     def reduce(self, function: Any, args: Any) -> Any:
         """Return what a call would return, if it is one of torch's for plain data."""
         validate_call(function, args)
-        self.spend(parts_of(args))
         if (unmade := first_opaque(args)) is not None:
             return Opaque(unmade.function, (unmade,))
         known = CALLS.get(str(function))
@@ -275,7 +280,7 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
         return found
     if str(function) not in TENSOR_CALLS:  # nor is it itself: calls of calls could take forever
         return Opaque(function, args, state)
-    made = rebuilder.reduce(function, args)
+    made = rebuilder.counted_reduce(function, args)
     if isinstance(made, Opaque):
         return Opaque(made.function, (made,), state)
     if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:

@@ -87,7 +87,7 @@ def open_zip(file):
         if begin + record.nbytes > stop:
             raise CheckpointError(f"record {record.name!r} reaches into the next")
         extents[record.name] = Extent(file, begin, record.nbytes)
-    prefix = zips.find_prefix(file, extents)
+    prefix = zips.find_prefix(list(extents))
     where = extents[f"{prefix}/data.pkl"]
     root, _, met = read_pickle(file.read(where.offset, where.nbytes))
     data = {name.removeprefix(f"{prefix}/data/"): one for name, one in extents.items()}
