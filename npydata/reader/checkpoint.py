@@ -19,11 +19,12 @@ from npydata.reader.checksums import Vouched
 from npydata.reader.convert import Converted, convert
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.hugging_face import SHARD_BYTES, convert_to_folder
-from npydata.reader.load import load, load_onto, require_targets, tensors_by_name
+from npydata.reader.load import load, load_onto
 from npydata.reader.manifest import vouched_by_records
 from npydata.reader.metadata import Metadata, plain_value
 from npydata.reader.naming import nested
 from npydata.reader.stored import Opaque, StoredTensor
+from npydata.reader.targets import require_targets, tensors_by_name
 from npydata.reader.tensors import Entry, apply_tensor_flags
 
 

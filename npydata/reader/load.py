@@ -7,7 +7,7 @@ files. What doesn't lie in the file as in memory is read by itself, afterwards. 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
-from torch.nn.parameter import is_lazy
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
@@ -26,6 +25,7 @@ from npydata.reader.private_memory import Bytes
 from npydata.reader.sharded import Chunk, ChunkedTensor
 from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import byte_span, contiguous_stride, slice_view
+from npydata.reader.targets import PLAIN, is_expanded, memory_of, shape_of
 from npydata.reader.tensors import (
     Entry,
     TensorReader,
@@ -38,8 +38,6 @@ from npydata.system.progress import progress_bar
 
 ON_THE_WAY_BYTES = 1 << 28
 """So much is in memory here at a time, of what goes to another device."""
-PLAIN = torch.Tensor, torch.nn.Parameter
-"""Tensors that say where their memory is; what is made of others is up to their class."""
 Finish = Callable[[], torch.Tensor]
 """Called when all is read: returns the tensor."""
 
@@ -76,13 +74,6 @@ def load(
             read_compared(todo, bar)
     done = {name: finish[name]() for name in finish}
     return {name: done[name] if into is None else into[name] for name in wanted}
-
-
-def memory_of(target: torch.Tensor) -> Any:
-    """Return the same for tensors that are the same elements: the last to fill them counts."""
-    if (begin := address(target)) and target.numel():
-        return begin, target.dtype, tuple(target.shape), target.stride()
-    return id(target)
 
 
 def load_onto(
@@ -122,122 +113,6 @@ def moved(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(there, tensor.requires_grad)
     return there.requires_grad_(tensor.requires_grad)
-
-
-def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of modules, optimizers and nested mappings by names with dots."""
-    found: dict[str, torch.Tensor] = {}
-    for name, value in leaves(into):
-        if isinstance(value, torch.Tensor) and found.setdefault(name, value) is not value:
-            raise CheckpointError(f"into has two tensors called {name!r}")
-    return found
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield what modules, optimizers and nested mappings hold, by names with dots."""
-    value = own_state(value) if hasattr(value, "state_dict") else value
-    if isinstance(value, Mapping):
-        inner: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        inner = enumerate(value)
-    else:
-        yield ".".join(map(str, path)), value
-        return
-    for key, one in inner:
-        yield from leaves(one, (*path, key))
-
-
-def own_state(owner: Any) -> Any:
-    """Return the ``state_dict()`` of a module or an optimizer, whose tensors are its own.
-
-    Raises:
-        CheckpointError: It makes some of them anew each time, or holds what is no tensor: it would
-            not be what was saved when the tensors are filled. An optimizer's settings may differ.
-    """
-    state, again = owner.state_dict(), tensors_by_name(owner.state_dict())
-    state_of_module = state if isinstance(owner, torch.nn.Module) else {}
-    held = state["state"] if isinstance(owner, torch.optim.Optimizer) else state_of_module
-    kind, instead = type(owner).__name__, "load without into, and call load_state_dict()"
-    for name, one in leaves(held):
-        if one is not None and not isinstance(one, torch.Tensor):
-            raise CheckpointError(
-                f"{name}: the {kind} in into has a {type(one).__name__}: {instead}"
-            )
-    for name, tensor in tensors_by_name(state).items():
-        if name in again and address(tensor) != address(again[name]):
-            raise CheckpointError(f"{name}: the {kind} in into makes it anew each time: {instead}")
-    return state
-
-
-def address(tensor: torch.Tensor) -> int:
-    """Return where the memory of a tensor begins, if it says so."""
-    strided = tensor.layout is torch.strided and not tensor.is_nested
-    return tensor.data_ptr() if type(tensor) in PLAIN and strided and not tensor.is_meta else 0
-
-
-def require_targets(
-    entries: Mapping[str, Entry],
-    wanted: Mapping[str, Any],
-    targets: Mapping[str, torch.Tensor],
-    *,
-    exactly: bool,
-) -> None:
-    """Refuse tensors to fill that are not those to read, not of their shapes, or take no values."""
-    if missing := [name for name in wanted if name not in targets]:
-        raise CheckpointError(f"into has no {some_of(missing)}, which the checkpoint has")
-    filled = {memory_of(targets[name]) for name in wanted}
-    others = [name for name in targets
-              if name not in wanted and memory_of(targets[name]) not in filled]  # fmt: skip
-    if exactly and others:
-        raise CheckpointError(f"has no {some_of(others)}, which into has")
-    for name, index in wanted.items():
-        stored = entries[name].value
-        if why := why_not_filled(targets[name]) or why_not_converted(stored, targets[name].dtype):
-            raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
-        expected, found = shape_of(stored, index), tuple(targets[name].shape)
-        if found != expected:
-            raise CheckpointError(f"{name}: into has shape {found}, the checkpoint {expected}")
-
-
-def why_not_converted(stored: StoredTensor, dtype: torch.dtype) -> str | None:
-    """Say why no values of a tensor can be put into one of a dtype, if torch can't do that."""
-    if stored.dtype == dtype:
-        return None
-    try:
-        torch.empty(1, dtype=dtype, device="cpu").copy_(
-            torch.empty(1, dtype=stored.dtype, device="cpu")
-        )
-    except (RuntimeError, TypeError) as error:
-        return f"torch makes no {dtype} of {stored.dtype} ({error})"
-    return None
-
-
-def why_not_filled(target: torch.Tensor) -> str | None:
-    """Say why a tensor takes no values, if it has no memory of its own for them."""
-    if is_lazy(target):
-        return "it has no shape yet, its module was not called"
-    if target.is_meta:
-        return "it is on the meta device"
-    if target.is_nested:
-        return "it is nested"
-    if target.layout is not torch.strided:
-        return f"its layout is {target.layout}"
-    if is_expanded(target.shape, target.stride()):
-        return "it is expanded, several of its elements are one"
-    if type(target) in PLAIN and target.numel() and not target.untyped_storage().nbytes():
-        return "its memory was freed"
-    return None
-
-
-def is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether several elements of a tensor are one."""
-    return any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
-
-
-def some_of(names: list[str]) -> str:
-    """Return names as they stand in a message, the first few of them."""
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more
 
 
 class Plan:
@@ -389,13 +264,6 @@ def counted(target: torch.Tensor) -> torch.Tensor:
     """Let torch count the change of a tensor that was read into; return it."""
     increment_version(target)
     return target
-
-
-def shape_of(stored: StoredTensor, index: Any) -> tuple[int, ...]:
-    """Return the shape of a part of a tensor."""
-    if index is ...:
-        return stored.shape
-    return slice_view((stored.shape, stored.stride, stored.offset), index)[0]
 
 
 def place(chunk: Chunk) -> tuple[slice, ...]:

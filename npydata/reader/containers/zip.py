@@ -328,8 +328,8 @@ def find_prefix(names: list[str]) -> str:
         if not name.startswith(f"{prefix}/"):
             raise CheckpointError(f"record {name!r:.80} is not in the folder {prefix!r:.80}")
         inner = name.removeprefix(f"{prefix}/")
-        exact = inner in READ or inner.startswith("data/")
-        if not exact and (folded(inner) in READ or folded(inner).startswith("data/")):
+        is_read = inner in READ or inner.startswith("data/")
+        if not is_read and (folded(inner) in READ or folded(inner).startswith("data/")):
             raise CheckpointError(f"record {name!r:.80} has a name that torch reads in other case")
     return prefix
 
