@@ -38,6 +38,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.files import naming_errors
 from npydata.reader.held_folder import HeldFolder, saying_replaced
+from npydata.reader.targets import require_kept
 from npydata.reader.typed_json import Named, decode, with_named
 from npydata.system.progress import NoBar
 
@@ -114,6 +115,7 @@ def plan_model(
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
     wanted = model.state_dict()
+    require_kept(model, wanted)
     here = {plain_name(name): name for name in wanted}
     there = {plain_name(str(name)): name for name in saved}
     validate_names("the model", set(here), set(there))

@@ -159,8 +159,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         Raises:
             CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
                 another shape, one without memory of its own, or one that its ``state_dict()``
-                makes anew. Nothing was written then. With ``verify``: there is no manifest, or a
-                tensor is not what was written; some of ``into`` may be filled by then.
+                makes anew; or a module of it has extra state that is no tensor, an optimizer such a
+                state. Nothing was written then. With ``verify``: there is no manifest, or a tensor
+                is not what was written; some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
         """
         names = [names] if isinstance(names, str) else names

@@ -14,6 +14,7 @@ from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import slice_view
 from npydata.reader.tensors import Entry
 
+INSTEAD = "load without it, and call load_state_dict()"
 PLAIN = torch.Tensor, torch.nn.Parameter
 """Tensors that say where their memory is; what is made of others is up to their class."""
 
@@ -42,25 +43,33 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def own_state(owner: Any) -> Any:
-    """Return the ``state_dict()`` of a module or an optimizer, whose tensors are its own.
+    """Return the ``state_dict()`` of a module or an optimizer, whose tensors are all of it.
 
     Raises:
-        CheckpointError: It makes some of them anew each time, or holds what is no tensor: it would
-            not be what was saved when the tensors are filled. An optimizer's settings may differ.
+        CheckpointError: It makes some of them anew, or holds what is no tensor: it would not be
+            what was saved when the tensors are filled. An optimizer's settings may differ.
     """
-    state, again = owner.state_dict(), tensors_by_name(owner.state_dict())
+    state = owner.state_dict()
     state_of_module = state if isinstance(owner, torch.nn.Module) else {}
     held = state["state"] if isinstance(owner, torch.optim.Optimizer) else state_of_module
-    kind, instead = type(owner).__name__, "load without into, and call load_state_dict()"
     for name, one in leaves(held):
         if one is not None and not isinstance(one, torch.Tensor):
             raise CheckpointError(
-                f"{name}: the {kind} in into has a {type(one).__name__}: {instead}"
+                f"{name}: is {type(one).__name__}, not a tensor, in the {type(owner).__name__} of "
+                f"into: {INSTEAD}"
             )
+    require_kept(owner, state)
+    return state
+
+
+def require_kept(owner: Any, state: Any) -> None:
+    """Refuse tensors of a ``state_dict()`` that it makes anew: to fill them changes nothing."""
+    again = tensors_by_name(owner.state_dict())
     for name, tensor in tensors_by_name(state).items():
         if name in again and address(tensor) != address(again[name]):
-            raise CheckpointError(f"{name}: the {kind} in into makes it anew each time: {instead}")
-    return state
+            raise CheckpointError(
+                f"{name}: the state_dict() of a {type(owner).__name__} makes it anew: {INSTEAD}"
+            )
 
 
 def memory_of(target: torch.Tensor) -> Any:

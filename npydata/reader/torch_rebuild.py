@@ -37,7 +37,7 @@ from npydata.reader.plain_calls import (
     torch_device,
     torch_size,
 )
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key, states_of
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
 from npydata.reader.strides import MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -173,7 +173,7 @@ class Rebuilder:
 
     def describe(self, known: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
         """Return what a function of ours makes of a call's arguments, which it checks."""
-        self.spend(args)
+        self.spend(part for parts in parts_of(args) for part in parts)
         try:
             return known(self, *args)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -250,12 +250,11 @@ def parameter(_: Rebuilder, data: Any, requires_grad: Any, hooks: Any) -> Stored
 
 
 def parameter_with_state(
-    rebuilder: Rebuilder, data: Any, requires_grad: Any, hooks: Any, state: Any
+    _: Rebuilder, data: Any, requires_grad: Any, hooks: Any, state: Any
 ) -> StoredTensor:
     """Read ``_rebuild_parameter_with_state``, for parameters with attributes."""
-    rebuilder.spend(states_of(state))
     require_attributes(state)
-    return parameter(rebuilder, data, requires_grad, hooks)
+    return parameter(_, data, requires_grad, hooks)
 
 
 def as_parameter(_: Rebuilder, data: Any, requires_grad: Any = True) -> StoredTensor:
@@ -276,7 +275,7 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
             return Opaque(kind, args, state)
         parts = found.parts or {}
         mesh = parts["device_mesh"]["shape"] or ()
-        rebuilder.spend([OF_A_PLACEMENT * parts["placements"], mesh])
+        rebuilder.spend([range(OF_A_PLACEMENT * len(parts["placements"])), mesh])
         return found
     if str(function) not in TENSOR_CALLS:  # nor is it itself: calls of calls could take forever
         return Opaque(function, args, state)
@@ -284,7 +283,6 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
     if isinstance(made, Opaque):
         return Opaque(made.function, (made,), state)
     if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:
-        rebuilder.spend(states_of(state))
         require_attributes(state)
         return replace(made, is_parameter=str(kind) == PARAMETER)
     if str(kind) in KNOWN:

@@ -363,6 +363,9 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
     "one_state_of_many_parameters": (
         "have one dict looked through, and again, for each parameter",
         ("two_states", 20_000, "with_attributes", 20_000)),
+    "attributes_of_many_tensors": (
+        "have one dict looked through, and again, for each tensor",
+        ("two_states", 20_000, "typed_with_attributes", 20_000)),
     "one_mesh_of_many_dtensors": (
         "have one mesh of 64 times 64 counted for each DTensor", ("mesh", 64, "dtensors", 20_000)),
     "many_values": (
@@ -379,7 +382,8 @@ for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
         make.__name__ = title
         refused = ("keys_of_long_texts", "one_long_state_of_many_objects",
                    "one_long_group_of_many_modules", "tuples_of_many_calls",
-                   "one_state_of_many_parameters", "one_mesh_of_many_dtensors")  # fmt: skip
+                   "one_state_of_many_parameters", "attributes_of_many_tensors",
+                   "one_mesh_of_many_dtensors")  # fmt: skip
         caught = "opening" if title in refused else "harmless"
         pickle_attack(tries, caught=caught, forms=forms)(make)
 

@@ -95,6 +95,14 @@ def with_attributes(times: int) -> bytes:
     return put(function, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
 
 
+def typed_with_attributes(times: int) -> bytes:
+    """A list of tensors with the value for their attributes."""
+    rebuild, kind = name("torch._utils", "_rebuild_tensor_v2"), name("torch", "Tensor")
+    made = value((Code(storage("0", 4)), 0, (4,), (1,), False, None))
+    arguments = value((rebuild, kind, made, Code(get(0))))
+    return put(FROM_TYPE, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
+
+
 SAID: dict[str, Callable[[int], bytes]] = {
     "number": lambda _: value(1.5),
     "list": lambda n: EMPTY_LIST + MARK + b"K\1" * n + APPENDS,
@@ -167,6 +175,7 @@ AGAIN: dict[str, Callable[[int], bytes]] = {
     "states": listed(MADE_UP + b")R" + get(0) + BUILD),
     "dtensors": dtensors,
     "with_attributes": with_attributes,
+    "typed_with_attributes": typed_with_attributes,
     "popped": lambda n: dropped(get(0))(n) + POP + get(0),
     "doubled": lambda n: get(0) + DUP * min(n, 60_000) + (b"\x86" * min(n, 60_000)),
     "tensors": listed(tensor()),

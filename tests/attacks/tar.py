@@ -38,6 +38,9 @@ def member(title: str, tries: str, which: str, caught: str = "opening", **fields
 
 tar("a_good_tar_file", "control: nothing, this file is good", "harmless")
 
+tar("number_of_thousands_of_digits", "have one long number read for each tensor",
+    pickle=program(persistent("0" * 4_000 + "30", python=2)))  # fmt: skip
+
 for title, wrong in {
     "one_element_too_many": {"size": (5,)},
     "one_element_too_far": {"offset": 1},

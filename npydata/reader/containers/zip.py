@@ -36,7 +36,7 @@ NUMBERS = (".format_version", ".storage_alignment")
 READ = {"data.pkl", "byteorder", "version", ".data/version", *NUMBERS}
 """Records that torch looks for, apart from those of ``data/``."""
 MAX_FOLDER = 510
-"""Bytes of the folder's name, and a slash: torch looks at so many of a record's."""
+"""Bytes of the folder's name. With a slash, as many as torch looks at of the name of a record."""
 NUMBER = re.compile(rb"[0-9]{1,18}")
 VERSION = re.compile(rb"([1-9]|10)\n?")
 MAX_VERSION = 10
