@@ -575,6 +575,32 @@ def test_without_the_optimizers_state_the_extra_state_is_not_taken_either(tmp_pa
     assert (same, seen) == (True, False)
 
 
+class Counted(torch.nn.Linear):
+    """A layer whose extra state is a tensor that is made anew each time."""
+
+    def get_extra_state(self):
+        return torch.tensor(5)
+
+    def set_extra_state(self, state):
+        raise AssertionError
+
+
+def load_counted(folder):
+    """Save a layer; load into one that gives a copy out."""
+    with AsyncCheckpointer() as keeper:
+        keeper.save_distributed(folder, Counted(3, 2).state_dict())
+    model = Counted(3, 2)
+    before = bitwise(model.state_dict())
+    message = refused(lambda: load_distributed(folder, model))
+    return message, bitwise(model.state_dict()) == before
+
+
+def test_what_a_state_dict_makes_anew_cannot_be_filled(tmp_path):
+    message, same = on_ranks(1, load_counted, tmp_path / "a")[0]
+    assert "_extra_state: the state_dict() of a Counted makes it anew" in message
+    assert same
+
+
 def train_tied(folder):
     """Save a tied FSDP model with its optimizer; load it into another one."""
     torch.manual_seed(3)
