@@ -746,11 +746,12 @@ def test_views_that_begin_at_one_place_are_filled_each(tmp_path):
 
 def test_tensors_that_share_elements_of_a_large_storage_go_on_sharing_them(tmp_path):
     big = torch.arange(100_000.0)
-    torch.save({"a": big[:10], "b": big[:10], "c": big[500:510], "d": big[505:515]},
-               path := tmp_path / "m.pt")  # fmt: skip
+    state = {"a": big[:10], "b": big[:10].requires_grad_(), "c": big[500:510], "d": big[505:515]}
+    torch.save(state, path := tmp_path / "m.pt")
     with open_checkpoint(path) as checkpoint:
         ties, others = checkpoint.load(["a", "b"]), checkpoint.load(["c", "d"])
     assert ties["a"].data_ptr() == ties["b"].data_ptr()
+    assert (ties["a"].requires_grad, ties["b"].requires_grad) == (False, True)
     assert ties["a"].untyped_storage().nbytes() == 40
     others["c"][5] = 7.0
     assert others["d"][0] == 7.0

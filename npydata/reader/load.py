@@ -147,7 +147,7 @@ class Plan:
                 seen = stored.shape, stored.stride, stored.offset
                 return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
             if (made := self._made.get(view_of(entry))) is not None:
-                return lambda: apply_tensor_flags(made, stored)
+                return lambda: apply_tensor_flags(made.detach(), stored)
         target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")
         if not self.fills(entry, index, target):
             return partial(read_alone, entry, index)

@@ -50,8 +50,9 @@ def own_state(owner: Any) -> Any:
             what was saved when the tensors are filled. An optimizer's settings may differ.
     """
     state = owner.state_dict()
-    state_of_module = state if isinstance(owner, torch.nn.Module) else {}
-    held = state["state"] if isinstance(owner, torch.optim.Optimizer) else state_of_module
+    held = state if isinstance(owner, torch.nn.Module) else {}
+    if isinstance(owner, torch.optim.Optimizer):
+        held = state.get("state")
     for name, one in leaves(held):
         if one is not None and not isinstance(one, torch.Tensor):
             raise CheckpointError(
