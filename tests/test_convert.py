@@ -306,9 +306,9 @@ def test_dtype_casts_every_view(tmp_path, name):
     assert_same(found, wanted.double() if wanted.is_floating_point() else wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.bits8])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.bits8, "half"])
 def test_a_dtype_that_tensors_cannot_be_written_in_is_refused(tmp_path, dtype):
-    with pytest.raises(CheckpointError, match=f"dtype={dtype}, expected one of floating point"):
+    with pytest.raises(CheckpointError, match=f"dtype={dtype!r}, expected one of floating point"):
         there_and_back(tmp_path, {"a": numbers(2)}, dtype=dtype)
 
 

@@ -326,6 +326,51 @@ def test_tensors_to_fill_that_do_not_fit_are_refused_before_any_is_written(tmp_p
     assert not any(tensor.any() for tensor in into.values())
 
 
+@pytest.mark.parametrize(
+    ("index", "error", "why"),
+    [
+        (3, IndexError, "index 3 is out of range"),
+        ((0, 0), IndexError, "2 indices"),
+        ([0, 1], TypeError, "not list"),
+        (np.s_[::-1], ValueError, "steps by -1"),
+    ],
+)
+def test_a_part_that_a_tensor_has_not_is_refused_with_its_name(tmp_path, index, error, why):
+    torch.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "c.pt")
+    target = torch.zeros(3)
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        for into in (None, {"a": target, "b": target}):
+            with pytest.raises(error, match=f"^b: .*{why}"):
+                checkpoint.load({"a": ..., "b": index}, into=into)
+    assert not target.any()
+
+
+def test_a_device_beside_tensors_that_have_one_is_refused(tmp_path):
+    torch.save({"a": torch.ones(3)}, tmp_path / "c.pt")
+    target = {"a": torch.zeros(3)}
+    with open_checkpoint(tmp_path / "c.pt") as checkpoint:
+        with pytest.raises(CheckpointError, match="device=meta, but into= has a place"):
+            checkpoint.load(into=target, device="meta")
+        assert not target["a"].any()
+        checkpoint.load(into=target, device=torch.device("cpu", 0))
+    assert target["a"].all()
+
+
+def test_files_open_and_load_where_there_is_no_proc(tmp_path, monkeypatch, way):
+    opened = os.open
+
+    def without_proc(path, *arguments, **options):
+        if str(path).startswith("/proc"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return opened(path, *arguments, **options)
+
+    path = written_as("zip", tmp_path)
+    monkeypatch.setattr(os, "open", without_proc)
+    with open_checkpoint(path) as checkpoint:
+        for found in (checkpoint.load(), dict(checkpoint)):
+            assert all(bits(found[name]) == bits(STATE[name]) for name in STATE)
+
+
 def test_a_name_that_is_not_there_and_a_kind_that_cannot_be_read_are_refused(tmp_path):
     torch.save({"a": torch.ones(3), "s": torch.eye(3).to_sparse()}, tmp_path / "c.pt")
     with open_checkpoint(tmp_path / "c.pt") as checkpoint:

@@ -36,6 +36,13 @@ def test_short_or_quiet_work_without_tqdm_says_nothing(capsys, options):
     assert capsys.readouterr().err == ""
 
 
+def test_a_process_without_stderr_is_shown_nothing(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    bar = progress_bar("reading", 10, "B", delay=0)
+    bar.update(10)
+    bar.close()
+
+
 def test_a_bar_counts_in_its_unit(capsys):
     bar = progress_bar("reading", 10, "B", delay=0)
     bar.update(10)

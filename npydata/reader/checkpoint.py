@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive
 from npydata.reader.checksums import Vouched
 from npydata.reader.convert import Converted, convert
@@ -24,7 +25,7 @@ from npydata.reader.manifest import vouched_by_records
 from npydata.reader.metadata import Metadata, plain_value
 from npydata.reader.naming import nested
 from npydata.reader.stored import Opaque, StoredTensor
-from npydata.reader.targets import require_targets, tensors_by_name
+from npydata.reader.targets import require_index, require_targets, tensors_by_name
 from npydata.reader.tensors import Entry, apply_tensor_flags
 
 
@@ -146,7 +147,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for
                 each name, as :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``; ``...`` is the
                 whole tensor.
-            device: Where they go.
+            device: Where they go, if not ``into`` what is there.
             into: What to fill in place of new memory: a module, an optimizer that has made its
                 state, or tensors by name, nested ones by names with dots. It must have exactly the
                 ``names``, or with ``names`` given at least those. Another dtype is converted.
@@ -163,6 +164,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 state. Nothing was written then. With ``verify``: there is no manifest, or a tensor
                 is not what was written; some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
+            IndexError, TypeError, ValueError: A tensor has no such part.
         """
         names = [names] if isinstance(names, str) else names
         wanted = (
@@ -171,9 +173,13 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             else dict.fromkeys(self if names is None else names, ...)
         )
         entries = {name: self._entry(name) for name in wanted}
+        for name, index in wanted.items():
+            require_index(name, entries[name].value, index)
         with naming_errors(str(self.path)):
             vouched = self._vouched() if verify else None
             if into is not None:
+                if torch.device(device).type != "cpu":
+                    raise CheckpointError(f"device={device}, but into= has a place for each tensor")
                 targets = tensors_by_name(into)
                 require_targets(entries, wanted, targets, exactly=names is None)
                 return load(entries, wanted, targets, progress=progress, vouched=vouched)

@@ -120,8 +120,8 @@ def convert(
     allow_larger: bool = False,
 ) -> Converted:
     """Write every tensor of an open checkpoint to ``dst``, whole or not at all."""
-    if dtype is not None and not (dtype.is_floating_point and dtype in CODES):
-        raise CheckpointError(f"dtype={dtype}, expected one of floating point in safetensors")
+    if dtype is not None and not (dtype in CODES and dtype.is_floating_point):
+        raise CheckpointError(f"dtype={dtype!r}, expected one of floating point in safetensors")
     if (what := contradiction(dst, ".safetensors")) is not None:
         raise CheckpointError(what)
     require_another_file(checkpoint.files, dst)

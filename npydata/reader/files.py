@@ -272,6 +272,8 @@ class OpenFile:
         if self._no_readahead is None and CAN_FADVISE:
             try:
                 second = Descriptor(f"/proc/self/fd/{descriptor.number}")
+            except FileNotFoundError:  # without /proc, other pages may come with each read
+                return descriptor
             except OSError as error:
                 error.filename = str(self.path)
                 raise

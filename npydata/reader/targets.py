@@ -152,6 +152,14 @@ def shape_of(stored: StoredTensor, index: Any) -> tuple[int, ...]:
     return slice_view((stored.shape, stored.stride, stored.offset), index)[0]
 
 
+def require_index(name: str, stored: StoredTensor, index: Any) -> None:
+    """Raise what an index raises that a tensor hasn't, with the tensor's name."""
+    try:
+        shape_of(stored, index)
+    except (IndexError, TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
 def some_of(names: list[str]) -> str:
     """Return names as they stand in a message, the first few of them."""
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""

@@ -57,9 +57,10 @@ def say_what_bars_need() -> None:
 def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: float = 1.0) -> Bar:
     """Return a bar that counts ``total`` units (decimal prefixes), shown after ``delay`` seconds.
 
-    Where stderr is not a terminal it writes a line's worth every ten seconds, to keep logs short.
+    Where stderr is not a terminal it writes a line's worth every ten seconds, to keep logs short,
+    and nothing where there is none.
     """
-    if not show:
+    if not show or sys.stderr is None:
         return NoBar()
     try:
         from tqdm import tqdm
