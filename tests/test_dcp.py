@@ -93,6 +93,14 @@ def test_what_torch_saved_opens_as_it_was(tmp_path):
                            optimizer.state_dict()["state"][0]["exp_avg"])  # fmt: skip
 
 
+def test_a_file_that_is_gone_is_named(made):
+    folder = made.write()
+    gone = next(folder.glob("*.distcp"))
+    gone.unlink()
+    with pytest.raises(CheckpointError, match=rf"\.metadata names the file '{gone.name}'"):
+        open_checkpoint(folder)
+
+
 def test_chunks_are_joined_sliced_and_converted(made, tmp_path):
     folder = made.write()
     expected = {"w": torch.zeros(4, 6)}

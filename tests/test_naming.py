@@ -319,3 +319,37 @@ def test_a_long_state_is_looked_through_once_however_many_objects_have_it():
     objects = [Opaque("made.up", state=state) for _ in range(50)]
     assert len(name_entries(objects, 1000)) == 2 * 50
     assert len(looked) == 1
+
+
+T = torch.ones(2)
+SHORT = {
+    "numbers by number": {"t": T, "ids": {k: 9999 - k for k in range(10_000)}},
+    "counts": {"t": T, "counts": Counter({f"{k:x}": k for k in range(60_000)})},
+    "small numbers": {"t": T, "ids": {k: k % 200 for k in range(3000)}},
+    "nothing by number": {"t": T, "ids": dict.fromkeys(range(3000))},
+    "nothings beside a tensor": [None] * 1300 + [T],
+    "numbers beside a tensor": (1,) * 3000 + (T,),
+    "empty ones": [{} for _ in range(100_000)],
+    "twenty names of one state": {str(k): {"a": T, "b": T, "c": [T] * 200} for k in range(20)},
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("content", SHORT)
+def test_entries_may_be_short(tmp_path, content, legacy):
+    torch.save(SHORT[content], tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        tensors = list(checkpoint.values())
+        assert all(torch.equal(one, T) for one in tensors)
+        values = len(checkpoint.metadata)
+    assert (len(tensors), values) == counted(SHORT[content])
+
+
+def counted(value):
+    """How many tensors and other values are in nested containers."""
+    if isinstance(value, torch.Tensor):
+        return 1, 0
+    if isinstance(value, dict | list | tuple) and value:
+        found = [counted(one) for one in (value.values() if isinstance(value, dict) else value)]
+        return sum(one for one, _ in found), sum(one for _, one in found)
+    return 0, 1

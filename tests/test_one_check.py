@@ -1,5 +1,7 @@
 """Hostile things put before one check alone: elsewhere another would refuse them as well."""
 
+import json
+import pickle
 import struct
 import tarfile
 from pathlib import Path
@@ -7,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checkpoint_files import checkpoint_records, safetensors_file, stored_zip
+from checkpoint_files import checkpoint_records, entry, safetensors_file, stored_zip
+from safetensors.torch import load_file
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader.containers import (
+    MAGIC_NUMBER,
     containers,
     legacy,
     require_one_reading,
@@ -171,6 +175,22 @@ def test_a_pickle_that_says_names_is_read_as_nothing_else(tmp_path):
     (tmp_path / "a").write_bytes(b"cos\nsystem\n.")
     with pytest.raises(CheckpointError, match="like a pickle that says names"):
         read_as("safetensors", b"cos\nsystem\n.", tmp_path / "a")
+
+
+@pytest.mark.parametrize("length", [0x2E88, 0x12E88, 0x8088, 0x888, 0x863])
+def test_a_length_that_is_a_pickle_as_well_says_no_names(tmp_path, length):
+    header = json.dumps({"w": entry("U8", [40], 0, 40)}).encode().ljust(length)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header + b"a\nb\n." * 8)
+    with open_checkpoint(path) as checkpoint:
+        assert torch.equal(checkpoint["w"], load_file(path)["w"])
+
+
+def test_behind_its_magic_number_torch_would_read_on(tmp_path):
+    data = pickle.dumps(MAGIC_NUMBER, protocol=0)
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(CheckpointError, match="like a pickle that says names"):
+        read_as("safetensors", data, tmp_path / "a")
 
 
 def test_what_follows_the_pickle_of_a_zip_file_is_refused(tmp_path):

@@ -14,6 +14,8 @@ from npydata.reader.torch_rebuild import Rebuilder
 
 Value = TypeVar("Value")
 
+SMALL_PICKLE = 1 << 16
+
 
 @dataclass(slots=True)
 class Extent:
@@ -146,5 +148,9 @@ def read_facts(
 
 
 def names_for(pickle_bytes: int) -> int:
-    """Return how many entries a pickle of that size may have: one takes eight bytes at least."""
-    return 1024 + pickle_bytes // 8
+    """Return how many entries a pickle of that size may have.
+
+    A key with its value takes four bytes at least, what stands in a list takes one; and all of a
+    container takes two where a file refers to it again, which small files may do more often.
+    """
+    return 1024 + min(pickle_bytes, SMALL_PICKLE) + pickle_bytes // 4

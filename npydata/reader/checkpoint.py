@@ -97,7 +97,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         self.format, self.byteorder = contents.format, contents.archives[0].byteorder
         self._tensors, self._others = contents.tensors, contents.others
         if not all(archive.is_checked for archive in contents.archives):
-            for entry in self._tensors.values():
+            for entry in {id(one.value): one for one in self._tensors.values()}.values():
                 entry.reader.check(entry.value)
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, names_for, read_pickle
+from npydata.reader.archive import Archive, read_pickle
 from npydata.reader.containers.zip import read_zip
 from npydata.reader.files import FilePart, OpenFile, naming_errors
 from npydata.reader.held_folder import HeldFolder
@@ -110,7 +110,7 @@ def read_dcp(folder: HeldFolder) -> tuple[list[Archive], dict[str, Entry], dict[
     """
     said, unknown, most = read_metadata(folder)
     places = dict(read_places(said.get("storage_data")))
-    files = {path: folder.open(path) for path in sorted({one.path for one in places.values()})}
+    files = {path: file_of(folder, path) for path in sorted({one.path for one in places.values()})}
     require_apart(places.values(), files)
     items = {key: Item(files[place.path], place) for key, place in places.items()}
     tensors, others = {}, {}
@@ -134,8 +134,19 @@ def read_dcp(folder: HeldFolder) -> tuple[list[Archive], dict[str, Entry], dict[
     return archives, tensors, others
 
 
+def file_of(folder: HeldFolder, path: str) -> OpenFile:
+    """Open a file that the metadata names."""
+    try:
+        return folder.open(path)
+    except OSError as error:
+        raise CheckpointError(f"{METADATA} names the file {path!r:.80}: {error!s:.200}") from None
+
+
 def read_metadata(folder: HeldFolder) -> tuple[dict[str, Any], frozenset[str], int]:
-    """Return what the metadata says, what else it names, and how many names it may have."""
+    """Return what the metadata says, what else it names, and how many names it may have.
+
+    Eight bytes and more describe one, or a chunk.
+    """
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     with naming_errors(METADATA):
         root, after, rebuilder = read_pickle(raw)
@@ -145,7 +156,7 @@ def read_metadata(folder: HeldFolder) -> tuple[dict[str, Any], frozenset[str], i
             raise CheckpointError("refers to storages, which it has none of")
         if cause(root) != f"{MODULE}.Metadata":
             raise CheckpointError(f"is {brief(root)}, expected {MODULE}.Metadata")
-        return fields(root), frozenset(rebuilder.unknown - NAMES), names_for(len(raw))
+        return fields(root), frozenset(rebuilder.unknown - NAMES), 1024 + len(raw) // 8
 
 
 def cause(made: Any) -> str:

@@ -115,7 +115,7 @@ class OpenFile:
         status = os.fstat(self._readahead.number)
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError("is a folder, device or pipe, expected a file")
-        self.size, self._identity = status.st_size, identity(status)
+        self.size, self.identity = status.st_size, identity(status)
         if again is not None:
             self._again = again
             close_oldest(self)
@@ -260,7 +260,7 @@ class OpenFile:
             raise CheckpointError("the checkpoint is closed")
         with naming_errors(str(self.path)):
             descriptor = again()
-            if identity(os.fstat(descriptor.number)) != self._identity:
+            if identity(os.fstat(descriptor.number)) != self.identity:
                 raise CheckpointError("was replaced or changed since the checkpoint was opened")
         self._readahead = descriptor
         close_oldest(self)

@@ -54,9 +54,9 @@ FOLDERS = (
      "their own part (use_collectives=False)", "dcp.load reads it, on as many ranks"),
     (("*.distcp",), "a folder of torch.distributed.checkpoint without its .metadata",
      "fetch that file, which says what lies where"),
-    (("zero_to_fp32.py", "mp_rank_*_model_states.pt", "*zero_pp_rank_*", "global_step*"),
-     "a checkpoint of DeepSpeed", DEEPSPEED),
-    (("latest_checkpointed_iteration.txt", "iter_[0-9]*", "mp_rank_??", "mp_rank_??_???",
+    (("zero_to_fp32.py", "mp_rank_*_model_states.pt", "layer_*-model_states.pt", "*zero_pp_rank_*",
+      "global_step*", "latest_universal"), "a checkpoint of DeepSpeed", DEEPSPEED),
+    (("latest_checkpointed_iteration.txt", "iter_[0-9]*", "mp_rank_??", "mp_rank_??_???*",
       "model_optim_rng.pt"), "a checkpoint of Megatron", MEGATRON),
     (("*.data-?????-of-?????", "saved_model.pb"), "a TensorFlow checkpoint", TENSORFLOW),
     (("_CHECKPOINT_METADATA", "_METADATA"), "a checkpoint of Orbax (JAX)", "orbax reads it"),
@@ -64,6 +64,8 @@ FOLDERS = (
     (("*.h5",), "a folder with HDF5 files, as of Keras", "h5py reads them"),
 )  # fmt: skip
 """For the names in a folder, one of which is enough: what it is, and what to do instead."""
+MODEL_FILES = FOLDERS[-2:]
+"""Those that say nothing of the files beside them."""
 
 
 def foreign_name(name: str) -> str | None:
@@ -84,10 +86,16 @@ def foreign_content(start: bytes) -> str | None:
     return None
 
 
-def foreign_folder(paths: Iterable[Path]) -> str | None:
-    """Say what a folder with these files is, and what to do; ``None`` if it is not known."""
+def foreign_folder(paths: Iterable[Path], *, alone: bool) -> str | None:
+    """Say what a folder with these files is, and what to do; ``None`` if it is not known.
+
+    They are ``alone`` where no other file may be a checkpoint.
+    """
     names = [path.name for path in paths]
-    for patterns, what, instead in FOLDERS:
-        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+    for row in FOLDERS:
+        patterns, what, instead = row
+        if (alone or row not in MODEL_FILES) and any(
+            fnmatchcase(name, pattern) for name in names for pattern in patterns
+        ):
             return f"is {what}: {instead}"
     return None

@@ -16,7 +16,7 @@ from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, states_
 from npydata.reader.tensors import Entry
 
 MAX_DEPTH = 200
-NAME_CHARACTERS = 256
+NAME_CHARACTERS = 128
 """How long names may be on average; a short file could repeat a long key in a million names."""
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""

@@ -6,8 +6,8 @@ Built in ``notebooks/06_lazy_checkpoint``.
 import gc
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,15 @@ from typing import Any
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive
 from npydata.reader.checkpoint import Contents, LazyCheckpoint
-from npydata.reader.containers import containers, open_container, read_container
+from npydata.reader.containers import open_container, read_container
 from npydata.reader.containers.safetensors import without_duplicates
 from npydata.reader.dcp import METADATA, read_dcp
 from npydata.reader.files import Descriptor, OpenFile, naming_errors
-from npydata.reader.foreign import foreign_folder
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.manifest import (
     Manifest,
     hold,
-    root_of_checkpoints,
+    read_manifest,
     vouched_by,
     vouched_by_json,
 )
@@ -35,6 +34,7 @@ from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.tensors import Entries, Entry, TensorReader
 from npydata.reader.training_folder import (
+    MANIFEST,
     PARTS,
     TRAINING,
     files_of,
@@ -42,17 +42,9 @@ from npydata.reader.training_folder import (
     read_object,
 )
 from npydata.reader.typed_json import decode, with_named
+from npydata.reader.which_file import INDEX_SUFFIX, only_checkpoint_in
 
-INDEX_SUFFIX = ".index.json"
 MAX_INDEX_BYTES = 1 << 27
-FOLDER_FILES = (
-    (f"*.safetensors{INDEX_SUFFIX}",),
-    (f"*{INDEX_SUFFIX}",),
-    ("*.safetensors",),
-    ("pytorch_model.bin",),
-    ("*.bin", "*.pt", "*.pth", "*.ckpt"),
-)
-"""Which file of a folder is its checkpoint: the first of these that it has, if it has one."""
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
@@ -98,7 +90,7 @@ def open_files(
 ) -> LazyCheckpoint:
     """Open some files of a checkpoint of ours, which together have the tensors of ``path``."""
     with naming_errors(str(path)), without_collecting():
-        shards = {name: open_shard(folder, name) for name in names}
+        shards = open_shards(folder, names)
         contents = joined(list(shards.values()))
         return LazyCheckpoint(
             path, replace(contents, vouched=partial(vouched_by, manifest, shards))
@@ -114,7 +106,9 @@ def open_contents(path: Path) -> Contents:
     if is_folder:
         return read_held(lambda: hold(path), open_folder)
     if path.name.endswith(INDEX_SUFFIX):
-        return read_held(lambda: HeldFolder(path.parent), lambda folder: open_index(folder, path))
+        return read_held(
+            lambda: HeldFolder(path.parent), lambda folder: open_index(folder, OpenFile(path))
+        )
     archive = open_container(path)
     return named_contents(archive.format, [archive], archive.root, archive)
 
@@ -123,14 +117,19 @@ def open_folder(folder: HeldFolder) -> Contents:
     """Open the checkpoint that a folder is, or the one that it holds."""
     if (manifest := manifest_of(folder)) is not None:
         return open_training(folder, manifest)
+    if os.path.lexists(folder.path / TRAINING):
+        read_manifest(folder)
+        raise CheckpointError(f"has a {TRAINING}, and a {MANIFEST} of something else")
     if (folder.path / METADATA).exists():
         return open_dcp(folder)
     if shards := shards_in(folder):
         return joined(shards)
-    path = only_checkpoint_in(folder.path)
-    if path.name.endswith(INDEX_SUFFIX):
-        return open_index(folder, path)
-    archive = open_container(path)
+    name = only_checkpoint_in(folder.path)
+    file = open_beside(folder, name)
+    if name.endswith(INDEX_SUFFIX):
+        return open_index(folder, file)
+    with naming_errors(str(file.path)):
+        archive = read_container(file)
     return named_contents(archive.format, [archive], archive.root, archive)
 
 
@@ -181,37 +180,6 @@ def as_entry(value: Any, reader: TensorReader | None) -> Entry:
     return Entry(reader, value)
 
 
-def only_checkpoint_in(folder: Path) -> Path:
-    """Return the one checkpoint that a folder holds."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    visible = [path for path in paths if not path.name.startswith(".")]
-    for patterns in folder_patterns():
-        found = [path for path in visible if any(path.match(pattern) for pattern in patterns)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            break
-    if (what := foreign_folder(folder.iterdir())) is not None:
-        raise CheckpointError(what)
-    if found:
-        kinds = " or ".join(patterns)
-        raise CheckpointError(f"holds {len(found)} of {kinds}, expected one; name the file")
-    if (what := root_of_checkpoints(folder)) is not None:
-        raise CheckpointError(what)
-    raise CheckpointError(
-        "holds no checkpoint, expected one of "
-        + ", ".join(pattern for patterns in folder_patterns() for pattern in patterns)
-    )
-
-
-def folder_patterns() -> list[tuple[str, ...]]:
-    """Return :data:`FOLDER_FILES`, and what other containers' files are called."""
-    listed = {pattern for patterns in FOLDER_FILES for pattern in patterns}
-    others = [f"*{suffix}" for one in containers().values() for suffix in one.suffixes]
-    unlisted = tuple(pattern for pattern in others if pattern not in listed)
-    return [*FOLDER_FILES, *([unlisted] if unlisted else [])]
-
-
 def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
     """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
     archives: dict[str, Archive] = {}
@@ -219,9 +187,7 @@ def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
     try:
         training = read_object(folder, TRAINING)
         for part in PARTS:
-            names = files_of(part, manifest["files"])
-            shards = {name: open_shard(folder, name) for name in names}
-            if shards:
+            if shards := open_shards(folder, files_of(part, manifest["files"])):
                 tensors = join_shards(list(shards.values()))
                 root[part] = with_named(decode(training[part]), tensors.__getitem__)
                 archives |= shards
@@ -262,11 +228,12 @@ def shards_in(folder: HeldFolder) -> list[Archive]:
     names = [one.name for one in sorted(path.glob("*.safetensors")) if one.name[0] != "."]
     if not names or any(path.glob(f"*{INDEX_SUFFIX}")):
         return []
-    first = open_shard(folder, names[0])
+    taken: dict[Any, str] = {}
+    first = open_shard(folder, names[0], taken)
     if not is_shard(first):
         first.file.close()
         return []
-    archives = [first, *(open_shard(folder, name) for name in names[1:])]
+    archives = [first, *(open_shard(folder, name, taken) for name in names[1:])]
     for archive in archives:
         if not is_shard(archive):
             name = archive.file.path.name
@@ -276,10 +243,11 @@ def shards_in(folder: HeldFolder) -> list[Archive]:
     return archives
 
 
-def open_index(folder: HeldFolder, path: Path) -> Contents:
+def open_index(folder: HeldFolder, index: OpenFile) -> Contents:
     """Open every file that an index names; what they hold beside its tensors is passed over."""
-    weight_map = read_index(path)
-    archives = [open_shard(folder, shard) for shard in sorted(set(weight_map.values()))]
+    with naming_errors(str(index.path)), closing(index):
+        weight_map = read_index(index)
+    archives = list(open_shards(folder, sorted(set(weight_map.values()))).values())
     found = {
         one.file.path.name: named_contents(one.format, [one], one.root, one).entries
         for one in archives
@@ -300,9 +268,8 @@ def open_index(folder: HeldFolder, path: Path) -> Contents:
     return Contents(format_of(archives), archives, root, root, *apart(root))
 
 
-def read_index(path: Path) -> dict[str, str]:
+def read_index(file: OpenFile) -> dict[str, str]:
     """Return which file holds which tensor; every file must lie beside the index."""
-    file = OpenFile(path)
     if file.size > MAX_INDEX_BYTES:
         raise CheckpointError(f"an index of {file.size:,} bytes, expected {MAX_INDEX_BYTES:,}")
     try:
@@ -320,16 +287,25 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file in the same folder, and not of another index."""
-    plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    """Whether a name is that of a file in the same folder, in one line, and of no other index."""
+    plain = name == Path(name).name and name not in ("", ".", "..") and name.isprintable()
     return plain and "\\" not in name and not name.endswith(".json")
 
 
-def open_shard(folder: HeldFolder, name: str) -> Archive:
-    """Open a file of a set, and read what it describes."""
+def open_shards(folder: HeldFolder, names: Iterable[str]) -> dict[str, Archive]:
+    """Open the files of a set, and read what they describe."""
+    taken: dict[Any, str] = {}
+    return {name: open_shard(folder, name, taken) for name in names}
+
+
+def open_shard(folder: HeldFolder, name: str, taken: dict[Any, str]) -> Archive:
+    """Open a file of a set, and read what it describes; none of those ``taken`` is read again."""
     try:
         with naming_errors(str(folder.path / name)):
-            return read_container(open_beside(folder, name))
+            file = open_beside(folder, name)
+            if (twin := taken.setdefault(file.identity, name)) != name:
+                raise CheckpointError(f"is the same file as {twin}")
+            return read_container(file)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise CheckpointError(f"names the file {name!r:.80}: {error!s:.200}") from None
 
@@ -344,6 +320,9 @@ def open_beside(folder: HeldFolder, name: str) -> OpenFile:
     raise CheckpointError(f"{name} is a link that leads out of the folder")
 
 
-def blob_store(snapshot: Path) -> Path:
-    """Return where Hugging Face keeps the files that ``snapshots/REVISION/`` links to."""
-    return snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else snapshot
+def blob_store(folder: Path) -> Path:
+    """Return where Hugging Face keeps what ``snapshots/REVISION/``, and folders in it, link to."""
+    for snapshot in (folder, *folder.parents):
+        if snapshot.parent.name == "snapshots":
+            return snapshot.parent.parent / "blobs"
+    return folder

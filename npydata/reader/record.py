@@ -18,8 +18,9 @@ from npydata.reader.containers import read_container
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.held_folder import HeldFolder
 from npydata.reader.manifest import Record, record_called, record_name
-from npydata.reader.open import INDEX_SUFFIX, open_beside, read_index
+from npydata.reader.open import open_beside, read_index
 from npydata.reader.training_folder import MANIFEST
+from npydata.reader.which_file import INDEX_SUFFIX
 from npydata.system.atomic_write import replacing
 from npydata.system.progress import Bar, human_bytes, progress_bar
 
@@ -116,7 +117,7 @@ def to_record(path: Path) -> tuple[HeldFolder, str, list[str]]:
         raise CheckpointError(f"{path}: holds no *{SUFFIX}, expected at least one")
     for index in indexes:
         with naming_errors(str(path / index)):
-            shards = read_index(path / index).values()
+            shards = read_index(OpenFile(path / index)).values()
         if missing := sorted({*shards} - {*names}):
             raise CheckpointError(f"{path}: has no {missing[0]}, which {index} names")
     return HeldFolder(path), record_name(path), names + indexes

@@ -6,6 +6,7 @@ opening, inspecting and converting go by the table of these.
 
 import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,6 +21,8 @@ from npydata.reader.torch_rebuild import Rebuilder
 
 START_BYTES = 512
 """How much of a file it takes to recognise it."""
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+"""The first pickle of a file of torch that is neither zip nor tar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,14 @@ def require_one_reading(file: OpenFile, start: bytes, found: Container) -> None:
 
 
 def says_names(file: OpenFile) -> bool:
-    """Whether a file is a pickle from its first byte on, or comes as far as to name something."""
-    rebuilder = Rebuilder(file.size)
-    with file.view() as data:
-        try:
-            read_pickle(data, 0, None, rebuilder)
-        except CheckpointError:
-            return rebuilder.named
-    return True
+    """Whether a file, taken for a pickle, comes as far as to name something.
+
+    Behind its magic number torch reads other pickles, which may.
+    """
+    rebuilder, value = Rebuilder(file.size), None
+    with file.view() as data, suppress(CheckpointError):
+        value, _, _ = read_pickle(data, 0, None, rebuilder)
+    return rebuilder.named or value == MAGIC_NUMBER
 
 
 def container_of(file: OpenFile) -> Container:

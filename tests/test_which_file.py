@@ -1,0 +1,166 @@
+"""Which file of a folder is opened, or why none is."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from npydata import AsyncCheckpointer, CheckpointError, latest_checkpoint, open_checkpoint
+
+MODEL, BIN = "model.safetensors", "pytorch_model.bin"
+SHARDS = ["m-00001-of-00002.bin", "m-00002-of-00002.bin"]
+HALVES = ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"]
+
+
+def written(folder, names):
+    """Files that hold a tensor of their own name; an index names all that are called like it."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for name in names:
+        if name.endswith(".index.json"):
+            ends = name.removesuffix(".index.json").rpartition(".")[2]
+            shards = [one for one in names if one.endswith(ends) and "-of-" in one]
+            content = {"weight_map": {one: one for one in shards or ["gone"]}}
+            (folder / name).write_text(json.dumps(content))
+        elif name.endswith(".safetensors"):
+            save_file({name: torch.ones(3)}, folder / name)
+        else:
+            torch.save({name: torch.ones(3)}, folder / name)
+    return folder
+
+
+LAYOUTS = {
+    "the index of another library": ([MODEL, "flax_model.msgpack.index.json"], [MODEL]),
+    "that of Keras": ([BIN, "tf_model.h5.index.json"], [BIN]),
+    "both indexes": ([*SHARDS, f"{BIN}.index.json", "flax_model.msgpack.index.json"], SHARDS),
+    "an index whose files are gone": ([MODEL, f"{BIN}.index.json"], [MODEL]),
+    "one file before several": ([MODEL, *HALVES, f"{MODEL}.index.json"], [MODEL]),
+    "a variant in several files": (
+        [MODEL, *HALVES, "model.safetensors.index.fp32.json", BIN, "flax_model.msgpack"], [MODEL]),
+    "safetensors first": ([*HALVES, f"{MODEL}.index.json", *SHARDS, f"{BIN}.index.json"], HALVES),
+    "a trainer's options": (["model.pt", "training_args.bin"], ["model.pt"]),
+    "the only one of its set": (["m-00001-of-00001.safetensors"], ["m-00001-of-00001.safetensors"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_is_opened_as_from_pretrained_does(tmp_path, layout):
+    names, expected = LAYOUTS[layout]
+    with open_checkpoint(written(tmp_path, names)) as checkpoint:
+        assert list(checkpoint) == expected
+
+
+REFUSED = {
+    "a set without its index": (HALVES[:1], "is one of 2 files, and there is no index of them"),
+    "one of torch's": (SHARDS[1:], "is one of 2 files, and there is no index of them"),
+    "options alone": (["training_args.bin"], "holds no checkpoint"),
+    "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "holds 2 of"),
+    "DeepSpeed beside a trainer's options": (
+        ["training_args.bin", "zero_to_fp32.py"], "is a checkpoint of DeepSpeed"),
+    "pipeline stages": (["layer_00-model_00-model_states.pt", "layer_01-model_00-model_states.pt"],
+                        "is a checkpoint of DeepSpeed"),
+    "expert ranks": (["mp_rank_00_000_001"], "is a checkpoint of Megatron"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", REFUSED)
+def test_what_is_no_whole_checkpoint_is_refused(tmp_path, layout):
+    names, why = REFUSED[layout]
+    with pytest.raises(CheckpointError, match=why):
+        open_checkpoint(written(tmp_path, names))
+
+
+@pytest.mark.parametrize("names", [[MODEL], [BIN], ["a.pt"], [*SHARDS, f"{BIN}.index.json"]])
+def test_a_folder_is_not_left_through_a_link(tmp_path, names):
+    written(tmp_path / "outside", names)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in names:
+        (folder / name).symlink_to(tmp_path / "outside" / name)
+    with pytest.raises(CheckpointError, match="leads out of the folder"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("names", [[MODEL], [BIN], [*HALVES, f"{MODEL}.index.json"]])
+def test_folders_in_hugging_faces_store_are_opened(tmp_path, names):
+    blobs = written(tmp_path / "blobs", names)
+    folder = tmp_path / "snapshots" / "0123abc" / "transformer" / "fp16"
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).symlink_to(os.path.relpath(blobs / name, folder))
+    with open_checkpoint(folder) as checkpoint:
+        assert all(checkpoint[name].all() for name in checkpoint)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_one_file_under_two_names_of_an_index_is_read_once(tmp_path, link):
+    written(tmp_path, SHARDS[:1])
+    link(tmp_path / SHARDS[0], tmp_path / SHARDS[1])
+    content = {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
+    (tmp_path / f"{BIN}.index.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"{SHARDS[1]}: is the same file as {SHARDS[0]}"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\nb.safetensors", "\u202e.safetensors", "\ud800.safetensors"])
+def test_messages_are_one_printable_line(tmp_path, name):
+    (tmp_path / f"{MODEL}.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint(tmp_path)
+    assert str(error.value).isprintable()
+    assert f"{MODEL}.index.json: names the file" in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["{", "", "{}", "[]", '{"version": 99}'])
+@pytest.mark.parametrize("which", [f"{MODEL}.index.json", f"{BIN}.index.json"])
+def test_an_index_that_is_none_is_named(tmp_path, which, content):
+    (tmp_path / which).write_text(content)
+    with pytest.raises(CheckpointError, match=f"{which}: is not an index"):
+        open_checkpoint(tmp_path)
+
+
+def saved(folder):
+    with AsyncCheckpointer() as saver:
+        saver.save(folder, {"w": torch.ones(3)})
+    return folder
+
+
+def newer(manifest):
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "version": 99}))
+
+
+def a_link(manifest):
+    manifest.rename(manifest.with_name("elsewhere"))
+    manifest.symlink_to("elsewhere")
+
+
+def another(manifest):
+    manifest.write_text('{"format": "npydata record", "version": 1, "files": {}}')
+
+
+MANIFESTS = {
+    "not JSON": (lambda one: one.write_text("{"), "is not JSON"),
+    "of a later version": (newer, "version 99"),
+    "a link": (a_link, "is a link"),
+    "a pipe": (lambda one: (one.unlink(), os.mkfifo(one)), "pipe"),
+    "gone": (lambda one: one.unlink(), "has no manifest"),
+    "of something else": (another, "npydata record"),
+}
+
+
+@pytest.mark.parametrize("state", MANIFESTS)
+def test_a_checkpoint_of_ours_is_not_opened_as_something_else(tmp_path, state):
+    change, why = MANIFESTS[state]
+    change(saved(tmp_path / "step") / "manifest.json")
+    with pytest.raises(CheckpointError, match=why):
+        open_checkpoint(tmp_path / "step")
+
+
+@pytest.mark.parametrize("name", ["iter_100", "global_step100", "mp_rank_00"])
+def test_checkpoints_of_ours_are_ours_whatever_they_are_called(tmp_path, name):
+    saved(tmp_path / name)
+    with pytest.raises(CheckpointError, match="is a folder of checkpoints"):
+        open_checkpoint(tmp_path)
+    assert latest_checkpoint(tmp_path) == tmp_path / name
