@@ -208,6 +208,28 @@ def test_every_bit_of_a_recorded_folder_is_vouched_for(tmp_path, small_requests)
     assert verify_record(folder).tensors == 4
 
 
+def test_a_load_that_verifies_compares_the_index_of_a_recorded_set(tmp_path, small_requests):
+    folder = recorded(tmp_path)
+    index = next(folder.glob("*.index.json"))
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.load(verify=True).keys() == checkpoint.keys()
+    says = index.read_text()
+    for other in (says + " ", says.replace(": ", ":\t", 1)):  # it says the same, written otherwise
+        index.write_text(other)
+        for way in (index, folder):
+            with (
+                open_checkpoint(way) as checkpoint,
+                pytest.raises(CheckpointError, match=rf"{index.name}: (has|bytes)"),
+            ):
+                checkpoint.load(verify=True)
+    index.write_text(says)
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.load(verify=True).keys() == checkpoint.keys()
+        index.write_text(says + " ")
+        with pytest.raises(CheckpointError, match="was changed since the checkpoint was opened"):
+            checkpoint.load(verify=True)
+
+
 def test_a_record_names_a_file_that_is_missing_or_that_it_does_not_list(tmp_path):
     folder = recorded(tmp_path)
     save_file(STATE, folder / "three.safetensors")

@@ -465,6 +465,8 @@ def test_a_cold_load_reads_each_byte_once_and_leaves_the_page_cache_alone(
     if kernel == "without":
         monkeypatch.setattr(page_cache, "SYSCALL", None)
     with open_checkpoint(path) as checkpoint:
+        checkpoint.load()  # brings the code that it runs
+        evict(path)
         for into in (None, {name: torch.zeros_like(one) for name, one in state.items()}):
             before, pages = bytes_read(), resident_pages(path).sum()
             loaded = checkpoint.load(into=into)
@@ -881,6 +883,19 @@ def test_a_slice_of_a_file_that_somebody_writes_is_read_and_not_mapped(tmp_path,
     monkeypatch.setattr(OpenFile, "map", None)
     with open_checkpoint(path) as checkpoint, path.open("r+b"):
         assert torch.equal(checkpoint.get_slice("x")[5:900_000], torch.arange(5, 900_000))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_a_set_the_file_that_was_cut_off_is_named(tmp_path, dtype):
+    path = written_as("sharded", tmp_path)
+    into = {name: torch.zeros_like(one, dtype=dtype if one.is_floating_point() else one.dtype)
+            for name, one in STATE.items()}  # fmt: skip
+    with open_checkpoint(path) as checkpoint:
+        os.truncate(tmp_path / "1.safetensors", 6000)
+        with pytest.raises(CheckpointError, match=r"1\.safetensors: ends at byte 6,000 now"):
+            checkpoint.load(into=into)
+        with pytest.raises(CheckpointError, match=r"1\.safetensors: (now )?ends at byte 6,000"):
+            checkpoint.to_safetensors(tmp_path / "c.safetensors")
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -218,6 +218,7 @@ FOREIGN = {
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_foreign_manifest_does_not_change_what_a_folder_is(tmp_path, kind):
     save_checkpoint(tmp_path / "c", {"w": torch.ones(2)})
+    (tmp_path / "c" / "training_state.json").unlink()
     (tmp_path / "c" / "manifest.json").write_text(FOREIGN[kind])
     with open_checkpoint(tmp_path / "c") as checkpoint:
         assert list(checkpoint) == ["w"]

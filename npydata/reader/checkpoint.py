@@ -20,7 +20,7 @@ from npydata.reader.checksums import Vouched
 from npydata.reader.convert import Converted, convert
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.hugging_face import SHARD_BYTES, convert_to_folder
-from npydata.reader.load import load, load_onto
+from npydata.reader.load import load, load_onto, require_device
 from npydata.reader.manifest import vouched_by_records
 from npydata.reader.metadata import Metadata, plain_value
 from npydata.reader.naming import nested
@@ -160,8 +160,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         Raises:
             CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
                 another shape, one without memory of its own, or one that its ``state_dict()``
-                makes anew; or a module of it has extra state that is no tensor, an optimizer such a
-                state. Nothing was written then. With ``verify``: there is no manifest, or a tensor
+                makes anew; or what has a ``state_dict()`` holds more than tensors there, beside an
+                optimizer's settings. Nothing was written then. With ``verify``: there is no manifest, or a tensor
                 is not what was written; some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
@@ -177,6 +177,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             require_index(name, entries[name].value, index)
         with naming_errors(str(self.path)):
             vouched = self._vouched() if verify else None
+            require_device(device)
             if into is not None:
                 if torch.device(device).type != "cpu":
                     raise CheckpointError(f"device={device}, but into= has a place for each tensor")

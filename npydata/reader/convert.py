@@ -323,7 +323,7 @@ def copied_in_kernel(out: BinaryIO, chunk: Extent) -> bool:
                 source.number, out.fileno(), chunk.nbytes - done, begin + done, place + done
             )
             if count == 0:
-                raise CheckpointError(f"now ends at byte {begin + done:,}")
+                raise CheckpointError(f"{chunk.file.path}: now ends at byte {begin + done:,}")
             done += count
     except (AttributeError, OSError):
         out.seek(place)

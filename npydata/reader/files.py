@@ -157,7 +157,9 @@ class OpenFile:
         while view.nbytes:
             count = os.preadv(descriptor.number, [view], offset)
             if count == 0:
-                raise CheckpointError(f"ends at byte {offset:,} now, had {self.size:,}")
+                raise CheckpointError(
+                    f"{self.path}: ends at byte {offset:,} now, had {self.size:,}"
+                )
             view, offset = view[count:], offset + count
 
     def private(self, offset: int, nbytes: int) -> Bytes:
@@ -226,7 +228,7 @@ class OpenFile:
             second = Descriptor(f"/proc/self/fd/{descriptor.number}")
         with read_lease(second.number) if second else nullcontext(False) as held:
             if (size := os.fstat(descriptor.number).st_size) < end:
-                raise CheckpointError(f"ends at byte {size:,} now, had {self.size:,}")
+                raise CheckpointError(f"{self.path}: ends at byte {size:,} now, had {self.size:,}")
             yield held
 
     def advise_willneed(self, offset: int, nbytes: int) -> None:

@@ -7,7 +7,7 @@ files. What doesn't lie in the file as in memory is read by itself, afterwards. 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -58,6 +58,9 @@ def load(
     """
     plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
     filled = {} if into is None else {memory_of(into[name]): name for name in wanted}
+    for target in [] if into is None else into.values():
+        if memory_of(target) in filled:  # whoever keeps it for a backward pass must learn of it
+            increment_version(target)
     finish = {
         name: plan.new(entries[name], index)
         if into is None
@@ -85,20 +88,35 @@ def load_onto(
     vouched: Mapping[OpenFile, Vouched] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return tensors on a device; on their way there only some of them are in memory here."""
-    require_device(device)
     if torch.device(device).type == "cpu":
         return load(entries, wanted, None, progress=progress, vouched=vouched)
     there: dict[str, torch.Tensor] = {}
-    some: dict[str, Any] = {}
-    nbytes, last = 0, list(wanted)[-1:]
+    for some in in_portions(entries, wanted):
+        here = load(entries, some, None, progress=progress, vouched=vouched)
+        moved = partial(move_shared, device=torch.device(device), shared=shared_by(here.values()))
+        there |= {name: like(moved(tensor.detach()), tensor) for name, tensor in here.items()}
+    return {name: there[name] for name in wanted}
+
+
+def in_portions(
+    entries: Mapping[str, Entry], wanted: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield what is wanted, some at a time; names of one storage come together."""
+    together = defaultdict[Any, list[str]](list)
     for name, index in wanted.items():
-        some[name] = index
-        nbytes += nbytes_of(entries[name].value)
-        if nbytes >= ON_THE_WAY_BYTES or [name] == last:
-            here = load(entries, some, None, progress=progress, vouched=vouched)
-            there |= {one: moved(tensor, device) for one, tensor in here.items()}
+        entry = entries[name]
+        whole = index is ... and isinstance(entry.reader, TensorReader)
+        together[storage_of(entry) if whole else name].append(name)
+    some: dict[str, Any] = {}
+    nbytes = 0
+    for names in together.values():
+        some |= {name: wanted[name] for name in names}
+        nbytes += max(nbytes_of(entries[name].value) for name in names)
+        if nbytes >= ON_THE_WAY_BYTES:
+            yield some
             some, nbytes = {}, 0
-    return there
+    if some:
+        yield some
 
 
 def require_device(device: str | torch.device) -> None:
@@ -107,9 +125,30 @@ def require_device(device: str | torch.device) -> None:
         raise CheckpointError(why)
 
 
-def moved(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
-    """Return a tensor on a device, a parameter as one."""
-    there = tensor.detach().to(device)
+def shared_by(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage | None]:
+    """Return where the storages begin that several tensors have, none of which was moved yet."""
+    counts = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
+    return dict.fromkeys(begin for begin, count in counts.items() if count > 1)
+
+
+def move_shared(
+    tensor: torch.Tensor, device: torch.device, shared: dict[int, torch.UntypedStorage | None]
+) -> torch.Tensor:
+    """Return a tensor on a device, where those that shared a storage share one."""
+    storage = tensor.untyped_storage()
+    if (begin := storage.data_ptr()) not in shared or not tensor.numel():
+        return tensor.to(device)
+    if (there := shared[begin]) is None:
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+        there = shared[begin] = whole.to(device).untyped_storage()
+    made = torch.empty(0, dtype=tensor.dtype, device=device)
+    made.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
+    made = made.conj() if tensor.is_conj() else made
+    return torch._neg_view(made) if tensor.is_neg() else made
+
+
+def like(there: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on another device as a parameter, if it was one here."""
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(there, tensor.requires_grad)
     return there.requires_grad_(tensor.requires_grad)
@@ -160,7 +199,7 @@ class Plan:
         ours = target.detach()
         if not self.fills(entry, index, ours):
             return lambda: copied(read_once(entry, index), target)
-        return lambda: counted(target)
+        return lambda: target
 
     def storage(self, extent: Extent) -> Bytes:
         """Plan to read a storage, once for all tensors in it; return its memory."""
@@ -258,12 +297,6 @@ def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Copy a tensor into one that is there; return that."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
         return target.copy_(source)
-
-
-def counted(target: torch.Tensor) -> torch.Tensor:
-    """Let torch count the change of a tensor that was read into; return it."""
-    increment_version(target)
-    return target
 
 
 def place(chunk: Chunk) -> tuple[slice, ...]:

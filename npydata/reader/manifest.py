@@ -279,8 +279,12 @@ def record_name(path: Path) -> str:
     return MANIFEST if path.is_dir() else f"{path.name}.{MANIFEST}"
 
 
-def vouched_by_records(archives: Iterable[Archive]) -> dict[OpenFile, Vouched]:
+def vouched_by_records(
+    archives: Iterable[Archive], index: OpenFile | None = None
+) -> dict[OpenFile, Vouched]:
     """Return what records beside open files say of them: that of the file, or of its folder.
+
+    That of a folder lists the index of a set as well.
 
     Raises:
         CheckpointError: There is none, or it does not list a file, or another size of it.
@@ -299,6 +303,11 @@ def vouched_by_records(archives: Iterable[Archive]) -> dict[OpenFile, Vouched]:
         else:
             raise CheckpointError(f"{path}: no manifest says what it was; one is written by "
                                   "npydata verify --record")  # fmt: skip
+    if index is not None and (record := records.get((index.absolute.parent, MANIFEST))) is not None:
+        name, again = index.path.name, OpenFile(index.absolute)
+        if again.identity != index.identity:
+            raise CheckpointError(f"{index.path}: was changed since the checkpoint was opened")
+        made |= vouched_by(record, {name: Archive("index", again, {}, {})})
     return made
 
 

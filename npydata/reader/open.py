@@ -28,6 +28,7 @@ from npydata.reader.manifest import (
     read_manifest,
     vouched_by,
     vouched_by_json,
+    vouched_by_records,
 )
 from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
@@ -265,7 +266,8 @@ def open_index(folder: HeldFolder, index: OpenFile) -> Contents:
                  if name not in root and id(entry.value) in stored}  # fmt: skip
     if not folder.stays():  # the index is of another folder then
         raise CheckpointError("was replaced while its files were opened")
-    return Contents(format_of(archives), archives, root, root, *apart(root))
+    contents = Contents(format_of(archives), archives, root, root, *apart(root))
+    return replace(contents, vouched=partial(vouched_by_records, archives, index))
 
 
 def read_index(file: OpenFile) -> dict[str, str]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from queue import LifoQueue
 from typing import Any, TypeVar
 
@@ -89,9 +90,16 @@ def in_parallel(
     Several run at a time, and reading never waits for handling while a buffer is free. Each job has
     one to itself, which begins with a page and holds a request. The first error ends all of it.
     """
+    jobs = iter(jobs)
+    first = list(islice(jobs, 2))
+    room = BUFFERS if len(first) > 1 else 1
     buffers: LifoQueue[Bytes] = LifoQueue()  # one that was used is in memory, and in the cache
-    for buffer in huge_memory(BUFFERS * (REQUEST_BYTES + 2 * PAGE)).reshape(BUFFERS, -1):
+    for buffer in huge_memory(room * (REQUEST_BYTES + 2 * PAGE)).reshape(room, -1):
         buffers.put(buffer)
+    if len(first) <= 1:  # a thread takes longer to start than a few bytes to read
+        for job in first:
+            yield handle(job, read(job, buffer), buffer)
+        return
     failed = threading.Event()
 
     def bring(job: Job) -> Future[Result | None]:
@@ -117,12 +125,24 @@ def in_parallel(
         ThreadPoolExecutor(IN_FLIGHT, "npydata-handle") as handlers,
         ThreadPoolExecutor(IN_FLIGHT, "npydata-read") as readers,
     ):
+        start_all(handlers)
+        start_all(readers)
         try:
-            for handled in readers.map(bring, jobs):
+            for handled in readers.map(bring, chain(first, jobs)):
                 if (result := handled.result()) is not None:
                     yield result  # and if not, the error is that of a later one
         finally:  # Ctrl-C, or nobody wants the rest
             failed.set()
+
+
+def start_all(pool: ThreadPoolExecutor) -> None:
+    """Start the threads of a pool, or say that there are no more before anything is read."""
+    gate = threading.Event()  # none is idle before all are there
+    try:
+        for _ in range(IN_FLIGHT):
+            pool.submit(gate.wait)
+    finally:
+        gate.set()
 
 
 def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
@@ -294,7 +314,9 @@ def read_direct(file: OpenFile, memory: list[Bytes], begin: int, end: int) -> bo
                 raise
             return False
         if offset + count < end and (count % PAGE or not count):  # the file ends here
-            raise CheckpointError(f"ends at byte {offset + count:,} now, had {file.size:,}")
+            raise CheckpointError(
+                f"{file.path}: ends at byte {offset + count:,} now, had {file.size:,}"
+            )
         memory, offset = behind(memory, count), offset + count
     return descriptor is not None
 

@@ -3,15 +3,18 @@
 Whatever can't be filled is refused before anything is written to any of them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from npydata.errors import CheckpointError
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import slice_view
+from npydata.reader.strides import byte_span, slice_view
 from npydata.reader.tensors import Entry
 
 INSTEAD = "load without it, and call load_state_dict()"
@@ -50,9 +53,8 @@ def own_state(owner: Any) -> Any:
             what was saved when the tensors are filled. An optimizer's settings may differ.
     """
     state = owner.state_dict()
-    held = state if isinstance(owner, torch.nn.Module) else {}
-    if isinstance(owner, torch.optim.Optimizer):
-        held = state.get("state")
+    wraps = isinstance(state, Mapping) and {*state} == {"state", "param_groups"}
+    held = state["state"] if wraps or isinstance(owner, torch.optim.Optimizer) else state
     for name, one in leaves(held):
         if one is not None and not isinstance(one, torch.Tensor):
             raise CheckpointError(
@@ -67,7 +69,7 @@ def require_kept(owner: Any, state: Any) -> None:
     """Refuse tensors of a ``state_dict()`` that it makes anew: to fill them changes nothing."""
     again = tensors_by_name(owner.state_dict())
     for name, tensor in tensors_by_name(state).items():
-        if name in again and address(tensor) != address(again[name]):
+        if name in again and own_address(tensor) != own_address(again[name]):
             raise CheckpointError(
                 f"{name}: the state_dict() of a {type(owner).__name__} makes it anew: {INSTEAD}"
             )
@@ -84,6 +86,13 @@ def address(tensor: torch.Tensor) -> int:
     """Return where the memory of a tensor begins, if it says so."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
     return tensor.data_ptr() if type(tensor) in PLAIN and strided and not tensor.is_meta else 0
+
+
+def own_address(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; of a subclass as well, if it has some itself."""
+    with suppress(RuntimeError, TypeError):
+        return address(tensor) or tensor.untyped_storage().data_ptr()
+    return 0
 
 
 def require_targets(
@@ -108,6 +117,8 @@ def require_targets(
         expected, found = shape_of(stored, index), tuple(targets[name].shape)
         if found != expected:
             raise CheckpointError(f"{name}: into has shape {found}, the checkpoint {expected}")
+        if why := why_not_copied(stored, targets[name]):
+            raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
 
 
 def why_not_converted(stored: StoredTensor, dtype: torch.dtype) -> str | None:
@@ -123,6 +134,19 @@ def why_not_converted(stored: StoredTensor, dtype: torch.dtype) -> str | None:
     return None
 
 
+def why_not_copied(stored: StoredTensor, target: torch.Tensor) -> str | None:
+    """Say why a tensor of another class takes no values of a plain one: tried on one like it."""
+    if type(target) in PLAIN:
+        return None
+    try:
+        values = torch.empty((), dtype=stored.dtype, device="cpu").expand(target.shape)
+        torch.empty_like(target.detach()).copy_(values)
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error).split("\n")[0]
+        return f"it is a {type(target).__name__}, which takes no values of a plain tensor ({why})"
+    return None
+
+
 def why_not_filled(target: torch.Tensor) -> str | None:
     """Say why a tensor takes no values, if it has no memory of its own for them."""
     if is_lazy(target):
@@ -133,16 +157,31 @@ def why_not_filled(target: torch.Tensor) -> str | None:
         return "it is nested"
     if target.layout is not torch.strided:
         return f"its layout is {target.layout}"
-    if is_expanded(target.shape, target.stride()):
-        return "it is expanded, several of its elements are one"
-    if type(target) in PLAIN and target.numel() and not target.untyped_storage().nbytes():
-        return "its memory was freed"
+    if isinstance(target, FakeTensor) or target._is_zerotensor():
+        return "it is fake: it has no memory"
+    if may_overlap(target.shape, target.stride()):
+        return f"it is expanded, or overlaps itself: its strides are {target.stride()}"
+    if type(target) in PLAIN and target.numel():
+        held = target.untyped_storage().nbytes()
+        seen = tuple(target.shape), target.stride(), int(target.storage_offset())
+        if held < (end := byte_span(*seen, target.itemsize)[1]):
+            return f"its memory was freed: its storage has {held:,} of {end:,} bytes"
     return None
 
 
 def is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether several elements of a tensor are one."""
+    """Whether several elements of a tensor are one, as a stride of 0 says."""
     return any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
+
+
+def may_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether steps along one dimension may lead to where those along others do."""
+    last = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step <= last:
+            return math.prod(shape) > 0
+        last += step * (size - 1)
+    return False
 
 
 def shape_of(stored: StoredTensor, index: Any) -> tuple[int, ...]:

@@ -19,8 +19,14 @@ def huge_memory(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return new memory that begins with a huge page; the rest behind the last whole one is small.
 
     It is this process's own: what a forked one writes stays there. Freed with the array.
+
+    Raises:
+        MemoryError: There is none, or no address.
     """
-    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=PRIVATE)
+    try:
+        memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=PRIVATE)
+    except OSError as error:
+        raise MemoryError(f"no memory for {nbytes:,} bytes: {error.strerror}") from None
     array = np.frombuffer(memory, np.uint8)
     begin, whole = -array.ctypes.data % HUGE_PAGE, nbytes - nbytes % HUGE_PAGE
     if whole:
