@@ -161,8 +161,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
                 another shape, one without memory of its own, or one that its ``state_dict()``
                 makes anew; or what has a ``state_dict()`` holds more than tensors there, beside an
-                optimizer's settings. Nothing was written then. With ``verify``: there is no manifest, or a tensor
-                is not what was written; some of ``into`` may be filled by then.
+                optimizer's settings. Nothing was written then. With ``verify``: there is no
+                manifest, or a tensor is not what was written; some of ``into`` may be filled by
+                then.
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
         """
