@@ -228,6 +228,16 @@ def test_a_load_that_verifies_compares_the_index_of_a_recorded_set(tmp_path, sma
         index.write_text(says + " ")
         with pytest.raises(CheckpointError, match="was changed since the checkpoint was opened"):
             checkpoint.load(verify=True)
+    for shard in ("one", "two"):
+        write_record(folder / f"{shard}.safetensors")
+    with (
+        open_checkpoint(folder) as checkpoint,
+        pytest.raises(CheckpointError, match=rf"{index.name}: (has|bytes)"),
+    ):
+        checkpoint.load(verify=True)
+    index.rename(folder / "other.index.json")  # which the record does not list
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.load(verify=True).keys() == checkpoint.keys()
 
 
 def test_a_record_names_a_file_that_is_missing_or_that_it_does_not_list(tmp_path):

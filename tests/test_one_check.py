@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_files import checkpoint_records, entry, safetensors_file, stored_zip
@@ -14,7 +15,6 @@ from safetensors.torch import load_file
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader.containers import (
-    MAGIC_NUMBER,
     containers,
     legacy,
     require_one_reading,
@@ -25,6 +25,7 @@ from npydata.reader.containers import (
 from npydata.reader.files import OpenFile
 from npydata.reader.manifest import FORMAT, RECORD_FORMAT, Manifest, Record
 from npydata.reader.open import blob_store
+from npydata.reader.pickle_names import may_name
 from npydata.reader.plain_calls import require_attributes
 from npydata.reader.stored import MAX_FORESEEN, MAX_KEY_INTEGER, Global, Storage, safe_key
 from npydata.reader.torch_rebuild import Rebuilder, dense_tensor
@@ -186,11 +187,53 @@ def test_a_length_that_is_a_pickle_as_well_says_no_names(tmp_path, length):
         assert torch.equal(checkpoint["w"], load_file(path)["w"])
 
 
-def test_behind_its_magic_number_torch_would_read_on(tmp_path):
-    data = pickle.dumps(MAGIC_NUMBER, protocol=0)
-    (tmp_path / "a").write_bytes(data)
-    with pytest.raises(CheckpointError, match="like a pickle that says names"):
-        read_as("safetensors", data, tmp_path / "a")
+EVIL = b'cos\nsystem\n(S"true"\ntR.'
+WALKED = {
+    "a name": b"",
+    "a place in the memo beyond the file": b"K\1r\xff\xff\xff\0",
+    "a place in other digits": b"K\1p007\n",
+    "a place behind a space": b"K\1p0\ng 0\n",
+    "a list with a key": b"](K\1eK\0K\2s",
+    "bytes that are appended to": b"\x96\1\0\0\0\0\0\0\0a(K\1e",
+    "an opcode that is not read here": b"C\1a\x98",
+    "a number in hexadecimal": b"I0x10\n",
+    "a number behind a space": b"L 7L\n",
+    "a float with a sign": b"F+1\n",
+    "a long number": b"\x8b" + struct.pack("<i", 70_000) + b"\1" * 70_000,
+    "a number of many digits": b"L" + b"7" * 3000 + b"L\n",
+    "a long text": b"V" + b"a" * 9000 + b"\n",
+    "a key of tuples": b"})" + b"\x85" * 900 + b"K\1s",
+    "a frame": b"\x80\4\x95" + struct.pack("<Q", len(EVIL)),
+    "more opcodes than are walked": b"N0" * 40_000,
+    "torch's magic number": pickle.dumps(legacy.MAGIC_NUMBER, protocol=0),
+    "that number as bytes": pickle.dumps(legacy.MAGIC_NUMBER, protocol=4),
+}
+NAMED = {
+    "a module above one with a zero byte": b"cthis.\0\na\n.",
+    "the same from the stack": b"\x80\4\x8c\x08this.x\0y\x8c\1a\x93.",
+    "an instance": b'(S"true"\nios\nsystem\n.',
+    "an object": b'(cos\nsystem\nS"true"\no.',
+}
+
+
+@pytest.mark.parametrize("kind", WALKED)
+def test_what_hides_a_name_from_nobody_but_us_hides_it_from_nobody(kind):
+    assert may_name(WALKED[kind] + EVIL)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_name_is_seen_however_it_is_said(kind):
+    assert may_name(NAMED[kind])
+
+
+def test_honest_headers_say_no_names():
+    """Those that end where writers pad them to; behind them come weights."""
+    draw = np.random.default_rng(5)
+    entries = b"".join(b'"model.layers.%d.mlp.gate_proj.weight":{"dtype":"BF16","shape":[32],' % k
+                       for k in range(900))  # fmt: skip
+    for length in range(104, 60_000, 8):
+        header = (b"{" + entries)[:length]
+        assert not may_name(length.to_bytes(8, "little") + header + draw.bytes(4096))
 
 
 def test_what_follows_the_pickle_of_a_zip_file_is_refused(tmp_path):

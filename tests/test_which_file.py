@@ -19,10 +19,12 @@ def written(folder, names):
     folder.mkdir(exist_ok=True, parents=True)
     for name in names:
         if name.endswith(".index.json"):
-            ends = name.removesuffix(".index.json").rpartition(".")[2]
-            shards = [one for one in names if one.endswith(ends) and "-of-" in one]
+            kind = "bin" if ".bin" in name else "safetensors"
+            shards = [one for one in names if one.endswith(kind) and "-of-" in one]
             content = {"weight_map": {one: one for one in shards or ["gone"]}}
             (folder / name).write_text(json.dumps(content))
+        elif name == "training_state.json":
+            (folder / name).write_text('{"lr": 1}')
         elif name.endswith(".safetensors"):
             save_file({name: torch.ones(3)}, folder / name)
         else:
@@ -40,6 +42,9 @@ LAYOUTS = {
         [MODEL, *HALVES, "model.safetensors.index.fp32.json", BIN, "flax_model.msgpack"], [MODEL]),
     "safetensors first": ([*HALVES, f"{MODEL}.index.json", *SHARDS, f"{BIN}.index.json"], HALVES),
     "a trainer's options": (["model.pt", "training_args.bin"], ["model.pt"]),
+    "an index of safetensors of any name": ([*HALVES, "model.index.json"], HALVES),
+    "a set before an adapter": ([*SHARDS, f"{BIN}.index.json", "adapter.safetensors"], SHARDS),
+    "another program's training state": ([MODEL, "training_state.json"], [MODEL]),
     "the only one of its set": (["m-00001-of-00001.safetensors"], ["m-00001-of-00001.safetensors"]),
 }  # fmt: skip
 
@@ -52,8 +57,9 @@ def test_a_folder_is_opened_as_from_pretrained_does(tmp_path, layout):
 
 
 REFUSED = {
-    "a set without its index": (HALVES[:1], "is one of 2 files, and there is no index of them"),
-    "one of torch's": (SHARDS[1:], "is one of 2 files, and there is no index of them"),
+    "a set without its index": (HALVES[:1], "is one of 2 files by its name, and there is no"),
+    "one of torch's": (SHARDS[1:], "is one of 2 files by its name, and there is no"),
+    "two models of accelerate": ([MODEL, "model_1.safetensors"], "holds 2 of"),
     "options alone": (["training_args.bin"], "holds no checkpoint"),
     "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "holds 2 of"),
     "DeepSpeed beside a trainer's options": (

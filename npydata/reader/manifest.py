@@ -303,12 +303,22 @@ def vouched_by_records(
         else:
             raise CheckpointError(f"{path}: no manifest says what it was; one is written by "
                                   "npydata verify --record")  # fmt: skip
-    if index is not None and (record := records.get((index.absolute.parent, MANIFEST))) is not None:
-        name, again = index.path.name, OpenFile(index.absolute)
-        if again.identity != index.identity:
-            raise CheckpointError(f"{index.path}: was changed since the checkpoint was opened")
-        made |= vouched_by(record, {name: Archive("index", again, {}, {})})
-    return made
+    return made if index is None else made | vouched_index(index)
+
+
+def vouched_index(index: OpenFile) -> dict[OpenFile, Vouched]:
+    """Return what the record of a folder says of the index that was read, if it lists that."""
+    path = index.absolute
+    record = record_called(HeldFolder(path.parent), MANIFEST)
+    if record is None or path.name not in record.files:
+        return {}
+    try:
+        again = OpenFile(path)
+    except OSError as error:
+        raise CheckpointError(f"{index.path}: {error}") from None
+    if again.identity != index.identity:
+        raise CheckpointError(f"{index.path}: was changed since the checkpoint was opened")
+    return vouched_by(record, {path.name: Archive("index", again, {}, {})})
 
 
 def record_called(folder: HeldFolder, name: str) -> Record | None:

@@ -16,8 +16,14 @@ from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, states_
 from npydata.reader.tensors import Entry
 
 MAX_DEPTH = 200
-NAME_CHARACTERS = 128
+NAME_CHARACTERS = 96
 """How long names may be on average; a short file could repeat a long key in a million names."""
+MOST_SHARED = 1 << 16
+"""Entries beyond those that are said one by one, as where containers have several names."""
+TENSORS_PER_ENTRY = 3
+"""An entry that is a tensor takes so much more to make and to read."""
+ESCAPED = 12
+"""As long in JSON, at most, is a character that is not printable ASCII; in memory it has four."""
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""
 CONTAINERS = (dict, list, tuple)
@@ -42,9 +48,10 @@ def name_entries(root: Any, most: int) -> dict[str, Any]:
             containers again and again; or containers are nested too deep, or in themselves.
     """
     members = Members()
-    if count_entries(root, members, {}, 0, most) > most:
-        raise CheckpointError(f"more than {most:,} entries, which is more than its size allows")
-    namer = Namer(most * NAME_CHARACTERS)
+    count = count_entries(root, members, {}, 0, most)
+    if count > (allowed := min(most, members.said + MOST_SHARED)):
+        raise CheckpointError(f"more than {allowed:,} entries, which is more than its size allows")
+    namer = Namer(most)
     waiting: list[Iterator[tuple[str, Link, Any]]] = [iter([("", None, root)])]
     while waiting:
         if (found := next(waiting[-1], None)) is None:
@@ -68,12 +75,14 @@ class Namer:
 
     def __init__(self, most: int) -> None:
         self.named: dict[str, Any] = {}
-        self._left = most
+        self._left = most * NAME_CHARACTERS
+        self._tensors_left = 4096 + most // TENSORS_PER_ENTRY
 
     def inside(self, name: str, link: Link, inner: Pairs) -> Iterator[tuple[str, Link, Any]]:
         """Yield what lies in a container with its name."""
+        before = characters_of(name)
         for key, part in inner:
-            self._spend(len(name) + characters_of(key))
+            self._spend(before + characters_of(key))
             text = str(key)
             yield text if link is None else f"{name}.{text}", (link, key), part
 
@@ -84,6 +93,9 @@ class Namer:
             self._spend(sum(map(characters_of, path)))
             name = free_name(path, self.named)
         self.named[name] = as_value(value)
+        self._tensors_left -= isinstance(value, StoredTensor)
+        if self._tensors_left < 0:
+            raise CheckpointError("more names of tensors than its size allows")
 
     def _spend(self, characters: int) -> None:
         self._left -= characters
@@ -94,7 +106,7 @@ class Namer:
 def characters_of(key: Any) -> int:
     """Return about how long a key is as text, without making that."""
     if isinstance(key, str):
-        return len(key)
+        return len(key) * (1 if key.isascii() and key.isprintable() else ESCAPED)
     if isinstance(key, bytes):
         return 4 * len(key)
     if isinstance(key, tuple):
@@ -116,6 +128,8 @@ class Members:
 
     def __init__(self) -> None:
         self._found: dict[int, Pairs] = {}
+        self.said = 0
+        """How many they are: what is shared is counted once."""
 
     def of(self, value: Any) -> Pairs:
         """Return the keys and parts of a value; those of a list of plain values are none."""
@@ -123,6 +137,7 @@ class Members:
             return ()
         if (found := self._found.get(id(value))) is None:
             found = self._found[id(value)] = tuple(parts(value))
+            self.said += len(found)
         return found
 
 

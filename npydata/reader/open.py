@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
+from unicodedata import category
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive
@@ -39,6 +40,7 @@ from npydata.reader.training_folder import (
     PARTS,
     TRAINING,
     files_of,
+    is_training_state,
     manifest_of,
     read_object,
 )
@@ -118,7 +120,7 @@ def open_folder(folder: HeldFolder) -> Contents:
     """Open the checkpoint that a folder is, or the one that it holds."""
     if (manifest := manifest_of(folder)) is not None:
         return open_training(folder, manifest)
-    if os.path.lexists(folder.path / TRAINING):
+    if is_training_state(folder):
         read_manifest(folder)
         raise CheckpointError(f"has a {TRAINING}, and a {MANIFEST} of something else")
     if (folder.path / METADATA).exists():
@@ -290,8 +292,9 @@ def read_index(file: OpenFile) -> dict[str, str]:
 
 def is_plain_name(name: str) -> bool:
     """Whether a name is that of a file in the same folder, in one line, and of no other index."""
-    plain = name == Path(name).name and name not in ("", ".", "..") and name.isprintable()
-    return plain and "\\" not in name and not name.endswith(".json")
+    plain = name == Path(name).name and name not in ("", ".", "..")
+    printable = all(one.isprintable() or category(one) == "Zs" for one in name)
+    return plain and printable and "\\" not in name and not name.endswith(".json")
 
 
 def open_shards(folder: HeldFolder, names: Iterable[str]) -> dict[str, Archive]:

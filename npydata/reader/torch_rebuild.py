@@ -88,9 +88,6 @@ class Rebuilder:
         self.views: dict[Any, Storage] = {}
         """Parts of storages that legacy files give a key of their own."""
         self.unknown: set[str] = set()
-        self.named = False
-        """Whether any name was met, known or not, that may lead to something: a number for one
-        (``EXT1``) does in a process that has given it a meaning, a zero byte nowhere."""
         self._copies_left = 32768 + COPIED_PER_BYTE * nbytes
         self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
@@ -104,7 +101,6 @@ class Rebuilder:
             return dtype
         if str(known) not in KNOWN:
             self.unknown.add(str(known))
-        self.named |= "\0" not in module and not str(known).startswith("copyreg.ext")
         return known
 
     def persistent_load(self, saved: Any) -> Any:

@@ -32,6 +32,14 @@ def manifest_of(folder: HeldFolder) -> dict[str, Any] | None:
     return manifest if ours and isinstance(manifest.get("files"), dict) else None
 
 
+def is_training_state(folder: HeldFolder) -> bool:
+    """Whether a folder has the file of that name, and it is one of ours."""
+    try:
+        return read_object(folder, TRAINING).keys() >= {*PARTS[:1], "training_state"}
+    except (CheckpointError, OSError):
+        return False
+
+
 def files_of(part: str, files: Collection[str]) -> list[str]:
     """Return which of a checkpoint's files hold a part: one, or those of every process."""
     if f"{part}.safetensors" in files:

@@ -11,11 +11,11 @@ from npydata.reader.manifest import root_of_checkpoints
 
 INDEX_SUFFIX = ".index.json"
 FOLDER_FILES = (
-    ("model.safetensors",),
+    ("model.safetensors", "model_[0-9]*.safetensors"),
     (f"*.safetensors{INDEX_SUFFIX}",),
+    (f"*{INDEX_SUFFIX}",),
     ("*.safetensors",),
     ("pytorch_model.bin",),
-    (f"*{INDEX_SUFFIX}",),
     ("*.bin", "*.pt", "*.pth", "*.ckpt"),
 )
 """Which file of a folder is its checkpoint: the first of these that it has, if it has one. Those of
@@ -59,8 +59,8 @@ def require_no_part(name: str) -> None:
     """Refuse a file that says in its name that it is one of several."""
     if (part := PART_OF_SET.fullmatch(name)) is not None and int(part[1]) > 1:
         raise CheckpointError(
-            f"{name} is one of {int(part[1])} files, and there is no index of them; name the file "
-            "to open what it holds"
+            f"{name} is one of {int(part[1])} files by its name, and there is no index of them; "
+            "name the file to open what it holds"
         )
 
 

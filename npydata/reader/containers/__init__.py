@@ -6,23 +6,19 @@ opening, inspecting and converting go by the table of these.
 
 import pkgutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, read_pickle
+from npydata.reader.archive import Archive
 from npydata.reader.files import OpenFile
 from npydata.reader.foreign import foreign_content, foreign_name
-from npydata.reader.opcodes import HANDLERS
-from npydata.reader.torch_rebuild import Rebuilder
+from npydata.reader.pickle_names import may_name
 
 START_BYTES = 512
 """How much of a file it takes to recognise it."""
-MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
-"""The first pickle of a file of torch that is neither zip nor tar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +82,14 @@ def require_one_reading(file: OpenFile, start: bytes, found: Container) -> None:
         other = kinds[format]
         if other.torch_takes is not None and other.torch_takes(start):
             raise CheckpointError(f"begins like {found.description} and like {other.description}")
-    if found.format not in ("legacy", "zip") and start[:1] in HANDLERS and says_names(file):
+    if found.format not in ("legacy", "zip") and may_say_names(file):
         raise CheckpointError(f"begins like {found.description} and like a pickle that says names")
 
 
-def says_names(file: OpenFile) -> bool:
-    """Whether a file, taken for a pickle, comes as far as to name something.
-
-    Behind its magic number torch reads other pickles, which may.
-    """
-    rebuilder, value = Rebuilder(file.size), None
-    with file.view() as data, suppress(CheckpointError):
-        value, _, _ = read_pickle(data, 0, None, rebuilder)
-    return rebuilder.named or value == MAGIC_NUMBER
+def may_say_names(file: OpenFile) -> bool:
+    """Whether a file, taken for a pickle, may come as far as to name something."""
+    with file.view() as data:
+        return may_name(data)
 
 
 def container_of(file: OpenFile) -> Container:

@@ -10,12 +10,13 @@ from typing import Any
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_pickle
-from npydata.reader.containers import MAGIC_NUMBER, Container
+from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.plain_calls import brief
 from npydata.reader.stored import Global, Opaque, Storage
 from npydata.reader.torch_rebuild import Rebuilder
 
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 COUNT_BYTES = 8
 START_BYTES = 32
