@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 OPCODES = {ord(one.code): one for one in pickletools.opcodes}
-MAX_STEPS, MAX_LINE = 1 << 16, 1 << 24
+MAX_STEPS, MAX_LINE = 1 << 16, 1 << 20
 PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
 GETS = {"GET", "BINGET", "LONG_BINGET"}
 ENDS = {"PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}
