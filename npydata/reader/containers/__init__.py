@@ -15,7 +15,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive
 from npydata.reader.files import OpenFile
 from npydata.reader.foreign import foreign_content, foreign_name
-from npydata.reader.pickle_names import may_name
+from npydata.reader.pickle_names import OPCODES, may_name
 
 START_BYTES = 512
 """How much of a file it takes to recognise it."""
@@ -82,7 +82,7 @@ def require_one_reading(file: OpenFile, start: bytes, found: Container) -> None:
         other = kinds[format]
         if other.torch_takes is not None and other.torch_takes(start):
             raise CheckpointError(f"begins like {found.description} and like {other.description}")
-    if found.format not in ("legacy", "zip") and may_say_names(file):
+    if found.format not in ("legacy", "zip") and start[0] in OPCODES and may_say_names(file):
         raise CheckpointError(f"begins like {found.description} and like a pickle that says names")
 
 
