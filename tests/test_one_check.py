@@ -202,6 +202,8 @@ WALKED = {
     "a long number": b"\x8b" + struct.pack("<i", 70_000) + b"\1" * 70_000,
     "a number of many digits": b"L" + b"7" * 3000 + b"L\n",
     "a long text": b"V" + b"a" * 9000 + b"\n",
+    "a text too long to be looked through": b"V" + b"Z" * (2 << 20) + b"\n",
+    "a number too long for that": b"L" + b"7" * (2 << 20) + b"L\n",
     "a key of tuples": b"})" + b"\x85" * 900 + b"K\1s",
     "a frame": b"\x80\4\x95" + struct.pack("<Q", len(EVIL)),
     "more opcodes than are walked": b"N0" * 40_000,

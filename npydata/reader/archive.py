@@ -15,6 +15,7 @@ from npydata.reader.torch_rebuild import Rebuilder
 Value = TypeVar("Value")
 
 SMALL_PICKLE = 1 << 16
+"""Of so many bytes, each may be an entry."""
 
 
 @dataclass(slots=True)

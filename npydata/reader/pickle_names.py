@@ -41,9 +41,9 @@ def may_name(data: Any) -> bool:
         if opcode.arg is not None and opcode.arg.n == pickletools.UP_TO_NEWLINE:
             if not may_be_line(opcode.name, start := data[at + 1 : at + 1 + MAX_LINE]):
                 return False
-            if opcode.name in ("GLOBAL", "INST"):
+            if opcode.name in ("GLOBAL", "INST") or b"\n" not in start:
                 return True
-            at += 2 + start.find(b"\n")
+            at += 2 + start.index(b"\n")
         else:
             at = end_of(opcode, data, at + 1)
         pushed += bool(opcode.stack_after)
