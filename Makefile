@@ -37,6 +37,7 @@ run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make o
 	@echo "[run-distributed] the weights of step 40, in one file that any safetensors reader opens"
 	@$(BIN)/npydata convert build/fsdp/step-000040/model build/fsdp/model.safetensors
 
+# nbval kills its kernels, which then leave their temporary files: they get a folder of their own.
 test: $(READY)  ## Run every test, and every notebook cell against its committed output
 	@rm -f .coverage*
 	@echo "[test] the device path, on a simulated accelerator (built once, about a minute; needs g++ and ninja)"
@@ -45,7 +46,8 @@ test: $(READY)  ## Run every test, and every notebook cell against its committed
 	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --numprocesses 2 --dist loadscope \
 		--cov --cov-append --cov-report=term:skip-covered --quiet tests
 	@echo "[test] the notebooks, cell by cell"
-	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+		TMPDIR="$$scratch" $(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
 		--nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks \
 		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
