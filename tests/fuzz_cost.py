@@ -149,7 +149,7 @@ class Limits:
 
 
 MEASURED = Limits(
-    cost=measured, per_kib=(0.020, 1.0), most=(2.0, 256.0), most_bytes=1 << 20, most_times=1 << 18
+    cost=measured, per_kib=(0.020, 1.0), most=(2.0, 256.0), most_bytes=1 << 20, most_times=1 << 20
 )
 COUNTED = Limits(
     cost=counted,

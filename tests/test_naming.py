@@ -28,6 +28,8 @@ from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
 from npydata.reader.naming import (
     HEAVY,
     MAX_DEPTH,
+    MOST_OTHERS,
+    MOST_SHARED,
     TENSORS_PER_ENTRY,
     Members,
     Weights,
@@ -321,7 +323,25 @@ def test_a_long_state_is_looked_through_once_however_many_objects_have_it():
     looked, state = [], State(range(60))
     objects = [Opaque("made.up", state=state) for _ in range(50)]
     assert len(name_entries(objects, 1000)) == 2 * 50
-    assert len(looked) == 1
+    assert len(looked) == 2  # for what has a name, and for what has none
+
+
+MOST = 2 * MOST_SHARED
+"""Entries, of a file so small that ``MOST_OTHERS`` may be more than plain values."""
+
+
+@pytest.mark.parametrize(("root", "size"), [
+    (lambda n: [{} for _ in range(n - 1)], 1),
+    (lambda n: dict.fromkeys(range(n - 1), (1, 2)), 1),
+    (lambda n: [[{}] for _ in range(n // 2)], 2),
+    (lambda n: [Opaque("made.up") for _ in range(n - 1)], 1),
+    (lambda n: [set()] * (n - 1), 1),
+    (lambda n: {1: (1j,) * (n - 2)}, 1),
+], ids=["dicts", "names", "nested", "objects", "sets", "complex"])  # fmt: skip
+def test_more_containers_and_objects_than_a_file_has_room_for_are_refused(root, size):
+    assert name_entries(root(MOST_OTHERS - size + 1), MOST)
+    with pytest.raises(CheckpointError, match="more containers and objects than"):
+        name_entries(root(MOST_OTHERS + size), MOST)
 
 
 T = torch.ones(2)

@@ -22,6 +22,10 @@ MOST_SHARED = 1 << 16
 """Entries beyond those that are said one by one, as where containers have several names."""
 TENSORS_PER_ENTRY = 3
 """An entry that is a tensor takes so much more to make and to read."""
+PLAIN = (int, float, str, bytes, type(None))
+MOST_OTHERS = 102_400
+"""Containers, objects and others take a byte or four to say, and some 15 us to inspect or convert.
+A pickle of 1 MiB may have so many; in a longer one they may be as many as have content."""
 ESCAPED = 12
 """As long in JSON, at most, is a character that is not printable ASCII; in memory it has four."""
 ROOT_NAME = "tensor"
@@ -51,7 +55,7 @@ def name_entries(root: Any, most: int) -> dict[str, Any]:
     count = count_entries(root, members, {}, 0, most)
     if count > (allowed := min(most, members.said + MOST_SHARED)):
         raise CheckpointError(f"more than {allowed:,} entries, which is more than its size allows")
-    namer = Namer(most)
+    namer = Namer(most, members.others)
     waiting: list[Iterator[tuple[str, Link, Any]]] = [iter([("", None, root)])]
     while waiting:
         if (found := next(waiting[-1], None)) is None:
@@ -73,10 +77,11 @@ Link = tuple["Link", Any] | None
 class Namer:
     """Gives names, and counts their characters: a short file could ask for many long ones."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, others: int) -> None:
         self.named: dict[str, Any] = {}
         self._left = most * NAME_CHARACTERS
         self._tensors_left = 4096 + most // TENSORS_PER_ENTRY
+        self._others_left = max(MOST_OTHERS, most // 2 - MOST_SHARED) - others
 
     def inside(self, name: str, link: Link, inner: Pairs) -> Iterator[tuple[str, Link, Any]]:
         """Yield what lies in a container with its name."""
@@ -96,6 +101,9 @@ class Namer:
         self._tensors_left -= isinstance(value, StoredTensor)
         if self._tensors_left < 0:
             raise CheckpointError("more names of tensors than its size allows")
+        self._others_left -= not isinstance(value, PLAIN)
+        if self._others_left < 0:
+            raise CheckpointError("more containers and objects than its size allows")
 
     def _spend(self, characters: int) -> None:
         self._left -= characters
@@ -130,6 +138,8 @@ class Members:
         self._found: dict[int, Pairs] = {}
         self.said = 0
         """How many they are: what is shared is counted once."""
+        self.others = 0
+        """Containers with something in them, and what else is not plain and has no name."""
 
     def of(self, value: Any) -> Pairs:
         """Return the keys and parts of a value; those of a list of plain values are none."""
@@ -138,6 +148,10 @@ class Members:
         if (found := self._found.get(id(value))) is None:
             found = self._found[id(value)] = tuple(parts(value))
             self.said += len(found)
+            if found:
+                self.others += 1
+            elif isinstance(value, list | tuple):  # sets, say: they have no names
+                self.others += sum(not isinstance(one, PLAIN) for one in value)
         return found
 
 
@@ -281,7 +295,7 @@ class Weights:
 
     def of(self, value: Any) -> int:
         """Return the weight of a value; ``HEAVY`` stands for any greater one."""
-        waiting = [value]
+        waiting: list[Any] = [value] if isinstance(value, WEIGHED) and value else []
         while waiting:
             one = waiting.pop()
             if one is DONE:
@@ -291,13 +305,13 @@ class Weights:
             elif isinstance(one, WEIGHED) and id(one) not in self._known:
                 self._known[id(one)] = one, 2  # until its members are known
                 waiting += one, DONE, *(part for part in members_of(one)
-                                        if isinstance(part, WEIGHED))  # fmt: skip
+                                        if isinstance(part, WEIGHED) and part)  # fmt: skip
         return self._of_known(value)
 
     def _of_known(self, one: Any) -> int:
         """Return the weight of a value, and of a container that is known."""
         if isinstance(one, WEIGHED):
-            return self._known[id(one)][1]
+            return self._known[id(one)][1] if one else 2
         number = one.bit_length() // 3 if isinstance(one, int) else 0
         return 2 + number + (len(one) if isinstance(one, str | bytes | bytearray) else 16)
 

@@ -370,8 +370,12 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
         "have one mesh of 64 times 64 counted for each DTensor", ("mesh", 64, "dtensors", 20_000)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
-    "a_hundred_thousand_sets": (
-        "be a list of empty sets, of one byte each", ("number", 1, "sets", 100_000)),
+    "a_million_sets": (
+        "be a list of empty sets, of one byte each", ("number", 1, "sets", 1_000_000)),
+    "objects_of_one_call": (
+        "be objects of six bytes each", ("number", 1, "made_up", 170_000)),
+    "lists_of_one_number": (
+        "be lists of four bytes each", ("number", 1, "in_lists", 250_000)),
 }  # fmt: skip
 for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
     for title, (tries, recipe) in recipes.items():
@@ -383,7 +387,8 @@ for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
         refused = ("keys_of_long_texts", "one_long_state_of_many_objects",
                    "one_long_group_of_many_modules", "tuples_of_many_calls",
                    "one_state_of_many_parameters", "attributes_of_many_tensors",
-                   "one_mesh_of_many_dtensors")  # fmt: skip
+                   "one_mesh_of_many_dtensors", "a_million_sets", "objects_of_one_call",
+                   "lists_of_one_number")  # fmt: skip
         caught = "opening" if title in refused else "harmless"
         pickle_attack(tries, caught=caught, forms=forms)(make)
 
