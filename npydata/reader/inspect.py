@@ -28,8 +28,9 @@ IN_PARTS = ("sparse", "quantized", "nested")
 """Kinds of tensors that are counted by their parts."""
 IN_JSON = {type(None), bool, int, str}
 """Whose every value JSON holds."""
-MAX_SHOWN = 1 << 24
-"""Characters of values that a report holds; of those beyond it has a description."""
+MAX_SHOWN = 1 << 23
+"""Characters of values that a report holds; of those beyond it has a description. In JSON each may
+be twelve, as of an emoji."""
 SHOWN_PER_BYTE = 32
 """So many for each byte of the files, beyond 64 KiB: a value may be said once, under many names."""
 
