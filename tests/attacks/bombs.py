@@ -370,12 +370,12 @@ SAID_AGAIN: dict[str, tuple[str, Recipe]] = {
         "have one mesh of 64 times 64 counted for each DTensor", ("mesh", 64, "dtensors", 20_000)),
     "many_values": (
         "be 60,000 values, each looked up among all", ("number", 1, "named", 60_000)),
-    "a_million_sets": (
-        "be a list of empty sets, of one byte each", ("number", 1, "sets", 1_000_000)),
+    "sets_of_one_byte": (
+        "be a list of empty sets, of one byte each", ("number", 1, "sets", 110_000)),
     "objects_of_one_call": (
-        "be objects of six bytes each", ("number", 1, "made_up", 170_000)),
+        "be objects of six bytes each", ("number", 1, "made_up", 110_000)),
     "lists_of_one_number": (
-        "be lists of four bytes each", ("number", 1, "in_lists", 250_000)),
+        "be lists of four bytes each", ("number", 1, "in_lists", 110_000)),
 }  # fmt: skip
 for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
     for title, (tries, recipe) in recipes.items():
@@ -387,7 +387,7 @@ for recipes, forms in ((CALLED_AGAIN, FORMS), (SAID_AGAIN, ["zip"])):
         refused = ("keys_of_long_texts", "one_long_state_of_many_objects",
                    "one_long_group_of_many_modules", "tuples_of_many_calls",
                    "one_state_of_many_parameters", "attributes_of_many_tensors",
-                   "one_mesh_of_many_dtensors", "a_million_sets", "objects_of_one_call",
+                   "one_mesh_of_many_dtensors", "sets_of_one_byte", "objects_of_one_call",
                    "lists_of_one_number")  # fmt: skip
         caught = "opening" if title in refused else "harmless"
         pickle_attack(tries, caught=caught, forms=forms)(make)
