@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 
@@ -90,7 +91,8 @@ def execute(
         record_timing=False,
         on_cell_executed=lambda **_: on_cell(),
     )
-    client.execute(env=os.environ | dict(env or {}))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # of what a lesson kills, too
+        client.execute(env=os.environ | {"TMPDIR": scratch} | dict(env or {}))
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
