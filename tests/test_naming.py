@@ -337,7 +337,9 @@ MOST = 2 * MOST_SHARED
     (lambda n: [Opaque("made.up") for _ in range(n - 1)], 1),
     (lambda n: [set()] * (n - 1), 1),
     (lambda n: {1: (1j,) * (n - 2)}, 1),
-], ids=["dicts", "names", "nested", "objects", "sets", "complex"])  # fmt: skip
+    (lambda n: {1: {(((k,),),) for k in range(n // 3)}}, 3),
+    (lambda n: [{(k,)} for k in range(n // 2)], 2),
+], ids=["dicts", "names", "nested", "objects", "sets", "complex", "members", "listed"])  # fmt: skip
 def test_more_containers_and_objects_than_a_file_has_room_for_are_refused(root, size):
     assert name_entries(root(MOST_OTHERS - size + 1), MOST)
     with pytest.raises(CheckpointError, match="more containers and objects than"):

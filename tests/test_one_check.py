@@ -27,7 +27,7 @@ from npydata.reader.manifest import FORMAT, RECORD_FORMAT, Manifest, Record
 from npydata.reader.open import blob_store
 from npydata.reader.pickle_names import may_name
 from npydata.reader.plain_calls import require_attributes
-from npydata.reader.stored import MAX_FORESEEN, MAX_KEY_INTEGER, Global, Storage, safe_key
+from npydata.reader.stored import MAX_COMPARED, MAX_KEY_INTEGER, Global, Keys, Storage, count_parts
 from npydata.reader.torch_rebuild import Rebuilder, dense_tensor
 
 FLOATS, DOUBLES = Global("torch", "FloatStorage"), Global("torch", "DoubleStorage")
@@ -263,14 +263,41 @@ def test_a_record_of_a_file_elsewhere_is_refused():
         Record.from_json(data)
 
 
-def test_keys_whose_hash_can_be_foreseen_are_refused_where_there_are_many():
-    with pytest.raises(ValueError, match="more than 60 bits"):
-        safe_key(MAX_KEY_INTEGER)
-    with pytest.raises(ValueError, match="of 17 parts, expected at most 16"):
-        safe_key(("a",) * 17)
-    with pytest.raises(ValueError, match="tuples of numbers"):
-        safe_key((1, 2), MAX_FORESEEN)
-    assert safe_key((1, 2), MAX_FORESEEN - 1) == (1, 2)
+@pytest.mark.parametrize("key", [
+    2**80, ((1, 2), ("a", (3.5, None))), 1 + 2j, tuple(range(31)), frozenset({1, (2, 3)}), b"a",
+])  # fmt: skip
+def test_keys_of_any_kind_can_be_found(key):
+    assert Keys().safe(key) is key
+
+
+@pytest.mark.parametrize("key", [
+    tuple(range(32)), ((),) * 32, (((1,) * 8,) * 8,) * 8, 2 ** (64 * 32), (2**1000, 2**1000),
+    (frozenset(range(20)), frozenset(range(20))),
+])  # fmt: skip
+def test_keys_of_many_parts_are_refused(key):
+    with pytest.raises(ValueError, match="a key of more than 32 parts"):
+        Keys().safe(key)
+
+
+@pytest.mark.parametrize("again", [0, 1, 99])
+def test_keys_of_one_hash_are_counted_whichever_dictionary_they_are_in(again):
+    same = [(MAX_KEY_INTEGER * number,) for number in range(1, 101)]
+    assert len(set(map(hash, same))) == 1
+    keys = Keys()
+    for key in same:
+        keys.safe(key)
+    allowed = MAX_COMPARED // (count_parts(same[again]) * 99)
+    for _ in range(int(0.95 * allowed)):
+        keys.safe(same[again])
+    with pytest.raises(ValueError, match="the same hash"):
+        keys.add_all(set(), [same[again]] * int(0.1 * allowed))
+
+
+def test_equal_keys_are_one_key(monkeypatch):
+    monkeypatch.setattr("npydata.reader.stored.MAX_COMPARED", 100)
+    keys = Keys()
+    for number in [*range(100)] * 3:
+        keys.safe((number, 2**70))
 
 
 def test_links_lead_to_a_store_only_from_beside_it():

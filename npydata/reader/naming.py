@@ -32,7 +32,8 @@ ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""
 CONTAINERS = (dict, list, tuple)
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
-WEIGHED = (*CONTAINERS, set, frozenset)
+SETS = (set, frozenset)
+WEIGHED = (*CONTAINERS, *SETS)
 HEAVY = 1 << 62
 """Stands for all greater weights: doubled often enough, one has more digits than the file."""
 DONE = object()
@@ -117,8 +118,10 @@ def characters_of(key: Any) -> int:
         return len(key) * (1 if key.isascii() and key.isprintable() else ESCAPED)
     if isinstance(key, bytes):
         return 4 * len(key)
-    if isinstance(key, tuple):
-        return sum(map(characters_of, key))
+    if isinstance(key, tuple | frozenset):
+        return 16 + sum(map(characters_of, key))
+    if isinstance(key, int):
+        return 16 + key.bit_length() // 3
     return len(key.module) + len(key.name) if isinstance(key, Global) else 16
 
 
@@ -143,16 +146,27 @@ class Members:
 
     def of(self, value: Any) -> Pairs:
         """Return the keys and parts of a value; those of a list of plain values are none."""
-        if not isinstance(value, (*CONTAINERS, Opaque, StoredTensor)):
+        if not isinstance(value, (*WEIGHED, Opaque, StoredTensor)):
             return ()
         if (found := self._found.get(id(value))) is None:
             found = self._found[id(value)] = tuple(parts(value))
             self.said += len(found)
             if found:
                 self.others += 1
-            elif isinstance(value, list | tuple):  # sets, say: they have no names
-                self.others += sum(not isinstance(one, PLAIN) for one in value)
+            elif isinstance(value, SETS):
+                self.others += sum(map(count_others, value))
+            elif isinstance(value, list | tuple):  # of what has no names: sets, say
+                for one in value:
+                    self.others += not isinstance(one, PLAIN)
+                    self.of(one)
         return found
+
+
+def count_others(member: Any) -> int:
+    """Return how many tuples, sets and objects a member of a set is, which has few parts."""
+    if isinstance(member, PLAIN):
+        return 0
+    return 1 + (sum(map(count_others, member)) if isinstance(member, tuple | frozenset) else 0)
 
 
 def count_entries(
@@ -164,7 +178,7 @@ def count_entries(
     """
     if depth > MAX_DEPTH:
         raise CheckpointError(f"its containers are nested more than {MAX_DEPTH} deep")
-    if not isinstance(value, (*CONTAINERS, Opaque, StoredTensor)):
+    if not isinstance(value, (*WEIGHED, Opaque, StoredTensor)):
         return 1
     if id(value) in seen:
         if (known := seen[id(value)]) is None:

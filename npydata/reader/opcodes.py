@@ -19,7 +19,7 @@ from npydata.reader.pickle_machine import (
     Handlers,
     PickleMachine,
 )
-from npydata.reader.stored import Opaque, add_all, safe_key
+from npydata.reader.stored import Keys, Opaque
 from npydata.reader.torch_rebuild import KNOWN
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
@@ -245,14 +245,14 @@ def collect_list(machine: PickleMachine) -> None:
 def collect_dict(machine: PickleMachine) -> None:
     """Push what was collected since the mark, as a dictionary of keys and values."""
     made: dict[Any, Any] = {}
-    store_pairs(made, machine.pop_to_mark())
+    store_pairs(made, machine.pop_to_mark(), machine.keys)
     machine.stack.append(made)
 
 
 def collect_frozenset(machine: PickleMachine) -> None:
     """Push what was collected since the mark, as a frozen set."""
     items = machine.pop_to_mark()
-    machine.stack.append(frozenset(add_all(set(), items)))
+    machine.stack.append(frozenset(machine.keys.add_all(set(), items)))
 
 
 def append_one(machine: PickleMachine) -> None:
@@ -270,13 +270,13 @@ def append_many(machine: PickleMachine) -> None:
 def store_one(machine: PickleMachine) -> None:
     """Store the newest value under the key below it, in the dictionary below both."""
     value, key = machine.stack.pop(), machine.stack.pop()
-    store_pairs(machine.stack[-1], [key, value])
+    store_pairs(machine.stack[-1], [key, value], machine.keys)
 
 
 def store_many(machine: PickleMachine) -> None:
     """Store what was collected since the mark, keys and values, in the dictionary below it."""
     items = machine.pop_to_mark()
-    store_pairs(machine.stack[-1], items)
+    store_pairs(machine.stack[-1], items, machine.keys)
 
 
 def add_many(machine: PickleMachine) -> None:
@@ -287,7 +287,7 @@ def add_many(machine: PickleMachine) -> None:
         require_container(target, "builtins.set")
         target.items.extend(items)
     elif isinstance(target, set):
-        add_all(target, items)
+        machine.keys.add_all(target, items)
     else:
         raise ValueError(f"adds to a {type(target).__name__}, expected a set")
 
@@ -303,18 +303,17 @@ def extend(target: Any, items: list[Any]) -> None:
         raise ValueError(f"appends to a {type(target).__name__}, expected a list")
 
 
-def store_pairs(target: Any, items: list[Any]) -> None:
+def store_pairs(target: Any, items: list[Any], keys: Keys) -> None:
     """Store keys and values, which alternate in ``items``."""
     if len(items) % 2:
         raise ValueError(f"stores {len(items)} keys and values, expected an even number")
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, Opaque):
         require_container(target, "builtins.dict")
-        for key, value in pairs:
-            target.pairs.append((safe_key(key, len(target.pairs)), value))
+        target.pairs.extend((keys.safe(key), value) for key, value in pairs)
     elif isinstance(target, dict):
         for key, value in pairs:  # a Counter's update would add to what it has
-            target[safe_key(key, len(target))] = value
+            target[keys.safe(key)] = value
     else:
         raise ValueError(f"stores in a {type(target).__name__}, expected a dictionary")
 

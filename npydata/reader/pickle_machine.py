@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from npydata.errors import CheckpointError
+from npydata.reader.stored import Keys
 
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
@@ -46,6 +47,7 @@ class PickleMachine:
         self.stack: list[Any] = []
         self.metastack: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.keys = Keys()
         self.running = True
 
     def run(self) -> Any:

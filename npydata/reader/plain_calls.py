@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.stored import Global, Opaque, add_all, safe_key, states_of
+from npydata.reader.stored import Global, Opaque, states_of
 from npydata.reader.strides import MAX_COUNT, MAX_DIMS
 
 
-def ordered_dict(_: Any, pairs: Any = ()) -> dict[Any, Any]:
+def ordered_dict(rebuilder: Any, pairs: Any = ()) -> dict[Any, Any]:
     """Read ``OrderedDict()``, which Python 2 wrote with its pairs."""
     made: dict[Any, Any] = OrderedDict()
     if not isinstance(pairs, list | tuple) or not all(isinstance(o, list | tuple) for o in pairs):
         raise CheckpointError(f"an OrderedDict of {brief(pairs)}, expected pairs")
     for key, value in pairs:
-        made[safe_key(key, len(made))] = value
+        made[rebuilder.keys.safe(key)] = value
     return made
 
 
@@ -66,14 +66,15 @@ def some_bytes(_: Any, content: Any = b"", *encoding: Any) -> bytes:
     return bytes(byte_array(_, content, *encoding))
 
 
-def some_set(_: Any, items: Any = ()) -> set[Any]:
+def some_set(rebuilder: Any, items: Any = ()) -> set[Any]:
     """Read ``set``."""
-    return add_all(set(), members(items))
+    made: set[Any] = rebuilder.keys.add_all(set(), members(items))
+    return made
 
 
-def frozen_set(_: Any, items: Any = ()) -> frozenset[Any]:
+def frozen_set(rebuilder: Any, items: Any = ()) -> frozenset[Any]:
     """Read ``frozenset``."""
-    return frozenset(add_all(set(), members(items)))
+    return frozenset(some_set(rebuilder, items))
 
 
 def members(items: Any) -> Any:

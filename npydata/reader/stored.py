@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-MAX_KEY_PARTS = 16
+MAX_KEY_PARTS = 32
 """The parts of a tuple are looked through each time that it is a key, and a file says it once."""
-MAX_FORESEEN = 4096
-"""Keys with the same hash are compared with each other: so many take half a second."""
+MAX_COMPARED = 1 << 23
+"""Parts of keys with the same hash that are compared with each other, in some 20 ns each."""
 MAX_KEY_INTEGER = sys.hash_info.modulus
 """Integers below it are their own hash."""
 
@@ -36,43 +35,63 @@ def states_of(state: Any) -> tuple[Any, ...]:
     return state if isinstance(state, tuple) and len(state) == 2 else (state,)
 
 
-def safe_key(key: Any, held: int = 0) -> Any:
-    """Return a key of a dictionary, or a member of a set, that takes no time to find.
+class Keys:
+    """The keys of a file's dictionaries, and the members of its sets: none takes long to find.
 
-    Nested tuples could take forever to hash. Large integers have few hashes, so a file could give
-    all its keys the same one; small ones have one each, and those of texts can't be foreseen. Those
-    of tuples of numbers can, so there may be few: ``held`` is how many keys are there already.
-
-    Raises:
-        ValueError: It is of such a kind.
-        TypeError: It cannot be a key at all.
+    Nested tuples could take forever to hash, and a key is compared with all that have the same
+    hash. Those of tuples, of large integers, of complex numbers can be foreseen, so a file could
+    give many the same one: what is compared for them is counted.
     """
-    if type(key) is str or (type(key) is int and abs(key) < MAX_KEY_INTEGER):
+
+    def __init__(self) -> None:
+        self._first: dict[int, Any] = {}
+        """A key of each hash; and the other ones, which few have."""
+        self._others: dict[int, set[Any]] = {}
+        self._compared = 0
+
+    def safe(self, key: Any) -> Any:
+        """Return a key.
+
+        Raises:
+            ValueError: It has too many parts, or there are too many with its hash.
+            TypeError: It cannot be a key at all.
+        """
+        if is_quick_to_find(key):
+            return key
+        parts = count_parts(key)
+        if parts > MAX_KEY_PARTS:
+            raise ValueError(f"a key of more than {MAX_KEY_PARTS} parts, or numbers as long")
+        code = hash(key)
+        first = self._first.setdefault(code, key)
+        if first is not key and first != key:
+            self._others.setdefault(code, set()).add(key)
+        if code in self._others:
+            self._compared += parts * len(self._others[code])
+            if self._compared > MAX_COMPARED:
+                raise ValueError("too many keys that have the same hash")
         return key
-    nested = isinstance(key, tuple)
-    parts = key if nested else (key,)
-    if len(parts) > MAX_KEY_PARTS:
-        raise ValueError(f"a key of {len(parts):,} parts, expected at most {MAX_KEY_PARTS}")
-    kinds = set(map(type, parts))
-    if kinds <= {str, bytes}:
-        return key
-    if any(issubclass(kind, tuple | frozenset) for kind in kinds):
-        raise ValueError("a key that is made of tuples or sets")
-    if any(issubclass(kind, complex | np.complexfloating) for kind in kinds):
-        raise ValueError("a key that is a complex number")
-    if any(isinstance(part, int) and abs(part) >= MAX_KEY_INTEGER for part in parts):
-        raise ValueError("a key that is an integer of more than 60 bits")
-    if held >= MAX_FORESEEN and nested:
-        raise ValueError(f"more than {MAX_FORESEEN:,} keys, with tuples of numbers among them")
-    hash(key)
-    return key
+
+    def add_all(self, made: set[Any], items: Iterable[Any]) -> set[Any]:
+        """Return a set with more members."""
+        made.update(map(self.safe, items))
+        return made
 
 
-def add_all(made: set[Any], items: Iterable[Any]) -> set[Any]:
-    """Return a set with more members, of which none takes any time to find."""
-    for one in items:
-        made.add(safe_key(one, len(made)))
-    return made
+def is_quick_to_find(key: Any) -> bool:
+    """Whether keys of this kind have hashes that can't be foreseen, or of their own."""
+    return type(key) is str or (type(key) is int and abs(key) < MAX_KEY_INTEGER)
+
+
+def count_parts(key: Any, most: int = MAX_KEY_PARTS) -> int:
+    """Return of how many parts a key is made, as long integers are of shorter ones; or more."""
+    if isinstance(key, int):
+        return 1 + key.bit_length() // 64
+    parts = 1
+    for one in key if isinstance(key, tuple | frozenset) else ():
+        parts += count_parts(one, most - parts)
+        if parts > most:
+            break
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

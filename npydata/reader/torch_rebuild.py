@@ -37,7 +37,7 @@ from npydata.reader.plain_calls import (
     torch_device,
     torch_size,
 )
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
+from npydata.reader.stored import Global, Keys, Opaque, Storage, StoredTensor
 from npydata.reader.strides import MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -88,6 +88,7 @@ class Rebuilder:
         self.views: dict[Any, Storage] = {}
         """Parts of storages that legacy files give a key of their own."""
         self.unknown: set[str] = set()
+        self.keys = Keys()
         self._copies_left = 32768 + COPIED_PER_BYTE * nbytes
         self._characters_left = 65536 + NAMED_PER_BYTE * nbytes
 
@@ -147,7 +148,7 @@ class Rebuilder:
         key = view[0]
         if not isinstance(key, str | int) or isinstance(key, bool):
             raise CheckpointError(f"view key {brief(key)}, expected text or a number")
-        if self.views.setdefault(safe_key(key), part) != part:
+        if self.views.setdefault(self.keys.safe(key), part) != part:
             raise CheckpointError(f"two views of a storage are called {brief(key)}")
         if key in self.storages:
             raise CheckpointError(f"{brief(key)} is a storage and a view of one")

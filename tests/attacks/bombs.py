@@ -14,6 +14,7 @@ from pickle_code import (
     MARK,
     NONE,
     ORDERED_DICT,
+    POP,
     SETITEM,
     SETITEMS,
     binstring,
@@ -423,6 +424,22 @@ def pairs_with_one_hash():
 def members_that_are_pairs_with_one_hash():
     pairs = b"".join(integer(a) + integer(b) + b"\x86" for a, b in same_hash(10_000))
     return program(EMPTY_SET, MARK, pairs, ADDITEMS)
+
+
+@pickle_attack("have 60 dictionaries of the same 2,000 pairs with one hash", forms=["zip"])
+def dictionaries_of_pairs_with_one_hash():
+    pairs = b"".join(
+        integer(a) + integer(b) + b"\x86" + put(b"", n) + POP
+        for n, (a, b) in enumerate(same_hash(2_000))
+    )
+    one = EMPTY_DICT + MARK + b"".join(get(n) + NONE for n in range(2_000)) + SETITEMS
+    return program(pairs, EMPTY_LIST, MARK, one * 60, APPENDS)
+
+
+@pickle_attack("be a set of 30,000 tuples, each in 20 others", forms=["zip"])
+def members_in_tuples_in_tuples():
+    members = b"".join(integer(1000 + n) + b"\x85" * 21 for n in range(30_000))
+    return program(EMPTY_SET, MARK, members, ADDITEMS)
 
 
 @pickle_attack("have names of 190 parts each", caught="harmless", forms=["zip"])

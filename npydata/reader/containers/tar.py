@@ -17,7 +17,7 @@ from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
 from npydata.reader.plain_calls import brief, count
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, safe_key
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, is_quick_to_find
 from npydata.reader.strides import MAX_DIMS
 from npydata.reader.torch_rebuild import (
     STORAGES,
@@ -195,10 +195,9 @@ def read_tensors(cursor: Cursor, storages: dict[Any, Storage]) -> dict[int, Stor
 
 def findable(key: int | str) -> int | str:
     """Return the key of a storage, which takes no time to find."""
-    try:
-        return safe_key(key)  # type: ignore[no-any-return]
-    except ValueError as error:
-        raise CheckpointError(f"a storage called {brief(key)}: {error}") from None
+    if not is_quick_to_find(key):
+        raise CheckpointError(f"a storage called {brief(key)}, expected text or a shorter number")
+    return key
 
 
 def three(value: Any, what: str) -> tuple[Any, ...]:
