@@ -93,6 +93,25 @@ def test_what_torch_saved_opens_as_it_was(tmp_path):
                            optimizer.state_dict()["state"][0]["exp_avg"])  # fmt: skip
 
 
+class Settings:
+    """What only code can make, with a tensor in it."""
+
+    def __init__(self):
+        self.rate, self.mean = 0.1, torch.ones(2)
+
+
+def test_values_are_named_as_in_a_file(tmp_path):
+    state = {"settings": Settings(), "w": torch.zeros(3), "note": "text", "one": torch.Size((2,))}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    torch.save(state, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "dcp") as folder, open_checkpoint(tmp_path / "a.pt") as file:
+        assert {*folder} == {*file} == {"settings.mean", "w"}
+        assert {*folder.metadata} == {*file.metadata}
+        assert folder.metadata["settings.rate"] == 0.1
+        with pytest.raises(UnsafeCheckpointError, match=r"settings needs .*\.Settings"):
+            folder.metadata["settings"]
+
+
 def test_a_file_that_is_gone_is_named(made):
     folder = made.write()
     gone = next(folder.glob("*.distcp"))

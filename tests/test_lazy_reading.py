@@ -1,5 +1,6 @@
 """Slices read no more than they span; threads, descriptors, memory, and bytes in another order."""
 
+import errno
 import gc
 import os
 import random
@@ -343,3 +344,28 @@ def test_a_legacy_storage_lies_behind_its_count(tmp_path):
             raw = path.read_bytes()
             assert struct.unpack("<q", raw[at - 8 : at]) == (tensor.numel(),)
             assert raw[at : at + tensor.nbytes] == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "why"),
+    [
+        ("", FileNotFoundError, "No such file or directory: ''"),
+        ("a\0.pt", CheckpointError, r"'a\\x00\.pt' has a null byte"),
+        ("n" * 300, OSError, "too long: 'nnn"),
+    ],
+)
+def test_a_path_that_no_file_has_is_named(tmp_path, monkeypatch, path, error, why):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path, {"w": torch.ones(3)}, "zip")  # which "" is not the folder of
+    with pytest.raises(error, match=why):
+        open_checkpoint(path)
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "no room")
+
+    path = save(tmp_path, {"w": torch.ones(3)}, "zip")
+    monkeypatch.setattr(OpenFile, "view", refuse)
+    with pytest.raises(OSError, match=rf"no room: '{re.escape(str(path))}'"):
+        open_checkpoint(path)

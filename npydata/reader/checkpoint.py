@@ -150,7 +150,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             device: Where they go, if not ``into`` what is there.
             into: What to fill in place of new memory: a module, an optimizer that has made its
                 state, or tensors by name, nested ones by names with dots. It must have exactly the
-                ``names``, or with ``names`` given at least those. Another dtype is converted.
+                ``names``, or with ``names`` given at least those. Another dtype is converted. Of
+                tied or overlapping ones the last in ``into`` counts. Hooks of ``load_state_dict``
+                are not called.
             progress: Show a bar, if it takes longer than a second.
             verify: Compare what is read, and the headers, with the checksums of the manifest: of a
                 checkpoint of ours, or one of ``npydata verify --record``. The bytes that arrive are
@@ -161,21 +163,19 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
                 another shape, one without memory of its own, or one that its ``state_dict()``
                 makes anew; or what has a ``state_dict()`` holds more than tensors there, beside an
-                optimizer's settings. Nothing was written then. With ``verify``: there is no
-                manifest, or a tensor is not what was written; some of ``into`` may be filled by
-                then.
+                optimizer's settings. Nothing was written then. A file was written to since it was
+                opened; or, with ``verify``, there is no manifest, or a tensor is not what was
+                written: some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
         """
         names = [names] if isinstance(names, str) else names
-        wanted = (
-            names
-            if isinstance(names, Mapping)
-            else dict.fromkeys(self if names is None else names, ...)
-        )
+        wanted = names
+        if not isinstance(wanted, Mapping):
+            wanted = dict.fromkeys(self if wanted is None else wanted, ...)
         entries = {name: self._entry(name) for name in wanted}
-        for name, index in wanted.items():
-            require_index(name, entries[name].value, index)
+        for name, entry in entries.items():
+            require_index(self.path, name, entry.value, wanted[name])
         with naming_errors(str(self.path)):
             vouched = self._vouched() if verify else None
             require_device(device)
@@ -194,8 +194,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             CheckpointError: ``into`` lacks a tensor, or has one more, or one that can't be filled.
         """
         with naming_errors(str(self.path)):
-            wanted = dict.fromkeys(self, ...)
-            require_targets(self._tensors, wanted, tensors_by_name(into), exactly=True)
+            targets = tensors_by_name(into)
+            require_targets(self._tensors, dict.fromkeys(self, ...), targets, exactly=True)
 
     def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it."""
@@ -225,11 +225,15 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def read_slice(self, name: str, index: Any) -> torch.Tensor:
         """Return ``self[name][index]`` in memory of its own, from the pages it spans."""
         entry = self._entry(name)
-        with naming_errors(f"{self.path}: {name}"):
-            tensor = entry.reader.read_slice(entry.value, index)
-            return apply_tensor_flags(
-                tensor, replace(entry.value, is_parameter=False, requires_grad=False)
-            )
+        try:
+            with naming_errors(f"{self.path}: {name}"):
+                tensor = entry.reader.read_slice(entry.value, index)
+                return apply_tensor_flags(
+                    tensor, replace(entry.value, is_parameter=False, requires_grad=False)
+                )
+        except (IndexError, TypeError, ValueError):
+            require_index(self.path, name, entry.value, index)  # which names them
+            raise
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
@@ -319,6 +323,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming_errors(str(self.path)):
             return convert_to_folder(self, dst, shard_size=shard_size, prefix=prefix, dtype=dtype,
                                      progress=progress, allow_larger=allow_larger)  # fmt: skip
+
+    def require_unchanged(self) -> None:
+        """Refuse files that were written to since they were opened."""
+        for archive in self._contents.archives:
+            archive.file.require_unchanged()
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""

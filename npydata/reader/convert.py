@@ -101,6 +101,9 @@ class Source(Protocol):
     def metadata(self) -> Mapping[str, Any]:
         """What is no tensor, by name."""
 
+    def require_unchanged(self) -> None:
+        """Refuse files that were written to since they were opened."""
+
     def __len__(self) -> int:
         """How many names of tensors there are."""
 
@@ -125,6 +128,7 @@ def convert(
     if (what := contradiction(dst, ".safetensors")) is not None:
         raise CheckpointError(what)
     require_another_file(checkpoint.files, dst)
+    checkpoint.require_unchanged()
     slots = lay_out(checkpoint.distinct(), dtype)
     if not allow_larger:
         require_no_growth(checkpoint.files, slots)
@@ -138,6 +142,7 @@ def convert(
             out.write(header)
             for slot in slots:
                 write_slot(out, slot, bar)
+            checkpoint.require_unchanged()
     finally:
         bar.close()
     ties = len(checkpoint) - len(slots)

@@ -28,6 +28,7 @@ from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached, lo
 DIRECT = getattr(os, "O_DIRECT", 0)
 ADVISED_BYTES = 1 << 20
 """Of a longer request the kernel may read the beginning only: as much as the disk reads ahead."""
+CHANGED = "was replaced or changed since the checkpoint was opened"
 SMALL_BYTES = 1 << 16
 """Shorter ranges are a few pages: advice or a map would take longer than reading them."""
 
@@ -41,6 +42,10 @@ def naming_errors(what: str) -> Iterator[None]:
         if str(error).startswith(what):
             raise
         raise type(error)(f"{what}: {error}") from error.__cause__
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = what
+        raise
     except (RuntimeError, MemoryError, RecursionError) as error:  # torch refuses, or memory ends
         raise CheckpointError(f"{what}: {error}") from error
 
@@ -157,9 +162,7 @@ class OpenFile:
         while view.nbytes:
             count = os.preadv(descriptor.number, [view], offset)
             if count == 0:
-                raise CheckpointError(
-                    f"{self.path}: ends at byte {offset:,} now, had {self.size:,}"
-                )
+                raise self.cut_off(offset)
             view, offset = view[count:], offset + count
 
     def private(self, offset: int, nbytes: int) -> Bytes:
@@ -228,7 +231,7 @@ class OpenFile:
             second = Descriptor(f"/proc/self/fd/{descriptor.number}")
         with read_lease(second.number) if second else nullcontext(False) as held:
             if (size := os.fstat(descriptor.number).st_size) < end:
-                raise CheckpointError(f"{self.path}: ends at byte {size:,} now, had {self.size:,}")
+                raise self.cut_off(size)
             yield held
 
     def advise_willneed(self, offset: int, nbytes: int) -> None:
@@ -254,6 +257,18 @@ class OpenFile:
         for begin, nbytes in ranges:
             os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
 
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened: what was read may be of both."""
+        status = os.fstat(self.readahead().number)
+        if status.st_size < self.size:
+            raise self.cut_off(status.st_size)
+        if identity(status) != self.identity:
+            raise CheckpointError(f"{self.path}: {CHANGED}")
+
+    def cut_off(self, size: int) -> CheckpointError:
+        """Return the error of a file that became shorter."""
+        return CheckpointError(f"{self.path}: ends at byte {size:,} now, had {self.size:,}")
+
     def readahead(self) -> Descriptor:
         """Return the descriptor that the kernel may read ahead on; keep it while it is used."""
         if (descriptor := self._readahead) is not None:
@@ -263,7 +278,7 @@ class OpenFile:
         with naming_errors(str(self.path)):
             descriptor = again()
             if identity(os.fstat(descriptor.number)) != self.identity:
-                raise CheckpointError("was replaced or changed since the checkpoint was opened")
+                raise CheckpointError(CHANGED)
         self._readahead = descriptor
         close_oldest(self)
         return descriptor
@@ -328,6 +343,10 @@ class FilePart(OpenFile):
     def advise_willneed_all(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Ask the disk for ranges of the part."""
         self.whole.advise_willneed_all([(self.begin + begin, nbytes) for begin, nbytes in ranges])
+
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened."""
+        self.whole.require_unchanged()
 
     def readahead(self) -> Descriptor:
         """Return the descriptor of the whole file."""

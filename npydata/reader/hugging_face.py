@@ -68,6 +68,7 @@ def convert_to_folder(
         raise CheckpointError(f"shard_size={shard_size!r}, expected a number of bytes")
     if dtype is not None and not (dtype.is_floating_point and dtype in CODES):
         raise CheckpointError(f"dtype={dtype}, expected one of floating point in safetensors")
+    checkpoint.require_unchanged()
     tensors, ties = chosen(checkpoint, prefix)
     shards = cut(lay_out(tensors, dtype), shard_size, ties)
     if not allow_larger:
@@ -79,6 +80,7 @@ def convert_to_folder(
     try:
         with replacing_folder(dst) as folder:
             write_shards(folder, shards, bar)
+            checkpoint.require_unchanged()
     finally:
         bar.close()
     return Converted(len(tensors) + len(ties), len(ties), nbytes, tuple(checkpoint.metadata))

@@ -25,7 +25,7 @@ from npydata.reader.private_memory import Bytes
 from npydata.reader.sharded import Chunk, ChunkedTensor
 from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import byte_span, contiguous_stride, slice_view
-from npydata.reader.targets import PLAIN, is_expanded, memory_of, shape_of
+from npydata.reader.targets import PLAIN, is_expanded, memory_of, overlapping, shape_of
 from npydata.reader.tensors import (
     Entry,
     TensorReader,
@@ -54,20 +54,13 @@ def load(
 
     ``wanted`` has an index for each name, as ``get_slice`` takes it; ``...`` is the whole tensor.
     Tensors that share a storage share memory. What is read is compared with the checksums of files
-    that are ``vouched`` for.
+    that are ``vouched`` for. Of targets in the same memory the last counts.
     """
     plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
-    filled = {} if into is None else {memory_of(into[name]): name for name in wanted}
-    for target in [] if into is None else into.values():
-        if memory_of(target) in filled:  # whoever keeps it for a backward pass must learn of it
-            increment_version(target)
-    finish = {
-        name: plan.new(entries[name], index)
-        if into is None
-        else plan.fill(entries[name], index, into[name])
-        for name, index in wanted.items()
-        if into is None or filled[memory_of(into[name])] == name
-    }
+    if into is None:
+        finish = {name: plan.new(entries[name], index) for name, index in wanted.items()}
+    else:
+        finish = plan_to_fill(plan, entries, wanted, into)
     todo = [] if vouched is None else plan.comparisons(vouched)
     total = sum(one.nbytes for one, _ in todo) or sum(read.target.nbytes for read in plan.reads)
     with closing(progress_bar("loading", total, "B", show=progress)) as bar:
@@ -76,7 +69,29 @@ def load(
         else:
             read_compared(todo, bar)
     done = {name: finish[name]() for name in finish}
+    for file in {one.file for one in plan.reads + plan.alone} if vouched is None else ():
+        file.require_unchanged()
     return {name: done[name] if into is None else into[name] for name in wanted}
+
+
+def plan_to_fill(
+    plan: "Plan",
+    entries: Mapping[str, Entry],
+    wanted: Mapping[str, Any],
+    into: Mapping[str, torch.Tensor],
+) -> dict[str, Finish]:
+    """Plan to fill tensors. Of those in the same memory the last counts, as ``load_state_dict``."""
+    last = {memory_of(target): name for name, target in into.items() if name in wanted}
+    for target in into.values():
+        if memory_of(target) in last:  # whoever keeps it for a backward pass must learn of it
+            increment_version(target)
+    names = set(last.values())
+    chosen = {name: target for name, target in into.items() if name in names}
+    one_by_one = overlapping(chosen)
+    return {
+        name: plan.fill(entries[name], wanted[name], target, alone=name in one_by_one)
+        for name, target in chosen.items()
+    }
 
 
 def load_onto(
@@ -194,10 +209,11 @@ class Plan:
             self._made[view_of(entry)] = target
         return lambda: apply_tensor_flags(target, flags_of(stored, index))
 
-    def fill(self, entry: Entry, index: Any, target: torch.Tensor) -> Finish:
-        """Plan to read a tensor, or a part of it, into one that is there."""
-        ours = target.detach()
-        if not self.fills(entry, index, ours):
+    def fill(self, entry: Entry, index: Any, target: torch.Tensor, *, alone: bool) -> Finish:
+        """Plan to read a tensor, or a part of it, into one that is there; ``alone``: afterwards."""
+        if alone:
+            self.alone += extents_of(entry)
+        if alone or not self.fills(entry, index, target.detach()):
             return lambda: copied(read_once(entry, index), target)
         return lambda: target
 

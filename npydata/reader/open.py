@@ -3,6 +3,7 @@
 Built in ``notebooks/06_lazy_checkpoint``.
 """
 
+import errno
 import gc
 import json
 import os
@@ -31,7 +32,7 @@ from npydata.reader.manifest import (
     vouched_by_json,
     vouched_by_records,
 )
-from npydata.reader.naming import NAME_CHARACTERS, ROOT_NAME, free_name, name_entries
+from npydata.reader.naming import NAME_CHARACTERS, free_name, name_entries
 from npydata.reader.sharded import is_shard, join_shards
 from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.tensors import Entries, Entry, TensorReader
@@ -68,7 +69,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
         CheckpointError: The file is damaged, cut off, hostile, or no checkpoint.
         FileNotFoundError: There is no such file.
     """
-    path = Path(path)
+    if not (name := os.fspath(path)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    if "\0" in name:
+        raise CheckpointError(f"{name!r} has a null byte, which no file's name has")
+    path = Path(name)
     with naming_errors(str(path)), without_collecting():
         return LazyCheckpoint(path, open_contents(path))
 
@@ -211,9 +216,8 @@ def open_dcp(folder: HeldFolder) -> Contents:
     archives, root, others = read_dcp(folder)
     left = NAME_CHARACTERS * sum(archive.max_names for archive in archives)
     for name, archive in others.items():
-        inner = named_contents(archive.format, [archive], archive.root, archive).entries
-        for key, entry in inner.items():
-            full = name if list(inner) == [ROOT_NAME] else f"{name}.{key}"
+        inner = named_contents(archive.format, [archive], {name: archive.root}, archive).entries
+        for full, entry in inner.items():
             left -= len(full)
             if left < 0 or full in root:
                 raise CheckpointError(f"{name[:80]!r} has names that are taken, or far too long")

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from npydata.errors import CheckpointError
 from npydata.reader.files import OpenFile
 from npydata.reader.private_memory import PAGE, Bytes
 from npydata.system.huge_pages import HUGE_PAGE, huge_memory
@@ -314,9 +313,7 @@ def read_direct(file: OpenFile, memory: list[Bytes], begin: int, end: int) -> bo
                 raise
             return False
         if offset + count < end and (count % PAGE or not count):  # the file ends here
-            raise CheckpointError(
-                f"{file.path}: ends at byte {offset + count:,} now, had {file.size:,}"
-            )
+            raise file.cut_off(offset + count)
         memory, offset = behind(memory, count), offset + count
     return descriptor is not None
 

@@ -5,6 +5,7 @@ tensors than that: so the storages of a file are slices of one map.
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -36,6 +37,22 @@ libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+MADV_POPULATE_WRITE = 23
+"""Linux 5.14 and later: ``EINVAL`` where memory may not be written to, and on others always."""
+
+
+def is_writable(address: int) -> bool:
+    """Whether the page of an address takes writes, as far as the system says."""
+    own = ctypes.create_string_buffer(1)
+    return takes_writes(address) or not takes_writes(ctypes.addressof(own))
+
+
+def takes_writes(address: int) -> bool:
+    """Whether the system readies a page for writes; only that it may not be written to is no."""
+    done = libc.madvise(address - address % PAGE, 1, MADV_POPULATE_WRITE)
+    return done == 0 or ctypes.get_errno() != errno.EINVAL
 
 
 class PrivateMap:

@@ -6,13 +6,16 @@ Whatever can't be filled is refused before anything is written to any of them.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from npydata.errors import CheckpointError
+from npydata.reader.private_memory import is_writable
 from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import byte_span, slice_view
 from npydata.reader.tensors import Entry
@@ -26,6 +29,10 @@ def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of modules, optimizers and nested mappings by names with dots."""
     found: dict[str, torch.Tensor] = {}
     for name, value in leaves(into):
+        if isinstance(value, np.ndarray | type):
+            what = f"the class {value.__name__}" if isinstance(value, type) else "a numpy array"
+            at = f"as {name!r}" if name else "in place of it"
+            raise CheckpointError(f"into has {what} {at}, expected a tensor, or what holds some")
         if isinstance(value, torch.Tensor) and found.setdefault(name, value) is not value:
             raise CheckpointError(f"into has two tensors called {name!r}")
     return found
@@ -33,7 +40,8 @@ def tensors_by_name(into: Any) -> dict[str, torch.Tensor]:
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield what modules, optimizers and nested mappings hold, by names with dots."""
-    value = own_state(value) if hasattr(value, "state_dict") else value
+    if hasattr(value, "state_dict") and not isinstance(value, type):
+        value = own_state(value)
     if isinstance(value, Mapping):
         inner: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
@@ -82,6 +90,22 @@ def memory_of(target: torch.Tensor) -> Any:
     return id(target)
 
 
+def overlapping(targets: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the names of tensors of which parts lie in the memory of another one."""
+    spans = sorted(
+        (str(one.device), begin, begin + byte_span(one.shape, one.stride(), 0, one.itemsize)[1], at)
+        for at, one in targets.items() if (begin := address(one)) and one.numel()
+    )  # fmt: skip
+    found, before = set[str](), ("", 0, 0, "")
+    for span in spans:
+        device, begin, end, name = span
+        if device == before[0] and begin < before[2]:
+            found |= {name, before[3]}
+        if device != before[0] or end > before[2]:
+            before = span
+    return found
+
+
 def address(tensor: torch.Tensor) -> int:
     """Return where the memory of a tensor begins, if it says so."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
@@ -104,12 +128,16 @@ def require_targets(
 ) -> None:
     """Refuse tensors to fill that are not those to read, not of their shapes, or take no values."""
     if missing := [name for name in wanted if name not in targets]:
-        raise CheckpointError(f"into has no {some_of(missing)}, which the checkpoint has")
+        raise CheckpointError(
+            f"into has no {some_of(missing)}, which the checkpoint has{prefix_of(missing, targets)}"
+        )
     filled = {memory_of(targets[name]) for name in wanted}
     others = [name for name in targets
               if name not in wanted and memory_of(targets[name]) not in filled]  # fmt: skip
     if exactly and others:
-        raise CheckpointError(f"has no {some_of(others)}, which into has")
+        raise CheckpointError(
+            f"has no {some_of(others)}, which into has{prefix_of(others, entries)}"
+        )
     for name, index in wanted.items():
         stored = entries[name].value
         if why := why_not_filled(targets[name]) or why_not_converted(stored, targets[name].dtype):
@@ -166,6 +194,8 @@ def why_not_filled(target: torch.Tensor) -> str | None:
         seen = tuple(target.shape), target.stride(), int(target.storage_offset())
         if held < (end := byte_span(*seen, target.itemsize)[1]):
             return f"its memory was freed: its storage has {held:,} of {end:,} bytes"
+        if target.device.type == "cpu" and not is_writable(target.data_ptr()):
+            return "its memory may only be read, as that of a map with mode='r'"
     return None
 
 
@@ -191,12 +221,30 @@ def shape_of(stored: StoredTensor, index: Any) -> tuple[int, ...]:
     return slice_view((stored.shape, stored.stride, stored.offset), index)[0]
 
 
-def require_index(name: str, stored: StoredTensor, index: Any) -> None:
+def require_index(path: Path, name: str, stored: StoredTensor, index: Any) -> None:
     """Raise what an index raises that a tensor hasn't, with the tensor's name."""
     try:
         shape_of(stored, index)
     except (IndexError, TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+        raise type(error)(f"{path}: {name}: {error}") from None
+
+
+def prefix_of(missing: Sequence[str], others: Iterable[str]) -> str:
+    """Say what names begin with that are missing, or with which they are there; nothing mostly.
+
+    Wrapped and compiled modules put ``module.`` or ``_orig_mod.`` before the names.
+    """
+    first, names = missing[0], set(others)
+    for one in names:
+        if one.endswith(f".{first}"):
+            prefix = one.removesuffix(first)
+            if all(prefix + name in names for name in missing):
+                return f", but has {one!r}: names begin with {prefix!r} there"
+        if first.endswith(f".{one}"):
+            prefix = first.removesuffix(one)
+            if all(name.removeprefix(prefix) in names for name in missing):
+                return f", but has {one!r}: names begin with {prefix!r} here"
+    return ""
 
 
 def some_of(names: list[str]) -> str:

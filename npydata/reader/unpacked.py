@@ -75,6 +75,10 @@ class UnpackedFile(OpenFile):
                     self._unpack(self._packed[at])
             at += 1
 
+    def require_unchanged(self) -> None:
+        """Refuse a checkpoint that was written to since it was opened."""
+        self._source.require_unchanged()
+
     def readahead(self) -> Descriptor:
         """Return the descriptor of the temporary file, which there is from now on."""
         self._source.readahead()  # says so if the checkpoint is closed
