@@ -1,9 +1,10 @@
 """Many byte ranges of files, read in order with several large requests in flight.
 
-A file that is in the page cache is copied out of a map, if nobody can cut it off meanwhile: that
-takes half the processor's time of a read. Any other is read past the cache, where the file system
-allows that: the memory that other files have there stays theirs. It goes straight to where it
-belongs, if the disk writes there.
+What is in the page cache is copied from there, straight to where it belongs, in larger pieces: by
+reading, as a map would take a page fault for every few pages, and each unmapping an interrupt of
+the other processors. Any other is read past the cache, where the file system allows that: the
+memory that other files have there stays theirs. It goes straight to where it belongs, if the disk
+writes there.
 """
 
 import errno
@@ -105,11 +106,14 @@ def in_parallel(
         buffer = buffers.get()
         try:
             brought = None if failed.is_set() else read(job, buffer)
-            return handlers.submit(finish, job, brought, buffer)
+            if brought is not None:
+                return handlers.submit(finish, job, brought, buffer)
         except BaseException:
             failed.set()
             buffers.put(buffer)
             raise
+        (done := Future[Result | None]()).set_result(finish(job, None, buffer))
+        return done
 
     def finish(job: Job, brought: Any, buffer: Bytes) -> Result | None:
         try:
@@ -174,7 +178,7 @@ def pieces(read: Read) -> Iterator[Read]:
 
 def is_copied(read: Read) -> bool:
     """Whether a large read seems to be in the page cache, and not to be read in requests."""
-    if read.target.nbytes <= REQUEST_BYTES or read.file.no_maps():
+    if read.target.nbytes <= REQUEST_BYTES:
         return False
     descriptor = read.file.no_readahead()
     return looks_cached(descriptor.number, read.offset, read.target.nbytes, is_all_cached)
@@ -206,7 +210,8 @@ def read_request(request: list[Read], buffer: Bytes) -> Bytes | None:
     file, begin, end = request[0].file, request[0].offset, max(read.end for read in request)
     file.require_inside(begin, end - begin)
     in_memory = is_in_memory(file, begin, end)
-    if in_memory and copy_cached(file, begin, end, request):
+    if in_memory and len(request) == 1:
+        file.read_into(request[0].target.data, begin)
         return None
     if end - begin <= REQUEST_BYTES:
         return read_together(file, begin, end, request, buffer, in_memory=in_memory)
@@ -236,14 +241,13 @@ def read_together(
     if len(reads) == 1 and is_whole(reads[0], begin, end):
         only = reads[0]
         if in_memory:
-            read_cached(file, begin, only.target)
+            file.read_into(only.target.data, begin)
             return only.target
         if read_in_place(only, buffer):
             return only.target
     content = buffer[begin - page_begin(begin) :][: end - begin]
-    if in_memory:
-        read_cached(file, begin, content)
-    elif not read_direct(file, [buffer[: page_end(end) - page_begin(begin)]], begin, end):
+    pages = [buffer[: page_end(end) - page_begin(begin)]]
+    if in_memory or not read_direct(file, pages, begin, end):
         file.read_into(content.data, begin)
     return content
 
@@ -258,22 +262,6 @@ def distribute(content: Bytes, begin: int, reads: list[Read]) -> None:
     for read in reads:
         if not np.may_share_memory(content, read.target):
             read.target[:] = content[read.offset - begin : read.end - begin]
-
-
-def read_cached(file: OpenFile, begin: int, target: Bytes) -> None:
-    """Fill memory with bytes that are in the page cache."""
-    if not copy_cached(file, begin, begin + target.nbytes, [Read(file, begin, target)]):
-        file.read_into(target.data, begin)
-
-
-def copy_cached(file: OpenFile, begin: int, end: int, reads: list[Read]) -> bool:
-    """Copy what is in the page cache out of a map into its places; say whether that can be done."""
-    if file.no_maps():
-        return False
-    with file.read_lease(end) as held:
-        if held:
-            distribute(file.map(begin, end - begin), begin, reads)
-    return held
 
 
 def is_in_memory(file: OpenFile, begin: int, end: int) -> bool:
