@@ -40,6 +40,7 @@ from pickle_code import (
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader.inspect import inspect_checkpoint
+from npydata.reader.typed_json import MAX_ALIKE
 
 PRIME = 2**61 - 1
 """The modulus of Python's hashes of numbers."""
@@ -156,5 +157,5 @@ def test_keys_of_one_hash_take_no_time(tmp_path, which):
 
 
 def test_a_thousand_keys_of_one_hash_are_a_set_as_any(tmp_path):
-    path = noted("$set")(tmp_path, PRIME, 1000)
-    assert open_checkpoint(path).metadata["v"] == {k * PRIME for k in range(1000)}
+    path = noted("$set")(tmp_path, PRIME, MAX_ALIKE)
+    assert open_checkpoint(path).metadata["v"] == {k * PRIME for k in range(MAX_ALIKE)}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_strides import random_index
 
-from npydata import CheckpointError, open_checkpoint
+from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
 from npydata.reader.files import OpenFile
 from npydata.reader.private_memory import PAGE
 from npydata.reader.tensors import MAX_ADVISED_RANGES
@@ -369,3 +369,22 @@ def test_an_error_of_the_system_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(OpenFile, "view", refuse)
     with pytest.raises(OSError, match=rf"no room: '{re.escape(str(path))}'"):
         open_checkpoint(path)
+
+
+class Made:
+    """What only code can make."""
+
+
+def test_what_is_nested_in_a_set_is_no_plain_value(tmp_path):
+    value = {
+        "tensor": {(torch.ones(2), 1)},
+        "object": [{((Made(),),)}],
+        "plain": {(1, (2.5, "a"))},
+    }
+    with open_checkpoint(save(tmp_path, value, "zip")) as checkpoint:
+        assert checkpoint.metadata["plain"] == value["plain"]
+        for _ in range(2):
+            with pytest.raises(UnsafeCheckpointError, match=r"object needs .*\.Made"):
+                checkpoint.metadata["object"]
+            with pytest.raises(CheckpointError, match="a set that holds a tensor"):
+                checkpoint.metadata["tensor"]

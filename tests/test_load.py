@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import warnings
+from contextlib import nullcontext
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -24,7 +25,14 @@ from npydata import (
     open_checkpoint,
     save_checkpoint,
 )
-from npydata.reader import checksums, convert, hugging_face, parallel_read
+from npydata.reader import (
+    checksums,
+    convert,
+    files,
+    hugging_face,
+    parallel_read,
+    private_memory,
+)
 from npydata.reader import load as loading
 from npydata.reader.files import OpenFile
 from npydata.reader.record import write_record
@@ -513,7 +521,7 @@ def test_a_cold_load_reads_each_byte_once_and_leaves_the_page_cache_alone(
             before, pages = bytes_read(), resident_pages(path).sum()
             loaded = checkpoint.load(into=into)
             requests = path.stat().st_size / parallel_read.REQUEST_BYTES + 1
-            assert resident_pages(path).sum() - pages <= requests
+            assert resident_pages(path).sum() - pages <= requests + 2
             assert (
                 bytes_read() - before <= path.stat().st_size + (requests + 2) * parallel_read.PAGE
             )
@@ -1024,3 +1032,67 @@ def test_a_file_whose_name_leaves_no_room_for_a_record_is_vouched_for_by_its_fol
     write_record(tmp_path)
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.load(verify=True)["w"].sum() == 40_000
+
+
+def test_what_is_verified_is_what_is_converted(tmp_path, monkeypatch):
+    """A tensor of another dtype is compared first, and read once more."""
+    path = small_file(tmp_path, w=torch.ones(40_000))
+    write_record(path)
+
+    def then_written(*given):
+        real(*given)
+        with path.open("r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(b"changed!")
+
+    into = {"w": torch.zeros(40_000, dtype=torch.float64)}
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.load(into=into, verify=True)
+        real = loading.read_compared
+        monkeypatch.setattr(loading, "read_compared", then_written)
+        with pytest.raises(CheckpointError, match="changed since"):
+            checkpoint.load(into=into, verify=True)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+@pytest.mark.parametrize("saved", [
+    lambda whole: whole[:100].t(), lambda whole: whole[:1].expand(7, 1024),
+    lambda whole: whole[::9, ::2],
+])  # fmt: skip
+@pytest.mark.parametrize("lease", [True, False])
+def test_no_tensor_of_a_load_is_a_map(tmp_path, monkeypatch, kind, saved, lease):
+    tensor = saved(torch.arange(1 << 20).reshape(1024, 1024))
+    torch.save({"w": tensor}, tmp_path / "a.pt", _use_new_zipfile_serialization=kind == "zip")
+    monkeypatch.setattr(OpenFile, "private", None)
+    if not lease:
+        monkeypatch.setattr(files, "read_lease", lambda _: nullcontext(False))
+        monkeypatch.setattr(OpenFile, "map", None)
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        loaded = checkpoint.load()["w"]
+        assert torch.equal(loaded, tensor)
+        assert loaded.stride() == tensor.stride()
+        for dtype in (torch.int64, torch.float32):
+            target = torch.zeros(tensor.shape, dtype=dtype)
+            assert torch.equal(checkpoint.load(into={"w": target})["w"], tensor.to(dtype))
+        part = checkpoint.load({"w": np.s_[3:5, 1:]}) if len(tensor) > 4 else None
+        assert part is None or torch.equal(part["w"], tensor[3:5, 1:])
+
+
+class AsItIs(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["b", "a"]])
+def test_a_subclass_in_the_same_memory_is_filled_in_order(tmp_path, names):
+    path, memory = small_file(tmp_path, a=torch.zeros(9), b=torch.ones(9)), torch.full((9,), 7.0)
+    held = {"a": memory.as_subclass(AsItIs), "b": memory}
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.load(["a", "b"], into={name: held[name] for name in names})
+    assert (memory == (names[-1] == "b")).all()
+
+
+def test_memory_of_which_the_system_tells_nothing_is_filled(tmp_path, monkeypatch):
+    path, target = small_file(tmp_path, w=torch.ones(9)), torch.zeros(9)
+    monkeypatch.setattr(private_memory, "takes_writes", lambda at: at != target.data_ptr())
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.load(["w"], into={"w": target})["w"].all()

@@ -27,7 +27,15 @@ from npydata.reader.manifest import FORMAT, RECORD_FORMAT, Manifest, Record
 from npydata.reader.open import blob_store
 from npydata.reader.pickle_names import may_name
 from npydata.reader.plain_calls import require_attributes
-from npydata.reader.stored import MAX_COMPARED, MAX_KEY_INTEGER, Global, Keys, Storage, count_parts
+from npydata.reader.stored import (
+    MAX_COMPARED,
+    MAX_KEY_INTEGER,
+    Global,
+    Keys,
+    Storage,
+    count_parts,
+    work_of,
+)
 from npydata.reader.torch_rebuild import Rebuilder, dense_tensor
 
 FLOATS, DOUBLES = Global("torch", "FloatStorage"), Global("torch", "DoubleStorage")
@@ -291,6 +299,14 @@ def test_keys_of_one_hash_are_counted_whichever_dictionary_they_are_in(again):
         keys.safe(same[again])
     with pytest.raises(ValueError, match="the same hash"):
         keys.add_all(set(), [same[again]] * int(0.1 * allowed))
+
+
+@pytest.mark.parametrize(("key", "work"), [
+    ((1, (2, 3)), 5), (("a" * 5120, 1), 13), (b"a" * 511, 1), (np.complex128(1), 50),
+    ((np.float32(1),), 51), (2**640, 11),
+])  # fmt: skip
+def test_what_takes_long_to_compare_counts_for_more(key, work):
+    assert work_of(key) == work
 
 
 def test_equal_keys_are_one_key(monkeypatch):

@@ -28,7 +28,7 @@ from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached, lo
 DIRECT = getattr(os, "O_DIRECT", 0)
 ADVISED_BYTES = 1 << 20
 """Of a longer request the kernel may read the beginning only: as much as the disk reads ahead."""
-CHANGED = "was replaced or changed since the checkpoint was opened"
+CHANGED = "was replaced or changed since the checkpoint was opened: open it again"
 SMALL_BYTES = 1 << 16
 """Shorter ranges are a few pages: advice or a map would take longer than reading them."""
 
@@ -257,12 +257,19 @@ class OpenFile:
         for begin, nbytes in ranges:
             os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened: what was read may be of both."""
+    def status(self) -> tuple[int, ...]:
+        """Return what tells the file from itself once it has been written to."""
         status = os.fstat(self.readahead().number)
         if status.st_size < self.size:
             raise self.cut_off(status.st_size)
-        if identity(status) != self.identity:
+        return identity(status)
+
+    def require_unchanged(self, since: tuple[int, ...] | None = None) -> None:
+        """Refuse a file that was written to since it was opened: what was read may be of both.
+
+        Or since it had another ``status``. Who writes through a shared map may not be seen.
+        """
+        if self.status() != (since or self.identity):
             raise CheckpointError(f"{self.path}: {CHANGED}")
 
     def cut_off(self, size: int) -> CheckpointError:
@@ -344,9 +351,13 @@ class FilePart(OpenFile):
         """Ask the disk for ranges of the part."""
         self.whole.advise_willneed_all([(self.begin + begin, nbytes) for begin, nbytes in ranges])
 
-    def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened."""
-        self.whole.require_unchanged()
+    def status(self) -> tuple[int, ...]:
+        """Return what tells the whole file from itself once it has been written to."""
+        return self.whole.status()
+
+    def require_unchanged(self, since: tuple[int, ...] | None = None) -> None:
+        """Refuse a file that was written to since it was opened, or had another status."""
+        self.whole.require_unchanged(since)
 
     def readahead(self) -> Descriptor:
         """Return the descriptor of the whole file."""

@@ -62,6 +62,8 @@ def load(
     else:
         finish = plan_to_fill(plan, entries, wanted, into)
     todo = [] if vouched is None else plan.comparisons(vouched)
+    files = {one.file for one in plan.reads + plan.alone}
+    before = {file: None if vouched is None else file.status() for file in files}
     total = sum(one.nbytes for one, _ in todo) or sum(read.target.nbytes for read in plan.reads)
     with closing(progress_bar("loading", total, "B", show=progress)) as bar:
         if vouched is None:
@@ -69,8 +71,8 @@ def load(
         else:
             read_compared(todo, bar)
     done = {name: finish[name]() for name in finish}
-    for file in {one.file for one in plan.reads + plan.alone} if vouched is None else ():
-        file.require_unchanged()
+    for file, since in before.items():
+        file.require_unchanged(since)
     return {name: done[name] if into is None else into[name] for name in wanted}
 
 
@@ -204,7 +206,7 @@ class Plan:
                 return lambda: apply_tensor_flags(made.detach(), stored)
         target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")
         if not self.fills(entry, index, target):
-            return partial(read_alone, entry, index)
+            return partial(read_once, entry, index, with_strides=True)
         if index is ... and isinstance(entry.reader, TensorReader):
             self._made[view_of(entry)] = target
         return lambda: apply_tensor_flags(target, flags_of(stored, index))
@@ -214,7 +216,7 @@ class Plan:
         if alone:
             self.alone += extents_of(entry)
         if alone or not self.fills(entry, index, target.detach()):
-            return lambda: copied(read_once(entry, index), target)
+            return lambda: copied(read_once(entry, index, with_strides=False), target)
         return lambda: target
 
     def storage(self, extent: Extent) -> Bytes:
@@ -286,20 +288,15 @@ def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:
     return Read(part.file, part.offset, memory)
 
 
-def read_alone(entry: Entry, index: Any) -> torch.Tensor:
-    """Return a tensor, or a part of it, by itself."""
+def read_once(entry: Entry, index: Any, *, with_strides: bool) -> torch.Tensor:
+    """Return a tensor, or a part of it, by itself: read, as a map of it could be cut off later."""
     stored: StoredTensor = entry.value
-    whole = index is ...
-    tensor = entry.reader.read(stored) if whole else entry.reader.read_slice(stored, index)
+    whole = index is ... and isinstance(entry.reader, TensorReader)
+    if whole and (with_strides or is_expanded(stored.shape, stored.stride)):
+        tensor = entry.reader.read_span(stored)
+    else:
+        tensor = entry.reader.read_slice(stored, () if index is ... else index)
     return apply_tensor_flags(tensor, flags_of(stored, index))
-
-
-def read_once(entry: Entry, index: Any) -> torch.Tensor:
-    """Return a tensor that is copied next: a map of it could be cut off meanwhile."""
-    stored: StoredTensor = entry.value
-    if is_expanded(stored.shape, stored.stride):
-        return read_alone(entry, index)
-    return apply_tensor_flags(entry.reader.read_slice(stored, index), flags_of(stored, index))
 
 
 def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:

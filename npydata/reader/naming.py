@@ -28,6 +28,8 @@ MOST_OTHERS = 102_400
 A pickle of 1 MiB may have so many; in a longer one they may be as many as have content."""
 ESCAPED = 12
 """As long in JSON, at most, is a character that is not printable ASCII; in memory it has four."""
+DESCRIBED = 1000
+"""As long, at most, is what stands for an object or a tensor in a name."""
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""
 CONTAINERS = (dict, list, tuple)
@@ -122,7 +124,9 @@ def characters_of(key: Any) -> int:
         return 16 + sum(map(characters_of, key))
     if isinstance(key, int):
         return 16 + key.bit_length() // 3
-    return len(key.module) + len(key.name) if isinstance(key, Global) else 16
+    if isinstance(key, Global):
+        return len(key.module) + len(key.name)
+    return DESCRIBED if isinstance(key, COMPOUND) else 16
 
 
 def path_of(link: Link) -> Path:

@@ -23,7 +23,7 @@ PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|S[1-9]\d{0,3}")
 """What is nothing but its bytes; of text, some bytes are no character."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Described(Opaque):
     """Something of numpy that is made here when it is asked for; the pickle sets its state."""
 

@@ -217,10 +217,11 @@ def open_dcp(folder: HeldFolder) -> Contents:
     left = NAME_CHARACTERS * sum(archive.max_names for archive in archives)
     for name, archive in others.items():
         inner = named_contents(archive.format, [archive], {name: archive.root}, archive).entries
-        for full, entry in inner.items():
+        for key, entry in inner.items():
+            full = free_name((key,), root) if key in root else key
             left -= len(full)
-            if left < 0 or full in root:
-                raise CheckpointError(f"{name[:80]!r} has names that are taken, or far too long")
+            if left < 0:
+                raise CheckpointError(f"{name[:80]!r} has names that are far too long")
             root[full] = entry
     unknown = frozenset().union(*(one.unknown for one in others.values()), archives[0].unknown)
     archives[0].unknown = unknown

@@ -36,12 +36,13 @@ def default_dict(rebuilder: Any, factory: Any = None) -> dict[Any, Any]:
     return {}
 
 
-def counter(_: Any, counts: Any = None) -> Counter[Any]:
+def counter(rebuilder: Any, counts: Any = None) -> Counter[Any]:
     """Read ``Counter({...})``, as Python writes it; of anything else it would count the members."""
     made: Counter[Any] = Counter()
     if not isinstance(counts, dict | None):
         raise CheckpointError(f"a Counter of {brief(counts)}, expected a dictionary")
-    dict.update(made, counts or {})
+    for key, value in (counts or {}).items():
+        made[rebuilder.keys.safe(key)] = value
     return made
 
 

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +42,20 @@ libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14 and later: ``EINVAL`` where memory may not be written to, and on others always."""
+MAPS = Path("/proc/self/maps")
 
 
 def is_writable(address: int) -> bool:
     """Whether the page of an address takes writes, as far as the system says."""
     own = ctypes.create_string_buffer(1)
-    return takes_writes(address) or not takes_writes(ctypes.addressof(own))
+    if takes_writes(address) or not takes_writes(ctypes.addressof(own)) or not MAPS.exists():
+        return True
+    for line in MAPS.read_text().splitlines():  # secret memory, and a device's, say the same
+        place, permissions = line.split()[:2]
+        begin, end = (int(one, 16) for one in place.split("-"))
+        if begin <= address < end:
+            return "w" in permissions
+    return True
 
 
 def takes_writes(address: int) -> bool:

@@ -9,12 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 MAX_KEY_PARTS = 32
 """The parts of a tuple are looked through each time that it is a key, and a file says it once."""
 MAX_COMPARED = 1 << 23
 """Parts of keys with the same hash that are compared with each other, in some 20 ns each."""
+NUMPY_WORK = 50
+"""To compare numpy's scalars takes as long as so many parts."""
+SHOWN = 200
+"""Characters of a name that a description shows: it may be in many messages and keys."""
 MAX_KEY_INTEGER = sys.hash_info.modulus
 """Integers below it are their own hash."""
 
@@ -44,6 +49,8 @@ class Keys:
     """
 
     def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+        """Those that were looked at, by where they are: a file may refer to one again and again."""
         self._first: dict[int, Any] = {}
         """A key of each hash; and the other ones, which few have."""
         self._others: dict[int, set[Any]] = {}
@@ -58,15 +65,18 @@ class Keys:
         """
         if is_quick_to_find(key):
             return key
-        parts = count_parts(key)
-        if parts > MAX_KEY_PARTS:
+        known = self._known.get(id(key)) is key
+        if not known and count_parts(key) > MAX_KEY_PARTS:
             raise ValueError(f"a key of more than {MAX_KEY_PARTS} parts, or numbers as long")
+        self._known[id(key)] = key
+        if known and not self._others:
+            return key
         code = hash(key)
         first = self._first.setdefault(code, key)
         if first is not key and first != key:
             self._others.setdefault(code, set()).add(key)
         if code in self._others:
-            self._compared += parts * len(self._others[code])
+            self._compared += work_of(key) * len(self._others[code])
             if self._compared > MAX_COMPARED:
                 raise ValueError("too many keys that have the same hash")
         return key
@@ -94,6 +104,15 @@ def count_parts(key: Any, most: int = MAX_KEY_PARTS) -> int:
     return parts
 
 
+def work_of(key: Any) -> int:
+    """Return how much there is to compare in a key: parts, texts by length, numpy's are slow."""
+    if isinstance(key, tuple | frozenset):
+        return 1 + sum(map(work_of, key))
+    if isinstance(key, str | bytes):
+        return 1 + len(key) // 512
+    return NUMPY_WORK if isinstance(key, np.generic) else count_parts(key)
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """One run of bytes in the file that tensors look into."""
@@ -107,8 +126,11 @@ class Storage:
     start: int = 0
     """Elements of the file's storage before this one, which is then a view of it (legacy files)."""
 
+    def __repr__(self) -> str:
+        return f"<storage {self.key[:SHOWN]!r}>"
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, repr=False)
 class StoredTensor:
     """A tensor as the file describes it; offset and strides count elements.
 
@@ -130,6 +152,9 @@ class StoredTensor:
     ``dtensor``, or the dtype that torch has none for."""
     parts: dict[str, Any] | None = None
     """What it is made of, by name, where it is not dense: tensors to be read, and numbers."""
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.dtype} {list(self.shape)}>"
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +180,7 @@ class Opaque:
         self.state = state
 
     def __repr__(self) -> str:
-        return f"<{self.cause}: not called>"
+        return f"<{self.cause[:SHOWN]}: not called>"
 
     @property
     def cause(self) -> str:

@@ -92,10 +92,8 @@ def memory_of(target: torch.Tensor) -> Any:
 
 def overlapping(targets: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the names of tensors of which parts lie in the memory of another one."""
-    spans = sorted(
-        (str(one.device), begin, begin + byte_span(one.shape, one.stride(), 0, one.itemsize)[1], at)
-        for at, one in targets.items() if (begin := address(one)) and one.numel()
-    )  # fmt: skip
+    spans = sorted((str(one.device), *where, name) for name, one in targets.items()
+                   if (where := own_span(one)) is not None)  # fmt: skip
     found, before = set[str](), ("", 0, 0, "")
     for span in spans:
         device, begin, end, name = span
@@ -104,6 +102,16 @@ def overlapping(targets: Mapping[str, torch.Tensor]) -> set[str]:
         if device != before[0] or end > before[2]:
             before = span
     return found
+
+
+def own_span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return where the memory of a tensor begins and ends; of a subclass, that of its storage."""
+    if (begin := address(tensor)) and tensor.numel():
+        return begin, begin + byte_span(tensor.shape, tensor.stride(), 0, tensor.itemsize)[1]
+    if type(tensor) not in PLAIN and (begin := own_address(tensor)):
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return None
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -194,7 +202,8 @@ def why_not_filled(target: torch.Tensor) -> str | None:
         seen = tuple(target.shape), target.stride(), int(target.storage_offset())
         if held < (end := byte_span(*seen, target.itemsize)[1]):
             return f"its memory was freed: its storage has {held:,} of {end:,} bytes"
-        if target.device.type == "cpu" and not is_writable(target.data_ptr()):
+        begin, end = own_span(target) or (0, 0)
+        if target.device.type == "cpu" and not (is_writable(begin) and is_writable(end - 1)):
             return "its memory may only be read, as that of a map with mode='r'"
     return None
 

@@ -112,6 +112,19 @@ class TensorReader:
         whole = self.archive.extents[storage.key]
         return whole.part(storage.start * itemsize, storage.numel * itemsize)
 
+    def read_span(self, stored: StoredTensor) -> torch.Tensor:
+        """Return the tensor with its strides, in memory of its own: a copy of its span of bytes."""
+        extent, itemsize = self.extent(require_readable(stored)), stored.dtype.itemsize
+        first, end = byte_span(stored.shape, stored.stride, stored.offset, itemsize)
+        part = extent.part(first, end - first) if end > first else extent.part(0, 0)
+        seen = stored.shape, stored.stride, stored.offset - first // itemsize
+        runs = page_runs(seen, itemsize, part.offset, PAGE, MAX_ADVISED_RANGES)
+        part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
+        memory = read_runs(part, runs)
+        if self.swapped:
+            memory = swap(memory, component_bytes(stored.dtype))
+        return view(memory, stored.dtype, seen)
+
     def read_slice(self, stored: StoredTensor, index: Any) -> torch.Tensor:
         """Return ``tensor[index]`` in memory of its own, from the pages it spans and no others."""
         extent = self.extent(require_readable(stored))
@@ -136,8 +149,8 @@ class TensorReader:
             with part.file.read_lease(part.offset + part.nbytes) as held:
                 content = (
                     part.file.map(part.offset, part.nbytes, readahead=False)
-                    if held or len(runs) > 1
-                    else part.file.copy(part.offset, part.nbytes)
+                    if held
+                    else read_runs(part, runs)
                 )
                 elements = gather(content, local, itemsize)
         if self.swapped:
@@ -162,6 +175,20 @@ class Entries(Mapping[str, Entry]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
+
+
+def read_runs(part: Extent, runs: list[tuple[int, int]]) -> Bytes:
+    """Return bytes of which only those in runs of the file were read; all, if there are none.
+
+    What is not touched of new memory takes none.
+    """
+    if len(runs) <= 1:
+        return part.file.copy(part.offset, part.nbytes)
+    memory = np.empty(part.nbytes, np.uint8)
+    for begin, stop in runs:
+        first, end = max(begin - part.offset, 0), min(stop - part.offset, part.nbytes)
+        part.file.read_into(memory[first:end].data, part.offset + first)
+    return memory
 
 
 def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:

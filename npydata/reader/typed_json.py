@@ -27,7 +27,7 @@ NUMPY = {
 """The kinds of numpy's scalars: all that Python's own numbers hold exactly."""
 VERSIONS = "_metadata"
 """Where torch puts the versions of a model's modules, as an attribute of its state dict."""
-MAX_ALIKE = 1000
+MAX_ALIKE = 64
 """So many keys may have one hash."""
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 

@@ -17,6 +17,7 @@ from pickle_code import (
     POP,
     SETITEM,
     SETITEMS,
+    Code,
     binstring,
     bytearray8,
     bytes8,
@@ -30,6 +31,7 @@ from pickle_code import (
     name,
     program,
     put,
+    storage,
     string_line,
     tensor,
     unicode,
@@ -440,6 +442,73 @@ def dictionaries_of_pairs_with_one_hash():
 def members_in_tuples_in_tuples():
     members = b"".join(integer(1000 + n) + b"\x85" * 21 for n in range(30_000))
     return program(EMPTY_SET, MARK, members, ADDITEMS)
+
+
+def doubled_list() -> bytes:
+    """A list of 2**60 items in the memo, as number 60."""
+    steps = (Code(EMPTY_LIST + MARK + get(n) + get(n) + APPENDS) for n in range(DOUBLINGS))
+    return b"".join(put(one, n) + POP for n, one in enumerate([EMPTY_LIST, *steps]))
+
+
+DTYPE_OF_IT = call(name("numpy", "dtype"), Code(get(DOUBLINGS)))
+SPARSE_OF_IT = call(
+    name("torch._utils", "_rebuild_sparse_tensor"), Code(unicode("torch.sparse_coo")),
+    (Code(get(DOUBLINGS)), tensor(storage("0", 4), 0, (4,)), (4,)),
+)  # fmt: skip
+for title, (tries, code, caught) in {
+    "size": ("tell a dtype of 2**60 parts", call(name("torch", "Size"), DTYPE_OF_IT), "opening"),
+    "key": ("call an entry a dtype of 2**60 parts",
+            EMPTY_DICT + DTYPE_OF_IT + NONE + SETITEM, "harmless"),
+    "sparse_key": ("call an entry a sparse tensor of 2**60 parts",
+                   EMPTY_DICT + SPARSE_OF_IT + NONE + SETITEM, "harmless"),
+    "member": ("have a set of a dtype of 2**60 parts",
+               EMPTY_LIST + EMPTY_SET + MARK + DTYPE_OF_IT + b"\x85" + ADDITEMS + APPEND,
+               "harmless"),
+}.items():  # fmt: skip
+
+    def told(code: bytes = code) -> bytes:
+        return program(doubled_list(), code)
+
+    told.__name__ = f"doubled_list_in_a_{title}"
+    pickle_attack(tries, caught=caught, forms=["zip"])(told)
+
+
+@pickle_attack("have 6,000 keys that are objects of a class with a long name", caught="harmless",
+               forms=["zip"])  # fmt: skip
+def keys_of_a_long_class():
+    keys = (get(0) + b")R" + NONE) * 6000
+    return program(put(name("m", "n" * 8000), 0) + POP, EMPTY_DICT, MARK, keys, SETITEMS)
+
+
+@pickle_attack("have 3,000 keys with a storage of a long name in them", caught="harmless",
+               forms=["zip"])  # fmt: skip
+def keys_with_a_long_storage():
+    keys = b"".join(get(0) + integer(n) + b"\x86" + NONE for n in range(3000))
+    return program(put(Code(storage("k" * 300_000, 0)), 0) + POP, EMPTY_DICT, MARK, keys, SETITEMS)
+
+
+PRIME = 2**61 - 1
+
+
+@pickle_attack("be a set of 1,900 pairs with one hash and equal long texts", forms=["zip"])
+def members_with_equal_texts():
+    texts = b"".join(put(Code(unicode("a" * 200_000)), n) + POP for n in (0, 1))
+    members = b"".join(get(n & 1) + long1((n + 1) * PRIME) + b"\x86" for n in range(1900))
+    return program(texts, EMPTY_SET, MARK, members, ADDITEMS)
+
+
+@pickle_attack("be 200 counters of a dictionary whose keys have one hash", forms=["zip"])
+def counters_of_keys_with_one_hash():
+    keys = b"".join(long1(n * PRIME) + NONE for n in range(1, 2300))
+    counted = Code(call(ORDERED_DICT) + MARK + keys + SETITEMS)
+    again = (get(1) + get(0) + b"\x85R") * 200
+    head = put(counted, 0) + POP + put(name("collections", "Counter"), 1) + POP
+    return program(head, unicode("a" * 500_000), POP, EMPTY_LIST, MARK, again, APPENDS)
+
+
+@pickle_attack("say a key of 30 nested tuples 1,000,000 times", caught="harmless", forms=["zip"])
+def nested_key_again():
+    return program(EMPTY_SET, MARK, b"K\1" + b"\x85" * 30, DUP * 1_000_000, ADDITEMS)
 
 
 @pickle_attack("have names of 190 parts each", caught="harmless", forms=["zip"])
