@@ -28,7 +28,7 @@ MOST_OTHERS = 102_400
 A pickle of 1 MiB may have so many; in a longer one they may be as many as have content."""
 ESCAPED = 12
 """As long in JSON, at most, is a character that is not printable ASCII; in memory it has four."""
-DESCRIBED = 1000
+DESCRIBED = 4000
 """As long, at most, is what stands for an object or a tensor in a name."""
 ROOT_NAME = "tensor"
 """What a checkpoint that is nothing but one tensor, or one value, calls it."""

@@ -154,7 +154,8 @@ class StoredTensor:
     """What it is made of, by name, where it is not dense: tensors to be read, and numbers."""
 
     def __repr__(self) -> str:
-        return f"<tensor {self.dtype} {list(self.shape)}>"
+        where = f"strides {list(self.stride)} from {self.offset} in {self.storage}"
+        return f"<tensor {self.dtype} {list(self.shape)}, {where}>"
 
 
 @dataclass(slots=True, eq=False)
