@@ -8,7 +8,7 @@ from typing import Any
 
 from npydata.reader.pickle_machine import Handler, PickleMachine
 from npydata.reader.stored import Global, Opaque, StoredTensor
-from npydata.reader.torch_rebuild import CALLED_ONLY
+from npydata.reader.torch_rebuild import CALLED_ONLY, TENSOR_CLASSES
 
 
 def name_global(machine: PickleMachine) -> None:
@@ -90,7 +90,7 @@ def build(machine: PickleMachine) -> None:
     """
     state = machine.stack.pop()
     target = machine.stack[-1]
-    if isinstance(target, Opaque):
+    if isinstance(target, Opaque) and target.cause not in TENSOR_CLASSES:
         target.set_state(state)
     elif isinstance(target, OrderedDict | Counter):
         if not isinstance(state, dict):
@@ -98,7 +98,8 @@ def build(machine: PickleMachine) -> None:
     elif isinstance(target, StoredTensor) and target.is_parameter and is_old_state(state):
         target.requires_grad = state[0]
     else:
-        raise ValueError(f"sets the state of a {type(target).__name__}")
+        what = target.cause if isinstance(target, Opaque) else type(target).__name__
+        raise ValueError(f"sets the state of a {what}")
 
 
 def is_old_state(state: Any) -> bool:

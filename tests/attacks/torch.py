@@ -288,6 +288,9 @@ shows(
     "opening",
 )
 
+shows("a_state_set_on_a_called_tensor", "give memory that nobody wrote to the flags of a tensor",
+      build(call(TENSOR, 2, True), (True, False, None)), "opening")  # fmt: skip
+
 # Known classes that are called where only a function of theirs makes something
 
 NDARRAY = name("numpy", "ndarray")
