@@ -54,7 +54,7 @@ def load(
 
     ``wanted`` has an index for each name, as ``get_slice`` takes it; ``...`` is the whole tensor.
     Tensors that share a storage share memory. What is read is compared with the checksums of files
-    that are ``vouched`` for. Of targets in the same memory the last counts.
+    that are ``vouched`` for.
     """
     plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
     if into is None:
