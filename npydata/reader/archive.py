@@ -130,7 +130,8 @@ def read_pickle(
     rebuilder = rebuilder or Rebuilder((len(data) if end is None else end) - at)
     machine = PickleMachine(data, HANDLERS, find_class=rebuilder.find_class,
                             persistent_load=rebuilder.persistent_load,
-                            reduce=rebuilder.counted_reduce, at=at, end=end)  # fmt: skip
+                            reduce=rebuilder.counted_reduce, at=at, end=end,
+                            keys=rebuilder.keys)  # fmt: skip
     return machine.run(), machine.at, rebuilder
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npydata.reader import call_opcodes as calls
+from npydata.reader.keys import Keys
 from npydata.reader.pickle_machine import (
     MAX_INTEGER_BYTES,
     MAX_PROTOCOL,
@@ -19,7 +20,7 @@ from npydata.reader.pickle_machine import (
     Handlers,
     PickleMachine,
 )
-from npydata.reader.stored import Keys, Opaque
+from npydata.reader.stored import Opaque
 from npydata.reader.torch_rebuild import KNOWN
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
@@ -126,26 +127,12 @@ def text_or_bytes(raw: bytes) -> str | bytes:
 
 def memo_put(read_index: Callable[[PickleMachine], int]) -> Handler:
     """Return the handler that puts the newest value into the memo."""
-
-    def handler(machine: PickleMachine) -> None:
-        index = read_index(machine)
-        if not 0 <= index <= machine.end:
-            raise ValueError(f"index {index:,} of the memo, in a file of {machine.end:,} bytes")
-        machine.memo[index] = machine.stack[-1]
-
-    return handler
+    return lambda machine: machine.memo_put(read_index(machine), machine.stack[-1])
 
 
 def memo_get(read_index: Callable[[PickleMachine], int]) -> Handler:
     """Return the handler that pushes a value from the memo."""
-
-    def handler(machine: PickleMachine) -> None:
-        index = read_index(machine)
-        if index not in machine.memo:
-            raise ValueError(f"index {index:,} of the memo is empty")
-        machine.stack.append(machine.memo[index])
-
-    return handler
+    return lambda machine: machine.stack.append(machine.memo_get(read_index(machine)))
 
 
 def packed(format: str) -> Callable[[PickleMachine], int]:
@@ -162,7 +149,9 @@ def decimal(machine: PickleMachine) -> int:
 
 
 def next_free(machine: PickleMachine) -> int:
-    """Return the index that ``MEMOIZE`` means."""
+    """Return the index that ``MEMOIZE`` means: as many as there are values in the memo."""
+    if machine.memo_has_gaps:
+        raise ValueError("counts the values of a memo with empty places between them")
     return len(machine.memo)
 
 
@@ -312,8 +301,7 @@ def store_pairs(target: Any, items: list[Any], keys: Keys) -> None:
         require_container(target, "builtins.dict")
         target.pairs.extend((keys.safe(key), value) for key, value in pairs)
     elif isinstance(target, dict):
-        for key, value in pairs:  # a Counter's update would add to what it has
-            target[keys.safe(key)] = value
+        keys.store_all(target, pairs)
     else:
         raise ValueError(f"stores in a {type(target).__name__}, expected a dictionary")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from npydata.errors import CheckpointError
-from npydata.reader.stored import Keys
+from npydata.reader.keys import Keys
 
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
@@ -19,6 +19,8 @@ MAX_INTEGER_BYTES = 1024
 MAX_LINE_BYTES = 8192
 """The longest argument that ends with a newline: a name, or a number in decimal digits."""
 MAX_PROTOCOL = 5
+EMPTY = object()
+"""Stands in a place of the memo that no value was put into."""
 
 MALFORMED = (IndexError, KeyError, OverflowError, struct.error, TypeError, ValueError)
 """What Python raises in a handler when the stack or an argument is not what its opcode needs."""
@@ -40,14 +42,17 @@ class PickleMachine:
 
     def __init__(self, data: Any, handlers: Handlers, *, find_class: FindClass,
                  persistent_load: Callable[[Any], Any], reduce: Reduce,
-                 at: int = 0, end: int | None = None) -> None:  # fmt: skip
-        self.data, self.at, self.end = data, at, len(data) if end is None else end
+                 at: int = 0, end: int | None = None,
+                 keys: Keys | None = None) -> None:  # fmt: skip
+        self.data, self.begin, self.at = data, at, at
+        self.end = len(data) if end is None else end
         self.handlers = {code[0]: handler for code, handler in handlers.items()}
         self.find_class, self.persistent_load, self.reduce = find_class, persistent_load, reduce
         self.stack: list[Any] = []
         self.metastack: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-        self.keys = Keys()
+        self.memo: list[Any] = []
+        self.memo_has_gaps = False
+        self.keys = keys or Keys()
         self.running = True
 
     def run(self) -> Any:
@@ -100,6 +105,23 @@ class PickleMachine:
         if stop < 0:
             raise ValueError(f"its line does not end within {MAX_LINE_BYTES:,} bytes")
         return self.take(stop + 1 - self.at)[:-1]
+
+    def memo_put(self, index: int, value: Any) -> None:
+        """Put a value into the memo; of each that is there, at least a byte was read before."""
+        memo = self.memo
+        if not 0 <= index <= self.at - self.begin:
+            raise ValueError(f"index {index:,} of the memo, which has {len(memo):,} values")
+        if index > len(memo):
+            self.memo_has_gaps = True
+            memo.extend([EMPTY] * (index - len(memo)))
+        memo[index : index + 1] = [value]
+
+    def memo_get(self, index: int) -> Any:
+        """Return a value from the memo."""
+        value = self.memo[index] if 0 <= index < len(self.memo) else EMPTY
+        if value is EMPTY:
+            raise ValueError(f"index {index:,} of the memo is empty")
+        return value
 
     def pop_to_mark(self) -> list[Any]:
         """Return what was pushed since the last mark, and take the mark away."""

@@ -15,12 +15,10 @@ from npydata.reader.strides import MAX_COUNT, MAX_DIMS
 
 def ordered_dict(rebuilder: Any, pairs: Any = ()) -> dict[Any, Any]:
     """Read ``OrderedDict()``, which Python 2 wrote with its pairs."""
-    made: dict[Any, Any] = OrderedDict()
     if not isinstance(pairs, list | tuple) or not all(isinstance(o, list | tuple) for o in pairs):
         raise CheckpointError(f"an OrderedDict of {brief(pairs)}, expected pairs")
-    for key, value in pairs:
-        made[rebuilder.keys.safe(key)] = value
-    return made
+    made: dict[Any, Any] = OrderedDict()
+    return rebuilder.keys.store_all(made, pairs) if pairs else made  # nearly always there are none
 
 
 def default_dict(rebuilder: Any, factory: Any = None) -> dict[Any, Any]:
@@ -38,11 +36,9 @@ def default_dict(rebuilder: Any, factory: Any = None) -> dict[Any, Any]:
 
 def counter(rebuilder: Any, counts: Any = None) -> Counter[Any]:
     """Read ``Counter({...})``, as Python writes it; of anything else it would count the members."""
-    made: Counter[Any] = Counter()
     if not isinstance(counts, dict | None):
         raise CheckpointError(f"a Counter of {brief(counts)}, expected a dictionary")
-    for key, value in (counts or {}).items():
-        made[rebuilder.keys.safe(key)] = value
+    made: Counter[Any] = rebuilder.keys.store_all(Counter(), (counts or {}).items())
     return made
 
 

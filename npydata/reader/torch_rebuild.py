@@ -16,6 +16,7 @@ import torch
 from npydata.errors import CheckpointError
 from npydata.reader.dtensor import DTENSOR_PARTS, DTENSORS, dtensor
 from npydata.reader.in_parts import in_parts, meta, nested, sparse
+from npydata.reader.keys import Keys, is_plain_key
 from npydata.reader.numpy_values import ARRAY, NUMPY_CALLS, Described
 from npydata.reader.plain_calls import (
     brief,
@@ -37,7 +38,7 @@ from npydata.reader.plain_calls import (
     torch_device,
     torch_size,
 )
-from npydata.reader.stored import Global, Keys, Opaque, Storage, StoredTensor
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 from npydata.reader.strides import MAX_DIMS
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -85,8 +86,8 @@ class Rebuilder:
 
     def __init__(self, nbytes: int) -> None:
         self.storages: dict[str, Storage] = {}
-        self.views: dict[Any, Storage] = {}
-        """Parts of storages that legacy files give a key of their own."""
+        self.views: dict[str, Storage] = {}
+        """Parts of storages that legacy files give a key of their own, by its ``repr``."""
         self.unknown: set[str] = set()
         self.keys = Keys()
         self._copies_left = 32768 + COPIED_PER_BYTE * nbytes
@@ -140,15 +141,15 @@ class Rebuilder:
             raise CheckpointError(
                 f"storage {brief(storage.key)} has dtype {first.dtype} and {storage.dtype}"
             )
-        if storage.key in self.views:
+        if repr(storage.key) in self.views:
             raise CheckpointError(f"{brief(storage.key)} is a storage and a view of one")
 
     def _note_view(self, view: Any, part: Storage) -> Storage:
         """Keep what was first said of a view; torch takes that whatever is said later."""
         key = view[0]
-        if not isinstance(key, str | int) or isinstance(key, bool):
-            raise CheckpointError(f"view key {brief(key)}, expected text or a number")
-        if self.views.setdefault(self.keys.safe(key), part) != part:
+        if not is_plain_key(key):
+            raise CheckpointError(f"view key {brief(key)}, expected text or a number of 61 bits")
+        if self.views.setdefault(repr(key), part) != part:
             raise CheckpointError(f"two views of a storage are called {brief(key)}")
         if key in self.storages:
             raise CheckpointError(f"{brief(key)} is a storage and a view of one")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from npydata.reader.keys import Insertion
 from npydata.reader.strides import MAX_COUNT
 
 DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
@@ -163,9 +164,15 @@ def decode_keys(data: Any) -> list[Any]:
     return keys
 
 
+def decode_set(data: Any) -> set[Any]:
+    """Return a set."""
+    return Insertion().add_all(set(), decode_keys(data))
+
+
 def require_few_alike(keys: Collection[Any]) -> None:
     """Refuse keys of which more than ``MAX_ALIKE`` have one hash."""
-    if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
+    hashes = np.sort(np.fromiter(map(hash, keys), np.int64))
+    if (hashes[MAX_ALIKE:] == hashes[:-MAX_ALIKE]).any():
         raise ValueError(f"more than {MAX_ALIKE:,} keys of one hash")
 
 
@@ -208,8 +215,8 @@ def as_text(value: Any) -> str:
 
 TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$tuple": (tuple, encode_all, lambda data: tuple(decode(data))),
-    "$set": (set, encode_keys, lambda data: set(decode_keys(data))),
-    "$frozenset": (frozenset, encode_keys, lambda data: frozenset(decode_keys(data))),
+    "$set": (set, encode_keys, lambda data: decode_set(data)),
+    "$frozenset": (frozenset, encode_keys, lambda data: frozenset(decode_set(data))),
     "$bytes": (bytes, encode_bytes, decode_bytes),
     "$bytearray": (bytearray, encode_bytes, lambda text: bytearray(decode_bytes(text))),
     "$complex": (complex, lambda value: encode_all([value.real, value.imag]),
@@ -226,8 +233,9 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "$counter": lambda data: Counter(decode_dict(data)),
     "$state_dict": lambda pair: state_dict(*map(decode_dict, pair)),
     "$numpy": lambda pair: decode_numpy(*pair),
-    "$dict": lambda pairs: dict(
-        zip(decode_keys([key for key, _ in pairs]), [decode(one) for _, one in pairs], strict=True)
+    "$dict": lambda pairs: Insertion().store_all(
+        {},
+        zip(decode_keys([key for key, _ in pairs]), [decode(one) for _, one in pairs], strict=True),
     ),
     **{tag: read for tag, (_, _, read) in TAGS.items()},
 }

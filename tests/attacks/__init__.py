@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 
 FAMILIES = ("zip", "directory", "pickle", "bombs", "tensors", "legacy", "tar", "safetensors",
-            "index", "shards", "places", "torch", "rare")  # fmt: skip
+            "index", "shards", "places", "torch", "rare",
+            "collisions")  # fmt: skip
 
 Write = Callable[[Path], Path | Iterable[Path]]
 

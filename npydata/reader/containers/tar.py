@@ -16,8 +16,9 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent, names_for, read_facts, read_pickle
 from npydata.reader.containers import Container
 from npydata.reader.files import OpenFile
+from npydata.reader.keys import is_plain_key
 from npydata.reader.plain_calls import brief, count
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, is_quick_to_find
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 from npydata.reader.strides import MAX_DIMS
 from npydata.reader.torch_rebuild import (
     STORAGES,
@@ -144,9 +145,9 @@ class Cursor:
         return struct.unpack(format, self.file.read(place.offset, place.nbytes))
 
 
-def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]]:
+def read_storages(cursor: Cursor) -> tuple[dict[str, Storage], dict[str, Extent]]:
     """Return the storages and the views of them, and where the storages lie."""
-    storages: dict[Any, Storage] = {}
+    storages: dict[str, Storage] = {}
     extents: dict[str, Extent] = {}
     for _ in range(count(cursor.pickle(), "number of storages")):
         key, location, kind = three(cursor.pickle(), "storage")
@@ -155,7 +156,7 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
             raise CheckpointError(f"a storage of type {brief(kind)}, which is not known")
         (numel,) = cursor.numbers("<q")
         storage = Storage(str(key), STORAGES[str(kind)], count(numel, "elements of a storage"))
-        if storages.setdefault(findable(key), storage) is not storage or storage.key in extents:
+        if storages.setdefault(as_key(key), storage) is not storage or storage.key in extents:
             raise CheckpointError(f"two storages are called {storage.key!r:.80}")
         extents[storage.key] = cursor.skip(numel * storage.dtype.itemsize)
     views = cursor.pickle()
@@ -165,22 +166,22 @@ def read_storages(cursor: Cursor) -> tuple[dict[Any, Storage], dict[str, Extent]
         if not isinstance(one, tuple | list) or len(one) != 4:
             raise CheckpointError(f"a view {brief(one)} of a storage")
         key, root, start, numel = one
-        if not (isinstance(key, int | str) and isinstance(root, int | str) and root in storages):
+        if as_key(root) not in storages:
             raise CheckpointError(f"a view {brief(key)} of storage {brief(root)}")
-        if findable(key) in storages:
+        if as_key(key) in storages:
             raise CheckpointError(f"two storages are called {brief(key)}")
-        storages[key] = viewed(storages[root], (key, start, numel))
+        storages[as_key(key)] = viewed(storages[as_key(root)], (key, start, numel))
     return storages, extents
 
 
-def read_tensors(cursor: Cursor, storages: dict[Any, Storage]) -> dict[int, StoredTensor]:
+def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[int, StoredTensor]:
     """Return the tensors by number."""
     tensors = {}
     for _ in range(count(cursor.pickle(), "number of tensors")):
         key, storage, _kind = three(cursor.pickle(), "tensor")
-        if type(key) is not int or storage not in storages:
+        if type(key) is not int or as_key(storage) not in storages:
             raise CheckpointError(f"tensor {brief(key)} of storage {brief(storage)}")
-        if key in tensors or key in storages:
+        if key in tensors or as_key(key) in storages:
             raise CheckpointError(f"two tensors, or a tensor and a storage, are called {key}")
         ndim, _unused = cursor.numbers("<2i")
         if not 0 <= ndim <= MAX_DIMS:
@@ -188,16 +189,16 @@ def read_tensors(cursor: Cursor, storages: dict[Any, Storage]) -> dict[int, Stor
         numbers = cursor.numbers(f"<{2 * ndim + 1}q")
         for value in numbers:
             count(value, "size, stride or offset")
-        held = storages[storage]
+        held = storages[as_key(storage)]
         tensors[key] = StoredTensor(held, held.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1])
     return tensors
 
 
-def findable(key: int | str) -> int | str:
-    """Return the key of a storage, which takes no time to find."""
-    if not is_quick_to_find(key):
+def as_key(key: Any) -> str:
+    """Return the key of a storage as text, which takes no time to find."""
+    if not is_plain_key(key):
         raise CheckpointError(f"a storage called {brief(key)}, expected text or a shorter number")
-    return key
+    return repr(key)
 
 
 def three(value: Any, what: str) -> tuple[Any, ...]:

@@ -1,0 +1,70 @@
+"""Keys that differ, and so do their hashes; but their places in Python's tables are taken.
+
+Where a place is taken, a dictionary of 2^m places goes from place ``i`` to ``5 i + p + 1``, modulo
+2^m; ``p`` is what is left of the hash, five bits less each time (CPython, ``Objects/dictobject.c``,
+``perturb``). Keys that fill a long piece of the way for ``p = 0`` make others walk along it.
+"""
+
+from functools import cache
+
+import numpy as np
+from checkpoint_files import entry, payload, safetensors_file
+from pickle_code import EMPTY_DICT, MARK, NONE, SETITEMS, integer, program, put, unicode
+
+from attacks import attack
+from attacks.containers import pickle_attack
+
+FILLED, PLACES = 60_000, 1 << 17
+"""A table of 2^17 places is for 43,691 to 87,381 keys."""
+
+
+@cache
+def way() -> np.ndarray:
+    """The first places of the way, which keys of the same numbers fill."""
+    places = [12345]
+    while len(places) < FILLED:
+        places.append((5 * places[-1] + 1) % PLACES)
+    return np.array(places)
+
+
+def walkers(candidates: np.ndarray) -> np.ndarray:
+    """Those of which every place is taken until they come to the way, from its beginning on."""
+    order = np.full(PLACES, FILLED)
+    order[way()] = np.arange(FILLED)
+    keys, place, left = candidates, candidates % PLACES, candidates
+    while left.any():
+        taken = order[place] < FILLED
+        keys, place, left = keys[taken], place[taken], left[taken] >> 5
+        place = (5 * place + left + 1) % PLACES
+    met = order[place]
+    return keys[np.argsort(met)][: np.count_nonzero(met < FILLED)]
+
+
+@cache
+def colliding(count: int = 27_000) -> list[int]:
+    """Integers of which as many walk as ``count`` says; no smaller ones than 2^17."""
+    dice = np.random.default_rng(0)
+    some: np.ndarray = np.empty(0, np.int64)
+    while len(some) < count:
+        some = np.union1d(some, walkers(dice.integers(PLACES, 1 << 31, 1 << 22)))
+    return [*way().tolist(), *dice.permutation(some)[:count].tolist()]
+
+
+@pickle_attack("have 27,000 keys whose places are taken", forms=["zip"])
+def keys_whose_places_are_taken():
+    keys = b"".join(integer(key) + NONE for key in colliding())
+    return program(EMPTY_DICT, MARK, keys, SETITEMS)
+
+
+@pickle_attack("have 27,000 places in the memo that are taken", caught="harmless", forms=["zip"])
+def places_of_the_memo_that_are_taken():
+    found = walkers(np.arange(PLACES, 1 << 20))[:27_000]
+    return program(unicode("a" * (1 << 20)), *(put(b"", n) for n in (*way(), *found)))
+
+
+@attack("have notes with 27,000 keys whose places are taken")
+def notes_whose_places_are_taken(folder):
+    pairs = ",".join(f"[{key},0]" for key in colliding())
+    notes = '{"values":{"v":{"$dict":[' + pairs + "]}}}"
+    header = {"__metadata__": {"npydata": notes}, "w": entry("U8", [1], 0, 1)}
+    return safetensors_file(folder / "a.safetensors", header, payload(1))
