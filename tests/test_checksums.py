@@ -105,21 +105,25 @@ def test_what_is_loaded_is_what_was_written_or_the_tensor_is_named(
         loaded = WAYS[way](checkpoint)
         if way != "onto a device":
             assert all(torch.equal(loaded[name], checkpoint[name]) for name in checkpoint)
-        for name in checkpoint:
-            info = checkpoint.info(name)
-            at = info.file_offset + info.nbytes // 2
-            flipped(info.path, at)
-            key = info.storage
-            with pytest.raises(CheckpointError, match=f"bytes .*not what was written: '{key}'"):
-                WAYS[way](checkpoint)
-            flipped(info.path, at)
+        infos = [checkpoint.info(name) for name in checkpoint]
+    for info in infos:
+        at, why = info.file_offset + info.nbytes // 2, f"not what was written: '{info.storage}'"
+        flipped(info.path, at)
+        with (
+            open_checkpoint(path) as checkpoint,
+            pytest.raises(CheckpointError, match=f"bytes .*{why}"),
+        ):
+            WAYS[way](checkpoint)
+        flipped(info.path, at)
+    with open_checkpoint(path) as checkpoint:
         WAYS[way](checkpoint)
 
 
 def test_of_a_part_only_its_ranges_and_the_header_are_compared(tmp_path, small_requests):
-    with open_checkpoint(recorded(tmp_path)) as checkpoint:
-        info = checkpoint.info("w")
-        flipped(info.path, info.file_offset)
+    path = recorded(tmp_path)
+    info = open_checkpoint(path).info("w")
+    flipped(info.path, info.file_offset)
+    with open_checkpoint(path) as checkpoint:
         assert torch.equal(checkpoint.load(["b"], verify=True)["b"], STATE["b"])
         with pytest.raises(CheckpointError, match="'w'"):
             checkpoint.load(["w"], verify=True)
@@ -238,6 +242,17 @@ def test_a_load_that_verifies_compares_the_index_of_a_recorded_set(tmp_path, sma
     index.rename(folder / "other.index.json")  # which the record does not list
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.load(verify=True).keys() == checkpoint.keys()
+
+
+def test_an_index_is_recorded_and_compared_with_its_folder(tmp_path):
+    folder = recorded(tmp_path)
+    index = next(folder.glob("*.index.json"))
+    (folder / "manifest.json").unlink()
+    assert write_record(index) == verify_record(folder)
+    shard = folder / "two.safetensors"
+    flipped(shard, shard.stat().st_size - 9)
+    with pytest.raises(CheckpointError, match=r"two\.safetensors: bytes"):
+        verify_record(index)
 
 
 def test_a_record_names_a_file_that_is_missing_or_that_it_does_not_list(tmp_path):

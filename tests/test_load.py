@@ -28,6 +28,7 @@ from npydata import (
 from npydata.reader import (
     checksums,
     convert,
+    elements,
     files,
     hugging_face,
     parallel_read,
@@ -1052,6 +1053,76 @@ def test_what_is_verified_is_what_is_converted(tmp_path, monkeypatch):
         monkeypatch.setattr(loading, "read_compared", then_written)
         with pytest.raises(CheckpointError, match="changed since"):
             checkpoint.load(into=into, verify=True)
+
+
+def test_what_is_verified_is_what_was_opened(tmp_path):
+    """Written anew and recorded again, it agrees with its record, but lies elsewhere."""
+    path = small_file(tmp_path, a=torch.ones(9), b=torch.full((9,), 2.0))
+    write_record(path)
+    with open_checkpoint(path) as checkpoint:
+        begin = path.stat()
+        content = path.read_bytes().replace(b'"a"', b'"?"').replace(b'"b"', b'"a"')
+        path.write_bytes(content.replace(b'"?"', b'"b"'))
+        write_record(path)
+        assert path.stat().st_ino == begin.st_ino
+        with pytest.raises(CheckpointError, match="changed since"):
+            checkpoint.load(verify=True)
+
+
+def test_nothing_is_filled_from_a_file_that_was_written_to(tmp_path):
+    path = small_file(tmp_path, w=torch.ones(9))
+    into = {"w": torch.zeros(9)}
+    with open_checkpoint(path) as checkpoint:
+        path.write_bytes(path.read_bytes())
+        with pytest.raises(CheckpointError, match="changed since"):
+            checkpoint.load(into=into)
+    assert not into["w"].any()
+
+
+@pytest.mark.parametrize("saved", [
+    torch.randn(300, 7, dtype=torch.float64), torch.randn(2100, dtype=torch.complex64).conj(),
+    torch.randn(300, 7).to(torch.bfloat16), torch._neg_view(torch.randn(2100)),
+], ids=["float64", "conjugate", "bfloat16", "negative"])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_what_is_converted_comes_in_portions(tmp_path, monkeypatch, saved, dtype):
+    """A tensor and its copy of another dtype need not be in memory at once."""
+    warnings.filterwarnings("ignore", message="Casting complex values to real")
+    torch.save({"w": saved}, tmp_path / "a.pt")
+    read = []
+    real = OpenFile.copy
+    monkeypatch.setattr(elements, "CHUNK_BYTES", 1 << 10)
+
+    def copy(file, offset, nbytes):
+        read.append(nbytes)
+        return real(file, offset, nbytes)
+
+    monkeypatch.setattr(OpenFile, "copy", copy)
+    into = {"w": torch.zeros(saved.shape, dtype=dtype)}
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        read.clear()
+        checkpoint.load(into=into)
+    assert torch.equal(into["w"], saved.to(dtype))
+    assert max(read) <= 1 << 10
+    assert sum(read) == saved.nbytes
+
+
+def test_the_disk_is_asked_for_a_large_slice_in_pieces_that_it_takes(tmp_path, monkeypatch):
+    """Of one long request it read 4 MiB, and the rest a page at a time: 0.1 GB/s."""
+    path, asked = small_file(tmp_path, w=torch.zeros(1 << 22)), []
+    monkeypatch.setattr(files, "is_cached", lambda *_: False)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *place: asked.append(place))
+    with open_checkpoint(path) as checkpoint:
+        begin = checkpoint.info("w").file_offset
+        checkpoint.get_slice("w")[:]
+    pieces = sorted(place for place in asked if place[2] == os.POSIX_FADV_WILLNEED)
+    assert [at for at, _, _ in pieces] == [*range(0, begin + (1 << 24), files.ADVISED_BYTES)]
+    assert {length for _, length, _ in pieces[:-1]} == {files.ADVISED_BYTES}
+
+
+def test_a_tensor_that_is_listed_only_is_named_by_a_load(tmp_path):
+    torch.save({"s": torch.eye(3).to_sparse()}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt: s: a sparse tensor can be listed"):
+        open_checkpoint(tmp_path / "a.pt").load()
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy"])

@@ -28,7 +28,7 @@ from npydata.reader.elements import (
     chunks,
     contiguous_extent,
     copy_slice,
-    element_chunks,
+    element_tensors,
 )
 from npydata.reader.naming import Weights
 from npydata.reader.sharded import ChunkedTensor, blocks, in_rows
@@ -280,10 +280,7 @@ def write_slot(out: BinaryIO, slot: Slot, bar: Bar) -> None:
     if not changed and (lying := contiguous_extent(reader, stored)) is not None:
         copy_bytes(out, lying, bar)
         return
-    for chunk in element_chunks(reader, stored):
-        elements = torch.from_numpy(chunk).view(stored.dtype)
-        elements = elements.conj() if stored.conj else elements
-        elements = torch._neg_view(elements) if stored.neg else elements
+    for elements in element_tensors(reader, stored):
         write_elements(out, elements.resolve_conj().resolve_neg(), slot.dtype, bar)
 
 

@@ -71,6 +71,14 @@ def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes
         yield swap(content[begin : begin + CHUNK_BYTES], size)
 
 
+def element_tensors(reader: TensorReader, stored: StoredTensor) -> Iterator[torch.Tensor]:
+    """Yield a tensor's elements in order, as tensors of one dimension with its flags."""
+    for chunk in element_chunks(reader, stored):
+        elements = torch.from_numpy(chunk).view(stored.dtype)
+        elements = elements.conj() if stored.conj else elements
+        yield torch._neg_view(elements) if stored.neg else elements
+
+
 def copy_slice(reader: TensorReader, stored: StoredTensor, index: Any) -> torch.Tensor:
     """Return ``tensor[index]`` in memory of its own, read and not mapped."""
     shape, stride, offset = slice_view((stored.shape, stored.stride, stored.offset), index)

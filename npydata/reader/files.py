@@ -238,9 +238,7 @@ class OpenFile:
         """Ask the disk for some bytes, without waiting for them."""
         if looks_cached(self.no_readahead().number, offset, nbytes):
             return
-        end = offset + nbytes
-        begins = range(offset, end, ADVISED_BYTES)
-        self.advise_willneed_all([(begin, min(ADVISED_BYTES, end - begin)) for begin in begins])
+        self.advise_willneed_all([(offset, nbytes)])
 
     def advise_willneed_all(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Ask the disk for ranges (offset, nbytes), unless the middles of a few are in memory.
@@ -248,28 +246,28 @@ class OpenFile:
         Their ends tell nothing: opening the file has read what lies before and behind a tensor.
         """
         descriptor = self.no_readahead()
+        pieces = [
+            (begin, min(ADVISED_BYTES, offset + nbytes - begin)) for offset, nbytes in ranges
+            for begin in range(offset, offset + nbytes, ADVISED_BYTES)
+        ]  # fmt: skip
         looks = [
             begin + nbytes // 2
-            for begin, nbytes in ranges[:: max(1, len(ranges) // SAMPLED_RANGES)]
+            for begin, nbytes in pieces[:: max(1, len(pieces) // SAMPLED_RANGES)]
         ]
         if not CAN_FADVISE or all(is_cached(descriptor.number, place) for place in looks):
             return
-        for begin, nbytes in ranges:
+        for begin, nbytes in pieces:
             os.posix_fadvise(descriptor.number, begin, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def status(self) -> tuple[int, ...]:
-        """Return what tells the file from itself once it has been written to."""
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened: what was read may be of both.
+
+        Who writes through a shared map may not be seen.
+        """
         status = os.fstat(self.readahead().number)
         if status.st_size < self.size:
             raise self.cut_off(status.st_size)
-        return identity(status)
-
-    def require_unchanged(self, since: tuple[int, ...] | None = None) -> None:
-        """Refuse a file that was written to since it was opened: what was read may be of both.
-
-        Or since it had another ``status``. Who writes through a shared map may not be seen.
-        """
-        if self.status() != (since or self.identity):
+        if identity(status) != self.identity:
             raise CheckpointError(f"{self.path}: {CHANGED}")
 
     def cut_off(self, size: int) -> CheckpointError:
@@ -351,13 +349,9 @@ class FilePart(OpenFile):
         """Ask the disk for ranges of the part."""
         self.whole.advise_willneed_all([(self.begin + begin, nbytes) for begin, nbytes in ranges])
 
-    def status(self) -> tuple[int, ...]:
-        """Return what tells the whole file from itself once it has been written to."""
-        return self.whole.status()
-
-    def require_unchanged(self, since: tuple[int, ...] | None = None) -> None:
-        """Refuse a file that was written to since it was opened, or had another status."""
-        self.whole.require_unchanged(since)
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened."""
+        self.whole.require_unchanged()
 
     def readahead(self) -> Descriptor:
         """Return the descriptor of the whole file."""

@@ -19,7 +19,8 @@ from torch.autograd.graph import increment_version
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.checksums import Comparison, Vouched, comparisons, read_compared
-from npydata.reader.files import OpenFile
+from npydata.reader.elements import contiguous_extent, element_tensors
+from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.parallel_read import Read, new_memory, read_all
 from npydata.reader.private_memory import Bytes
 from npydata.reader.sharded import Chunk, ChunkedTensor
@@ -56,6 +57,7 @@ def load(
     Tensors that share a storage share memory. What is read is compared with the checksums of files
     that are ``vouched`` for.
     """
+    require_dense(entries, wanted)
     plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
     if into is None:
         finish = {name: plan.new(entries[name], index) for name, index in wanted.items()}
@@ -63,7 +65,8 @@ def load(
         finish = plan_to_fill(plan, entries, wanted, into)
     todo = [] if vouched is None else plan.comparisons(vouched)
     files = {one.file for one in plan.reads + plan.alone}
-    before = {file: None if vouched is None else file.status() for file in files}
+    if vouched is None:  # else what differs is named
+        require_unchanged(files)
     total = sum(one.nbytes for one, _ in todo) or sum(read.target.nbytes for read in plan.reads)
     with closing(progress_bar("loading", total, "B", show=progress)) as bar:
         if vouched is None:
@@ -71,9 +74,23 @@ def load(
         else:
             read_compared(todo, bar)
     done = {name: finish[name]() for name in finish}
-    for file, since in before.items():
-        file.require_unchanged(since)
+    require_unchanged(files)
     return {name: done[name] if into is None else into[name] for name in wanted}
+
+
+def require_dense(entries: Mapping[str, Entry], names: Iterable[str]) -> None:
+    """Name the first tensor that can be listed only."""
+    for name in names:
+        stored = entries[name].value
+        if not isinstance(stored, ChunkedTensor) and stored.storage is None:
+            with naming_errors(name):
+                require_readable(stored)
+
+
+def require_unchanged(files: Iterable[OpenFile]) -> None:
+    """Refuse files that were written to since they were opened."""
+    for file in files:
+        file.require_unchanged()
 
 
 def plan_to_fill(
@@ -183,11 +200,11 @@ class Plan:
         """Of each storage, how many bytes are in tensors that are wanted whole."""
         self._made: dict[Any, torch.Tensor] = {}
         """Memory of their own for tensors of large storages: names of the same share it."""
-        spans = defaultdict[Any, set[tuple[int, int]]](set)
+        spans = defaultdict[Any, list[tuple[int, int]]](list)
         for entry in whole:
             if isinstance(entry.reader, TensorReader):
                 self._used[storage_of(entry)] += nbytes_of(entry.value)
-                spans[storage_of(entry)].add(span_of(entry.value))
+                spans[storage_of(entry)].append(span_of(entry.value))
         self._overlapping = {key for key, some in spans.items() if do_overlap(some)}
         """Storages of which tensors share a part."""
 
@@ -216,7 +233,7 @@ class Plan:
         if alone:
             self.alone += extents_of(entry)
         if alone or not self.fills(entry, index, target.detach()):
-            return lambda: copied(read_once(entry, index, with_strides=False), target)
+            return partial(fill_alone, entry, index, target)
         return lambda: target
 
     def storage(self, extent: Extent) -> Bytes:
@@ -299,6 +316,20 @@ def read_once(entry: Entry, index: Any, *, with_strides: bool) -> torch.Tensor:
     return apply_tensor_flags(tensor, flags_of(stored, index))
 
 
+def fill_alone(entry: Entry, index: Any, target: torch.Tensor) -> torch.Tensor:
+    """Read a tensor by itself into one that is there: in portions, where both lie in order."""
+    stored: StoredTensor = entry.value
+    plain = type(target) in PLAIN and target.is_contiguous()
+    whole = index is ... and isinstance(entry.reader, TensorReader)
+    if not (plain and whole) or contiguous_extent(entry.reader, stored) is None:
+        return copied(read_once(entry, index, with_strides=False), target)
+    rest = target.detach().view(-1)
+    for elements in element_tensors(entry.reader, stored):
+        copied(elements, rest[: len(elements)])
+        rest = rest[len(elements) :]
+    return target
+
+
 def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:
     """Return the flags of a tensor; a part of a parameter is none."""
     if index is ...:
@@ -335,11 +366,12 @@ def span_of(stored: StoredTensor) -> tuple[int, int]:
 
 
 def do_overlap(spans: Iterable[tuple[int, int]]) -> bool:
-    """Whether two ranges have a byte in common."""
-    end = 0
+    """Whether two ranges that are not the same have a byte in common."""
+    begin = end = 0
     for first, last in sorted(spans):
-        if first < end and first < last:
+        if first < end and first < last and (first, last) != (begin, end):
             return True
+        begin = first
         end = max(end, last)
     return False
 

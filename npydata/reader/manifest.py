@@ -301,8 +301,10 @@ def vouched_by_records(
                 made |= vouched_by(record, {path.name: archive})
                 break
         else:
-            raise CheckpointError(f"{path}: no manifest says what it was; one is written by "
-                                  "npydata verify --record")  # fmt: skip
+            how = {"safetensors": "; one is written by npydata verify --record"}
+            raise CheckpointError(
+                f"{path}: no manifest says what it was{how.get(archive.format, '')}"
+            )
     return made if index is None else made | vouched_index(index)
 
 

@@ -107,7 +107,12 @@ def has_record(path: str | os.PathLike[str]) -> bool:
 
 
 def to_record(path: Path) -> tuple[HeldFolder, str, list[str]]:
-    """Return the folder of a record, the record's name, and the files that it should list."""
+    """Return the folder of a record, the record's name, and the files that it should list.
+
+    An index stands for its folder.
+    """
+    if path.name.endswith(SUFFIX + INDEX_SUFFIX):
+        path = path.parent
     if not path.is_dir():
         return HeldFolder(path.parent), record_name(path), [path.name]
     found = sorted(one.name for one in path.iterdir() if one.name[0] != ".")
@@ -125,7 +130,7 @@ def to_record(path: Path) -> tuple[HeldFolder, str, list[str]]:
 
 def safetensors_in(file: OpenFile) -> Archive | None:
     """Return what a safetensors file describes; of an index, nothing."""
-    if file.path.name.endswith(INDEX_SUFFIX):
+    if file.path.name.endswith(SUFFIX + INDEX_SUFFIX):
         return None
     archive = read_container(file)
     if archive.format != "safetensors":

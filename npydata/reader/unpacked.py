@@ -75,13 +75,9 @@ class UnpackedFile(OpenFile):
                     self._unpack(self._packed[at])
             at += 1
 
-    def status(self) -> tuple[int, ...]:
-        """Return what tells the checkpoint from itself once it has been written to."""
-        return self._source.status()
-
-    def require_unchanged(self, since: tuple[int, ...] | None = None) -> None:
-        """Refuse a checkpoint that was written to since it was opened, or had another status."""
-        self._source.require_unchanged(since)
+    def require_unchanged(self) -> None:
+        """Refuse a checkpoint that was written to since it was opened."""
+        self._source.require_unchanged()
 
     def readahead(self) -> Descriptor:
         """Return the descriptor of the temporary file, which there is from now on."""
