@@ -2,11 +2,27 @@
 
 import itertools
 from collections import Counter, OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from attacks.collisions import colliding
+from checkpoint_files import checkpoint_records, stored_zip
+from pickle_code import (
+    EMPTY_DICT,
+    MARK,
+    NONE,
+    SETITEM,
+    SETITEMS,
+    call,
+    integer,
+    name,
+    program,
+    unicode,
+)
 
+from npydata import CheckpointError, open_checkpoint
 from npydata.reader.containers import tar
 from npydata.reader.keys import (
     MAX_COMPARED,
@@ -18,7 +34,7 @@ from npydata.reader.keys import (
     count_parts,
     work_of,
 )
-from npydata.reader.stored import Global
+from npydata.reader.stored import Global, Storage
 from npydata.reader.torch_rebuild import Rebuilder
 
 
@@ -64,6 +80,16 @@ def test_equal_keys_are_one_key(monkeypatch):
 def test_keys_whose_places_are_taken_are_refused_as_they_are_put_there(kind):
     with pytest.raises(ValueError, match="far longer to find"):
         Insertion().store_all(kind(), ((key, 0) for key in colliding()))
+
+
+def test_a_tree_makes_no_table_of_what_was_in_none(tmp_path):
+    keys = b"".join(integer(key) + NONE for key in colliding())
+    code = program(
+        EMPTY_DICT, unicode("v"), call(name("foo", "Bar")), MARK, keys, SETITEMS, SETITEM
+    )
+    checkpoint = open_checkpoint(stored_zip(tmp_path / "a.pt", checkpoint_records(code, {})))
+    with pytest.raises(CheckpointError, match=r"a\.pt: keys that take far longer"):
+        checkpoint.tree()
 
 
 def filled(keys, count):
@@ -114,4 +140,8 @@ def test_numbers_are_keys_as_text_where_only_the_library_looks():
         storage = Global("torch", "FloatStorage")
         rebuilder.persistent_load(("storage", storage, "0", "cpu", 4, (key, 0, 1)))
     assert [*rebuilder.views] == ["2", "'2'"]
+    said = iter([1, (7, "s", "a type")])
+    numbers = {"<2i": (0, 0), "<1q": (0,)}
+    cursor = SimpleNamespace(pickle=said.__next__, numbers=numbers.__getitem__)
+    assert [*tar.read_tensors(cursor, {"'s'": Storage("s", torch.float, 1)})] == ["7"]
     assert (tar.as_key(3), tar.as_key("3")) == ("3", "'3'")

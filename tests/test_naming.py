@@ -236,13 +236,13 @@ def test_a_number_that_python_cannot_tell_from_another_is_one_key(tmp_path):
 
 def test_nested_keeps_the_containers_of_the_file():
     root = {"a": [ONE, {"b": (TWO, 5)}], "c": [1, 2], 3: {}}
-    made = nested(root, lambda leaf: "tensor" if isinstance(leaf, StoredTensor) else leaf, {})
+    made = nested(root, lambda leaf: "tensor" if isinstance(leaf, StoredTensor) else leaf)
     assert made == {"a": ["tensor", {"b": ("tensor", 5)}], "c": [1, 2], 3: {}}
 
 
 def test_nested_makes_a_shared_container_once():
     shared = {"w": ONE}
-    made = nested({"a": shared, "b": shared}, lambda leaf: leaf, {})
+    made = nested({"a": shared, "b": shared}, lambda leaf: leaf)
     assert made["a"] is made["b"]
 
 

@@ -266,7 +266,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             return leaf.value if isinstance(leaf, Entry) else leaf
 
         root = self._contents.root
-        return nested(dict(root) if isinstance(root, Mapping) else root, info_or_value, {})
+        with naming_errors(str(self.path)):
+            return nested(dict(root) if isinstance(root, Mapping) else root, info_or_value)
 
     def distinct(self) -> list[tuple[str, Entry]]:
         """Return one name for each tensor that is not tied to an earlier one, and its entry."""

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from npydata.errors import CheckpointError
+
 MAX_KEY_PARTS = 32
 """The parts of a tuple are looked through each time that it is a key, and a file says it once."""
 MAX_COMPARED = 1 << 23
@@ -28,17 +30,23 @@ SMALL = 1 << 11
 """A table with so few keys takes no time, wherever they are."""
 PORTION = 64
 """So many keys are put into a larger one before somebody looks at the clock."""
-MAX_SECONDS, USUAL_SECONDS = 0.25, 3e-6
-"""Processor time that all keys of a file may take, and each one more: ten times what is usual."""
+MAX_SECONDS, USUAL_SECONDS = 0.25, 1e-6
+"""Processor time that all keys of a file may take, and each one more: five times what is usual."""
 MAX_PAUSE = 0.05
 """So much of what a portion takes counts: something else may have been done meanwhile."""
 
 
+class KeysError(CheckpointError, ValueError):
+    """Keys of a file take far longer to find than others."""
+
+
 class Insertion:
-    """Puts keys into dictionaries and sets, and gives up if that takes long.
+    """Puts the keys of a file into dictionaries and sets, and gives up if that takes long.
+
+    Whoever makes tables of what may have been in several, or in none, does it with one of these.
 
     Raises:
-        ValueError: These keys take far longer than others.
+        KeysError: These keys take far longer than others.
         TypeError: One cannot be a key at all.
     """
 
@@ -67,7 +75,7 @@ class Insertion:
             self._keys += len(portion)
             self._seconds += min(thread_time() - begin, MAX_PAUSE)
             if self._seconds > MAX_SECONDS + USUAL_SECONDS * self._keys:
-                raise ValueError(
+                raise KeysError(
                     f"keys that take far longer to find than others: {self._keys:,} took "
                     f"{self._seconds:.1f} s"
                 )

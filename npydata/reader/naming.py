@@ -5,12 +5,13 @@ get the same name, the later one is escaped: ``\`` before a dot inside a key, ``
 that is not text; and numbered if that is taken too. Built in ``notebooks/06_lazy_checkpoint``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, cast
 
 from npydata.errors import CheckpointError
 from npydata.reader.dtensor import DTENSOR_PARTS
+from npydata.reader.keys import Insertion
 from npydata.reader.numpy_values import Described
 from npydata.reader.stored import Global, Opaque, Storage, StoredTensor, states_of
 from npydata.reader.tensors import Entry
@@ -280,25 +281,35 @@ def escaped(key: Any) -> str:
     return key.replace("\\", "\\\\").replace(".", "\\.")
 
 
-def nested(value: Any, leaf: Any, made: dict[int, Any]) -> Any:
-    """Return containers as they are in the file, each entry replaced by ``leaf(entry)``."""
-    if id(value) in made:
-        return made[id(value)]
-    inner = list(parts(value))
-    if isinstance(value, StoredTensor):
-        return leaf(value)
-    if not inner:
-        result = leaf(as_value(value))
-        if isinstance(value, CONTAINERS):  # a long list of numbers is looked through once
-            made[id(value)] = result
+def nested(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return containers as they are in the file, each entry replaced by ``leaf(entry)``.
+
+    Raises:
+        KeysError: The groups of a module together, say, take far longer to find than others.
+    """
+    made: dict[int, Any] = {}
+    insertion = Insertion()
+
+    def of(value: Any) -> Any:
+        if id(value) in made:
+            return made[id(value)]
+        inner = list(parts(value))
+        if isinstance(value, StoredTensor):
+            return leaf(value)
+        if not inner:
+            result = leaf(as_value(value))
+            if isinstance(value, CONTAINERS):  # a long list of numbers is looked through once
+                made[id(value)] = result
+            return result
+        if isinstance(value, list | tuple):
+            result = [of(part) for _, part in inner]
+            result = tuple(result) if isinstance(value, tuple) else result
+        else:
+            result = insertion.store_all({}, [(key, of(part)) for key, part in inner])
+        made[id(value)] = result
         return result
-    if isinstance(value, list | tuple):
-        result = [nested(part, leaf, made) for _, part in inner]
-        result = tuple(result) if isinstance(value, tuple) else result
-    else:
-        result = {key: nested(part, leaf, made) for key, part in inner}
-    made[id(value)] = result
-    return result
+
+    return of(value)
 
 
 class Weights:

@@ -229,12 +229,13 @@ def tile(shape: tuple[int, ...], chunks: list[Bounds]) -> bool:
     chunks is the whole's product, as a polynomial, if and only if they tile it. Polynomials that
     differ are equal at a random place in one case of 2^55 (the lemma of Schwartz and Zippel).
     """
-    unknown: defaultdict[tuple[int, int], int] = defaultdict(partial(secrets.randbelow, PRIME))
+    unknown: defaultdict[str, int] = defaultdict(partial(secrets.randbelow, PRIME))
 
     def product(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> int:
         value = 1
         for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-            value = value * (unknown[dim, offset + size] - unknown[dim, offset]) % PRIME
+            end, begin = unknown[f"{dim} {offset + size}"], unknown[f"{dim} {offset}"]
+            value = value * (end - begin) % PRIME
         return value
 
     whole = product((0,) * len(shape), shape)

