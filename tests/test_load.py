@@ -1119,6 +1119,14 @@ def test_the_disk_is_asked_for_a_large_slice_in_pieces_that_it_takes(tmp_path, m
     assert {length for _, length, _ in pieces[:-1]} == {files.ADVISED_BYTES}
 
 
+@pytest.mark.parametrize(("spans", "overlap"), [
+    ([(0, 9), (0, 9)], False), ([(0, 9), (9, 12), (4, 4)], False), ([(0, 9), (5, 5), (5, 9)], True),
+    ([(0, 9), (0, 4)], True), ([], False),
+])  # fmt: skip
+def test_tensors_share_a_part_if_they_are_not_the_same_ones(spans, overlap):
+    assert loading.do_overlap(spans) is overlap
+
+
 def test_a_tensor_that_is_listed_only_is_named_by_a_load(tmp_path):
     torch.save({"s": torch.eye(3).to_sparse()}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"a\.pt: s: a sparse tensor can be listed"):

@@ -371,8 +371,8 @@ def do_overlap(spans: Iterable[tuple[int, int]]) -> bool:
     for first, last in sorted(spans):
         if first < end and first < last and (first, last) != (begin, end):
             return True
-        begin = first
-        end = max(end, last)
+        if first < last:
+            begin, end = first, last
     return False
 
 
