@@ -25,6 +25,7 @@ from npydata.reader.containers import (
 from npydata.reader.files import OpenFile
 from npydata.reader.keys import Keys
 from npydata.reader.manifest import FORMAT, RECORD_FORMAT, Manifest, Record
+from npydata.reader.numpy_values import ARRAY
 from npydata.reader.open import blob_store
 from npydata.reader.pickle_names import may_name
 from npydata.reader.plain_calls import require_attributes
@@ -116,6 +117,10 @@ CHECKS = {
     "a link in a tar file": (
         lambda: list(tar.walk_members(a_file(LINK.tobuf() + bytes(512)))),
         "is of type b'2', expected a file",
+    ),
+    "an array's class that is called": (
+        lambda: Rebuilder(1000).reduce(ARRAY, ((0,),)),
+        "calls numpy.ndarray",
     ),
     "a tensor's number for two": (
         lambda: tar.read_tensors(two_of_one(), {"'s'": Storage("s", torch.float, 1)}),

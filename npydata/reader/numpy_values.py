@@ -143,6 +143,11 @@ def array(rebuilder: Any, kind: Any, shape: Any, code: Any) -> Opaque:
     return DescribedArray(ARRAY, (shape, code))
 
 
+def called_array(_: Any, *__: Any) -> Opaque:
+    """Refuse a call of the class itself: what its state then shows is another array."""
+    raise CheckpointError(f"calls {ARRAY}, which pickles only name")
+
+
 def array_of_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> Opaque:
     """Read ``_frombuffer``, as protocol 5 writes arrays."""
     if order not in ("C", "F"):
@@ -165,6 +170,7 @@ DTYPE, ARRAY = Global("numpy", "dtype"), Global("numpy", "ndarray")
 SCALAR = Global("numpy._core.multiarray", "scalar")
 NUMPY_CALLS: dict[str, Callable[..., Any]] = {
     "numpy.dtype": dtype,
+    "numpy.ndarray": called_array,
     **{f"numpy.{core}.multiarray._reconstruct": array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": number for core in ("core", "_core")},
     **{f"numpy.{core}.numeric._frombuffer": array_of_buffer for core in ("core", "_core")},
