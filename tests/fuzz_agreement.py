@@ -53,6 +53,7 @@ EXPLAINED = {
     "how a zip file pads its storages is found here, not read": "invalid literal for int",
     "a compressed record that nothing refers to is not unpacked": "reading file .data/",
     "what is made and dropped again is not looked at": "is not callable",
+    "a tensor that is made and dropped again need not fit": "size calculation overflowed",
     "a dtype that is not known hides its own tensor only": "unknown variant",
 }
 """Why something is shown that torch does not load, by words of torch's error."""
