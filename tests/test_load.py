@@ -6,8 +6,10 @@ import gc
 import os
 import pickle
 import threading
+import time
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -488,6 +490,26 @@ def test_who_cuts_a_file_off_waits_until_what_is_mapped_is_copied(tmp_path, read
     assert child.stdout.splitlines() == [*map(str, read), "['w']", "0"]
 
 
+CUT_OFF_BEFORE = """
+import os, sys
+from npydata import CheckpointError, open_checkpoint
+
+with open_checkpoint(sys.argv[1]) as checkpoint:
+    os.truncate(sys.argv[1], 8000)
+    try:
+        checkpoint.get_slice("w")[::2]
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+def test_a_slice_of_a_file_that_was_cut_off_is_an_error_and_no_crash(tmp_path):
+    torch.save({"w": torch.ones(1 << 19)}, path := tmp_path / "c.pt")
+    child = run_child(CUT_OFF_BEFORE, path)
+    assert child.returncode == 0, child.stderr
+    assert "ends at byte 8,000 now" in child.stdout
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_load_maps_nothing_so_nobody_who_cuts_a_file_off_kills_it(tmp_path, monkeypatch, cached):
     path = written_as("safetensors", tmp_path)
@@ -586,15 +608,48 @@ def test_requests_are_large_in_file_order_and_take_small_neighbours_together(tmp
 
 
 def test_what_is_in_the_page_cache_is_copied_in_larger_pieces(tmp_path, monkeypatch):
-    (tmp_path / "f").write_bytes(bytes(100))
-    file, size = OpenFile(tmp_path / "f"), parallel_read.COPIED_BYTES
-    reads = [parallel_read.Read(file, 10, np.empty(3 * size, np.uint8))]
+    size, begun, made = parallel_read.COPIED_BYTES, [], parallel_read.read_request
+    with (tmp_path / "f").open("wb") as whole:
+        whole.truncate(3 * size + 10)
+    file = OpenFile(tmp_path / "f")
+
+    def noted(request, buffer):
+        begun.append(request[0].target.nbytes)
+        return made(request, buffer)
+
+    monkeypatch.setattr(parallel_read, "read_request", noted)
     pieces = {}
     for known in (True, False, None):
-        monkeypatch.setattr(parallel_read, "is_all_cached", lambda *_, known=known: known)
-        pieces[known] = [group[0].target.nbytes for group in parallel_read.requests(reads)]
-    assert pieces[True] == [size - 10, size, size + 10]
+        in_memory(monkeypatch, known, known)
+        begun.clear()
+        read = parallel_read.Read(file, 10, np.empty(3 * size, np.uint8))
+        parallel_read.read_all([read], NoBar())
+        pieces[known] = sorted(begun)
+    assert pieces[True] == [10, size - 10, size, size]
     assert max(pieces[False]) == max(pieces[None]) == parallel_read.REQUEST_BYTES
+
+
+@pytest.mark.parametrize("failing", ["here", "beside"])
+def test_an_error_of_one_copy_ends_the_others(tmp_path, monkeypatch, failing):
+    """Whichever thread makes it."""
+    monkeypatch.setattr(parallel_read, "COPIED_BYTES", 1 << 16)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    begun, both = [], threading.Barrier(2)
+
+    def fail(request, buffer):
+        begun.append(request)
+        if len(begun) <= 2:
+            both.wait(10)
+        if (threading.current_thread() is threading.main_thread()) == (failing == "here"):
+            raise OSError(5, "Input/output error")
+        time.sleep(0.05)
+
+    monkeypatch.setattr(parallel_read, "read_request", fail)
+    monkeypatch.setattr(parallel_read, "is_copied", lambda _: True)
+    file, target = OpenFile(Path(__file__)), np.empty(1 << 22, np.uint8)
+    with pytest.raises(OSError, match="Input/output error"):
+        parallel_read.read_all([parallel_read.Read(file, 0, target)], NoBar())
+    assert len(begun) <= 8
 
 
 def test_tied_tensors_that_are_cut_into_requests_fill_each_its_own(tmp_path, way):

@@ -1,5 +1,6 @@
 """What is filled in place of new memory: all of it, or nothing, and torch learns of it."""
 
+import os
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader import load as loading
+from npydata.reader import parallel_read
 
 
 def saved(folder, **tensors):
@@ -181,10 +183,8 @@ def test_torch_counts_the_change_of_what_was_filled_before_an_error(tmp_path, mo
         graph.backward()
 
 
-@pytest.mark.parametrize("most", range(8))
-def test_with_no_more_threads_nothing_is_filled(tmp_path, monkeypatch, most):
-    state = {f"w{k}": torch.ones(70_000) for k in range(30)}
-    save_file(state, tmp_path / "a.safetensors")
+def with_threads(monkeypatch, most):
+    """Let so many threads start and no more; return those that did."""
     started, start = [], threading.Thread.start
 
     def start_one(thread):
@@ -193,12 +193,41 @@ def test_with_no_more_threads_nothing_is_filled(tmp_path, monkeypatch, most):
         started.append(thread)
         start(thread)
 
-    into = {name: torch.zeros(70_000) for name in state}
-    with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
-        monkeypatch.setattr(threading.Thread, "start", start_one)
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    return started
+
+
+@pytest.fixture
+def thirty(tmp_path):
+    """A file, what is in it, and what it may fill."""
+    state = {f"w{k}": torch.full((70_000,), k + 1.0) for k in range(30)}
+    save_file(state, tmp_path / "a.safetensors")
+    return tmp_path / "a.safetensors", state, {name: torch.zeros(70_000) for name in state}
+
+
+@pytest.mark.parametrize("most", range(8))
+def test_with_no_more_threads_nothing_is_filled_from_the_disk(thirty, monkeypatch, most):
+    path, _, into = thirty
+    monkeypatch.setattr(parallel_read, "is_copied", lambda _: False)
+    with open_checkpoint(path) as checkpoint:
+        started = with_threads(monkeypatch, most)
         with pytest.raises(CheckpointError, match="can't start new thread"):
             checkpoint.load(into=into)
     assert not any(tensor.any() for tensor in into.values())
+    assert not any(thread.is_alive() for thread in started)
+
+
+@pytest.mark.parametrize("most", range(4))
+def test_with_no_more_threads_all_is_filled_from_the_page_cache(thirty, monkeypatch, most):
+    path, state, into = thirty
+    monkeypatch.setattr(parallel_read, "is_copied", lambda _: True)
+    monkeypatch.setattr(parallel_read, "COPIED_BYTES", 1 << 17)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    with open_checkpoint(path) as checkpoint:
+        started = with_threads(monkeypatch, most)
+        checkpoint.load(into=into)
+    assert all(torch.equal(into[name], one) for name, one in state.items())
+    assert len(started) == min(most, parallel_read.IN_FLIGHT - 1)
     assert not any(thread.is_alive() for thread in started)
 
 

@@ -44,8 +44,8 @@ from npydata.checkpointer.training_state import TrainingState
 from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
 from npydata.reader.manifest import integer
-from npydata.reader.open import without_collecting
 from npydata.system.accelerator import is_queued
+from npydata.system.garbage import without_collecting
 
 SNAPSHOTS = ("host", "overlap", "device")
 Its = TypeVar("Its", bound="AsyncCheckpointer")

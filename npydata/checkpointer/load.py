@@ -34,10 +34,11 @@ from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.load import require_device
 from npydata.reader.manifest import hold, in_place, root_of_checkpoints
-from npydata.reader.open import open_files, without_collecting
+from npydata.reader.open import open_files
 from npydata.reader.targets import own_state
 from npydata.reader.training_folder import PARTS, files_of
 from npydata.reader.typed_json import decode
+from npydata.system.garbage import without_collecting
 from npydata.system.progress import NoBar, progress_bar
 
 ReadTensors = Callable[[LazyCheckpoint, list[str]], dict[str, torch.Tensor]]

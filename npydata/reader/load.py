@@ -21,8 +21,8 @@ from npydata.reader.archive import Extent
 from npydata.reader.checksums import Comparison, Vouched, comparisons, read_compared
 from npydata.reader.elements import contiguous_extent, element_tensors
 from npydata.reader.files import OpenFile, naming_errors
-from npydata.reader.parallel_read import Read, new_memory, read_all
-from npydata.reader.private_memory import Bytes
+from npydata.reader.new_memory import new_memory
+from npydata.reader.parallel_read import Read, read_all
 from npydata.reader.sharded import Chunk, ChunkedTensor
 from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import byte_span, contiguous_stride, slice_view
@@ -35,6 +35,7 @@ from npydata.reader.tensors import (
     view,
 )
 from npydata.system.accelerator import why_unusable
+from npydata.system.garbage import without_collecting
 from npydata.system.progress import progress_bar
 
 ON_THE_WAY_BYTES = 1 << 28
@@ -58,11 +59,13 @@ def load(
     that are ``vouched`` for.
     """
     require_dense(entries, wanted)
-    plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
-    if into is None:
-        finish = {name: plan.new(entries[name], index) for name, index in wanted.items()}
-    else:
-        finish = plan_to_fill(plan, entries, wanted, into)
+    with without_collecting():
+        if into is None:
+            plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
+            finish = {name: plan.new(entries[name], index) for name, index in wanted.items()}
+        else:
+            plan = Plan([])
+            finish = plan_to_fill(plan, entries, wanted, into)
     todo = [] if vouched is None else plan.comparisons(vouched)
     files = {one.file for one in plan.reads + plan.alone}
     if vouched is None:  # else what differs is named
@@ -73,7 +76,8 @@ def load(
             read_all(plan.reads, bar)
         else:
             read_compared(todo, bar)
-    done = {name: finish[name]() for name in finish}
+    with without_collecting():
+        done = {name: finish[name]() for name in finish}
     require_unchanged(files)
     return {name: done[name] if into is None else into[name] for name in wanted}
 
@@ -100,9 +104,10 @@ def plan_to_fill(
     into: Mapping[str, torch.Tensor],
 ) -> dict[str, Finish]:
     """Plan to fill tensors. Of those in the same memory the last counts, as ``load_state_dict``."""
-    last = {memory_of(target): name for name, target in into.items() if name in wanted}
-    for target in into.values():
-        if memory_of(target) in last:  # whoever keeps it for a backward pass must learn of it
+    memories = {name: memory_of(target) for name, target in into.items()}
+    last = {memory: name for name, memory in memories.items() if name in wanted}
+    for name, target in into.items():
+        if memories[name] in last:  # whoever keeps it for a backward pass must learn of it
             increment_version(target)
     names = set(last.values())
     chosen = {name: target for name, target in into.items() if name in names}
@@ -192,31 +197,22 @@ class Plan:
     """What is to be read, and where it goes."""
 
     def __init__(self, whole: list[Entry]) -> None:
-        self.reads: list[Read] = []
+        """Plan to read the storages that the tensors of ``whole`` mostly are, each once."""
         self.alone: list[Extent] = []
         """What holds the tensors that are read by themselves."""
-        self._storages: dict[Any, Bytes] = {}
-        self._used = Counter[Any]()
-        """Of each storage, how many bytes are in tensors that are wanted whole."""
         self._made: dict[Any, torch.Tensor] = {}
         """Memory of their own for tensors of large storages: names of the same share it."""
-        spans = defaultdict[Any, list[tuple[int, int]]](list)
-        for entry in whole:
-            if isinstance(entry.reader, TensorReader):
-                self._used[storage_of(entry)] += nbytes_of(entry.value)
-                spans[storage_of(entry)].append(span_of(entry.value))
-        self._overlapping = {key for key, some in spans.items() if do_overlap(some)}
-        """Storages of which tensors share a part."""
+        storages = storages_of(whole)
+        self.reads = new_memory(storages.values())
+        places = {(read.file, read.offset, read.target.nbytes): read.target for read in self.reads}
+        self._memories = {key: places[one.file, one.offset, one.nbytes]
+                          for key, one in storages.items()}  # fmt: skip
 
     def new(self, entry: Entry, index: Any) -> Finish:
         """Plan to read a tensor, or a part of it, into new memory."""
         stored: StoredTensor = entry.value
         if index is ... and isinstance(entry.reader, TensorReader):
-            extent = entry.reader.extent(require_readable(stored))
-            key = storage_of(entry)
-            whole = 2 * self._used[key] >= extent.nbytes or key in self._overlapping
-            if whole and not entry.reader.swapped:
-                memory = self.storage(extent)
+            if (memory := self._memories.get(storage_of(entry))) is not None:
                 seen = stored.shape, stored.stride, stored.offset
                 return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
             if (made := self._made.get(view_of(entry))) is not None:
@@ -235,14 +231,6 @@ class Plan:
         if alone or not self.fills(entry, index, target.detach()):
             return partial(fill_alone, entry, index, target)
         return lambda: target
-
-    def storage(self, extent: Extent) -> Bytes:
-        """Plan to read a storage, once for all tensors in it; return its memory."""
-        key = extent.file, extent.offset, extent.nbytes
-        if key not in self._storages:
-            self._storages[key] = new_memory(extent.offset, extent.nbytes)
-            self.reads.append(Read(extent.file, extent.offset, self._storages[key]))
-        return self._storages[key]
 
     def fills(self, entry: Entry, index: Any, target: torch.Tensor) -> bool:
         """Plan to read bytes into a tensor as they lie in the files; say whether they do."""
@@ -272,6 +260,22 @@ class Plan:
         ]  # fmt: skip
 
 
+def storages_of(whole: Iterable[Entry]) -> dict[Any, Extent]:
+    """Return the storages to read whole: those that tensors are half of, or share parts of."""
+    spans = defaultdict[Any, list[tuple[int, int]]](list)
+    extents: dict[Any, Extent] = {}
+    used = Counter[Any]()
+    for entry in whole:
+        if isinstance(entry.reader, TensorReader) and not entry.reader.swapped:
+            key = storage_of(entry)
+            if key not in extents:
+                extents[key] = entry.reader.extent(require_readable(entry.value))
+            used[key] += nbytes_of(entry.value)
+            spans[key].append(span_of(entry.value))
+    return {key: extent for key, extent in extents.items()
+            if 2 * used[key] >= extent.nbytes or do_overlap(spans[key])}  # fmt: skip
+
+
 def extents_of(entry: Entry) -> list[Extent]:
     """Return where the bytes of a tensor lie, in one file or in several."""
     if isinstance(entry.value, ChunkedTensor):
@@ -288,10 +292,9 @@ def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:
     extent = entry.reader.extent(require_readable(stored))
     seen = stored.shape, stored.stride, stored.offset
     shape, stride, offset = seen if index is ... else slice_view(seen, index)
-    in_order = all(
-        step == expected
-        for size, step, expected in zip(shape, stride, contiguous_stride(shape), strict=True)
-        if size > 1
+    expected = contiguous_stride(shape)
+    in_order = stride == expected or all(
+        one == step or size <= 1 for size, one, step in zip(shape, stride, expected, strict=True)
     )
     turned = stored.conj or stored.neg or target.is_conj() or target.is_neg()
     here = target.device.type == "cpu" and type(target) in PLAIN and target.is_contiguous()

@@ -4,11 +4,10 @@ Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import errno
-import gc
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from npydata.reader.training_folder import (
 )
 from npydata.reader.typed_json import decode, with_named
 from npydata.reader.which_file import INDEX_SUFFIX, only_checkpoint_in
+from npydata.system.garbage import without_collecting
 
 MAX_INDEX_BYTES = 1 << 27
 
@@ -76,21 +76,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
     path = Path(name)
     with naming_errors(str(path)), without_collecting():
         return LazyCheckpoint(path, open_contents(path))
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """Pause Python's search for garbage: all that opening makes stays, and it takes half as long.
-
-    What is not needed any more is still given back at once; only cycles wait.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def open_files(

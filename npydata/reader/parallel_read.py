@@ -10,16 +10,19 @@ writes there.
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from queue import LifoQueue
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from npydata.reader.files import OpenFile
+from npydata.reader.files import SMALL_BYTES, OpenFile
 from npydata.reader.private_memory import PAGE, Bytes
 from npydata.system.huge_pages import HUGE_PAGE, huge_memory
 from npydata.system.page_cache import is_all_cached, is_cached, looks_cached
@@ -40,8 +43,6 @@ BUFFERS = 2 * IN_FLIGHT
 that it was given: threads that then copied first, and read again afterwards, leave it idle."""
 GAP_BYTES = 1 << 16
 """So many bytes between two ranges are read along, rather than ending a request there."""
-ALIGNMENT = 8
-"""Of the largest number; complex ones have two."""
 NO_DIRECT = {errno.EFAULT, errno.EINVAL, errno.ENOTSUP}
 """The disk can't, or can't write to memory like this: another device's, say."""
 
@@ -76,8 +77,45 @@ def read_all(reads: Iterable[Read], bar: Bar) -> None:
         CheckpointError: A file has become shorter.
         OSError: A file can't be read.
     """
-    for nbytes in in_parallel(read_request, finish_request, requests(reads)):
+    copied: list[Read] = []
+    others: list[Read] = []
+    for part in chain.from_iterable(map(pieces, reads)):
+        (copied if is_copied(part) else others).append(part)
+    for nbytes in in_parallel(read_request, finish_request, requests(others)):
         bar.update(nbytes)
+    copy_all(copied, bar)
+
+
+def copy_all(reads: Iterable[Read], bar: Bar) -> None:
+    """Carry out reads of what is in the page cache: this thread does, and others beside it.
+
+    To have a pool report each to a thread that waits for it would take a tenth longer.
+    """
+    todo, lock = deque(in_portions(reads)), threading.Lock()
+
+    def work() -> None:
+        buffer = request_buffers(1)[0]
+        try:
+            while True:
+                with lock:
+                    if not todo:
+                        return
+                    some = todo.popleft()
+                nbytes = sum(finish_request([read], read_request([read], buffer)) for read in some)
+                with lock:
+                    bar.update(nbytes)
+        except BaseException:
+            todo.clear()
+            raise
+
+    beside: list[Future[None]] = []
+    with ThreadPoolExecutor(IN_FLIGHT, "npydata-copy") as others:
+        with suppress(RuntimeError):  # there are no more threads: those that are there do it
+            for _ in range(min(IN_FLIGHT, os.cpu_count() or 1, len(todo)) - 1):
+                beside.append(others.submit(work))
+        work()
+    for each in beside:
+        each.result()
 
 
 def in_parallel(
@@ -94,7 +132,7 @@ def in_parallel(
     first = list(islice(jobs, 2))
     room = BUFFERS if len(first) > 1 else 1
     buffers: LifoQueue[Bytes] = LifoQueue()  # one that was used is in memory, and in the cache
-    for buffer in huge_memory(room * (REQUEST_BYTES + 2 * PAGE)).reshape(room, -1):
+    for buffer in request_buffers(room):
         buffers.put(buffer)
     if len(first) <= 1:  # a thread takes longer to start than a few bytes to read
         for job in first:
@@ -138,6 +176,11 @@ def in_parallel(
             failed.set()
 
 
+def request_buffers(count: int) -> npt.NDArray[np.uint8]:
+    """Return memory for some requests, each with the pages that it begins and ends in."""
+    return huge_memory(count * (REQUEST_BYTES + 2 * PAGE)).reshape(count, -1)
+
+
 def start_all(pool: ThreadPoolExecutor) -> None:
     """Start the threads of a pool, or say that there are no more before anything is read."""
     gate = threading.Event()  # none is idle before all are there
@@ -152,7 +195,7 @@ def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
     """Yield reads by file, large ones cut, as :func:`runs`."""
     parts: dict[OpenFile, list[Read]] = {}
     for read in reads:
-        parts.setdefault(read.file, []).extend(pieces(read) if is_copied(read) else cut(read))
+        parts.setdefault(read.file, []).extend(cut(read))
     for its in parts.values():
         yield from runs(its)
 
@@ -167,18 +210,31 @@ def cut(read: Read) -> Iterator[Read]:
 
 
 def pieces(read: Read) -> Iterator[Read]:
-    """Yield the parts of a read that is copied, each some ``COPIED_BYTES`` and the last more."""
+    """Yield the parts of a read, cut where the file's pieces of ``COPIED_BYTES`` end."""
     begin = read.offset
-    while read.end - begin > 2 * COPIED_BYTES:
-        end = page_begin(begin + COPIED_BYTES)
+    while begin < read.end:
+        end = min(read.end, begin - begin % COPIED_BYTES + COPIED_BYTES)
         yield read.part(begin, end)
         begin = end
-    yield read.part(begin, read.end)
+
+
+def in_portions(reads: Iterable[Read]) -> Iterator[list[Read]]:
+    """Yield reads, some ``COPIED_BYTES`` at a time: threads then seldom meet in a huge page."""
+    some: list[Read] = []
+    nbytes = 0
+    for read in reads:
+        some.append(read)
+        nbytes += read.target.nbytes
+        if nbytes >= COPIED_BYTES:
+            yield some
+            some, nbytes = [], 0
+    if some:
+        yield some
 
 
 def is_copied(read: Read) -> bool:
-    """Whether a large read seems to be in the page cache, and not to be read in requests."""
-    if read.target.nbytes <= REQUEST_BYTES:
+    """Whether a read seems to be in the page cache, and is not one of a few bytes."""
+    if read.target.nbytes < SMALL_BYTES:
         return False
     descriptor = read.file.no_readahead()
     return looks_cached(descriptor.number, read.offset, read.target.nbytes, is_all_cached)
@@ -215,8 +271,8 @@ def read_request(request: list[Read], buffer: Bytes) -> Bytes | None:
         return None
     if end - begin <= REQUEST_BYTES:
         return read_together(file, begin, end, request, buffer, in_memory=in_memory)
-    for part in runs(part for read in request for part in cut(read)):
-        finish_request(part, read_request(part, buffer))
+    for part in cut(request[0]):
+        finish_request([part], read_request([part], buffer))
     return None
 
 
@@ -313,17 +369,6 @@ def behind(memory: list[Bytes], count: int) -> list[Bytes]:
         left.append(part[count:])
         count = max(0, count - part.nbytes)
     return left
-
-
-def new_memory(offset: int, nbytes: int) -> Bytes:
-    """Return memory for a range of a file, which lies in its pages as the range in the file's.
-
-    Numbers must be aligned in memory: what is not in the file gets a place where it is.
-    """
-    if nbytes < HUGE_PAGE or offset % ALIGNMENT:
-        return np.empty(nbytes, np.uint8)
-    first = offset - page_begin(offset)
-    return huge_memory(first + nbytes)[first:]
 
 
 def page_begin(offset: int) -> int:

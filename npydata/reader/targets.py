@@ -107,11 +107,18 @@ def overlapping(targets: Mapping[str, torch.Tensor]) -> set[str]:
 def own_span(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Return where the memory of a tensor begins and ends; of a subclass, that of its storage."""
     if (begin := address(tensor)) and tensor.numel():
-        return begin, begin + byte_span(tensor.shape, tensor.stride(), 0, tensor.itemsize)[1]
+        return begin, begin + reach(tensor)
     if type(tensor) not in PLAIN and (begin := own_address(tensor)):
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
     return None
+
+
+def reach(tensor: torch.Tensor) -> int:
+    """Return how many bytes of memory a tensor has from its first element to its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    return byte_span(tensor.shape, tensor.stride(), 0, tensor.itemsize)[1]
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -139,21 +146,20 @@ def require_targets(
         raise CheckpointError(
             f"into has no {some_of(missing)}, which the checkpoint has{prefix_of(missing, targets)}"
         )
-    filled = {memory_of(targets[name]) for name in wanted}
-    others = [name for name in targets
-              if name not in wanted and memory_of(targets[name]) not in filled]  # fmt: skip
-    if exactly and others:
+    others = [name for name in targets if name not in wanted] if exactly else []
+    filled = {memory_of(targets[name]) for name in wanted} if others else set()
+    if others := [name for name in others if memory_of(targets[name]) not in filled]:
         raise CheckpointError(
             f"has no {some_of(others)}, which into has{prefix_of(others, entries)}"
         )
     for name, index in wanted.items():
-        stored = entries[name].value
-        if why := why_not_filled(targets[name]) or why_not_converted(stored, targets[name].dtype):
+        stored, target = entries[name].value, targets[name]
+        if why := why_not_filled(target) or why_not_converted(stored, target.dtype):
             raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
-        expected, found = shape_of(stored, index), tuple(targets[name].shape)
+        expected, found = shape_of(stored, index), tuple(target.shape)
         if found != expected:
             raise CheckpointError(f"{name}: into has shape {found}, the checkpoint {expected}")
-        if why := why_not_copied(stored, targets[name]):
+        if why := why_not_copied(stored, target):
             raise CheckpointError(f"{name}: into has a tensor that can't be filled: {why}")
 
 
@@ -199,8 +205,7 @@ def why_not_filled(target: torch.Tensor) -> str | None:
         return f"it is expanded, or overlaps itself: its strides are {target.stride()}"
     if type(target) in PLAIN and target.numel():
         held = target.untyped_storage().nbytes()
-        seen = tuple(target.shape), target.stride(), int(target.storage_offset())
-        if held < (end := byte_span(*seen, target.itemsize)[1]):
+        if held < (end := int(target.storage_offset()) * target.itemsize + reach(target)):
             return f"its memory was freed: its storage has {held:,} of {end:,} bytes"
         begin, end = own_span(target) or (0, 0)
         if target.device.type == "cpu" and not (is_writable(begin) and is_writable(end - 1)):
