@@ -18,7 +18,7 @@ from test_cli import fails_in_one_line
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, open_checkpoint
 from npydata.checkpointer.manifest import FileEntry, read_manifest
 from npydata.cli import main
-from npydata.reader import checksums, parallel_read
+from npydata.reader import checksums, new_memory, parallel_read
 from npydata.reader.record import verify_record, write_record
 
 STATE = {"w": torch.randn(300, 70), "b": torch.randn(3), "h": torch.randn(5000).half(),
@@ -38,7 +38,7 @@ def small_requests(request, monkeypatch):
     monkeypatch.setattr(checksums, "PIECE_BYTES", 8192)
     monkeypatch.setattr(checksums, "REQUEST_BYTES", 16384)
     monkeypatch.setattr(parallel_read, "REQUEST_BYTES", 16384)
-    monkeypatch.setattr(parallel_read, "HUGE_PAGE", 4096 if request.param == "direct" else 1 << 62)
+    monkeypatch.setattr(new_memory, "HUGE_PAGE", 4096 if request.param == "direct" else 1 << 62)
     monkeypatch.setattr(parallel_read, "is_in_memory", lambda *_: request.param == "cached")
 
 

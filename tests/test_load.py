@@ -33,6 +33,7 @@ from npydata.reader import (
     elements,
     files,
     hugging_face,
+    in_flight,
     parallel_read,
     private_memory,
 )
@@ -564,7 +565,7 @@ def test_an_error_of_one_read_ends_the_others(tmp_path, monkeypatch):
     checkpoint = open_checkpoint(written_as("zip", tmp_path))
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint.load()
-    assert len(begun) <= 3 * parallel_read.IN_FLIGHT
+    assert len(begun) <= 3 * in_flight.IN_FLIGHT
 
 
 def test_reading_goes_on_while_what_was_read_is_handled():
@@ -573,7 +574,7 @@ def test_reading_goes_on_while_what_was_read_is_handled():
 
     def read(job, buffer):
         begun.append(job)
-        if len(begun) > parallel_read.IN_FLIGHT + 1:
+        if len(begun) > in_flight.IN_FLIGHT + 1:
             all_begun.set()
         return -job
 
@@ -581,7 +582,7 @@ def test_reading_goes_on_while_what_was_read_is_handled():
         assert all_begun.wait(10), f"only {len(begun)} reads were begun while none was handled"
         return job, brought
 
-    found = list(parallel_read.in_parallel(read, handle, range(50)))
+    found = list(in_flight.in_parallel(read, handle, range(50)))
     assert found == [(job, -job) for job in range(50)]
 
 
@@ -650,6 +651,36 @@ def test_an_error_of_one_copy_ends_the_others(tmp_path, monkeypatch, failing):
     with pytest.raises(OSError, match="Input/output error"):
         parallel_read.read_all([parallel_read.Read(file, 0, target)], NoBar())
     assert len(begun) <= 8
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_nothing_is_written_after_ctrl_c(tmp_path, monkeypatch, copied):
+    """Even if it comes before the thread that it started is known."""
+    done, one_begun, start = [], threading.Event(), threading.Thread.start
+
+    def read(request, buffer):
+        one_begun.set()
+        time.sleep(0.05)
+        done.append(request)
+
+    def start_one(thread):
+        start(thread)
+        if threading.current_thread() is threading.main_thread():
+            assert one_begun.wait(10)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel_read, "COPIED_BYTES", 1 << 16)
+    monkeypatch.setattr(parallel_read, "REQUEST_BYTES", 1 << 16)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    monkeypatch.setattr(parallel_read, "read_request", read)
+    monkeypatch.setattr(parallel_read, "is_copied", lambda _: copied)
+    file, target = OpenFile(Path(__file__)), np.empty(1 << 22, np.uint8)
+    with pytest.raises(KeyboardInterrupt):
+        parallel_read.read_all([parallel_read.Read(file, 0, target)], NoBar())
+    before = len(done)
+    time.sleep(0.2)
+    assert len(done) == before <= 8
 
 
 def test_tied_tensors_that_are_cut_into_requests_fill_each_its_own(tmp_path, way):
@@ -911,19 +942,6 @@ def test_views_that_begin_at_one_place_are_filled_each(tmp_path):
     assert torch.equal(whole, saved * (saved != 3))  # which is in none of them
 
 
-def test_tensors_that_share_elements_of_a_large_storage_go_on_sharing_them(tmp_path):
-    big = torch.arange(100_000.0)
-    state = {"a": big[:10], "b": big[:10].requires_grad_(), "c": big[500:510], "d": big[505:515]}
-    torch.save(state, path := tmp_path / "m.pt")
-    with open_checkpoint(path) as checkpoint:
-        ties, others = checkpoint.load(["a", "b"]), checkpoint.load(["c", "d"])
-    assert ties["a"].data_ptr() == ties["b"].data_ptr()
-    assert (ties["a"].requires_grad, ties["b"].requires_grad) == (False, True)
-    assert ties["a"].untyped_storage().nbytes() == 40
-    others["c"][5] = 7.0
-    assert others["d"][0] == 7.0
-
-
 @pytest.mark.parametrize(
     "target",
     [
@@ -1172,14 +1190,6 @@ def test_the_disk_is_asked_for_a_large_slice_in_pieces_that_it_takes(tmp_path, m
     pieces = sorted(place for place in asked if place[2] == os.POSIX_FADV_WILLNEED)
     assert [at for at, _, _ in pieces] == [*range(0, begin + (1 << 24), files.ADVISED_BYTES)]
     assert {length for _, length, _ in pieces[:-1]} == {files.ADVISED_BYTES}
-
-
-@pytest.mark.parametrize(("spans", "overlap"), [
-    ([(0, 9), (0, 9)], False), ([(0, 9), (9, 12), (4, 4)], False), ([(0, 9), (5, 5), (5, 9)], True),
-    ([(0, 9), (0, 4)], True), ([], False),
-])  # fmt: skip
-def test_tensors_share_a_part_if_they_are_not_the_same_ones(spans, overlap):
-    assert loading.do_overlap(spans) is overlap
 
 
 def test_a_tensor_that_is_listed_only_is_named_by_a_load(tmp_path):

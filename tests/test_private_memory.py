@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from npydata import open_checkpoint
 from npydata.reader.files import SMALL_BYTES, OpenFile
-from npydata.reader.private_memory import PAGE, WAITING_SHARE
+from npydata.reader.private_memory import LARGE_BYTES, PAGE
+from npydata.reader.private_memory import MANY as WAITING
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts there")
 LARGE = SMALL_BYTES // 4 + 300
@@ -160,8 +161,7 @@ def test_what_was_written_to_is_given_back_while_another_tensor_stays(tmp_path, 
 
 
 def test_of_many_dropped_slices_few_are_kept_and_those_beside_them_keep_their_writes(tmp_path):
-    count, numel = 200, 1 << 16
-    waiting = 2 * count // WAITING_SHARE
+    count, numel = 200, LARGE_BYTES // 8
     path = save(tmp_path, numbered(count, numel), "safetensors")
     with open_checkpoint(path) as checkpoint:
         kept, before = {}, private_kib()
@@ -170,12 +170,12 @@ def test_of_many_dropped_slices_few_are_kept_and_those_beside_them_keep_their_wr
             if k % 8 == 0:
                 kept[k] = tensor
             del tensor
-        assert private_kib() - before < (len(kept) + waiting) * numel * 4 // 1024
+        assert private_kib() - before < (len(kept) + 2 * WAITING) * numel * 4 // 1024
         assert all((tensor == -1).all() for tensor in kept.values())
         before = maps()
         for k in set(range(count)) - kept.keys():
             assert (checkpoint[f"t{k}"] == k).all()
-        assert maps() - before < waiting
+        assert maps() - before < WAITING
 
 
 @FORMATS
@@ -231,7 +231,7 @@ def test_where_a_whole_file_cannot_be_mapped_a_range_is_or_else_copied(tmp_path,
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("npydata.reader.files.SlicedPages", refuse)
+    monkeypatch.setattr("npydata.reader.files.WholeFileMap", refuse)
     assert not OpenFile(path).private(5, 20 * PAGE).any()
     monkeypatch.setattr("npydata.reader.files.PrivateMap", refuse)
     assert not OpenFile(path).private(5, 20 * PAGE).any()

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from npydata import open_checkpoint
 from npydata.reader import checksums, parallel_read
+from npydata.reader import in_flight as flights
 from npydata.reader.record import verify_record, write_record
 
 MS = {"network": [20.0], "jittery": [*[2.0] * 19, 300.0], "spread": [*range(1, 40)]}
@@ -87,10 +88,10 @@ def test_reads_in_flight_hide_each_others_latency_and_change_no_byte(path, monke
     write_record(path)
     for question in ("is_copied", "is_in_memory"):
         monkeypatch.setattr(parallel_read, question, lambda *_: False)
-    in_flight, requests, took = parallel_read.IN_FLIGHT, None, {}
+    in_flight, requests, took = flights.IN_FLIGHT, None, {}
     for count in (1, in_flight):
         slow = SlowDisk(MS[disk], count, requests)
-        monkeypatch.setattr(parallel_read, "IN_FLIGHT", count)
+        monkeypatch.setattr(flights, "IN_FLIGHT", count)
         monkeypatch.setattr(parallel_read, "read_direct", slow.read)
         found = WORK[work](path)
         monkeypatch.setattr(parallel_read, "read_direct", slow.real)

@@ -17,7 +17,7 @@ from test_project import IMPORTS
 import npydata
 
 ROOT = Path(npydata.__file__).parent
-RUNS_WHAT_IT_IS_GIVEN = {"npydata.checkpointer.background"}
+RUNS_WHAT_IT_IS_GIVEN = {"npydata.checkpointer.background", "npydata.system.garbage"}
 
 
 def module_of(frame):

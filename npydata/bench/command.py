@@ -75,6 +75,8 @@ CHECKPOINT: Arguments = {
 LOAD: Arguments = {
     "--size-mb": {"type": COUNT, "metavar": "MIB",
                   "help": "MiB of the checkpoint (default 1024, quick 128)"},
+    "--tensor-kb": {"type": at_least(4), "metavar": "KIB",
+                    "help": "KiB of each of its tensors (default 16384)"},
 }  # fmt: skip
 DEVICE: Arguments = {
     "--size-mb": {"type": COUNT, "metavar": "MIB",

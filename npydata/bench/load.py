@@ -44,6 +44,13 @@ class Plan:
 
     size_mb: int
     repeats: int
+    tensor_kb: int = 16 << 10
+
+    def state(self) -> State:
+        """Return what is saved."""
+        nbytes = self.size_mb * MIB
+        made = make_state(nbytes, min(self.tensor_kb << 10, nbytes))
+        return {name: tensor.detach() for name, tensor in made.items()}
 
 
 FULL, QUICK = Plan(size_mb=1024, repeats=5), Plan(size_mb=128, repeats=3)
@@ -57,14 +64,14 @@ def measure(args: argparse.Namespace, folder: Path) -> Report:
         rows += measure_format(format, folder, plan, notes)
     return Report(benchmark="load", titles=TITLES, machine=machine_facts(folder),
                   conditions=f"a checkpoint of {human_bytes(plan.size_mb * MIB)}",
-                  settings={"checkpoint_bytes": plan.size_mb * MIB, "repeats": plan.repeats},
+                  settings={"checkpoint_bytes": plan.size_mb * MIB,
+                            "tensor_kb": plan.tensor_kb, "repeats": plan.repeats},
                   rows=rows, notes=notes, verdicts=load_verdicts(rows, plan.size_mb))  # fmt: skip
 
 
 def measure_format(format: str, folder: Path, plan: Plan, notes: list[str]) -> list[Row]:
     """Measure every loader of a format; its files are made first, and gone afterwards."""
-    state = make_state(plan.size_mb * MIB, min(16, plan.size_mb) * MIB)
-    state = {name: tensor.detach() for name, tensor in state.items()}
+    state = plan.state()
     path, files = written(format, state, folder)
     model = {name: torch.ones_like(tensor) for name, tensor in state.items()}  # all of it touched
     rows: list[Row] = []

@@ -10,7 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -134,8 +134,8 @@ class AsyncCheckpointer:
         self._wait()
         folder = Path(os.path.abspath(dir))  # noqa: PTH100
         require_replaceable(folder)
-        with without_collecting():
-            files, serialized = self._stage(model_state, optimizer_state, training_state)
+        stage = partial(self._stage, model_state, optimizer_state, training_state)
+        files, serialized = without_collecting(stage)()
         make_root(folder.parent)
         if folder.parent not in self._roots:
             clear_stale(folder.parent)

@@ -250,6 +250,7 @@ def read_metadata(
     return metadata
 
 
+@without_collecting
 def load_state(
     folder: HeldFolder,
     manifest: Manifest,
@@ -260,7 +261,7 @@ def load_state(
     verify: bool,
 ) -> dict[str, Any]:
     """Return a nested state with its tensors; equal names stay the same tensor."""
-    with open_part(folder, manifest, part) as tensors, without_collecting():
+    with open_part(folder, manifest, part) as tensors:
         ties = tensors.ties()
         path = tensors.path
         names = [name for name in tensors if name not in ties]

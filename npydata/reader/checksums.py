@@ -16,13 +16,8 @@ from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.containers import read_container
 from npydata.reader.files import OpenFile
-from npydata.reader.parallel_read import (
-    REQUEST_BYTES,
-    Read,
-    distribute,
-    in_parallel,
-    read_together,
-)
+from npydata.reader.in_flight import REQUEST_BYTES, in_parallel
+from npydata.reader.parallel_read import Read, distribute, read_together
 from npydata.reader.private_memory import Bytes
 from npydata.system.progress import Bar
 

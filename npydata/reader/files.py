@@ -20,7 +20,7 @@ from typing import NoReturn
 import numpy as np
 
 from npydata.errors import CheckpointError
-from npydata.reader.private_memory import Bytes, PrivateMap, SlicedPages
+from npydata.reader.private_memory import Bytes, PrivateMap, WholeFileMap
 from npydata.system.file_system import direct_alignment, maps_are_slow, read_lease
 from npydata.system.fork import lock_of
 from npydata.system.page_cache import CAN_FADVISE, SAMPLED_RANGES, is_cached, looks_cached
@@ -126,7 +126,7 @@ class OpenFile:
             close_oldest(self)
         self._no_maps: bool | None = None
         self._lock = lock_of(self)
-        self._map: SlicedPages | None = None
+        self._map: WholeFileMap | None = None
 
     def close(self) -> None:
         """Let go of the file; reads in other threads still end well, later ones raise."""
@@ -182,14 +182,12 @@ class OpenFile:
             found = None
         return self.map(offset, nbytes) if found is None else found
 
-    def whole_file_map(self) -> SlicedPages:
+    def whole_file_map(self) -> WholeFileMap:
         """Return the map of the whole file: it stays until that is closed and no slice is left."""
         with self._lock:
             descriptor = self.readahead()
             if self._map is None:
-                # Who asks for a slice has it advised; readahead would go on into its neighbours.
-                pages = PrivateMap(descriptor.number, 0, self.size, readahead=False)
-                self._map = SlicedPages(pages)
+                self._map = WholeFileMap(descriptor.number, self.size)
             return self._map
 
     def map(self, offset: int, nbytes: int, *, readahead: bool = True) -> Bytes:

@@ -5,7 +5,6 @@ files. What doesn't lie in the file as in memory is read by itself, afterwards. 
 ``notebooks/06_lazy_checkpoint``.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -25,7 +24,7 @@ from npydata.reader.new_memory import new_memory
 from npydata.reader.parallel_read import Read, read_all
 from npydata.reader.sharded import Chunk, ChunkedTensor
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import byte_span, contiguous_stride, slice_view
+from npydata.reader.strides import contiguous_stride, slice_view
 from npydata.reader.targets import PLAIN, is_expanded, memory_of, overlapping, shape_of
 from npydata.reader.tensors import (
     Entry,
@@ -34,6 +33,7 @@ from npydata.reader.tensors import (
     require_readable,
     view,
 )
+from npydata.reader.whole_storages import nbytes_of, storage_of, view_of, whole_storages
 from npydata.system.accelerator import why_unusable
 from npydata.system.garbage import without_collecting
 from npydata.system.progress import progress_bar
@@ -59,13 +59,7 @@ def load(
     that are ``vouched`` for.
     """
     require_dense(entries, wanted)
-    with without_collecting():
-        if into is None:
-            plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
-            finish = {name: plan.new(entries[name], index) for name, index in wanted.items()}
-        else:
-            plan = Plan([])
-            finish = plan_to_fill(plan, entries, wanted, into)
+    plan, finish = plan_load(entries, wanted, into)
     todo = [] if vouched is None else plan.comparisons(vouched)
     files = {one.file for one in plan.reads + plan.alone}
     if vouched is None:  # else what differs is named
@@ -76,10 +70,29 @@ def load(
             read_all(plan.reads, bar)
         else:
             read_compared(todo, bar)
-    with without_collecting():
-        done = {name: finish[name]() for name in finish}
+    done = finished(finish)
     require_unchanged(files)
     return {name: done[name] if into is None else into[name] for name in wanted}
+
+
+@without_collecting
+def plan_load(
+    entries: Mapping[str, Entry],
+    wanted: Mapping[str, Any],
+    into: Mapping[str, torch.Tensor] | None,
+) -> tuple["Plan", dict[str, Finish]]:
+    """Return what is to be read, and what gives each tensor when it is."""
+    if into is not None:
+        plan = Plan([])
+        return plan, plan_to_fill(plan, entries, wanted, into)
+    plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
+    return plan, {name: plan.new(entries[name], index) for name, index in wanted.items()}
+
+
+@without_collecting
+def finished(finish: Mapping[str, Finish]) -> dict[str, torch.Tensor]:
+    """Return the tensors that were read."""
+    return {name: finish[name]() for name in finish}
 
 
 def require_dense(entries: Mapping[str, Entry], names: Iterable[str]) -> None:
@@ -202,17 +215,25 @@ class Plan:
         """What holds the tensors that are read by themselves."""
         self._made: dict[Any, torch.Tensor] = {}
         """Memory of their own for tensors of large storages: names of the same share it."""
-        storages = storages_of(whole)
-        self.reads = new_memory(storages.values())
+        storages = whole_storages(whole)
+        plain = {key: one for key, one in storages.items() if not key[0].swapped}
+        self.reads = new_memory(plain.values())
         places = {(read.file, read.offset, read.target.nbytes): read.target for read in self.reads}
         self._memories = {key: places[one.file, one.offset, one.nbytes]
-                          for key, one in storages.items()}  # fmt: skip
+                          for key, one in plain.items()}  # fmt: skip
+        readers = {key[0]: TensorReader(key[0].archive) for key in storages}
+        self._swapped = {key: readers[key[0]] for key in storages.keys() - plain.keys()}
+        """Who reads these storages, each once: nobody else has their memory."""
 
     def new(self, entry: Entry, index: Any) -> Finish:
         """Plan to read a tensor, or a part of it, into new memory."""
         stored: StoredTensor = entry.value
         if index is ... and isinstance(entry.reader, TensorReader):
-            if (memory := self._memories.get(storage_of(entry))) is not None:
+            key = storage_of(entry)
+            if (reader := self._swapped.get(key)) is not None:
+                self.alone += extents_of(entry)
+                return lambda: apply_tensor_flags(reader.read(stored), stored)
+            if (memory := self._memories.get(key)) is not None:
                 seen = stored.shape, stored.stride, stored.offset
                 return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
             if (made := self._made.get(view_of(entry))) is not None:
@@ -258,22 +279,6 @@ class Plan:
             (each, vouched[file]) for file in wanted
             for each in comparisons(file, vouched[file], wanted[file])
         ]  # fmt: skip
-
-
-def storages_of(whole: Iterable[Entry]) -> dict[Any, Extent]:
-    """Return the storages to read whole: those that tensors are half of, or share parts of."""
-    spans = defaultdict[Any, list[tuple[int, int]]](list)
-    extents: dict[Any, Extent] = {}
-    used = Counter[Any]()
-    for entry in whole:
-        if isinstance(entry.reader, TensorReader) and not entry.reader.swapped:
-            key = storage_of(entry)
-            if key not in extents:
-                extents[key] = entry.reader.extent(require_readable(entry.value))
-            used[key] += nbytes_of(entry.value)
-            spans[key].append(span_of(entry.value))
-    return {key: extent for key, extent in extents.items()
-            if 2 * used[key] >= extent.nbytes or do_overlap(spans[key])}  # fmt: skip
 
 
 def extents_of(entry: Entry) -> list[Extent]:
@@ -349,36 +354,3 @@ def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def place(chunk: Chunk) -> tuple[slice, ...]:
     """Return where a chunk belongs in its tensor."""
     return tuple(slice(begin, begin + size) for begin, size in zip(*chunk.bounds, strict=True))
-
-
-def storage_of(entry: Entry) -> Any:
-    """Return the same key for tensors in the same storage of a file."""
-    storage = require_readable(entry.value)
-    return entry.reader, storage.key, storage.start
-
-
-def view_of(entry: Entry) -> Any:
-    """Return the same key for the very same elements; numbers as text, as no file chooses those."""
-    stored: StoredTensor = entry.value
-    return storage_of(entry), stored.dtype, str((stored.shape, stored.stride, stored.offset))
-
-
-def span_of(stored: StoredTensor) -> tuple[int, int]:
-    """Return the bytes of its storage in which a tensor lies, from one to before another."""
-    return byte_span(stored.shape, stored.stride, stored.offset, stored.dtype.itemsize)
-
-
-def do_overlap(spans: Iterable[tuple[int, int]]) -> bool:
-    """Whether two ranges that are not the same have a byte in common."""
-    begin = end = 0
-    for first, last in sorted(spans):
-        if first < end and first < last and (first, last) != (begin, end):
-            return True
-        if first < last:
-            begin, end = first, last
-    return False
-
-
-def nbytes_of(stored: StoredTensor) -> int:
-    """Return how many bytes the elements of a tensor have."""
-    return math.prod(stored.shape) * stored.dtype.itemsize

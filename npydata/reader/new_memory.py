@@ -1,8 +1,8 @@
 """New memory for storages that are read whole.
 
-Each lies in its pages as in those of the file, so that a disk may write there. Those that lie
-together in a file do so in memory: small ones then come in huge pages, too, and with one fault
-where they would take hundreds. What is dropped of them is given back.
+Each lies in its pages as in those of the file, so that a disk may write there. Some small ones that
+lie together in a file do so in memory: they come in huge pages then, too, each with one fault where
+small ones take hundreds, and stay until all of them are dropped.
 """
 
 from collections import defaultdict
@@ -13,11 +13,13 @@ import numpy as np
 from npydata.reader.archive import Extent
 from npydata.reader.files import SMALL_BYTES, OpenFile
 from npydata.reader.parallel_read import Read
-from npydata.reader.private_memory import PAGE, Bytes, NewPages, SlicedPages
-from npydata.system.huge_pages import HUGE_PAGE
+from npydata.reader.private_memory import PAGE, Bytes
+from npydata.system.huge_pages import HUGE_PAGE, huge_memory
 
 ALIGNMENT = 8
 """Of the largest number; complex ones have two."""
+TOGETHER_BYTES = 2 * HUGE_PAGE
+"""So many come together, as they stay together."""
 GAP_SHARE = 32
 """Between two storages may lie such a part of the first: it takes memory, too."""
 
@@ -38,17 +40,17 @@ def new_memory(extents: Iterable[Extent]) -> list[Read]:
 def neighbours(places: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """Yield ranges (offset, nbytes), in their order, that come into one piece of memory.
 
-    Numbers must be aligned in memory: what is not in the file is by itself, and so is what is
-    small, and what shares bytes with the one before.
+    By itself is what fills huge pages, or a few pages only; what is not aligned in the file, as
+    numbers must be in memory; and what shares bytes with the one before.
     """
     together: list[tuple[int, int]] = []
     end = reach = 0
     for offset, nbytes in places:
-        alone = offset % ALIGNMENT or nbytes < SMALL_BYTES
-        if alone:
+        if offset % ALIGNMENT or not SMALL_BYTES <= nbytes < HUGE_PAGE:
             yield [(offset, nbytes)]
             continue
-        if together and not end <= offset <= reach:
+        full = together and end - together[0][0] >= TOGETHER_BYTES
+        if together and (full or not end <= offset <= reach):
             yield together
             together = []
         together.append((offset, nbytes))
@@ -65,8 +67,6 @@ def memory_for(places: list[tuple[int, int]]) -> Iterator[Bytes]:
         yield from (np.empty(nbytes, np.uint8) for _, nbytes in places)
         return
     first = begin - begin % PAGE
-    pages = SlicedPages(NewPages(end - first))
+    memory = huge_memory(end - first)
     for offset, nbytes in places:
-        memory = pages.slice(offset - first, nbytes)
-        assert memory is not None, "nobody else has it"
-        yield memory
+        yield memory[offset - first :][:nbytes]

@@ -51,6 +51,7 @@ from npydata.system.garbage import without_collecting
 MAX_INDEX_BYTES = 1 << 27
 
 
+@without_collecting
 def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
     """Open a checkpoint without reading a tensor and without running anything in it.
 
@@ -74,15 +75,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
     if "\0" in name:
         raise CheckpointError(f"{name!r} has a null byte, which no file's name has")
     path = Path(name)
-    with naming_errors(str(path)), without_collecting():
+    with naming_errors(str(path)):
         return LazyCheckpoint(path, open_contents(path))
 
 
+@without_collecting
 def open_files(
     folder: HeldFolder, names: Sequence[str], path: Path, manifest: Manifest
 ) -> LazyCheckpoint:
     """Open some files of a checkpoint of ours, which together have the tensors of ``path``."""
-    with naming_errors(str(path)), without_collecting():
+    with naming_errors(str(path)):
         shards = open_shards(folder, names)
         contents = joined(list(shards.values()))
         return LazyCheckpoint(

@@ -10,37 +10,23 @@ writes there.
 import errno
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
-from queue import LifoQueue
-from typing import Any, TypeVar
+from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from npydata.reader.files import SMALL_BYTES, OpenFile
+from npydata.reader.in_flight import IN_FLIGHT, REQUEST_BYTES, in_parallel, request_buffers
 from npydata.reader.private_memory import PAGE, Bytes
-from npydata.system.huge_pages import HUGE_PAGE, huge_memory
+from npydata.system.beside import Beside
 from npydata.system.page_cache import is_all_cached, is_cached, looks_cached
 from npydata.system.progress import Bar
 
-Job = TypeVar("Job")
-Brought = TypeVar("Brought")
-Result = TypeVar("Result")
-REQUEST_BYTES = 2 * HUGE_PAGE
-"""As much as the disk that it was measured on takes at once (its ``max_sectors_kb``)."""
 COPIED_BYTES = 1 << 24
 """So much is copied at a time of what is in the page cache: of pieces as large as the processor's
 cache, it no longer reads the memory that it writes to."""
-IN_FLIGHT = 4
-"""Requests at a time, each by a thread that does nothing but read."""
-BUFFERS = 2 * IN_FLIGHT
-"""As many are emptied meanwhile. A virtual disk may report its requests only when it has done all
-that it was given: threads that then copied first, and read again afterwards, leave it idle."""
 GAP_BYTES = 1 << 16
 """So many bytes between two ranges are read along, rather than ending a request there."""
 NO_DIRECT = {errno.EFAULT, errno.EINVAL, errno.ENOTSUP}
@@ -89,106 +75,51 @@ def read_all(reads: Iterable[Read], bar: Bar) -> None:
 def copy_all(reads: Iterable[Read], bar: Bar) -> None:
     """Carry out reads of what is in the page cache: this thread does, and others beside it.
 
-    To have a pool report each to a thread that waits for it would take a tenth longer.
+    To have a pool report each to a thread that waits for it would take a tenth longer. The first
+    error ends all of it; nothing is written once this has returned or raised.
     """
-    todo, lock = deque(in_portions(reads)), threading.Lock()
-
-    def work() -> None:
-        buffer = request_buffers(1)[0]
-        try:
-            while True:
-                with lock:
-                    if not todo:
-                        return
-                    some = todo.popleft()
-                nbytes = sum(finish_request([read], read_request([read], buffer)) for read in some)
-                with lock:
-                    bar.update(nbytes)
-        except BaseException:
-            todo.clear()
-            raise
-
-    beside: list[Future[None]] = []
-    with ThreadPoolExecutor(IN_FLIGHT, "npydata-copy") as others:
-        with suppress(RuntimeError):  # there are no more threads: those that are there do it
-            for _ in range(min(IN_FLIGHT, os.cpu_count() or 1, len(todo)) - 1):
-                beside.append(others.submit(work))
-        work()
-    for each in beside:
-        each.result()
-
-
-def in_parallel(
-    read: Callable[[Job, Bytes], Brought],
-    handle: Callable[[Job, Brought, Bytes], Result],
-    jobs: Iterable[Job],
-) -> Generator[Result, None, None]:
-    """Yield what ``handle(job, read(job, buffer), buffer)`` returns, in order.
-
-    Several run at a time, and reading never waits for handling while a buffer is free. Each job has
-    one to itself, which begins with a page and holds a request. The first error ends all of it.
-    """
-    jobs = iter(jobs)
-    first = list(islice(jobs, 2))
-    room = BUFFERS if len(first) > 1 else 1
-    buffers: LifoQueue[Bytes] = LifoQueue()  # one that was used is in memory, and in the cache
-    for buffer in request_buffers(room):
-        buffers.put(buffer)
-    if len(first) <= 1:  # a thread takes longer to start than a few bytes to read
-        for job in first:
-            yield handle(job, read(job, buffer), buffer)
+    if not (portions := list(in_portions(reads))):
         return
-    failed = threading.Event()
+    todo = iter(portions)  # that of a list gives each portion to one thread
+    beside, lock, errors = Beside(), threading.Lock(), list[BaseException]()
+    buffers = request_buffers(min(IN_FLIGHT, os.cpu_count() or 1, len(portions)))
 
-    def bring(job: Job) -> Future[Result | None]:
-        buffer = buffers.get()
-        try:
-            brought = None if failed.is_set() else read(job, buffer)
-            if brought is not None:
-                return handlers.submit(finish, job, brought, buffer)
-        except BaseException:
-            failed.set()
-            buffers.put(buffer)
-            raise
-        (done := Future[Result | None]()).set_result(finish(job, None, buffer))
-        return done
+    def copy(portion: list[Read], buffer: Bytes) -> None:
+        nbytes = sum(finish_request([read], read_request([read], buffer)) for read in portion)
+        with lock:
+            bar.update(nbytes)
 
-    def finish(job: Job, brought: Any, buffer: Bytes) -> Result | None:
-        try:
-            return None if failed.is_set() else handle(job, brought, buffer)
-        except BaseException:
-            failed.set()
-            raise
-        finally:
-            buffers.put(buffer)
+    def help(buffer: Bytes) -> None:
+        while True:
+            with beside.begun() as allowed:
+                portion = next(todo, None) if allowed else None
+                if portion is None:
+                    return
+                try:
+                    copy(portion, buffer)
+                except BaseException as error:  # raised by the thread that is helped
+                    errors.append(error)
+                    beside.ended = True
 
-    with (
-        ThreadPoolExecutor(IN_FLIGHT, "npydata-handle") as handlers,
-        ThreadPoolExecutor(IN_FLIGHT, "npydata-read") as readers,
-    ):
-        start_all(handlers)
-        start_all(readers)
-        try:
-            for handled in readers.map(bring, chain(first, jobs)):
-                if (result := handled.result()) is not None:
-                    yield result  # and if not, the error is that of a later one
-        finally:  # Ctrl-C, or nobody wants the rest
-            failed.set()
-
-
-def request_buffers(count: int) -> npt.NDArray[np.uint8]:
-    """Return memory for some requests, each with the pages that it begins and ends in."""
-    return huge_memory(count * (REQUEST_BYTES + 2 * PAGE)).reshape(count, -1)
-
-
-def start_all(pool: ThreadPoolExecutor) -> None:
-    """Start the threads of a pool, or say that there are no more before anything is read."""
-    gate = threading.Event()  # none is idle before all are there
+    helpers = [threading.Thread(target=help, args=(buffer,), name="npydata-copy")
+               for buffer in buffers[1:]]  # fmt: skip
     try:
-        for _ in range(IN_FLIGHT):
-            pool.submit(gate.wait)
-    finally:
-        gate.set()
+        with suppress(RuntimeError):  # there are no more threads: those that are there do it
+            for helper in helpers:
+                helper.start()
+        for portion in todo:
+            copy(portion, buffers[0])
+            if errors:
+                break
+        beside.end()
+    except BaseException:
+        beside.end()
+        raise
+    for helper in helpers:
+        if helper.ident is not None:
+            helper.join()
+    if errors:
+        raise errors[0]
 
 
 def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:

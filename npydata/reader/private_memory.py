@@ -1,8 +1,7 @@
 """Bytes of a file as private memory: pages come when touched, and what is written stays here.
 
 These are copy-on-write maps. A process can have some 65,000 of them, and a checkpoint has more
-tensors than that: so the storages of a file are slices of one map. New memory for many is one as
-well, in huge pages.
+tensors than that: so the storages of a file are slices of one map.
 """
 
 import ctypes
@@ -20,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from npydata.system.fork import lock_of
-from npydata.system.huge_pages import huge_memory
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,9 +29,9 @@ MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """A file may be larger than memory: only pages that are written to need any of it."""
 MAP_FAILED = ctypes.c_void_p(-1).value
 
-WAITING_SHARE, WAITING_BYTES = 16, 1 << 26
-"""Slices that are gone are discarded when they make up such a part of the map, or so many bytes:
-each call makes every processor forget its addresses."""
+MANY, LARGE_BYTES = 16, 1 << 19
+"""So many slices, or one that large, are discarded when they are gone; fewer wait for others, as
+each call makes the processor forget all addresses."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -49,10 +47,8 @@ MAPS = Path("/proc/self/maps")
 
 def is_writable(address: int) -> bool:
     """Whether the page of an address takes writes, as far as the system says."""
-    if takes_writes(address):
-        return True
     own = ctypes.create_string_buffer(1)
-    if not takes_writes(ctypes.addressof(own)) or not MAPS.exists():
+    if takes_writes(address) or not takes_writes(ctypes.addressof(own)) or not MAPS.exists():
         return True
     for line in MAPS.read_text().splitlines():  # secret memory, and a device's, say the same
         place, permissions = line.split()[:2]
@@ -68,28 +64,7 @@ def takes_writes(address: int) -> bool:
     return done == 0 or ctypes.get_errno() != errno.EINVAL
 
 
-class Pages:
-    """Memory of which parts can be discarded: they are then as at first, and take none."""
-
-    address: int
-    begin = 0
-    """Which byte lies at the address: places count from the beginning of a file."""
-
-    def discard(self, offset: int, nbytes: int) -> None:
-        """Take writes to whole pages back: they show the file again, and take no memory."""
-        if nbytes > 0:
-            libc.madvise(self.address + offset - self.begin, nbytes, mmap.MADV_DONTNEED)
-
-
-class NewPages(Pages):
-    """New memory, in huge pages where the system has them."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes, self._memory = nbytes, huge_memory(nbytes)
-        self.address = self._memory.ctypes.data
-
-
-class PrivateMap(Pages):
+class PrivateMap:
     """A range of a file as memory, given back when nobody refers to it any more.
 
     ``mmap.mmap`` would hold a file descriptor for each map, of which a process has few.
@@ -97,7 +72,7 @@ class PrivateMap(Pages):
 
     def __init__(self, fd: int, offset: int, nbytes: int, *, readahead: bool = True) -> None:
         self.begin = offset - offset % PAGE
-        self.nbytes = length = offset + nbytes - self.begin
+        length = offset + nbytes - self.begin
         flags = MAP_PRIVATE | MAP_NORESERVE
         self.address = libc.mmap(None, length, PROT_READ_WRITE, flags, fd, self.begin)
         if self.address == MAP_FAILED:
@@ -111,11 +86,16 @@ class PrivateMap(Pages):
         """Return some of these bytes; ``offset`` counts from the beginning of the file."""
         return MapSlice(self, self.address + offset - self.begin, nbytes)
 
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Take writes to whole pages back: they show the file again, and take no memory."""
+        if nbytes > 0:
+            libc.madvise(self.address + offset - self.begin, nbytes, mmap.MADV_DONTNEED)
+
 
 class MapSlice:
     """What numpy makes an array of: some bytes of a map, which lives as long as the array."""
 
-    def __init__(self, whole: Pages, address: int, nbytes: int) -> None:
+    def __init__(self, whole: PrivateMap, address: int, nbytes: int) -> None:
         self.whole = whole
         self.__array_interface__ = {
             "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False),
@@ -149,39 +129,29 @@ class SharedPage:
         return any(first < end and begin < last for first, last in self.given)
 
 
-ReadBytes = Callable[[int, int], Bytes]
-"""Returns bytes of a file, from an offset on."""
-
-
-def no_file(offset: int, nbytes: int) -> Bytes:
-    """Take the place of a file where memory is new."""
-    raise AssertionError(f"new memory at {offset} was given out before")
-
-
-class SlicedPages:
-    """One map of a whole file, or new memory, of which every storage is a slice of its own.
+class WholeFileMap:
+    """One map of a whole file, of which every storage is a slice of its own.
 
     A slice that is gone takes its writes with it: its pages are discarded. The pages at its ends
     may be a neighbour's as well. Such a page is discarded when no slice lies in it; until then, who
     comes back to bytes in it that were given out gets them from the file again.
     """
 
-    def __init__(self, pages: NewPages | PrivateMap) -> None:
-        self._map = pages
+    def __init__(self, fd: int, size: int) -> None:
+        # Who asks for a slice has it advised; readahead would go on into its neighbours.
+        self._map = PrivateMap(fd, 0, size, readahead=False)
         self._lock = lock_of(self)
         self._live: set[int] = set()
         self._shared_pages: dict[int, SharedPage] = {}
         """Those in which slices begin or end."""
         self._released: deque[tuple[int, int]] = deque()
-        self._waiting = 0
-        """How many bytes of them wait to be discarded; at times fewer than there are."""
         self._due = False
-        """Whether these are enough."""
+        """Whether enough of them wait to be discarded."""
 
-    def slice(self, offset: int, nbytes: int, read: ReadBytes = no_file) -> Bytes | None:
-        """Return bytes that nobody else has now, or ``None`` if somebody has.
+    def slice(self, offset: int, nbytes: int, read: Callable[[int, int], Bytes]) -> Bytes | None:
+        """Return bytes of the file that nobody else has now, or ``None`` if somebody has.
 
-        ``read(offset, nbytes)`` gives bytes of the file itself: new memory is given out once.
+        ``read(offset, nbytes)`` gives bytes of the file itself.
         """
         with self._lock:
             if offset in self._live:
@@ -211,8 +181,7 @@ class SlicedPages:
     def _release(self, offset: int, nbytes: int) -> None:
         """Note that a slice is gone. Runs at any moment in any thread, so it waits for no lock."""
         self._released.append((offset, nbytes))
-        self._waiting += nbytes
-        if self._waiting >= min(self._map.nbytes // WAITING_SHARE, WAITING_BYTES):
+        if nbytes >= LARGE_BYTES or len(self._released) >= MANY:
             self._due = True
             self._discard_soon()
 
@@ -225,7 +194,7 @@ class SlicedPages:
                 self._lock.release()
 
     def _discard_released(self) -> None:
-        self._waiting, self._due, ranges = 0, False, []
+        self._due, ranges = False, []
         while self._released:
             offset, nbytes = self._released.popleft()
             first, end = -(-offset // PAGE) * PAGE, (offset + nbytes) // PAGE * PAGE

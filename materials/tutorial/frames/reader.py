@@ -12,6 +12,7 @@ from npydata.reader.containers import container_of, safetensors
 from npydata.reader.containers import zip as zips
 from npydata.reader.containers.legacy import COUNT_BYTES, in_file_order, require_count, require_end
 from npydata.reader.files import OpenFile
+from npydata.reader.in_flight import in_parallel
 from npydata.reader.load import Plan
 from npydata.reader.naming import name_entries
 from npydata.reader.opcodes import HANDLERS
@@ -20,7 +21,6 @@ from npydata.reader.parallel_read import (
     REQUEST_BYTES,
     cut,
     finish_request,
-    in_parallel,
     read_request,
 )
 from npydata.reader.pickle_machine import MALFORMED, PickleMachine

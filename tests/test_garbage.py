@@ -1,0 +1,94 @@
+"""The garbage collector is as it was once a checkpoint is open, whatever came in between."""
+
+import gc
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from faults.children import Child
+from safetensors.torch import save_file
+
+from npydata import open_checkpoint
+from npydata.system.garbage import without_collecting
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_it_is_paused_and_left_as_it_was(enabled, error):
+    @without_collecting
+    def work():
+        assert not gc.isenabled()
+        if error is not None:
+            raise error
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        if error is None:
+            work()
+        else:
+            with pytest.raises(error):
+                work()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+def test_a_forked_process_collects_whatever_other_threads_of_its_parent_did():
+    begun, go_on = threading.Event(), threading.Event()
+
+    @without_collecting
+    def work():
+        begun.set()
+        go_on.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(10)
+    child = Child(lambda report: report(str(gc.isenabled())))
+    assert child.lines() == ["True"]
+    child.close()
+    go_on.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+def test_what_forks_while_it_is_paused_goes_on_without():
+    @without_collecting
+    def work():
+        child = Child(lambda report: report(str(gc.isenabled())))
+        lines = child.lines()
+        child.close()
+        return lines
+
+    assert work() == ["False"]
+    assert gc.isenabled()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_load_leaves_it_on(tmp_path):
+    save_file({"w": torch.ones(3)}, path := tmp_path / "a.safetensors")
+
+    armed, interrupts = False, 0
+
+    def interrupt(*_):
+        if armed:
+            raise KeyboardInterrupt
+
+    before, end = signal.signal(signal.SIGALRM, interrupt), time.monotonic() + 3
+    try:
+        while time.monotonic() < end:
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + 1e-6 * (interrupts % 300))
+                open_checkpoint(path).load()
+                armed = False
+            except KeyboardInterrupt:
+                armed = False
+                interrupts += 1
+            assert gc.isenabled()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 100
