@@ -205,7 +205,7 @@ def thirty(tmp_path):
     return tmp_path / "a.safetensors", state, {name: torch.zeros(70_000) for name in state}
 
 
-@pytest.mark.parametrize("most", range(8))
+@pytest.mark.parametrize("most", range(9))
 def test_with_no_more_threads_nothing_is_filled_from_the_disk(thirty, monkeypatch, most):
     path, _, into = thirty
     monkeypatch.setattr(parallel_read, "is_copied", lambda _: False)

@@ -136,12 +136,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         progress: bool = False,
         verify: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """Read many tensors, or all, with several reads in flight; return them by name.
+        """Read many tensors, or all, with several large reads in flight; return them by name.
 
-        They are read in the order of the files, with several large requests in flight, and past the
-        page cache where they are not in it. Use it for what you need whole, and at once;
-        ``ckpt[name]`` maps a tensor instead, which costs nothing until it is touched, and then a
-        fault for each page.
+        They are read in the order of the files, past the page cache where they are not in it. Use
+        it for what you need whole, and at once; ``ckpt[name]`` maps a tensor instead, which costs
+        nothing until it is touched, and then a fault for each page. Small ones that lie together
+        share up to 4 MiB of memory, which is given back when all of them are dropped.
 
         Args:
             names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for

@@ -76,11 +76,13 @@ def in_parallel(
     def conduct() -> None:
         """Wait for the pools: an interrupt, which only the main thread gets, could break them."""
         with beside.begun() as allowed:
+            if not allowed:
+                return
             try:
                 with handlers, readers:
                     start_all(handlers)
                     start_all(readers)
-                    for handled in readers.map(bring, chain(first, jobs)) if allowed else ():
+                    for handled in readers.map(bring, chain(first, jobs)):
                         if (result := handled.result()) is not None:
                             results.put(result)  # and if not, the error is that of a later one
                 results.put(None)
