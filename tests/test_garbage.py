@@ -1,16 +1,14 @@
 """The garbage collector is as it was once a checkpoint is open, whatever came in between."""
 
 import gc
-import signal
 import threading
-import time
 
 import pytest
 import torch
 from faults.children import Child
+from loader_tools import run_child
 from safetensors.torch import save_file
 
-from npydata import open_checkpoint
 from npydata.system.garbage import without_collecting
 
 
@@ -66,29 +64,34 @@ def test_what_forks_while_it_is_paused_goes_on_without():
     assert gc.isenabled()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+INTERRUPTED = """
+import gc, signal, sys, time
+from npydata import open_checkpoint
+
+armed, interrupts, off = False, 0, 0
+
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + 1e-6 * (interrupts % 300))
+        open_checkpoint(sys.argv[1]).load()
+        armed = False
+    except KeyboardInterrupt:
+        armed = False
+        interrupts += 1
+    off += not gc.isenabled()
+print(interrupts > 100, off)
+"""
+
+
 def test_an_interrupted_load_leaves_it_on(tmp_path):
     save_file({"w": torch.ones(3)}, path := tmp_path / "a.safetensors")
-
-    armed, interrupts = False, 0
-
-    def interrupt(*_):
-        if armed:
-            raise KeyboardInterrupt
-
-    before, end = signal.signal(signal.SIGALRM, interrupt), time.monotonic() + 3
-    try:
-        while time.monotonic() < end:
-            try:
-                armed = True
-                signal.setitimer(signal.ITIMER_REAL, 1e-5 + 1e-6 * (interrupts % 300))
-                open_checkpoint(path).load()
-                armed = False
-            except KeyboardInterrupt:
-                armed = False
-                interrupts += 1
-            assert gc.isenabled()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert interrupts > 100
+    child = run_child(INTERRUPTED, path)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == ["True", "0"]
