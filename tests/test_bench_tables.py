@@ -55,7 +55,7 @@ def run_once(request, tmp_path_factory):
         patch.setattr(loader, "PYTHON_STEP_S", 1e-4)
         patch.setattr(reader, "QUICK", reader.Plan(size_mb=4, tensor_mb=1, tiny=20, convert_mb=4,
                                                    repeats=1, memory_repeats=1))  # fmt: skip
-        patch.setattr(load, "QUICK", load.Plan(size_mb=1, repeats=1))
+        patch.setattr(load, "QUICK", load.Plan(size_mb=1, tensor_kb=64, repeats=1))
         patch.setattr(load, "extra_memory", lambda *_: (5.0, 0.1))
         patch.setattr(reader, "WARM_SECONDS", 0.0)
         patch.setattr(reader, "extra_memory", lambda *_: (5.0, 0.1))  # a process each

@@ -19,6 +19,7 @@ SHARING = {
     "every other twice": (BASE[0:100:2], BASE[0:100:2]),
     "the same": (SQUARE, SQUARE),
     "a parameter": (SQUARE, torch.nn.Parameter(SQUARE)),
+    "a leaf": (SQUARE, SQUARE.detach().requires_grad_()),
     "conjugates": (COMPLEX[:10].conj(), COMPLEX[:10].conj()),
     "a conjugate": (COMPLEX[:10].conj(), COMPLEX[:10]),
     "a part": (BASE[500:510], BASE[505:515]),
@@ -39,6 +40,8 @@ def test_a_write_to_one_shows_in_the_others_as_in_torch(tmp_path, kind, swapped)
     ours, theirs = open_checkpoint(path).load(), torch.load(path)
     for name in state:
         assert torch.equal(ours[name], theirs[name])
+        assert ours[name].requires_grad == theirs[name].requires_grad
+        assert type(ours[name]) is type(theirs[name])
     with torch.no_grad():
         ours["a"].fill_(-7), theirs["a"].fill_(-7)
     for name in state:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npydata.reader.private_memory import PAGE, Bytes
-from npydata.system.beside import Beside
 from npydata.system.huge_pages import HUGE_PAGE, huge_memory
+from npydata.system.wait_group import WaitGroup
 
 Job = TypeVar("Job")
 Brought = TypeVar("Brought")
@@ -46,16 +46,16 @@ def in_parallel(
         for job in first:
             yield handle(job, read(job, buffer), buffer)
         return
-    beside, results = Beside(), SimpleQueue[Result | BaseException | None]()
+    group, results = WaitGroup(), SimpleQueue[Result | BaseException | None]()
 
     def bring(job: Job) -> Future[Result | None]:
         buffer = buffers.get()
         try:
-            brought = None if beside.ended else read(job, buffer)
+            brought = None if group.stopped else read(job, buffer)
             if brought is not None:
                 return handlers.submit(finish, job, brought, buffer)
         except BaseException:
-            beside.ended = True
+            group.stopped = True
             buffers.put(buffer)
             raise
         (done := Future[Result | None]()).set_result(finish(job, None, buffer))
@@ -63,9 +63,9 @@ def in_parallel(
 
     def finish(job: Job, brought: Any, buffer: Bytes) -> Result | None:
         try:
-            return None if beside.ended else handle(job, brought, buffer)
+            return None if group.stopped else handle(job, brought, buffer)
         except BaseException:
-            beside.ended = True
+            group.stopped = True
             raise
         finally:
             buffers.put(buffer)
@@ -73,9 +73,9 @@ def in_parallel(
     handlers = ThreadPoolExecutor(IN_FLIGHT, "npydata-handle")
     readers = ThreadPoolExecutor(IN_FLIGHT, "npydata-read")
 
-    def conduct() -> None:
+    def coordinate() -> None:
         """Wait for the pools: an interrupt, which only the main thread gets, could break them."""
-        with beside.begun() as allowed:
+        with group.running() as allowed:
             if not allowed:
                 return
             try:
@@ -89,16 +89,16 @@ def in_parallel(
             except BaseException as error:
                 results.put(error)
 
-    conductor = threading.Thread(target=conduct, name="npydata-conduct")
+    coordinator = threading.Thread(target=coordinate, name="npydata-coordinate")
     try:
-        conductor.start()
+        coordinator.start()
         while (result := results.get()) is not None:
             if isinstance(result, BaseException):
                 raise result
             yield result
-        conductor.join()
+        coordinator.join()
     except BaseException:  # Ctrl-C, or nobody wants the rest
-        beside.end()
+        group.stop()
         raise
 
 

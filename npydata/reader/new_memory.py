@@ -19,7 +19,7 @@ from npydata.system.huge_pages import HUGE_PAGE, huge_memory
 ALIGNMENT = 8
 """Of the largest number; complex ones have two."""
 TOGETHER_BYTES = 2 * HUGE_PAGE
-"""So many come together, as they stay together."""
+"""At most so many come together, as they stay together."""
 GAP_SHARE = 32
 """Between two storages may lie such a part of the first: it takes memory, too."""
 
@@ -49,7 +49,7 @@ def neighbours(places: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, in
         if offset % ALIGNMENT or not SMALL_BYTES <= nbytes < HUGE_PAGE:
             yield [(offset, nbytes)]
             continue
-        full = together and end - together[0][0] >= TOGETHER_BYTES
+        full = together and offset + nbytes - together[0][0] > TOGETHER_BYTES
         if together and (full or not end <= offset <= reach):
             yield together
             together = []

@@ -20,9 +20,9 @@ import numpy as np
 from npydata.reader.files import SMALL_BYTES, OpenFile
 from npydata.reader.in_flight import IN_FLIGHT, REQUEST_BYTES, in_parallel, request_buffers
 from npydata.reader.private_memory import PAGE, Bytes
-from npydata.system.beside import Beside
 from npydata.system.page_cache import is_all_cached, is_cached, looks_cached
 from npydata.system.progress import Bar
+from npydata.system.wait_group import WaitGroup
 
 COPIED_BYTES = 1 << 24
 """So much is copied at a time of what is in the page cache: of pieces as large as the processor's
@@ -81,7 +81,7 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
     if not (portions := list(in_portions(reads))):
         return
     todo = iter(portions)  # that of a list gives each portion to one thread
-    beside, lock, errors = Beside(), threading.Lock(), list[BaseException]()
+    group, lock, errors = WaitGroup(), threading.Lock(), list[BaseException]()
     buffers = request_buffers(min(IN_FLIGHT, os.cpu_count() or 1, len(portions)))
 
     def copy(portion: list[Read], buffer: Bytes) -> None:
@@ -91,7 +91,7 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
 
     def help(buffer: Bytes) -> None:
         while True:
-            with beside.begun() as allowed:
+            with group.running() as allowed:
                 portion = next(todo, None) if allowed else None
                 if portion is None:
                     return
@@ -99,7 +99,7 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
                     copy(portion, buffer)
                 except BaseException as error:  # raised by the thread that is helped
                     errors.append(error)
-                    beside.ended = True
+                    group.stopped = True
 
     helpers = [threading.Thread(target=help, args=(buffer,), name="npydata-copy")
                for buffer in buffers[1:]]  # fmt: skip
@@ -111,9 +111,9 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
             copy(portion, buffers[0])
             if errors:
                 break
-        beside.end()
+        group.stop()
     except BaseException:
-        beside.end()
+        group.stop()
         raise
     for helper in helpers:
         if helper.ident is not None:

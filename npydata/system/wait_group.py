@@ -1,4 +1,4 @@
-"""Work of other threads for this one, which nothing outlives: no error, and no Ctrl-C either.
+"""A group of work in other threads that is waited for, whatever interrupts the one that waits.
 
 A pool that is left waits for its threads, but an interrupt ends that wait, or comes before the pool
 knows of a thread that it has started. What such a thread writes then goes into memory that somebody
@@ -11,37 +11,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 POLL_S = 1e-4
+"""How long the thread that waits sleeps before it looks again."""
 
 
-class Beside:
-    """Counts what other threads are doing; when it has ended they do nothing, and begin nothing.
+class WaitGroup:
+    """Counts the work that other threads do; once stopped, none of it runs, and none begins.
 
     The thread that they work for takes no lock: an interrupt could leave it taken.
     """
 
     def __init__(self) -> None:
-        self.ended = False
+        self.stopped = False
         """Whether nothing more may begin: for whoever comes to an end early."""
-        self._lock, self._underway = threading.Lock(), 0
+        self._lock, self._running = threading.Lock(), 0
 
     @contextmanager
-    def begun(self) -> Iterator[bool]:
+    def running(self) -> Iterator[bool]:
         """Count a piece of work of another thread; give whether it may be done at all."""
         with self._lock:
-            self._underway += 1
+            self._running += 1
         try:
-            yield not self.ended  # asked when it is counted: who has ended it waits for it
+            yield not self.stopped  # asked when it is counted: who stops the group waits for it
         finally:
             with self._lock:
-                self._underway -= 1
+                self._running -= 1
 
-    def end(self) -> None:
-        """Let nothing more begin, and wait for what was; only then an interrupt is raised."""
+    def stop(self) -> None:
+        """Let nothing more begin, and wait for what runs; only then an interrupt is raised."""
         interrupt: BaseException | None = None
-        self.ended = True
-        while self._underway:
+        self.stopped = True
+        while True:
             try:
-                time.sleep(POLL_S)
+                while self._running:
+                    time.sleep(POLL_S)
+                break
             except BaseException as error:  # what a signal's handler raises: Ctrl-C
                 interrupt = error
         if interrupt is not None:
