@@ -221,8 +221,9 @@ class Plan:
         places = {(read.file, read.offset, read.target.nbytes): read.target for read in self.reads}
         self._memories = {key: places[one.file, one.offset, one.nbytes]
                           for key, one in plain.items()}  # fmt: skip
-        readers = {key[0]: TensorReader(key[0].archive) for key in storages}
-        self._swapped = {key: readers[key[0]] for key in storages.keys() - plain.keys()}
+        swapped = storages.keys() - plain.keys()
+        readers = {key[0]: TensorReader(key[0].archive) for key in swapped}
+        self._swapped = {key: readers[key[0]] for key in swapped}
         """Who reads these storages, each once: nobody else has their memory."""
 
     def new(self, entry: Entry, index: Any) -> Finish:
