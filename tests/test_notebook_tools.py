@@ -109,6 +109,16 @@ def test_a_figure_gets_the_text_under_it_without_its_marks():
     assert picture.metadata["image/png"]["alt"] == "Bars are work, see 01."
 
 
+def test_what_was_printed_in_pieces_is_one_output_up_to_the_next_picture():
+    said = [new_output("stream", text=text) for text in ("all", ":", "\n", "more")]
+    wrong = new_output("stream", name="stderr", text="no")
+    pictures = [new_output("display_data", {"image/png": ""}) for _ in range(2)]
+    cell = new_code_cell("draw()", outputs=[*said[:3], *pictures, said[3], wrong])
+    sync.clean(new_notebook(cells=[cell]))
+    texts = [output.get("text") for output in cell.outputs]
+    assert texts == ["all:\n", None, None, "more", "no"]
+
+
 def test_clean_metadata_is_the_same_on_every_machine():
     cell = code("1", "predict")
     cell.metadata["execution"] = {"began": "today"}

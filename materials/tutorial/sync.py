@@ -100,7 +100,20 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({"tags": tags(cell)} if tags(cell) else {})
+        if cell.cell_type == "code":
+            cell.outputs = join_streams(cell.outputs)
     describe_figures(notebook)
+
+
+def join_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Put together what was printed in pieces: they may come as outputs of their own."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if joined and joined[-1].get("name", "") == output.get("name"):
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def describe_figures(notebook: nbformat.NotebookNode) -> None:
