@@ -5,6 +5,8 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +26,8 @@ from npydata import (
 from npydata.checkpointer import commit, writer
 from npydata.checkpointer.commit import committed
 from npydata.reader.manifest import in_place, set_aside
+from npydata.system import atomic_write
+from npydata.system.atomic_write import folder_lock
 
 
 def save(folder, step=0, **settings):
@@ -169,6 +173,32 @@ def test_keep_last_keeps_the_one_just_saved_when_another_job_was_faster(tmp_path
     monkeypatch.setattr(commit, "next_sequence", lambda _: 1)
     save(tmp_path / "c", keep_last=1)
     assert names_in(tmp_path) == ["b", "c", "latest"]
+
+
+def test_what_was_chosen_to_go_is_not_saved_anew_before_it_goes(tmp_path, monkeypatch):
+    saves, remove = [], commit.remove_checkpoint
+
+    def save_then_remove(folder):
+        if not saves:  # another writer of this run saves the checkpoint that is about to go
+            saves.append(Thread(target=save, args=(folder, 5), kwargs={"keep_last": 2}))
+            saves[0].start()
+            saves[0].join(0.3)
+        remove(folder)
+
+    monkeypatch.setattr(commit, "remove_checkpoint", save_then_remove)
+    save(tmp_path / "a", 1, keep_last=1)
+    save(tmp_path / "b", 2, keep_last=1)
+    saves[0].join()
+    assert (step_of(tmp_path / "a"), step_of(tmp_path / "b")) == (5, 2)
+
+
+def test_a_commit_does_not_wait_for_a_process_that_was_stopped(tmp_path, monkeypatch):
+    seconds = iter(range(8))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None)
+    with folder_lock(tmp_path, 0):
+        monkeypatch.setattr(atomic_write, "time", clock)
+        save(tmp_path / "a", 1)
+    assert step_of(tmp_path / "a") == 1
 
 
 def test_keep_last_deletes_nothing_when_the_save_fails(tmp_path, monkeypatch):

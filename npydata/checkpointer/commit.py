@@ -34,6 +34,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.manifest import PREVIOUS, SET_ASIDE, in_place, is_ours, set_aside
 from npydata.system.atomic_write import (
     current_umask,
+    folder_lock,
     lock_folder,
     remove_unless_locked,
     replacing,
@@ -46,6 +47,9 @@ TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
 """What only this module calls a folder; versions before had the checkpoint's name in it."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+PATIENCE_S = 2
+"""So long a commit waits for that of another process."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,9 +70,13 @@ class LocalCommit:
         """Nobody else waits."""
 
     def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
-        """Make the folder the newest checkpoint of its root."""
-        manifest = new_manifest(self.folder, self.step, entries)
-        commit(temporary, self.folder, manifest, self.keep_last)
+        """Make the folder the newest checkpoint of its root: others commit before, or after.
+
+        What one process lists, to remove it, another could have replaced.
+        """
+        with folder_lock(self.folder.parent, PATIENCE_S):
+            manifest = new_manifest(self.folder, self.step, entries)
+            commit(temporary, self.folder, manifest, self.keep_last)
 
 
 def new_manifest(folder: Path, step: int, entries: Mapping[str, FileEntry]) -> Manifest:
