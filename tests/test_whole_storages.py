@@ -1,10 +1,12 @@
 """What shares elements in a file does so in memory, and of a large storage a small part is read."""
 
+import copy
 from zipfile import ZipFile
 
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import legacy_file, ordered_dict, program, storage, tensor
 
 from npydata import open_checkpoint
 from npydata.reader.whole_storages import covered, do_overlap
@@ -42,9 +44,67 @@ def test_a_write_to_one_shows_in_the_others_as_in_torch(tmp_path, kind, swapped)
         assert torch.equal(ours[name], theirs[name])
         assert ours[name].requires_grad == theirs[name].requires_grad
         assert type(ours[name]) is type(theirs[name])
+    assert storages_of(ours) == storages_of(theirs)
     with torch.no_grad():
         ours["a"].fill_(-7), theirs["a"].fill_(-7)
     for name in state:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+def storages_of(state):
+    """Return the number of each tensor's storage: of different ones, no copy knows they share."""
+    numbers = {}
+    places = [tensor.untyped_storage()._cdata for tensor in state.values()]
+    return [numbers.setdefault(place, len(numbers)) for place in places]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_tensors_read_one_by_one_stay_tied_when_they_are_copied(tmp_path, swapped):
+    torch.save({"a": SQUARE, "b": SQUARE.t()}, path := tmp_path / "a.pt")
+    path = swapped_file(path) if swapped else path
+    read = copy.deepcopy(dict(open_checkpoint(path)))
+    read["a"].fill_(-7)
+    assert torch.equal(read["b"], torch.full((10, 10), -7.0))
+
+
+def test_a_storage_lives_as_long_as_a_tensor_in_it(tmp_path):
+    torch.save({"a": SQUARE, "b": SQUARE.t()}, path := tmp_path / "a.pt")
+    with open_checkpoint(path) as checkpoint:
+        first = checkpoint["a"].fill_(-7)
+        second = checkpoint["b"]
+        del first
+        assert checkpoint["a"][0, 0] == -7
+        del second
+        assert torch.equal(checkpoint["a"], SQUARE)
+
+
+VIEWS = {"all": None, "v": ("v", 2, 4), "again": ("v", 2, 4), "w": ("w", 0, 5), "none": ("n", 3, 0),
+         "x": ("x", 0, 1), "y": ("y", 4, 1)}  # fmt: skip
+"""Views of a storage of six elements, as files from before 2018 have them: key, first, how many."""
+
+
+def file_of_views(path, names):
+    def seen(view):
+        count, first = (5, 1) if view is None else (view[2], 0)
+        return tensor(storage("0", 6, "FloatStorage", "cpu", view), first, (count,), (1,))
+
+    items = ordered_dict({name: seen(VIEWS[name]) for name in names})
+    return legacy_file(path, program(items), [("0", 6, BASE[1:7].numpy().tobytes())])
+
+
+@pytest.mark.parametrize("names", ["all v", "v w", "v again", "w", "none v", "x y"])
+@pytest.mark.parametrize("way", ["load", "one by one", "into"])
+def test_views_of_a_storage_share_its_memory_as_in_torch(tmp_path, names, way):
+    path, names = file_of_views(tmp_path / "a.pt", names.split()), names.split()
+    checkpoint, theirs = open_checkpoint(path), torch.load(path)
+    ours = dict(checkpoint) if way == "one by one" else checkpoint.load()
+    if way == "into":
+        checkpoint.load(into=ours)
+    for name in names:
+        assert torch.equal(ours[name], theirs[name])
+    for one in ours, theirs:
+        one[names[-1]].fill_(-7)
+    for name in names:
         assert torch.equal(ours[name], theirs[name]), name
 
 

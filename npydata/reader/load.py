@@ -30,8 +30,9 @@ from npydata.reader.tensors import (
     Entry,
     TensorReader,
     apply_tensor_flags,
+    part_of,
     require_readable,
-    view,
+    tensor_in,
 )
 from npydata.reader.whole_storages import nbytes_of, storage_of, view_of, whole_storages
 from npydata.system.accelerator import why_unusable
@@ -219,8 +220,10 @@ class Plan:
         plain = {key: one for key, one in storages.items() if not key[0].swapped}
         self.reads = new_memory(plain.values())
         places = {(read.file, read.offset, read.target.nbytes): read.target for read in self.reads}
-        self._memories = {key: places[one.file, one.offset, one.nbytes]
-                          for key, one in plain.items()}  # fmt: skip
+        self._storages = {
+            key: torch.from_numpy(places[one.file, one.offset, one.nbytes]).untyped_storage()
+            for key, one in plain.items()
+        }
         swapped = storages.keys() - plain.keys()
         readers = {key[0]: TensorReader(key[0].archive) for key in swapped}
         self._swapped = {key: readers[key[0]] for key in swapped}
@@ -234,9 +237,9 @@ class Plan:
             if (reader := self._swapped.get(key)) is not None:
                 self.alone += extents_of(entry)
                 return lambda: apply_tensor_flags(reader.read(stored), stored)
-            if (memory := self._memories.get(key)) is not None:
-                seen = stored.shape, stored.stride, stored.offset
-                return lambda: apply_tensor_flags(view(memory, stored.dtype, seen), stored)
+            if (whole := self._storages.get(key)) is not None:
+                part = part_of(whole, require_readable(stored))
+                return lambda: apply_tensor_flags(tensor_in(part, stored), stored)
             if (made := self._made.get(view_of(entry))) is not None:
                 return lambda: apply_tensor_flags(made.detach(), stored)
         target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")

@@ -5,7 +5,6 @@ Built in ``notebooks/06_lazy_checkpoint``.
 
 import math
 import sys
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Archive, Extent
@@ -51,7 +51,8 @@ class TensorReader:
         self.archive = archive
         self.swapped = archive.byteorder != sys.byteorder
         self._lock = lock_of(self)
-        self._memories: weakref.WeakValueDictionary[Any, Bytes] = weakref.WeakValueDictionary()
+        self._storages: dict[Any, StorageWeakRef] = {}
+        """Those that tensors may have: others share them."""
         self._alignments: dict[str, int] = {}
         """Of each storage, the largest element of any tensor in it: they all share its memory."""
 
@@ -82,22 +83,30 @@ class TensorReader:
         self._alignments[storage.key] = largest
 
     def read(self, stored: StoredTensor) -> torch.Tensor:
-        """Return the tensor; tensors that share a storage share memory while one of them lives."""
-        storage = require_readable(stored)
-        memory = self.memory(storage, stored.dtype)
-        return view(memory, stored.dtype, (stored.shape, stored.stride, stored.offset))
+        """Return the tensor; tensors of a storage have the same one while one of them lives."""
+        return tensor_in(self.untyped_storage(stored), stored)
 
-    def memory(self, storage: Storage, dtype: torch.dtype) -> Bytes:
-        """Return the storage's bytes as private memory, aligned and in this machine's order."""
-        extent = self.extent(storage)
+    def untyped_storage(self, stored: StoredTensor) -> torch.UntypedStorage:
+        """Return what a tensor lies in: private memory, aligned and in this machine's order."""
+        storage, dtype = require_readable(stored), stored.dtype
+        extent = self.archive.extents[storage.key]
         key = (extent.offset, extent.nbytes, component_bytes(dtype) if self.swapped else 1)
         with self._lock:
-            memory = self._memories.get(key)
-        if memory is None:
+            found = self._living(key)
+        if found is None:
             memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
+            made = torch.from_numpy(memory).untyped_storage()
             with self._lock:
-                memory = self._memories.setdefault(key, memory)
-        return memory
+                if (found := self._living(key)) is None:  # no other thread was quicker
+                    found = made
+                    self._storages[key] = StorageWeakRef(made)  # type: ignore[no-untyped-call]
+        return part_of(found, storage)
+
+    def _living(self, key: Any) -> torch.UntypedStorage | None:
+        """Return a storage that some tensor still has."""
+        if (known := self._storages.get(key)) is None:
+            return None
+        return torch.UntypedStorage._new_with_weak_ptr(known.cdata)
 
     def load(self, extent: Extent, dtype: torch.dtype, alignment: int) -> Bytes:
         """Return bytes that can be used as they lie in private memory, others as a copy."""
@@ -215,6 +224,18 @@ def view(memory: Bytes, dtype: torch.dtype, seen: View) -> torch.Tensor:
     shape, stride, offset = seen
     storage = torch.from_numpy(memory).untyped_storage()
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
+
+
+def tensor_in(storage: torch.UntypedStorage, stored: StoredTensor) -> torch.Tensor:
+    """Return a tensor in a storage, which other tensors may have as well."""
+    made = torch.empty(0, dtype=stored.dtype, device="cpu")
+    return made.set_(storage, stored.offset, stored.shape, stored.stride)
+
+
+def part_of(whole: torch.UntypedStorage, storage: Storage) -> torch.UntypedStorage:
+    """Return the part of a file's storage that a view of it is, else all; the memory is shared."""
+    first, nbytes = storage.start * storage.dtype.itemsize, storage.numel * storage.dtype.itemsize
+    return whole if nbytes == whole.nbytes() else whole[first : first + nbytes]
 
 
 def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tensor:

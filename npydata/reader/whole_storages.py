@@ -28,7 +28,8 @@ def whole_storages(entries: Iterable[Entry]) -> dict[Any, Extent]:
             together[storage_of(entry)].append(entry)
     found: dict[Any, Extent] = {}
     for key, some in together.items():
-        extent = some[0].reader.extent(require_readable(some[0].value))
+        reader, name = key
+        extent = reader.archive.extents[name]
         if is_read_whole(some, extent.nbytes):
             found[key] = extent
     return found
@@ -75,19 +76,23 @@ def do_overlap(spans: Iterable[Span]) -> bool:
 
 def storage_of(entry: Entry) -> Any:
     """Return the same key for tensors in the same storage of a file."""
-    storage = require_readable(entry.value)
-    return entry.reader, storage.key, storage.start
+    return entry.reader, require_readable(entry.value).key
 
 
 def view_of(entry: Entry) -> Any:
     """Return the same key for the very same elements; numbers as text, as no file chooses those."""
     stored: StoredTensor = entry.value
-    return storage_of(entry), stored.dtype, str((stored.shape, stored.stride, stored.offset))
+    storage = require_readable(stored)
+    seen = storage.start, stored.shape, stored.stride, stored.offset
+    return storage_of(entry), stored.dtype, str(seen)
 
 
 def span_of(stored: StoredTensor) -> tuple[int, int]:
-    """Return the bytes of its storage in which a tensor lies, from one to before another."""
-    return byte_span(stored.shape, stored.stride, stored.offset, stored.dtype.itemsize)
+    """Return the bytes of the file's storage in which a tensor lies, from one to before another."""
+    storage = require_readable(stored)
+    before = storage.start * storage.dtype.itemsize
+    first, end = byte_span(stored.shape, stored.stride, stored.offset, stored.dtype.itemsize)
+    return before + first, before + end
 
 
 def nbytes_of(stored: StoredTensor) -> int:
