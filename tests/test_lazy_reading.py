@@ -361,6 +361,11 @@ def test_a_path_that_no_file_has_is_named(tmp_path, monkeypatch, path, error, wh
         open_checkpoint(path)
 
 
+def test_a_path_may_be_bytes(tmp_path):
+    path = save(tmp_path, {"w": torch.ones(3)}, "zip")
+    assert open_checkpoint(os.fsencode(path)).path == path
+
+
 def test_an_error_of_the_system_names_the_file(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, "no room")

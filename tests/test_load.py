@@ -570,10 +570,14 @@ def test_an_error_of_one_read_ends_the_others(tmp_path, monkeypatch):
 
 def test_reading_goes_on_while_what_was_read_is_handled():
     """A disk that has nothing to do is the dearest part of a load."""
-    begun, all_begun = [], threading.Event()
+    begun, reading, all_begun = [], [], threading.Event()
 
     def read(job, buffer):
         begun.append(job)
+        reading.append(job)
+        time.sleep(0.01)
+        assert len(reading) <= in_flight.IN_FLIGHT
+        reading.remove(job)
         if len(begun) > in_flight.IN_FLIGHT + 1:
             all_begun.set()
         return -job

@@ -12,7 +12,7 @@ from npydata.reader import parallel_read
 from npydata.reader.archive import Extent
 from npydata.reader.files import SMALL_BYTES, OpenFile
 from npydata.reader.new_memory import new_memory
-from npydata.reader.private_memory import PAGE
+from npydata.reader.private_memory import MAPS, PAGE
 from npydata.system.huge_pages import HUGE_PAGE
 
 MIB = 1 << 20
@@ -72,6 +72,15 @@ def test_what_stays_together_is_little(file, nbytes):
     moved = distances(reads)
     most = max(moved.count(one) for one in moved)
     assert 1 < most <= 4 * MIB // nbytes
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="the system does not list maps")
+def test_very_many_large_ones_take_few_maps(file):
+    """A process can have some 65,000; nothing here is touched."""
+    before = len(MAPS.read_text().splitlines())
+    reads = made_for(file, [(k * 3 * MIB, 3 * MIB) for k in range(40_000)])
+    assert len(MAPS.read_text().splitlines()) - before < 10_000
+    assert all((read.target.ctypes.data - read.offset) % PAGE == 0 for read in reads)
 
 
 def test_what_is_asked_for_twice_is_there_once(file):

@@ -1,6 +1,7 @@
 """Progress bars, and what is said where tqdm is not installed."""
 
 import sys
+from io import StringIO
 
 import pytest
 
@@ -36,8 +37,11 @@ def test_short_or_quiet_work_without_tqdm_says_nothing(capsys, options):
     assert capsys.readouterr().err == ""
 
 
-def test_a_process_without_stderr_is_shown_nothing(monkeypatch):
-    monkeypatch.setattr("sys.stderr", None)
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_process_without_stderr_is_shown_nothing(monkeypatch, closed):
+    monkeypatch.setattr("sys.stderr", StringIO() if closed else None)
+    if closed:
+        sys.stderr.close()
     bar = progress_bar("reading", 10, "B", delay=0)
     bar.update(10)
     bar.close()

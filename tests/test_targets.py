@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from loader_tools import run_child
 from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,6 +15,7 @@ from torch.distributed.tensor import distribute_tensor
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader import load as loading
 from npydata.reader import parallel_read
+from npydata.reader.in_flight import THREADS
 
 
 def saved(folder, **tensors):
@@ -205,30 +207,49 @@ def thirty(tmp_path):
     return tmp_path / "a.safetensors", state, {name: torch.zeros(70_000) for name in state}
 
 
-@pytest.mark.parametrize("most", range(9))
-def test_with_no_more_threads_nothing_is_filled_from_the_disk(thirty, monkeypatch, most):
-    path, _, into = thirty
-    monkeypatch.setattr(parallel_read, "is_copied", lambda _: False)
-    with open_checkpoint(path) as checkpoint:
-        started = with_threads(monkeypatch, most)
-        with pytest.raises(CheckpointError, match="can't start new thread"):
-            checkpoint.load(into=into)
-    assert not any(tensor.any() for tensor in into.values())
-    assert not any(thread.is_alive() for thread in started)
-
-
-@pytest.mark.parametrize("most", range(4))
-def test_with_no_more_threads_all_is_filled_from_the_page_cache(thirty, monkeypatch, most):
+@pytest.mark.parametrize(("copied", "most"), [
+    *[(True, most) for most in range(4)], *[(False, most) for most in range(9)]
+])  # fmt: skip
+def test_with_no_more_threads_those_that_are_there_fill_all(thirty, monkeypatch, copied, most):
     path, state, into = thirty
-    monkeypatch.setattr(parallel_read, "is_copied", lambda _: True)
-    monkeypatch.setattr(parallel_read, "COPIED_BYTES", 1 << 17)
+    monkeypatch.setattr(parallel_read, "is_copied", lambda _: copied)
+    for piece in ("COPIED_BYTES", "REQUEST_BYTES"):
+        monkeypatch.setattr(parallel_read, piece, 1 << 17)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     with open_checkpoint(path) as checkpoint:
         started = with_threads(monkeypatch, most)
         checkpoint.load(into=into)
     assert all(torch.equal(into[name], one) for name, one in state.items())
-    assert len(started) == min(most, parallel_read.IN_FLIGHT - 1)
+    assert len(started) == min(most, 3 if copied else THREADS)
     assert not any(thread.is_alive() for thread in started)
+
+
+WHEN = {
+    "atexit": "atexit.register(load)",
+    "behind the main thread": """
+def later():
+    threading.main_thread().join()
+    load()
+threading.Thread(target=later).start()""",
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_program_that_ends_loads_a_checkpoint(thirty, when, copied):
+    """The pools of the standard library take nothing more then."""
+    code = f"""
+import atexit, os, threading
+from npydata import open_checkpoint
+from npydata.reader import parallel_read
+os.cpu_count = lambda: 8
+parallel_read.COPIED_BYTES, parallel_read.is_copied = 1 << 17, lambda _: {copied}
+def load():
+    print(sum(one.mean() for one in open_checkpoint({str(thirty[0])!r}).load().values()))
+{WHEN[when]}
+"""
+    end = run_child(code)
+    assert (end.stdout, end.stderr) == ("tensor(465.)\n", "")
 
 
 def test_names_that_share_memory_share_it_on_another_device(tmp_path, monkeypatch):

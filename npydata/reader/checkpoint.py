@@ -140,8 +140,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
         They are read in the order of the files, past the page cache where they are not in it. Use
         it for what you need whole, and at once; ``ckpt[name]`` maps a tensor instead, which costs
-        nothing until it is touched, and then a fault for each page. Small ones that lie together
-        share up to 4 MiB of memory, which is given back when all of them are dropped.
+        nothing until it is touched, and then a fault for each page. Small ones share up to 4 MiB of
+        memory (or a 1,024th of all), which is given back when all of them are dropped.
 
         Args:
             names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for

@@ -1,8 +1,9 @@
 """New memory for storages that are read whole.
 
-Each lies in its pages as in those of the file, so that a disk may write there. Some small ones that
-lie together in a file do so in memory: they come in huge pages then, too, each with one fault where
-small ones take hundreds, and stay until all of them are dropped.
+Each lies in its pages as in those of the file, so that a disk may write there. Smaller ones come
+some together: in huge pages then, too, each with one fault where small ones take hundreds. They
+stay until all of them are dropped. Of two million bytes and more most come by themselves; but each
+is two maps, of which a process can have some 65,000.
 """
 
 from collections import defaultdict
@@ -19,9 +20,9 @@ from npydata.system.huge_pages import HUGE_PAGE, huge_memory
 ALIGNMENT = 8
 """Of the largest number; complex ones have two."""
 TOGETHER_BYTES = 2 * HUGE_PAGE
-"""At most so many come together, as they stay together."""
-GAP_SHARE = 32
-"""Between two storages may lie such a part of the first: it takes memory, too."""
+"""So much comes together, as it stays together, ..."""
+TOGETHER_SHARE = 1024
+"""... or such a part of all, if that is more."""
 
 
 def new_memory(extents: Iterable[Extent]) -> list[Read]:
@@ -29,44 +30,47 @@ def new_memory(extents: Iterable[Extent]) -> list[Read]:
     places = defaultdict[OpenFile, set[tuple[int, int]]](set)
     for one in extents:
         places[one.file].add((one.offset, one.nbytes))
+    share = sum(nbytes for its in places.values() for _, nbytes in its) // TOGETHER_SHARE
     return [
         Read(file, offset, memory)
         for file, its in places.items()
-        for together in neighbours(sorted(its))
+        for together in in_order_together(sorted(its), share)
         for (offset, _), memory in zip(together, memory_for(together), strict=True)
     ]
 
 
-def neighbours(places: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield ranges (offset, nbytes), in their order, that come into one piece of memory.
+def in_order_together(
+    places: Iterable[tuple[int, int]], share: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield ranges (offset, nbytes) of a file, those of a list in one piece of memory.
 
-    By itself is what fills huge pages, or a few pages only; what is not aligned in the file, as
-    numbers must be in memory; and what shares bytes with the one before.
+    By itself is what fills huge pages, and is no less than a share of all; and what fills a few
+    pages only.
     """
     together: list[tuple[int, int]] = []
-    end = reach = 0
+    filled = 0
     for offset, nbytes in places:
-        if offset % ALIGNMENT or not SMALL_BYTES <= nbytes < HUGE_PAGE:
+        if not SMALL_BYTES <= nbytes < max(HUGE_PAGE, share):
             yield [(offset, nbytes)]
             continue
-        full = together and offset + nbytes - together[0][0] > TOGETHER_BYTES
-        if together and (full or not end <= offset <= reach):
+        if together and filled + nbytes > max(TOGETHER_BYTES, share):
             yield together
-            together = []
+            together, filled = [], 0
         together.append((offset, nbytes))
-        end = offset + nbytes
-        reach = end + nbytes // GAP_SHARE
+        filled += nbytes
     if together:
         yield together
 
 
 def memory_for(places: list[tuple[int, int]]) -> Iterator[Bytes]:
-    """Yield memory for ranges of a file that lie together."""
-    begin, end = places[0][0], sum(places[-1])
-    if begin % ALIGNMENT or end - begin < HUGE_PAGE:
+    """Yield memory for ranges of a file that come together."""
+    begins, end = [], 0
+    for offset, nbytes in places:
+        begins.append(end + (-end % ALIGNMENT if offset % ALIGNMENT else (offset - end) % PAGE))
+        end = begins[-1] + nbytes
+    if end < HUGE_PAGE:
         yield from (np.empty(nbytes, np.uint8) for _, nbytes in places)
         return
-    first = begin - begin % PAGE
-    memory = huge_memory(end - first)
-    for offset, nbytes in places:
-        yield memory[offset - first :][:nbytes]
+    memory = huge_memory(end)
+    for begin, (_, nbytes) in zip(begins, places, strict=True):
+        yield memory[begin : begin + nbytes]

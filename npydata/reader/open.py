@@ -70,7 +70,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
         CheckpointError: The file is damaged, cut off, hostile, or no checkpoint.
         FileNotFoundError: There is no such file.
     """
-    if not (name := os.fspath(path)):
+    if not (name := os.fsdecode(path)):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     if "\0" in name:
         raise CheckpointError(f"{name!r} has a null byte, which no file's name has")

@@ -11,7 +11,6 @@ import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
@@ -82,14 +81,15 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
         return
     todo = iter(portions)  # that of a list gives each portion to one thread
     group, lock, errors = WaitGroup(), threading.Lock(), list[BaseException]()
-    buffers = request_buffers(min(IN_FLIGHT, os.cpu_count() or 1, len(portions)))
+    buffers = list(request_buffers(min(IN_FLIGHT, os.cpu_count() or 1, len(portions))))
 
     def copy(portion: list[Read], buffer: Bytes) -> None:
         nbytes = sum(finish_request([read], read_request([read], buffer)) for read in portion)
         with lock:
             bar.update(nbytes)
 
-    def help(buffer: Bytes) -> None:
+    def help() -> None:
+        buffer = buffers.pop()
         while True:
             with group.running() as allowed:
                 portion = next(todo, None) if allowed else None
@@ -101,14 +101,11 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
                     errors.append(error)
                     group.stopped = True
 
-    helpers = [threading.Thread(target=help, args=(buffer,), name="npydata-copy")
-               for buffer in buffers[1:]]  # fmt: skip
     try:
-        with suppress(RuntimeError):  # there are no more threads: those that are there do it
-            for helper in helpers:
-                helper.start()
+        own = buffers.pop()
+        helpers = group.start(help, len(buffers), "npydata-copy")
         for portion in todo:
-            copy(portion, buffers[0])
+            copy(portion, own)
             if errors:
                 break
         group.stop()
@@ -116,8 +113,7 @@ def copy_all(reads: Iterable[Read], bar: Bar) -> None:
         group.stop()
         raise
     for helper in helpers:
-        if helper.ident is not None:
-            helper.join()
+        helper.join()
     if errors:
         raise errors[0]
 

@@ -60,7 +60,7 @@ def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: 
     Where stderr is not a terminal it writes a line's worth every ten seconds, to keep logs short,
     and nothing where there is none.
     """
-    if not show or sys.stderr is None:
+    if not show or sys.stderr is None or getattr(sys.stderr, "closed", False):
         return NoBar()
     try:
         from tqdm import tqdm

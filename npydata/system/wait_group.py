@@ -7,8 +7,8 @@ uses again.
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 POLL_S = 1e-4
 """How long the thread that waits sleeps before it looks again."""
@@ -24,6 +24,16 @@ class WaitGroup:
         self.stopped = False
         """Whether nothing more may begin: for whoever comes to an end early."""
         self._lock, self._running = threading.Lock(), 0
+
+    def start(self, work: Callable[[], None], most: int, name: str) -> list[threading.Thread]:
+        """Start threads that do the work of the group, as many as there are to be had."""
+        threads: list[threading.Thread] = []
+        with suppress(RuntimeError):  # this process may have no more, or is about to end
+            while len(threads) < most:
+                thread = threading.Thread(target=work, name=name)
+                thread.start()
+                threads.append(thread)
+        return threads
 
     @contextmanager
     def running(self) -> Iterator[bool]:
