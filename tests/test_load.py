@@ -15,6 +15,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from checkpoint_files import small_legacy, small_tar, small_zip
 from checkpoint_tools import bits
 from loader_tools import run_child
@@ -30,12 +31,12 @@ from npydata import (
 from npydata.reader import (
     checksums,
     convert,
-    elements,
     files,
     hugging_face,
     in_flight,
     parallel_read,
     private_memory,
+    tensors,
 )
 from npydata.reader import load as loading
 from npydata.reader.files import OpenFile
@@ -1167,7 +1168,7 @@ def test_what_is_converted_comes_in_portions(tmp_path, monkeypatch, saved, dtype
     torch.save({"w": saved}, tmp_path / "a.pt")
     read = []
     real = OpenFile.copy
-    monkeypatch.setattr(elements, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(loading, "PORTION_BYTES", 1 << 10)
 
     def copy(file, offset, nbytes):
         read.append(nbytes)
@@ -1181,6 +1182,49 @@ def test_what_is_converted_comes_in_portions(tmp_path, monkeypatch, saved, dtype
     assert torch.equal(into["w"], saved.to(dtype))
     assert max(read) <= 1 << 10
     assert sum(read) == saved.nbytes
+
+
+TARGETS = {
+    "turned": lambda shape: torch.zeros(shape[::-1]).t(),
+    "of longer rows": lambda shape: torch.zeros(shape[0], shape[1] + 1)[:, 1:],
+    "every other column": lambda shape: torch.zeros(shape[0], 2 * shape[1])[:, ::2],
+    "of another dtype": lambda shape: torch.zeros(shape, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("form", ["zip", "dcp", "turned", "part"])
+def test_what_lies_otherwise_in_memory_comes_in_portions(tmp_path, monkeypatch, form, kind):
+    """From a file or from chunks, all of it or a part, whether its owner reads it or not."""
+    w, path = torch.randn(60, 50), tmp_path / "a.pt"
+    w = w.t() if form == "turned" else w
+    if form == "dcp":
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save({"w": w}, checkpoint_id=path)
+    else:
+        torch.save({"w": w}, path)
+    expected, index = (w[3:, 1::2], np.s_[3:, 1::2]) if form == "part" else (w, ...)
+    for module in (loading, tensors):
+        monkeypatch.setattr(module, "PORTION_BYTES", 1 << 10)
+    monkeypatch.setattr(tensors, "SMALL_BYTES", 0)
+    read, real = [], OpenFile.copy
+    monkeypatch.setattr(files, "read_lease", lambda _: nullcontext(False))
+    monkeypatch.setattr(
+        OpenFile, "copy", lambda file, at, n: (read.append(n), real(file, at, n))[1]
+    )
+    brought, copied = [], loading.copied
+    monkeypatch.setattr(
+        loading, "copied", lambda one, to: (brought.append(one.nbytes), copied(one, to))[1]
+    )
+    into = {"w": TARGETS[kind](expected.shape)}
+    with open_checkpoint(path) as checkpoint:
+        read.clear()
+        checkpoint.load({"w": index}, into=into)
+        assert max(read + brought) <= 1 << 10
+        assert torch.equal(into["w"].float(), expected)
+        read.clear()
+        assert torch.equal(checkpoint.load({"w": np.s_[:, ::7]})["w"], w[:, ::7])
+        assert form == "dcp" or max(read) <= 1 << 10
 
 
 def test_the_disk_is_asked_for_a_large_slice_in_pieces_that_it_takes(tmp_path, monkeypatch):

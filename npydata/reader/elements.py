@@ -16,11 +16,12 @@ import torch
 from npydata.reader.archive import Extent
 from npydata.reader.private_memory import Bytes
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import View, byte_span, contiguous_stride, slice_view
+from npydata.reader.strides import contiguous_stride, slice_view, split_view
 from npydata.reader.tensors import (
     ELEMENT,
     TensorReader,
     component_bytes,
+    read_view,
     require_readable,
     swap,
     view,
@@ -29,8 +30,6 @@ from npydata.reader.tensors import (
 CHUNK_BYTES = 1 << 24
 """What is read at once: a multiple of every element's size."""
 READ_AHEAD_BYTES = 1 << 26
-
-Region = tuple[slice, ...]
 
 
 def contiguous_extent(reader: TensorReader, stored: StoredTensor) -> Extent | None:
@@ -58,7 +57,7 @@ def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes
     extent = reader.extent(require_readable(stored))
     whole_view, itemsize = (stored.shape, stored.stride, stored.offset), stored.dtype.itemsize
     ordered = in_order(stored)
-    parts = split_view(whole_view, itemsize, ordered)
+    parts = split_view(whole_view, itemsize, CHUNK_BYTES, ordered=ordered)
     if ordered:
         for _, part in parts:
             yield swap(as_bytes(read_view(extent, part, itemsize)), size)
@@ -93,39 +92,6 @@ def chunks(extent: Extent) -> Iterator[Extent]:
         ahead = min(READ_AHEAD_BYTES, extent.nbytes - begin)
         extent.file.advise_willneed(extent.offset + begin, ahead)
         yield extent.part(begin, min(CHUNK_BYTES, extent.nbytes - begin))
-
-
-def split_view(
-    view: View, itemsize: int, ordered: bool, region: Region = ()
-) -> Iterator[tuple[Region, View]]:
-    """Halve a view until its parts are short enough to be read.
-
-    If its elements lie in order, its parts come in order; else what lies near is kept together.
-    """
-    shape, stride, offset = view
-    region = region or tuple(slice(0, size) for size in shape)
-    first, end = byte_span(*view, itemsize)
-    if max(end - first, math.prod(shape) * itemsize) <= CHUNK_BYTES:
-        yield region, view
-        return
-    longer = [dim for dim, size in enumerate(shape) if size > 1]
-    dim = longer[0] if ordered else max(longer, key=lambda one: stride[one])
-    half = shape[dim] // 2
-    for begin, size in ((0, half), (half, shape[dim] - half)):
-        at = region[dim].start + begin
-        part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
-        inside = (*region[:dim], slice(at, at + size), *region[dim + 1 :])
-        yield from split_view(part, itemsize, ordered, inside)
-
-
-def read_view(extent: Extent, view: View, itemsize: int) -> npt.NDArray[np.void]:
-    """Return the elements of a view as an array of its shape, over the bytes that it spans."""
-    shape, stride, _ = view
-    first, end = byte_span(*view, itemsize)
-    part = extent.part(first, end - first)
-    steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))
-    content = part.file.copy(part.offset, part.nbytes)
-    return np.ndarray(shape, ELEMENT[itemsize], buffer=content, strides=steps)
 
 
 def as_bytes(elements: npt.NDArray[np.void]) -> Bytes:

@@ -18,15 +18,15 @@ from torch.autograd.graph import increment_version
 from npydata.errors import CheckpointError
 from npydata.reader.archive import Extent
 from npydata.reader.checksums import Comparison, Vouched, comparisons, read_compared
-from npydata.reader.elements import contiguous_extent, element_tensors
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.new_memory import new_memory
 from npydata.reader.parallel_read import Read, read_all
 from npydata.reader.sharded import Chunk, ChunkedTensor
 from npydata.reader.stored import StoredTensor
-from npydata.reader.strides import contiguous_stride, slice_view
+from npydata.reader.strides import contiguous_stride, slice_view, split_view
 from npydata.reader.targets import PLAIN, is_expanded, memory_of, overlapping, shape_of
 from npydata.reader.tensors import (
+    PORTION_BYTES,
     Entry,
     TensorReader,
     apply_tensor_flags,
@@ -329,16 +329,21 @@ def read_once(entry: Entry, index: Any, *, with_strides: bool) -> torch.Tensor:
 
 
 def fill_alone(entry: Entry, index: Any, target: torch.Tensor) -> torch.Tensor:
-    """Read a tensor by itself into one that is there: in portions, where both lie in order."""
+    """Read a tensor, or a part of it, by itself into one that is there: some of it at a time."""
     stored: StoredTensor = entry.value
-    plain = type(target) in PLAIN and target.is_contiguous()
-    whole = index is ... and isinstance(entry.reader, TensorReader)
-    if not (plain and whole) or contiguous_extent(entry.reader, stored) is None:
+    if isinstance(stored, ChunkedTensor) and index is ... and type(target) in PLAIN:
+        for chunk in stored.chunks:
+            fill_alone(Entry(chunk.reader, chunk.stored), ..., target.detach()[place(chunk)])
+        return target
+    if not (isinstance(entry.reader, TensorReader) and type(target) in PLAIN):
         return copied(read_once(entry, index, with_strides=False), target)
-    rest = target.detach().view(-1)
-    for elements in element_tensors(entry.reader, stored):
-        copied(elements, rest[: len(elements)])
-        rest = rest[len(elements) :]
+    whole = stored.shape, stored.stride, stored.offset
+    shape, stride, offset = whole if index is ... else slice_view(whole, index)
+    part = replace(flags_of(stored, index), shape=shape, stride=stride, offset=offset)
+    seen, itemsize = (shape, stride, offset), stored.dtype.itemsize
+    for region, _ in split_view(seen, itemsize, PORTION_BYTES, ordered=False):
+        some = Entry(entry.reader, part)
+        copied(read_once(some, region, with_strides=False), target.detach()[region])
     return target
 
 

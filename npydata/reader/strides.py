@@ -5,7 +5,7 @@ make these sums come out wrong. Built in ``notebooks/06_lazy_checkpoint``.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -17,6 +17,9 @@ MAX_COUNT = 2**63 - 1
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
+
+Region = tuple[slice, ...]
+"""Which part of a tensor: the indices of each dimension."""
 
 Index = int | slice | EllipsisType
 
@@ -147,3 +150,26 @@ def page_runs(view: View, itemsize: int, base: int, page: int, most: int) -> lis
     gaps = np.flatnonzero(first[1:] > np.maximum.accumulate(last)[:-1] + 1)
     begins, ends = first[np.r_[0, gaps + 1]], last[np.r_[gaps, len(last) - 1]]
     return [(int(a) * page, (int(b) + 1) * page) for a, b in zip(begins, ends, strict=True)]
+
+
+def split_view(
+    view: View, itemsize: int, most: int, *, ordered: bool, region: Region = ()
+) -> Iterator[tuple[Region, View]]:
+    """Halve a view until each part has, and spans, at most so many bytes.
+
+    If its elements lie in order, its parts come in order; else what lies near is kept together.
+    """
+    shape, stride, offset = view
+    region = region or tuple(slice(0, size) for size in shape)
+    first, end = byte_span(*view, itemsize)
+    if max(end - first, math.prod(shape) * itemsize) <= most:
+        yield region, view
+        return
+    longer = [dim for dim, size in enumerate(shape) if size > 1]
+    dim = longer[0] if ordered else max(longer, key=lambda one: stride[one])
+    half = shape[dim] // 2
+    for begin, size in ((0, half), (half, shape[dim] - half)):
+        at = region[dim].start + begin
+        part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
+        inside = (*region[:dim], slice(at, at + size), *region[dim + 1 :])
+        yield from split_view(part, itemsize, most, ordered=ordered, region=inside)

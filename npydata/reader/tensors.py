@@ -26,11 +26,14 @@ from npydata.reader.strides import (
     contiguous_stride,
     page_runs,
     slice_view,
+    split_view,
     validate_view,
 )
 from npydata.system.fork import lock_of
 
 MAX_ADVISED_RANGES = 1024
+PORTION_BYTES = 1 << 24
+"""So much is read at once, of what is not wanted as it lies in the file."""
 ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 """numpy types that move elements of a size without looking into them."""
 
@@ -156,12 +159,13 @@ class TensorReader:
         else:
             part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
             with part.file.read_lease(part.offset + part.nbytes) as held:
-                content = (
-                    part.file.map(part.offset, part.nbytes, readahead=False)
-                    if held
-                    else read_runs(part, runs)
-                )
-                elements = gather(content, local, itemsize)
+                if held:
+                    content = part.file.map(part.offset, part.nbytes, readahead=False)
+                    elements = gather(content, local, itemsize)
+                elif len(runs) > 1:
+                    elements = gather(read_runs(part, runs), local, itemsize)
+                else:
+                    elements = read_in_portions(part, local, itemsize)
         if self.swapped:
             elements = swap(elements, component_bytes(dtype))
         return view(elements, dtype, (shape, contiguous_stride(shape), 0))
@@ -198,6 +202,24 @@ def read_runs(part: Extent, runs: list[tuple[int, int]]) -> Bytes:
         first, end = max(begin - part.offset, 0), min(stop - part.offset, part.nbytes)
         part.file.read_into(memory[first:end].data, part.offset + first)
     return memory
+
+
+def read_in_portions(extent: Extent, chosen: View, itemsize: int) -> Bytes:
+    """Return the elements of a view, in order, of a span that is read some bytes at a time."""
+    whole: npt.NDArray[Any] = np.empty(chosen[0], ELEMENT[itemsize])
+    for region, part in split_view(chosen, itemsize, PORTION_BYTES, ordered=False):
+        whole[region] = read_view(extent, part, itemsize)
+    return whole.reshape(-1).view(np.uint8)
+
+
+def read_view(extent: Extent, view: View, itemsize: int) -> npt.NDArray[np.void]:
+    """Return the elements of a view as an array of its shape, over the bytes that it spans."""
+    shape, stride, _ = view
+    first, end = byte_span(*view, itemsize)
+    part = extent.part(first, end - first)
+    steps = tuple(step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True))
+    content = part.file.copy(part.offset, part.nbytes)
+    return np.ndarray(shape, ELEMENT[itemsize], buffer=content, strides=steps)
 
 
 def gather(content: Bytes, chosen: View, itemsize: int) -> Bytes:
