@@ -141,7 +141,7 @@ def test_a_folder_is_locked_by_one_at_a_time_and_by_no_forked_process_afterwards
 def is_locked(folder):
     """Whether another process could not lock a folder now."""
     descriptor = os.open(folder, os.O_RDONLY)
-    locked = atomic.is_locked(descriptor)
+    locked = not atomic.try_lock(descriptor)
     os.close(descriptor)
     return locked
 

@@ -163,7 +163,7 @@ def folder_lock(folder: Path, patience_s: float) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     until = time.monotonic() + patience_s
     try:
-        while is_locked(descriptor) and time.monotonic() < until:
+        while not try_lock(descriptor) and time.monotonic() < until:
             time.sleep(POLL_S)
         yield
     finally:
@@ -172,13 +172,13 @@ def folder_lock(folder: Path, patience_s: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_locked(descriptor: int) -> bool:
-    """Lock a folder for this process, or say that another has it."""
+def try_lock(descriptor: int) -> bool:
+    """Lock what is open, if no other has; say whether."""
     try:
         flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    return False
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:
