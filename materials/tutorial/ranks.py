@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -262,12 +263,12 @@ def die_when_it_writes(call: str) -> None:
 # In the notebook's own process
 
 
-_SCRATCH = TemporaryDirectory(prefix="npydata-ranks-")
+_scratch = cache(partial(TemporaryDirectory, prefix="npydata-ranks-"))  # by who needs it
 
 
 def folder(name: str) -> Path:
     """A place for a run, empty; it goes with the notebook."""
-    place = Path(_SCRATCH.name) / name
+    place = Path(_scratch().name) / name
     shutil.rmtree(place, ignore_errors=True)
     return place
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -99,7 +99,7 @@ def one_batch() -> Pair:
 
 def one_checkpoint() -> Path:
     """A checkpoint as the naive script leaves it."""
-    folder = Path(_SCRATCH.name)
+    folder = Path(_scratch().name)
     measure(steps=1, save_every=1, folder=folder)
     return folder / "step_01.pt"
 
@@ -223,13 +223,13 @@ def of_medians(scores: Sequence[Scoreboard]) -> Scoreboard:
     return Scoreboard(*map(median, rows))
 
 
-_SCRATCH = TemporaryDirectory(prefix="npydata-tokens-")
+_scratch = cache(partial(TemporaryDirectory, prefix="npydata-tokens-"))  # by who needs it
 _NUMBERS = count(1)
 
 
 def tokens_copy(tokens: int = 1 << 22) -> Path:
     """A fresh 1-D file of the lesson's tokens, repeated up to 8 MB: to evict, or to spoil."""
-    path = Path(_SCRATCH.name) / f"tokens-{next(_NUMBERS)}.npy"
+    path = Path(_scratch().name) / f"tokens-{next(_NUMBERS)}.npy"
     np.save(path, np.resize(np.load(tokens_path(), mmap_mode="r").ravel()[:tokens], tokens))
     return path
 
