@@ -4,11 +4,9 @@ import errno
 import fcntl
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
-from faults.children import Child
 
 from npydata.system import atomic_write as atomic
 from npydata.system.atomic_write import replacing, replacing_folder
@@ -125,25 +123,6 @@ def test_the_files_of_a_folder_reach_the_disk_before_its_name(tmp_path, monkeypa
         (folder / "two").write_bytes(b"2")
     assert sorted(synced[:2]) == ["one", "two"]
     assert synced[2:] == [folder.name, tmp_path.name]
-
-
-def test_a_folder_is_locked_by_one_at_a_time_and_by_no_forked_process_afterwards(tmp_path):
-    with atomic.folder_lock(tmp_path, 0):
-        child = Child(lambda report: (report("here"), time.sleep(60)))
-        assert child.line() == "here"
-        assert is_locked(tmp_path)
-    assert not is_locked(tmp_path)
-    child.kill()
-    assert child.lines() == []
-    child.close()
-
-
-def is_locked(folder):
-    """Whether another process could not lock a folder now."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    locked = not atomic.try_lock(descriptor)
-    os.close(descriptor)
-    return locked
 
 
 def test_a_full_disk_names_the_file_it_could_not_take(tmp_path):

@@ -4,9 +4,9 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,8 +26,6 @@ from npydata import (
 from npydata.checkpointer import commit, writer
 from npydata.checkpointer.commit import committed
 from npydata.reader.manifest import in_place, set_aside
-from npydata.system import atomic_write
-from npydata.system.atomic_write import folder_lock
 
 
 def save(folder, step=0, **settings):
@@ -175,30 +173,53 @@ def test_keep_last_keeps_the_one_just_saved_when_another_job_was_faster(tmp_path
     assert names_in(tmp_path) == ["b", "c", "latest"]
 
 
-def test_what_was_chosen_to_go_is_not_saved_anew_before_it_goes(tmp_path, monkeypatch):
-    saves, remove = [], commit.remove_checkpoint
+@pytest.mark.parametrize("when", ["before it is looked at", "behind the look"])
+def test_what_took_the_name_of_what_was_chosen_to_go_stays(tmp_path, monkeypatch, when):
+    """Another process of this run saves it anew."""
+    looks, stays = count(), commit.stays
 
-    def save_then_remove(folder):
-        if not saves:  # another writer of this run saves the checkpoint that is about to go
-            saves.append(Thread(target=save, args=(folder, 5), kwargs={"keep_last": 2}))
-            saves[0].start()
-            saves[0].join(0.3)
-        remove(folder)
+    def save_anew(folder):
+        saving = Thread(target=save, args=(folder, 5), kwargs={"keep_last": 2})
+        saving.start()
+        saving.join()
 
-    monkeypatch.setattr(commit, "remove_checkpoint", save_then_remove)
+    def look(folder, listed):
+        first = next(looks) == 0
+        if first and when == "before it is looked at":
+            save_anew(listed)
+        answer = stays(folder, listed)
+        if first and when == "behind the look":
+            save_anew(listed)
+        return answer
+
     save(tmp_path / "a", 1, keep_last=1)
+    monkeypatch.setattr(commit, "stays", look)
     save(tmp_path / "b", 2, keep_last=1)
-    saves[0].join()
     assert (step_of(tmp_path / "a"), step_of(tmp_path / "b")) == (5, 2)
 
 
-def test_a_commit_does_not_wait_for_a_process_that_was_stopped(tmp_path, monkeypatch):
-    seconds = iter(range(8))
-    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None)
-    with folder_lock(tmp_path, 0):
-        monkeypatch.setattr(atomic_write, "time", clock)
-        save(tmp_path / "a", 1)
-    assert step_of(tmp_path / "a") == 1
+def test_a_commit_ends_when_another_process_of_the_run_has_removed_it(tmp_path):
+    save(tmp_path / "a", 1)
+    assert committed(tmp_path, run_of=tmp_path / "gone") == []
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_destination_that_others_replace_or_remove_meanwhile_is_looked_at_again(
+    tmp_path, monkeypatch, gone
+):
+    folder, ours, looks = tmp_path / "a", commit.is_ours, count()
+    save(folder, 1)
+
+    def is_ours(one):
+        if next(looks) == 0:
+            folder.rename(tmp_path / "b")
+            if not gone:
+                save_checkpoint(folder, small_state(2))
+            return False
+        return ours(one)
+
+    monkeypatch.setattr(commit, "is_ours", is_ours)
+    commit.require_replaceable(folder)
 
 
 def test_keep_last_deletes_nothing_when_the_save_fails(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 from npydata.checkpointer.manifest import (
     MANIFEST,
@@ -34,7 +34,6 @@ from npydata.errors import CheckpointError
 from npydata.reader.manifest import PREVIOUS, SET_ASIDE, in_place, is_ours, set_aside
 from npydata.system.atomic_write import (
     current_umask,
-    folder_lock,
     lock_folder,
     remove_unless_locked,
     replacing,
@@ -48,8 +47,8 @@ TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
-PATIENCE_S = 2
-"""So long a commit waits for that of another process."""
+LOOKS = 100
+"""So often a folder is looked at that others replace meanwhile."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,13 +69,15 @@ class LocalCommit:
         """Nobody else waits."""
 
     def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
-        """Make the folder the newest checkpoint of its root: others commit before, or after.
+        """Make the folder the newest checkpoint of its root."""
+        manifest = new_manifest(self.folder, self.step, entries)
+        commit(temporary, self.folder, manifest, self.keep_last)
 
-        What one process lists, to remove it, another could have replaced.
-        """
-        with folder_lock(self.folder.parent, PATIENCE_S):
-            manifest = new_manifest(self.folder, self.step, entries)
-            commit(temporary, self.folder, manifest, self.keep_last)
+
+class Listed(PosixPath):
+    """The folder of a checkpoint, as it was when it was listed."""
+
+    manifest: Manifest | None = None
 
 
 def new_manifest(folder: Path, step: int, entries: Mapping[str, FileEntry]) -> Manifest:
@@ -133,16 +134,40 @@ def require_replaceable(folder: Path) -> None:
     reserved = (TEMPORARY, SET_ASIDE, PREVIOUS)
     if folder.name in ("", ".", "..", LATEST) or folder.name.endswith(reserved):
         raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise CheckpointError(f"{folder}: is a file or a link, expected a folder or nothing")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not is_ours(folder):
-            raise CheckpointError(f"{folder}: holds files, but no {MANIFEST} of ours")
-        if names := foreign_files(folder):
-            raise CheckpointError(f"{folder}: holds files that no checkpoint has: {names[:5]}")
+    why = None
+    for _ in range(LOOKS):  # another process of the run may replace or remove it meanwhile
+        seen = identity_of(folder)
+        try:
+            why = why_not_replaceable(folder)
+        except FileNotFoundError:
+            continue
+        if why is None or identity_of(folder) == seen:
+            break
+    if why is not None:
+        raise CheckpointError(f"{folder}: {why}")
     latest = folder.parent / LATEST
     if latest.exists() and not (latest.is_symlink() or latest.is_file()):
         raise CheckpointError(f"{latest}: is no file, expected one that names a checkpoint")
+
+
+def why_not_replaceable(folder: Path) -> str | None:
+    """Say what is in the way of a checkpoint."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        return "is a file or a link, expected a folder or nothing"
+    if folder.is_dir() and any(folder.iterdir()):
+        if not is_ours(folder):
+            return f"holds files, but no {MANIFEST} of ours"
+        if names := foreign_files(folder):
+            return f"holds files that no checkpoint has: {names[:5]}"
+    return None
+
+
+def identity_of(folder: Path) -> tuple[int, int] | None:
+    """Return what a folder keeps under another name; nothing if there is none."""
+    with suppress(OSError):
+        status = folder.lstat()
+        return status.st_dev, status.st_ino
+    return None
 
 
 def foreign_files(folder: Path) -> list[str]:
@@ -233,17 +258,23 @@ def exchange(one: Path, other: Path) -> bool:
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint: in one step it is none any more, then its files go.
 
-    One that holds somebody else's files stays.
+    One that holds somebody else's files stays; so does one that took the name of what was listed.
     """
     doomed = unused_name(folder.parent)
     with suppress(FileNotFoundError, CheckpointError):  # another job was faster
-        if foreign_files(folder):
+        if stays(folder, folder):
             return
         folder.rename(doomed)
-        if foreign_files(doomed):  # they came a moment ago
+        if stays(doomed, folder):  # they came a moment ago
             doomed.rename(folder)
         sync_folder(folder.parent)  # or a power cut could leave half of it under its old name
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def stays(folder: Path, listed: Path) -> bool:
+    """Whether a checkpoint has others' files, or is another than was listed."""
+    known = listed.manifest if isinstance(listed, Listed) else None
+    return bool(foreign_files(folder)) or known not in (None, read_manifest(folder))
 
 
 def replaced_in(root: Path) -> list[Path]:
@@ -268,9 +299,16 @@ def committed(root: Path, run_of: Path | None = None) -> list[Path]:
     found = by_sequence(root)
     if run_of is None:
         return [folder for folder, _ in found]
-    run = read_manifest(run_of).run
-    mine = [folder for folder, one in found if one.run == run and has_its_name(folder, one)]
-    return list(filter(is_complete, mine))
+    try:
+        run = read_manifest(run_of).run
+    except FileNotFoundError:  # another process of the run has removed it
+        return []
+    mine: list[Path] = []
+    for folder, manifest in found:
+        if manifest.run == run and has_its_name(folder, manifest) and is_complete(folder):
+            mine.append(listed := Listed(folder))
+            listed.manifest = manifest
+    return mine
 
 
 def has_its_name(folder: Path, manifest: Manifest) -> bool:

@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import BinaryIO
 PARTIAL_SUFFIX = ".partial"
 NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 """What a file system says that can't lock."""
-POLL_S = 0.005
 
 
 @contextmanager
@@ -140,45 +138,16 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a new temporary; say whether it is still there: others may have taken it for stale."""
-    flock(descriptor, fcntl.LOCK_EX)
-    return os.fstat(descriptor).st_nlink > 0
+    """Lock a new temporary; say whether it is still there: others may have taken it for stale.
 
-
-def flock(descriptor: int, how: int) -> None:
-    """Lock what is open; where nothing can be locked, nobody else can lock it either."""
+    Where nothing can be locked, nobody else can lock it either, to remove it.
+    """
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-
-
-@contextmanager
-def folder_lock(folder: Path, patience_s: float) -> Iterator[None]:
-    """Hold the lock of a folder that processes change in turn.
-
-    Who can't have it, or not in time, goes on without: its holder may have been stopped.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    until = time.monotonic() + patience_s
-    try:
-        while not try_lock(descriptor) and time.monotonic() < until:
-            time.sleep(POLL_S)
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have it as well
-        os.close(descriptor)
-
-
-def try_lock(descriptor: int) -> bool:
-    """Lock what is open, if no other has; say whether."""
-    try:
-        flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def sync_folder(folder: Path) -> None:
