@@ -83,6 +83,9 @@ VIEWS = {"all": None, "v": ("v", 2, 4), "again": ("v", 2, 4), "w": ("w", 0, 5), 
 """Views of a storage of six elements, as files from before 2018 have them: key, first, how many."""
 
 
+NAMES = ["all v", "v w", "v again", "w", "none v", "x y"]
+
+
 def file_of_views(path, names):
     def seen(view):
         count, first = (5, 1) if view is None else (view[2], 0)
@@ -92,7 +95,15 @@ def file_of_views(path, names):
     return legacy_file(path, program(items), [("0", 6, BASE[1:7].numpy().tobytes())])
 
 
-@pytest.mark.parametrize("names", ["all v", "v w", "v again", "w", "none v", "x y"])
+@pytest.mark.parametrize("way", ["load", "one by one"])
+def test_a_view_of_a_storage_stays_when_another_tensor_moves(tmp_path, way):
+    checkpoint = open_checkpoint(file_of_views(tmp_path / "a.pt", ["all", "v"]))
+    ours = checkpoint.load() if way == "load" else dict(checkpoint)
+    ours["all"].share_memory_().fill_(-7)
+    assert ours["v"].tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("way", ["load", "one by one", "into"])
 def test_views_of_a_storage_share_its_memory_as_in_torch(tmp_path, names, way):
     path, names = file_of_views(tmp_path / "a.pt", names.split()), names.split()
@@ -102,6 +113,7 @@ def test_views_of_a_storage_share_its_memory_as_in_torch(tmp_path, names, way):
         checkpoint.load(into=ours)
     for name in names:
         assert torch.equal(ours[name], theirs[name])
+    assert storages_of(ours) == storages_of(theirs)
     for one in ours, theirs:
         one[names[-1]].fill_(-7)
     for name in names:
@@ -126,14 +138,17 @@ SMALL = {
     "under two names": (LARGE[: 1 << 18], LARGE[: 1 << 18]),
     "seen many times": (LARGE[:1].expand(1 << 20),),
     "at both ends": (LARGE[:10], LARGE[-10:]),
+    "with a size of 1": (LARGE[:21].view(3, 7).t()[:, None, :1],),
 }
 
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_of_a_large_storage_a_small_part_is_read(tmp_path, kind):
     torch.save(dict(zip("ab", SMALL[kind], strict=False)), path := tmp_path / "a.pt")
-    for one in open_checkpoint(path).load().values():
+    theirs = torch.load(path)
+    for name, one in open_checkpoint(path).load().items():
         assert one.untyped_storage().nbytes() < LARGE.nbytes // 2
+        assert (one.shape, one.stride()) == (theirs[name].shape, theirs[name].stride())
 
 
 @pytest.mark.parametrize(("spans", "overlap", "nbytes"), [

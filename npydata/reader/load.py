@@ -21,8 +21,9 @@ from npydata.reader.checksums import Comparison, Vouched, comparisons, read_comp
 from npydata.reader.files import OpenFile, naming_errors
 from npydata.reader.new_memory import new_memory
 from npydata.reader.parallel_read import Read, read_all
+from npydata.reader.private_memory import Bytes
 from npydata.reader.sharded import Chunk, ChunkedTensor
-from npydata.reader.stored import StoredTensor
+from npydata.reader.stored import Storage, StoredTensor
 from npydata.reader.strides import contiguous_stride, slice_view, split_view
 from npydata.reader.targets import PLAIN, is_expanded, memory_of, overlapping, shape_of
 from npydata.reader.tensors import (
@@ -220,10 +221,9 @@ class Plan:
         plain = {key: one for key, one in storages.items() if not key[0].swapped}
         self.reads = new_memory(plain.values())
         places = {(read.file, read.offset, read.target.nbytes): read.target for read in self.reads}
-        self._storages = {
-            key: torch.from_numpy(places[one.file, one.offset, one.nbytes]).untyped_storage()
-            for key, one in plain.items()
-        }
+        self._memories = {key: places[one.file, one.offset, one.nbytes]
+                          for key, one in plain.items()}  # fmt: skip
+        self._storages: dict[Any, torch.UntypedStorage] = {}
         swapped = storages.keys() - plain.keys()
         readers = {key[0]: TensorReader(key[0].archive) for key in swapped}
         self._swapped = {key: readers[key[0]] for key in swapped}
@@ -237,9 +237,9 @@ class Plan:
             if (reader := self._swapped.get(key)) is not None:
                 self.alone += extents_of(entry)
                 return lambda: apply_tensor_flags(reader.read(stored), stored)
-            if (whole := self._storages.get(key)) is not None:
-                part = part_of(whole, require_readable(stored))
-                return lambda: apply_tensor_flags(tensor_in(part, stored), stored)
+            if (memory := self._memories.get(key)) is not None:
+                found = self._storage(key, memory, require_readable(stored))
+                return lambda: apply_tensor_flags(tensor_in(found, stored), stored)
             if (made := self._made.get(view_of(entry))) is not None:
                 return lambda: apply_tensor_flags(made.detach(), stored)
         target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")
@@ -247,7 +247,16 @@ class Plan:
             return partial(read_once, entry, index, with_strides=True)
         if index is ... and isinstance(entry.reader, TensorReader):
             self._made[view_of(entry)] = target
+            target.set_(target.untyped_storage(), 0, stored.shape, stored.stride)  # of sizes of 1
         return lambda: apply_tensor_flags(target, flags_of(stored, index))
+
+    def _storage(self, key: Any, memory: Bytes, storage: Storage) -> torch.UntypedStorage:
+        """Return the storage of a tensor in memory that is filled, which others may have, too."""
+        place = key, storage.start, storage.numel
+        if (found := self._storages.get(place)) is None:
+            part = part_of(memory, storage)
+            found = self._storages[place] = torch.from_numpy(part).untyped_storage()
+        return found
 
     def fill(self, entry: Entry, index: Any, target: torch.Tensor, *, alone: bool) -> Finish:
         """Plan to read a tensor, or a part of it, into one that is there; ``alone``: afterwards."""

@@ -5,6 +5,7 @@ Built in ``notebooks/06_lazy_checkpoint``.
 
 import math
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,9 @@ class TensorReader:
         self.archive = archive
         self.swapped = archive.byteorder != sys.byteorder
         self._lock = lock_of(self)
+        self._memories: weakref.WeakValueDictionary[Any, Bytes] = weakref.WeakValueDictionary()
         self._storages: dict[Any, StorageWeakRef] = {}
-        """Those that tensors may have: others share them."""
+        """Over these memories; both are shared by the tensors in them."""
         self._alignments: dict[str, int] = {}
         """Of each storage, the largest element of any tensor in it: they all share its memory."""
 
@@ -90,26 +92,40 @@ class TensorReader:
         return tensor_in(self.untyped_storage(stored), stored)
 
     def untyped_storage(self, stored: StoredTensor) -> torch.UntypedStorage:
-        """Return what a tensor lies in: private memory, aligned and in this machine's order."""
-        storage, dtype = require_readable(stored), stored.dtype
-        extent = self.archive.extents[storage.key]
-        key = (extent.offset, extent.nbytes, component_bytes(dtype) if self.swapped else 1)
+        """Return what a tensor lies in, which all tensors in it have."""
+        storage = require_readable(stored)
+        key = (storage.key, storage.start, storage.numel, self._order(stored.dtype))
+        if (found := self._living(key)) is not None:
+            return found
+        memory = part_of(self.memory(storage, stored.dtype), storage)
+        made = torch.from_numpy(memory).untyped_storage()
+        known = StorageWeakRef(made)  # type: ignore[no-untyped-call]
         with self._lock:
-            found = self._living(key)
-        if found is None:
-            memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
-            made = torch.from_numpy(memory).untyped_storage()
-            with self._lock:
-                if (found := self._living(key)) is None:  # no other thread was quicker
-                    found = made
-                    self._storages[key] = StorageWeakRef(made)  # type: ignore[no-untyped-call]
-        return part_of(found, storage)
+            if (found := self._living(key)) is None:  # no other thread was quicker
+                self._storages[key] = known
+        return made if found is None else found
 
     def _living(self, key: Any) -> torch.UntypedStorage | None:
         """Return a storage that some tensor still has."""
         if (known := self._storages.get(key)) is None:
             return None
         return torch.UntypedStorage._new_with_weak_ptr(known.cdata)
+
+    def _order(self, dtype: torch.dtype) -> int:
+        """Return how many bytes are turned around together."""
+        return component_bytes(dtype) if self.swapped else 1
+
+    def memory(self, storage: Storage, dtype: torch.dtype) -> Bytes:
+        """Return the bytes of the file's storage as private memory, aligned and in our order."""
+        extent = self.archive.extents[storage.key]
+        key = (extent.offset, extent.nbytes, self._order(dtype))
+        with self._lock:
+            memory = self._memories.get(key)
+        if memory is None:
+            memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
+            with self._lock:
+                memory = self._memories.setdefault(key, memory)
+        return memory
 
     def load(self, extent: Extent, dtype: torch.dtype, alignment: int) -> Bytes:
         """Return bytes that can be used as they lie in private memory, others as a copy."""
@@ -254,10 +270,10 @@ def tensor_in(storage: torch.UntypedStorage, stored: StoredTensor) -> torch.Tens
     return made.set_(storage, stored.offset, stored.shape, stored.stride)
 
 
-def part_of(whole: torch.UntypedStorage, storage: Storage) -> torch.UntypedStorage:
-    """Return the part of a file's storage that a view of it is, else all; the memory is shared."""
+def part_of(memory: Bytes, storage: Storage) -> Bytes:
+    """Return the part of a file's storage that a view of it is, else all; nothing is copied."""
     first, nbytes = storage.start * storage.dtype.itemsize, storage.numel * storage.dtype.itemsize
-    return whole if nbytes == whole.nbytes() else whole[first : first + nbytes]
+    return memory if nbytes == memory.nbytes else memory[first : first + nbytes]
 
 
 def apply_tensor_flags(tensor: torch.Tensor, stored: StoredTensor) -> torch.Tensor:

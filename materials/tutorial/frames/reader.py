@@ -42,7 +42,7 @@ class MyReader(TensorReader):
     """Makes tensors from what a file says of them."""
 
     def read(self, stored):
-        memory = as_array(self.untyped_storage(stored))
+        memory = self.memory(require_readable(stored), stored.dtype)
         return view(memory, stored.dtype, (stored.shape, stored.stride, stored.offset))
 
     def read_slice(self, stored, index):
@@ -50,11 +50,6 @@ class MyReader(TensorReader):
         chosen = slice_view((stored.shape, stored.stride, stored.offset), index)
         span = byte_span(*chosen, stored.dtype.itemsize)
         return self.copied(extent, stored.dtype, chosen, span)
-
-
-def as_array(storage):
-    """Return the bytes of a storage as an array, which keeps it."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def my_handlers():
