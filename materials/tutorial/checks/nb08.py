@@ -585,13 +585,10 @@ COMMIT = Build(
         "Nobody says which one is the latest.": partial(
             commit_as, order="modes manifest sync place old"
         ),
-        "Old checkpoints go only when the new one has its name.": partial(
-            commit_as, order="modes manifest sync old place latest"
-        ),
         "The old one goes while `latest` still names it.": partial(
             commit_as, order="modes manifest sync place old latest"
         ),
-        "You never remove an old one.": partial(
+        "Nothing goes: you don't call `remove_old`, or before the new one has its name.": partial(
             commit_as, order="modes manifest sync place latest"
         ),
         "You never ask whether `keep_last` is None: then nothing goes.": partial(
