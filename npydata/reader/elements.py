@@ -18,9 +18,9 @@ from npydata.reader.private_memory import Bytes
 from npydata.reader.stored import StoredTensor
 from npydata.reader.strides import contiguous_stride, slice_view, split_view
 from npydata.reader.tensors import (
-    ELEMENT,
     TensorReader,
     component_bytes,
+    read_in_portions,
     read_view,
     require_readable,
     swap,
@@ -56,16 +56,11 @@ def element_chunks(reader: TensorReader, stored: StoredTensor) -> Iterator[Bytes
         return
     extent = reader.extent(require_readable(stored))
     whole_view, itemsize = (stored.shape, stored.stride, stored.offset), stored.dtype.itemsize
-    ordered = in_order(stored)
-    parts = split_view(whole_view, itemsize, CHUNK_BYTES, ordered=ordered)
-    if ordered:
-        for _, part in parts:
+    if in_order(stored):
+        for _, part in split_view(whole_view, itemsize, CHUNK_BYTES, ordered=True):
             yield swap(as_bytes(read_view(extent, part, itemsize)), size)
         return
-    whole = np.empty(stored.shape, ELEMENT[itemsize])
-    for region, part in parts:
-        whole[region] = read_view(extent, part, itemsize)
-    content = as_bytes(whole)
+    content = read_in_portions(extent, whole_view, itemsize)
     for begin in range(0, content.nbytes, CHUNK_BYTES):
         yield swap(content[begin : begin + CHUNK_BYTES], size)
 

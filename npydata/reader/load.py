@@ -349,9 +349,9 @@ def fill_alone(entry: Entry, index: Any, target: torch.Tensor) -> torch.Tensor:
     whole = stored.shape, stored.stride, stored.offset
     shape, stride, offset = whole if index is ... else slice_view(whole, index)
     part = replace(flags_of(stored, index), shape=shape, stride=stride, offset=offset)
+    some = Entry(entry.reader, part)
     seen, itemsize = (shape, stride, offset), stored.dtype.itemsize
     for region, _ in split_view(seen, itemsize, PORTION_BYTES, ordered=False):
-        some = Entry(entry.reader, part)
         copied(read_once(some, region, with_strides=False), target.detach()[region])
     return target
 

@@ -2,8 +2,8 @@
 
 Each lies in its pages as in those of the file, so that a disk may write there. Smaller ones come
 some together: in huge pages then, too, each with one fault where small ones take hundreds. They
-stay until all of them are dropped. Of two million bytes and more most come by themselves; but each
-is two maps, of which a process can have some 65,000.
+stay until all of them are dropped. What fills huge pages comes by itself, unless there are very
+many: each takes two maps, of which a process can have some 65,000.
 """
 
 from collections import defaultdict
@@ -34,14 +34,12 @@ def new_memory(extents: Iterable[Extent]) -> list[Read]:
     return [
         Read(file, offset, memory)
         for file, its in places.items()
-        for together in in_order_together(sorted(its), share)
+        for together in grouped(sorted(its), share)
         for (offset, _), memory in zip(together, memory_for(together), strict=True)
     ]
 
 
-def in_order_together(
-    places: Iterable[tuple[int, int]], share: int
-) -> Iterator[list[tuple[int, int]]]:
+def grouped(places: Iterable[tuple[int, int]], share: int) -> Iterator[list[tuple[int, int]]]:
     """Yield ranges (offset, nbytes) of a file, those of a list in one piece of memory.
 
     By itself is what fills huge pages, and is no less than a share of all; and what fills a few
