@@ -799,18 +799,29 @@ def test_a_copy_of_a_checkpoint_is_refused_and_takes_no_file_with_it(tmp_path):
             assert checkpoint.load()["w"].sum() == 40_000
 
 
-FORKED_WHILE_LOCKED = """
+LOCKED = """
 import os, signal, sys
+from threading import Thread
 from npydata import open_checkpoint
 from npydata.system.fork import OWNERS
 
 with open_checkpoint(sys.argv[1]) as checkpoint:
     checkpoint["w"]
     assert len(OWNERS) >= 3  # a file, its map, and who makes tensors
-    for owner in OWNERS:
-        owner._lock.acquire()  # as another thread might, which the child has not
+    lock_all = lambda: [owner._lock.acquire() for owner in OWNERS]
+"""
+INTERRUPTED = """
+    signal.signal(signal.SIGUSR1, lambda *_: print(int(checkpoint["w"].sum())))
+    lock_all()
+    signal.alarm(10)  # ends it if it hangs
+    os.kill(os.getpid(), signal.SIGUSR1)
+"""
+FORKED_WHILE_LOCKED = """
+    other = Thread(target=lock_all)  # which the child has not
+    other.start()
+    other.join()
     if not (child := os.fork()):
-        signal.alarm(10)  # ends it if it hangs
+        signal.alarm(10)
         os._exit(int(checkpoint["w"].sum()) != 40_000)
     print(os.waitpid(child, 0)[1])
     os._exit(0)
@@ -841,8 +852,14 @@ def test_a_compressed_file_fills_a_model_from_the_disk_as_well(tmp_path, monkeyp
 
 @pytest.mark.parametrize("written", [small_file, deflated])
 def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path, written):
-    child = run_child(FORKED_WHILE_LOCKED, written(tmp_path), seconds=30)
+    child = run_child(LOCKED + FORKED_WHILE_LOCKED, written(tmp_path), seconds=30)
     assert (child.returncode, child.stdout) == (0, "0\n"), child.stderr
+
+
+@pytest.mark.parametrize("written", [small_file, deflated])
+def test_a_signals_handler_does_not_wait_for_the_thread_that_it_interrupts(tmp_path, written):
+    child = run_child(LOCKED + INTERRUPTED, written(tmp_path), seconds=30)
+    assert (child.returncode, child.stdout) == (0, "40000\n"), child.stderr
 
 
 def test_tensors_are_in_memory_here_whatever_device_is_the_default(tmp_path):

@@ -224,6 +224,47 @@ def test_a_slice_that_somebody_has_is_not_given_to_another(tmp_path):
     assert not second.any()
 
 
+def test_who_is_interrupted_while_taking_a_slice_gives_the_same_to_nobody(tmp_path):
+    """A signal's handler, or ``__del__``, may take and drop slices in the middle of it."""
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(4 * LARGE_BYTES))
+    file = OpenFile(path)
+    whole, size = file.whole_file_map(), LARGE_BYTES
+    neighbour, dropped = file.private(PAGE + 5 + size, size), [file.private(3 * LARGE_BYTES, size)]
+    dropped[0][:] = 1
+    file.private(PAGE + 5, size)[:] = 1  # the page where the neighbour begins was written to
+    taken = []
+
+    def interrupted(offset, nbytes):
+        dropped.clear()
+        taken.extend((whole.slice(PAGE + 5, size, file.copy), whole.slice(0, 5, file.copy)))
+        return file.copy(offset, nbytes)
+
+    first = whole.slice(PAGE + 5, size, interrupted)
+    assert taken == [None, None]  # a map of their own, then
+    for memory in (first, neighbour, file.private(3 * LARGE_BYTES, size)):
+        assert not memory.any()
+
+
+def test_what_is_dropped_while_a_slice_is_taken_is_discarded_after_it(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(4 * LARGE_BYTES))
+    file = OpenFile(path)
+    whole, size = file.whole_file_map(), LARGE_BYTES
+    neighbour = [file.private(PAGE + 5 + size, size)]
+
+    class Interrupted(dict):
+        def get(self, page):
+            if found := super().get(page):  # the last slice in it goes
+                neighbour.clear()
+            return found
+
+    whole._shared_pages = Interrupted(whole._shared_pages)
+    file.private(PAGE + 5, size)[:] = 1
+    assert not neighbour
+    assert (whole._live, whole._shared_pages) == (set(), {})
+
+
 def test_where_a_whole_file_cannot_be_mapped_a_range_is_or_else_copied(tmp_path, monkeypatch):
     path = tmp_path / "bytes"
     path.write_bytes(bytes(40 * PAGE))

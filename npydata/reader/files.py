@@ -186,9 +186,9 @@ class OpenFile:
         """Return the map of the whole file: it stays until that is closed and no slice is left."""
         with self._lock:
             descriptor = self.readahead()
-            if self._map is None:
-                self._map = WholeFileMap(descriptor.number, self.size)
-            return self._map
+            if (found := self._map) is None:
+                found = self._map = WholeFileMap(descriptor.number, self.size)
+            return found
 
     def map(self, offset: int, nbytes: int, *, readahead: bool = True) -> Bytes:
         """Return those bytes in a map of their own; without ``readahead`` only touched pages come.

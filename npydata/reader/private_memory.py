@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +142,9 @@ class WholeFileMap:
         # Who asks for a slice has it advised; readahead would go on into its neighbours.
         self._map = PrivateMap(fd, 0, size, readahead=False)
         self._lock = lock_of(self)
+        self._changing: Any = None
+        """The lock under which somebody is at it. It may be this very thread, interrupted: by a
+        signal's handler, or by ``__del__``."""
         self._live: set[int] = set()
         self._shared_pages: dict[int, SharedPage] = {}
         """Those in which slices begin or end."""
@@ -153,29 +157,40 @@ class WholeFileMap:
 
         ``read(offset, nbytes)`` gives bytes of the file itself.
         """
-        with self._lock:
-            if offset in self._live:
-                self._discard_released()
-            if offset in self._live:
+        lock = self._lock
+        with lock:
+            if self._changing is lock:
                 return None
-            made = ReleasedSlice(self._map, self._map.address + offset, nbytes)
-            array = np.asarray(made)
-            pages = [(page, max(page, offset), min(page + PAGE, offset + nbytes))
-                     for page in partial_pages(offset, nbytes)]  # fmt: skip
-            for page, begin, end in pages:
-                if page in self._shared_pages and self._shared_pages[page].gave_out(begin, end):
-                    here, there = array[begin - offset : end - offset], read(begin, end - begin)
-                    if not np.array_equal(here, there):
-                        here[:] = there
-            for page, begin, end in pages:
-                if (shared := self._shared_pages.get(page)) is None:
-                    shared = self._shared_pages[page] = SharedPage()
-                shared.slices += 1
-                shared.given.add((begin, end))
-            self._live.add(offset)
-            made.place, made.released = (offset, nbytes), self._release
+            self._changing = lock
+            try:
+                array = self._slice(offset, nbytes, read)
+            finally:
+                self._changing = None
         if self._due:
             self._discard_soon()
+        return array
+
+    def _slice(self, offset: int, nbytes: int, read: Callable[[int, int], Bytes]) -> Bytes | None:
+        if offset in self._live:
+            self._discard_released()
+        if offset in self._live:
+            return None
+        made = ReleasedSlice(self._map, self._map.address + offset, nbytes)
+        array = np.asarray(made)
+        pages = [(page, max(page, offset), min(page + PAGE, offset + nbytes))
+                 for page in partial_pages(offset, nbytes)]  # fmt: skip
+        for page, begin, end in pages:
+            if page in self._shared_pages and self._shared_pages[page].gave_out(begin, end):
+                here, there = array[begin - offset : end - offset], read(begin, end - begin)
+                if not np.array_equal(here, there):
+                    here[:] = there
+        for page, begin, end in pages:
+            if (shared := self._shared_pages.get(page)) is None:
+                shared = self._shared_pages[page] = SharedPage()
+            shared.slices += 1
+            shared.given.add((begin, end))
+        self._live.add(offset)
+        made.place, made.released = (offset, nbytes), self._release
         return array
 
     def _release(self, offset: int, nbytes: int) -> None:
@@ -187,11 +202,18 @@ class WholeFileMap:
 
     def _discard_soon(self) -> None:
         """Discard what was dropped, now or when whoever holds the lock lets go of it."""
-        while self._due and self._lock.acquire(blocking=False):
+        lock = self._lock
+        while self._due and lock.acquire(blocking=False):
             try:
-                self._discard_released()
+                if self._changing is lock:
+                    return
+                self._changing = lock
+                try:
+                    self._discard_released()
+                finally:
+                    self._changing = None
             finally:
-                self._lock.release()
+                lock.release()
 
     def _discard_released(self) -> None:
         self._due, ranges = False, []

@@ -6,7 +6,6 @@ are mapped, sliced and copied as what lies in the checkpoint itself.
 
 import os
 import tempfile
-import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -51,7 +50,7 @@ class UnpackedFile(OpenFile):
         self._no_readahead = self._direct = self._map = None
         self._no_maps = None
         self._out: IO[bytes] | None = None
-        self._lock = lock_of(self, threading.RLock)
+        self._lock = lock_of(self)
 
     def add(self, extent: Extent, nbytes: int, checksum: int) -> Extent:
         """Return where a record will lie: at the beginning of a page."""
@@ -84,9 +83,11 @@ class UnpackedFile(OpenFile):
         self._source.readahead()  # says so if the checkpoint is closed
         with self._lock:
             if self._out is None:
-                self._out = tempfile.TemporaryFile()  # noqa: SIM115
-                self._out.truncate(self.size)
-                self._readahead = Descriptor.of(self._out.fileno())
+                out = tempfile.TemporaryFile()  # noqa: SIM115
+                out.truncate(self.size)
+                descriptor = Descriptor.of(out.fileno())
+                if self._out is None:  # else a signal's handler made one meanwhile
+                    self._out, self._readahead = out, descriptor
         return super().readahead()
 
     def _unpack(self, packed: Packed) -> None:

@@ -3,26 +3,27 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
-OWNERS: "weakref.WeakKeyDictionary[Any, Callable[[], Any]]" = weakref.WeakKeyDictionary()
-"""What has a lock, and what makes another."""
+OWNERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""What has a lock."""
 
 
-def lock_of(owner: Any, make: Callable[[], Any] = threading.Lock) -> Any:
+def lock_of(owner: Any) -> Any:
     """Return what becomes the ``_lock`` of an object; a forked child has another in its place.
 
-    What it guards must be usable at any moment: a thread that changed it does not go on there.
+    The thread that holds it is let in again: interrupted by a signal's handler, or by ``__del__``,
+    it would wait for itself. What it guards must be usable at any moment: a child's thread that was
+    changing it does not go on there.
     """
-    OWNERS[owner] = make
-    return make()
+    OWNERS.add(owner)
+    return threading.RLock()
 
 
 def renew_locks() -> None:
     """Forget who holds locks."""
-    for owner, make in OWNERS.items():
-        owner._lock = make()
+    for owner in OWNERS:
+        owner._lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=renew_locks)
