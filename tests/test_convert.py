@@ -23,7 +23,7 @@ from checkpoint_files import (
 )
 from pickle_code import program, storage, tensor, value
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from safetensors_codes import require_known
 
 from npydata import CheckpointError, open_checkpoint
@@ -508,6 +508,20 @@ def test_a_file_is_not_converted_onto_itself(tmp_path, link):
     with open_checkpoint(source) as checkpoint, pytest.raises(CheckpointError, match="read and"):
         checkpoint.to_safetensors(tmp_path / "b.safetensors" if link else source)
     assert source.read_bytes() == before
+
+
+def test_a_file_without_a_name_is_converted_though_not_onto_itself(tmp_path):
+    source = safetensors_file(
+        tmp_path / "a.safetensors", {"a": entry("F32", [4], 0, 16)}, bytes(16)
+    )
+    with open_checkpoint(source) as checkpoint:
+        os.link(source, tmp_path / "b.safetensors")
+        source.unlink()
+        with pytest.raises(CheckpointError, match="read and"):
+            checkpoint.to_safetensors(tmp_path / "b.safetensors")
+        checkpoint.to_safetensors(tmp_path / "c.safetensors")
+        checkpoint.to_hugging_face(tmp_path / "d")
+    assert load_file(tmp_path / "c.safetensors")["a"].tolist() == [0] * 4
 
 
 def test_a_shard_is_not_replaced_by_the_whole_set(tmp_path):

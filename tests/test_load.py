@@ -301,6 +301,24 @@ def test_flags_are_kept_and_another_dtype_is_converted(tmp_path):
         assert torch.equal(target["conj"], z.conj())
 
 
+@pytest.mark.parametrize(("saved", "wanted"), [
+    (torch.float16, torch.float32), (torch.float32, torch.float16), (torch.float32, torch.float64),
+])  # fmt: skip
+def test_a_negative_view_keeps_its_sign_in_another_dtype(tmp_path, saved, wanted):
+    """Between float16 and float32, torch's ``copy_`` forgets that a contiguous view is negative."""
+    numbers = torch.arange(1.0, 9.0, dtype=saved)
+    state = {"strided": torch._neg_view(numbers)[::2], "whole": torch._neg_view(numbers),
+             "plain": numbers}  # fmt: skip
+    torch.save(state, tmp_path / "n.pt")
+    targets = {name: torch.zeros(one.shape, dtype=wanted) for name, one in state.items()}
+    targets["plain"] = torch._neg_view(targets["plain"])
+    with open_checkpoint(tmp_path / "n.pt") as checkpoint:
+        filled = checkpoint.load(into=targets)
+    assert {name: one.tolist() for name, one in filled.items()} == {
+        "strided": [-1, -3, -5, -7], "whole": (-numbers).tolist(), "plain": numbers.tolist()
+    }  # fmt: skip
+
+
 def test_a_module_and_an_optimizer_are_filled(tmp_path):
     def trained(steps):
         model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20))
@@ -404,6 +422,21 @@ def test_a_file_that_is_written_anew_in_place_is_an_error(
         with pytest.raises(CheckpointError, match=r"a\.pt: (was replaced|a compressed record)"):
             read(checkpoint, tmp_path)
     assert not [*tmp_path.glob("b*")]
+
+
+@pytest.mark.parametrize("read", [lambda one: one["w"], lambda one: one.get_slice("w")[2:9]])
+@pytest.mark.parametrize("numel", [30, 1 << 20], ids=["read", "mapped"])
+@pytest.mark.parametrize("happens", ["anew", "cut off"])
+def test_one_tensor_of_a_file_that_has_changed_is_an_error(tmp_path, read, numel, happens):
+    """To touch a map of what was cut off would kill the process."""
+    torch.save({"w": torch.zeros(numel)}, path := tmp_path / "a.pt")
+    with open_checkpoint(path) as checkpoint:
+        if happens == "anew":
+            torch.save({"w": torch.ones(numel)}, path)
+        else:
+            os.truncate(path, 500)
+        with pytest.raises(CheckpointError, match=r"a\.pt: (was replaced|ends at byte \d+ now)"):
+            read(checkpoint)
 
 
 def test_a_device_beside_tensors_that_have_one_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +89,13 @@ def test_an_index_outside_is_an_index_error(index):
 def test_an_index_of_another_kind_is_a_type_error(index):
     with pytest.raises(TypeError, match="integers, slices"):
         slice_view(view_of(torch.zeros(5, 5)), index)
+
+
+def test_a_step_that_leads_nowhere_may_be_of_any_length():
+    tensor = torch.arange(12).reshape(3, 4)
+    for step in (5, 2**63, 10**30):
+        shape, stride, offset = slice_view(view_of(tensor), np.s_[1:2:step, 1::step])
+        assert tensor.as_strided(shape, stride, offset).tolist() == [[5]]
 
 
 def test_a_slice_that_steps_backwards_is_refused_as_by_torch():

@@ -27,6 +27,7 @@ from npydata.reader.naming import nested
 from npydata.reader.stored import Opaque, StoredTensor
 from npydata.reader.targets import require_index, require_targets, tensors_by_name
 from npydata.reader.tensors import Entry, apply_tensor_flags
+from npydata.reader.whole_storages import identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         try:
             return apply_tensor_flags(entry.reader.read(entry.value), entry.value)
         except Exception:  # small tensors are read faster than a name is put before no error
-            with naming_errors(f"{self.path}: {name}"):
+            with naming_errors(str(self.path), name):
                 raise
 
     def __iter__(self) -> Iterator[str]:
@@ -226,7 +227,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """Return ``self[name][index]`` in memory of its own, from the pages it spans."""
         entry = self._entry(name)
         try:
-            with naming_errors(f"{self.path}: {name}"):
+            with naming_errors(str(self.path), name):
                 tensor = entry.reader.read_slice(entry.value, index)
                 return apply_tensor_flags(
                     tensor, replace(entry.value, is_parameter=False, requires_grad=False)
@@ -253,7 +254,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that hold the tensors; a sharded set has several."""
-        return tuple(archive.file.path for archive in self._contents.archives)
+        return tuple(file.path for file in self.open_files)
+
+    @property
+    def open_files(self) -> tuple[OpenFile, ...]:
+        """The same as they were opened, whatever bears their names by now."""
+        return tuple(archive.file for archive in self._contents.archives)
 
     def tree(self) -> Any:
         """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
@@ -327,13 +333,13 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def require_unchanged(self) -> None:
         """Refuse files that were written to since they were opened."""
-        for archive in self._contents.archives:
-            archive.file.require_unchanged()
+        for file in self.open_files:
+            file.require_unchanged()
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""
-        for archive in self._contents.archives:
-            archive.file.close()
+        for file in self.open_files:
+            file.close()
 
     def __enter__(self) -> "LazyCheckpoint":
         return self
@@ -386,15 +392,3 @@ class TensorSlice:
 
     def __repr__(self) -> str:
         return f"<slice of {self.name!r}: {self.dtype}, {list(self.shape)}>"
-
-
-def identity(entry: Entry) -> Any:
-    """Return the same key for names of the very same elements.
-
-    Numbers are in it as text: a file could choose many that have one hash.
-    """
-    stored: StoredTensor = entry.value
-    if stored.storage is None:
-        return id(stored)
-    seen = str((stored.storage.start, stored.shape, stored.stride, stored.offset))
-    return id(entry.reader), stored.storage.key, stored.dtype, seen, stored.conj, stored.neg

@@ -30,6 +30,7 @@ from npydata.reader.elements import (
     copy_slice,
     element_tensors,
 )
+from npydata.reader.files import OpenFile
 from npydata.reader.naming import Weights
 from npydata.reader.sharded import ChunkedTensor, blocks, in_rows
 from npydata.reader.stored import StoredTensor
@@ -94,7 +95,7 @@ class Source(Protocol):
     format: str
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def open_files(self) -> tuple[OpenFile, ...]:
         """The files that are read."""
 
     @property
@@ -127,11 +128,11 @@ def convert(
         raise CheckpointError(f"dtype={dtype!r}, expected one of floating point in safetensors")
     if (what := contradiction(dst, ".safetensors")) is not None:
         raise CheckpointError(what)
-    require_another_file(checkpoint.files, dst)
+    require_another_file(checkpoint.open_files, dst)
     checkpoint.require_unchanged()
     slots = lay_out(checkpoint.distinct(), dtype)
     if not allow_larger:
-        require_no_growth(checkpoint.files, slots)
+        require_no_growth(checkpoint.open_files, slots)
     metadata, left_out = describe(checkpoint, slots)
     header = header_bytes({slot.name: slot.header for slot in slots}, metadata)
     total = sum(slot.nbytes for slot in slots)
@@ -179,16 +180,17 @@ def written_dtype(name: str, stored: StoredTensor, dtype: torch.dtype | None) ->
     return written
 
 
-def require_another_file(sources: Iterable[Path], dst: str | os.PathLike[str]) -> None:
+def require_another_file(sources: Iterable[OpenFile], dst: str | os.PathLike[str]) -> None:
     """Refuse to replace what is being read."""
-    for source in sources:
-        if os.path.exists(dst) and os.path.samefile(source, dst):  # noqa: PTH110, PTH121
+    with suppress(FileNotFoundError):
+        there = os.stat(dst)  # noqa: PTH116
+        if (there.st_dev, there.st_ino) in (source.identity[:2] for source in sources):
             raise CheckpointError(f"is to be read and cannot be written as well: {os.fspath(dst)}")
 
 
-def require_no_growth(sources: Iterable[Path], slots: Iterable[Slot]) -> None:
+def require_no_growth(sources: Iterable[OpenFile], slots: Iterable[Slot]) -> None:
     """Refuse to write out tensors that repeat the same bytes again and again."""
-    there = sum(source.stat().st_size for source in sources)
+    there = sum(source.size for source in sources)
     wanted = sum(
         math.prod(slot.entry.value.shape) * slot.entry.value.dtype.itemsize for slot in slots
     )
@@ -212,7 +214,7 @@ def require_room(dst: str | os.PathLike[str], nbytes: int) -> None:
 def describe(checkpoint: Source, slots: list[Slot]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the new file's metadata, and the names of what it can't hold."""
     texts, values, left_out = {"format": "pt"}, {}, []
-    source = sum(file.stat().st_size for file in checkpoint.files)
+    source = sum(file.size for file in checkpoint.open_files)
     left = min(MAX_VALUES_BYTES, SMALL_VALUES_BYTES + MAX_GROWTH * source)
     held, in_vain = checkpoint.metadata, left
     written: dict[int, tuple[Any, int]] = {}  # of each value, which may have many names

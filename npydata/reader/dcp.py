@@ -95,7 +95,8 @@ class ItemChunk:
                 f"its metadata {self._dtype} {list(self.bounds[1])}"
             )
         if stored.conj or stored.neg:
-            raise CheckpointError(f"{archive.file.path.name} has a chunk that is a conjugate")
+            kind = "conjugate" if stored.conj else "negative view"
+            raise CheckpointError(f"{archive.file.path.name} has a chunk that is a {kind}")
         if math.prod(stored.shape) > stored.storage.numel:  # it could be terabytes of a few bytes
             raise CheckpointError(f"{archive.file.path.name} has a chunk that is expanded")
         reader.check(stored)

@@ -34,20 +34,21 @@ SMALL_BYTES = 1 << 16
 
 
 @contextmanager
-def naming_errors(what: str) -> Iterator[None]:
-    """Put the file's name before the message of an error."""
+def naming_errors(what: str, inside: str = "") -> Iterator[None]:
+    """Put the file's name before the message of an error, and that of something inside it."""
+    place = f"{what}: {inside}" if inside else what
     try:
         yield
     except CheckpointError as error:
         if str(error).startswith(what):
             raise
-        raise type(error)(f"{what}: {error}") from error.__cause__
+        raise type(error)(f"{place}: {error}") from error.__cause__
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = what
         raise
     except (RuntimeError, MemoryError, RecursionError) as error:  # torch refuses, or memory ends
-        raise CheckpointError(f"{what}: {error}") from error
+        raise CheckpointError(f"{place}: {error}") from error
 
 
 class Descriptor:

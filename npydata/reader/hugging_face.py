@@ -72,7 +72,7 @@ def convert_to_folder(
     tensors, ties = chosen(checkpoint, prefix)
     shards = cut(lay_out(tensors, dtype), shard_size, ties)
     if not allow_larger:
-        require_no_growth(checkpoint.files, [slot for shard in shards for slot in shard.slots])
+        require_no_growth(checkpoint.open_files, [slot for shard in shards for slot in shard.slots])
     total = sum(shard.nbytes for shard in shards)
     nbytes = total + sum(len(shard.header) for shard in shards)
     require_room(dst, nbytes)
@@ -97,6 +97,8 @@ def chosen(checkpoint: Source, prefix: str) -> tuple[list[tuple[str, Entry]], di
         if kept:
             tensors.append((kept[0], entry))
             ties.update(dict.fromkeys(kept[1:], kept[0]))
+    if not names:
+        raise CheckpointError("has no tensor")
     if not tensors:
         there = sorted({f"{name.split('.')[0]}." for name in names})[:5]
         raise CheckpointError(f"has no tensor whose name begins with {prefix!r}; names begin with "

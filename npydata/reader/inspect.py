@@ -108,7 +108,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         OSError: It cannot be read.
     """
     with open_checkpoint(path) as checkpoint:
-        file_bytes = sum(file.stat().st_size for file in checkpoint.files)
+        file_bytes = sum(file.size for file in checkpoint.open_files)
         metadata, other = sorted_values(checkpoint, 65536 + SHOWN_PER_BYTE * file_bytes)
         ties = checkpoint.ties()
         rows = list(tensor_rows(checkpoint, ties))

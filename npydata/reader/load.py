@@ -364,9 +364,16 @@ def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:
 
 
 def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor into one that is there; return that."""
+    """Copy a tensor into one that is there; return that.
+
+    torch forgets that either is a negative view, between float16 and float32 (seen in 2.13).
+    """
     with torch.inference_mode(target.is_inference()), torch.no_grad():
-        return target.copy_(source)
+        if target.is_neg():
+            torch._neg_view(target).copy_(source.neg().resolve_neg())
+        else:
+            target.copy_(source.resolve_neg())
+    return target
 
 
 def place(chunk: Chunk) -> tuple[slice, ...]:

@@ -117,7 +117,8 @@ def steps_of(one: Any, size: int) -> tuple[int, int, int]:
     begin, end, by = one.indices(size)
     if by < 0:
         raise ValueError(f"a slice steps by {by}, expected a step forwards")
-    return begin, len(range(begin, end, by)), by
+    count = len(range(begin, end, by))
+    return begin, count, by if count > 1 else 1  # a step that leads nowhere may be of any length
 
 
 def wrap_index(index: int, size: int) -> int:

@@ -7,6 +7,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,7 @@ class TensorReader:
             memory = self._memories.get(key)
         if memory is None:
             memory = self.load(extent, dtype, self._alignments.get(storage.key, dtype.itemsize))
+            extent.file.require_unchanged()
             with self._lock:
                 memory = self._memories.setdefault(key, memory)
         return memory
@@ -170,18 +172,21 @@ class TensorReader:
         shape, stride, offset = chosen
         local = (shape, stride, offset - first // itemsize)
         runs = page_runs(local, itemsize, part.offset, PAGE, MAX_ADVISED_RANGES)
-        if len(runs) == 1 and part.nbytes < SMALL_BYTES:
-            elements = gather(part.file.copy(part.offset, part.nbytes), local, itemsize)
-        else:
+        few = len(runs) == 1 and part.nbytes < SMALL_BYTES
+        if not few:
             part.file.advise_willneed_all([(begin, stop - begin) for begin, stop in runs])
-            with part.file.read_lease(part.offset + part.nbytes) as held:
-                if held:
-                    content = part.file.map(part.offset, part.nbytes, readahead=False)
-                    elements = gather(content, local, itemsize)
-                elif len(runs) > 1:
-                    elements = gather(read_runs(part, runs), local, itemsize)
-                else:
-                    elements = read_in_portions(part, local, itemsize)
+        end = part.offset + part.nbytes
+        with nullcontext(False) if few else part.file.read_lease(end) as held:
+            if few:
+                elements = gather(part.file.copy(part.offset, part.nbytes), local, itemsize)
+            elif held:
+                content = part.file.map(part.offset, part.nbytes, readahead=False)
+                elements = gather(content, local, itemsize)
+            elif len(runs) > 1:
+                elements = gather(read_runs(part, runs), local, itemsize)
+            else:
+                elements = read_in_portions(part, local, itemsize)
+            part.file.require_unchanged()
         if self.swapped:
             elements = swap(elements, component_bytes(dtype))
         return view(elements, dtype, (shape, contiguous_stride(shape), 0))

@@ -87,6 +87,12 @@ def view_of(entry: Entry) -> Any:
     return storage_of(entry), stored.dtype, str(seen)
 
 
+def identity(entry: Entry) -> Any:
+    """Return the same key for names of the very same tensor."""
+    stored: StoredTensor = entry.value
+    return id(stored) if stored.storage is None else (view_of(entry), stored.conj, stored.neg)
+
+
 def span_of(stored: StoredTensor) -> tuple[int, int]:
     """Return the bytes of the file's storage in which a tensor lies, from one to before another."""
     storage = require_readable(stored)
