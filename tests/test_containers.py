@@ -35,6 +35,20 @@ def version_7_tar(path):
     return tar_file(path, [Member(name=one.name, data=one.data, magic=b"") for one in members])
 
 
+def test_a_bare_storage_of_a_tar_file_is_the_tensor_of_its_elements(tmp_path):
+    items = ordered_dict({"w": persistent("30", python=2), "whole": persistent("10", python=2),
+                          "view": persistent("12", python=2)}, python=2)  # fmt: skip
+    tensors = [TarTensor(key=30, storage=10, size=(2, 2), stride=(2, 1))]
+    storages = [(10, "FloatStorage", 4, payload(16))]
+    members = tar_members(program(items), storages, tensors, views=[(12, 10, 1, 2)])
+    path = tar_file(tmp_path / "a.tar", members)
+    wanted = {name: list(one) for name, one in torch.load(path, weights_only=False).items()
+              if name != "w"}  # fmt: skip
+    with open_checkpoint(path) as checkpoint:
+        assert {name: checkpoint[name].tolist() for name in wanted} == wanted
+        assert checkpoint["w"].flatten().tolist() == wanted["whole"]
+
+
 def protocol_4_legacy(path):
     value = {"w": torch.ones(4)}
     torch.save(value, path, pickle_protocol=4, _use_new_zipfile_serialization=False)

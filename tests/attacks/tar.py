@@ -79,7 +79,7 @@ tar(
     "harmless",
     tensors=[TENSOR, replace(TENSOR, storage=9)],
 )
-tar("tar_tensor_with_a_storage_key", "be tensor and storage", "reading", pickle=program(
+tar("tar_bare_storage", "be tensor and storage", "harmless", pickle=program(
     persistent("10", python=2)))  # fmt: skip
 
 for title, count in {"5": 5, "minus_1": -1, "2_to_40": 2**40, "text": "2", "none": NONE,

@@ -8,7 +8,7 @@ import mmap
 import re
 import struct
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ def read_tar(file: OpenFile) -> Archive:
         storages, extents = read_storages(Cursor(file, data, members["storages"]))
         tensors = read_tensors(Cursor(file, data, members["tensors"]), storages)
         cursor = Cursor(file, data, members["pickle"])
-        rebuilder = TensorsById(members["pickle"].nbytes, tensors)
+        rebuilder = ObjectsById(members["pickle"].nbytes, {**storages, **tensors})
         root = cursor.pickle(rebuilder)
     roots = {storage.key: storage for storage in storages.values() if storage.key in extents}
     return Archive("tar", file, extents, root, roots, unknown=frozenset(rebuilder.unknown),
@@ -213,26 +213,26 @@ def three(value: Any, what: str) -> tuple[Any, ...]:
 
 
 MAX_DIGITS = 20
-"""Of the number of a tensor: one of thousands takes a while to read, and may be said again."""
+"""Of such a number: one of thousands takes a while to read, and may be said again."""
 
 
-class TensorsById(Rebuilder):
-    """Reads the pickle of a tar file, in which a persistent id is a tensor's number."""
+class ObjectsById(Rebuilder):
+    """Reads the pickle of a tar file: a persistent id is the number of a tensor or a storage."""
 
-    def __init__(self, nbytes: int, tensors: dict[str, StoredTensor]) -> None:
+    def __init__(self, nbytes: int, objects: Mapping[str, StoredTensor | Storage]) -> None:
         super().__init__(nbytes)
-        self.tensors = tensors
+        self.objects = objects
 
     def persistent_load(self, saved: Any) -> Any:
         """Return the tensor, the storage, or the module class that a persistent id stands for."""
         if isinstance(saved, tuple) and len(saved) == 3 and isinstance(saved[0], Global):
             return saved[0]  # a module's class, with its file and source
         if isinstance(saved, str | bytes) and len(saved) > MAX_DIGITS:
-            raise CheckpointError(f"the number of a tensor has {len(saved):,} digits")
+            raise CheckpointError(f"the number of a tensor or storage has {len(saved):,} digits")
         try:
-            return replace(self.tensors[str(int(saved))])
+            return replace(self.objects[str(int(saved))])
         except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"no tensor has the number {brief(saved)}") from None
+            raise CheckpointError(f"no tensor or storage has the number {brief(saved)}") from None
 
 
 def is_tar_header(start: bytes) -> bool:
