@@ -5,11 +5,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from faults.layer import failing
 from faults.saving import PATIENCE
 from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
 from npydata.checkpointer import staging
+from npydata.checkpointer.background import BackgroundTask
 from npydata.checkpointer.device_copy import DeviceCopier
 from npydata.checkpointer.staging import Copy, PendingCopies
 
@@ -112,12 +114,12 @@ class Gate:
         self.whole = staging.run_all
         monkeypatch.setattr(staging, "run_all", self.run_all)
 
-    def run_all(self, copies, watermark):
+    def run_all(self, copies, watermark, go_on):
         self.reached.set()
         assert self.open.wait(PATIENCE)
         if self.error is not None:
             raise self.error
-        self.whole(copies, watermark)
+        self.whole(copies, watermark, go_on)
 
 
 @pytest.fixture
@@ -144,6 +146,47 @@ def test_a_protected_step_waits_for_the_copies(tmp_path, trained, monkeypatch):
         stepped.join(PATIENCE)
         assert (weight == -1).all()
     assert not load_checkpoint(tmp_path / "a")[0]["w"].any()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_save_that_was_interrupted_fills_no_memory_of_the_next(tmp_path, monkeypatch, times):
+    """Twice: within the wait for its copies, and where it waits for them to end."""
+    interrupts, join = [KeyboardInterrupt] * times, BackgroundTask.join
+
+    def interrupted(task):
+        if interrupts:
+            raise interrupts.pop()
+        join(task)
+
+    monkeypatch.setattr(BackgroundTask, "join", interrupted)
+    gate = Gate(monkeypatch)
+    opening = threading.Timer(0.2, gate.open.set)
+    keeper = AsyncCheckpointer()
+    opening.start()
+    with pytest.raises(KeyboardInterrupt):
+        keeper.save(tmp_path / "a", {"w": torch.zeros(5000)})
+    assert gate.open.is_set() == (times == 1)
+    keeper.save(tmp_path / "b", {"w": torch.ones(5000)})
+    keeper.wait()
+    assert gate.open.is_set()
+    assert (load_checkpoint(tmp_path / "b")[0]["w"] == 1).all()
+    assert not (tmp_path / "a").exists()
+
+
+def test_copies_go_on_where_the_write_has_failed_and_the_next_save_waits(
+    tmp_path, trained, monkeypatch
+):
+    weight, optimizer = trained
+    keeper = AsyncCheckpointer(snapshot="overlap")
+    keeper.protect(optimizer)
+    with monkeypatch.context() as patch:
+        gate = Gate(patch)
+        patch.setattr("npydata.checkpointer.writer.open_direct", lambda _: failing(28)())
+        keeper.save(tmp_path / "a", {"w": weight})
+        threading.Timer(0.2, gate.open.set).start()
+        with pytest.raises(OSError, match="No space"):
+            keeper.wait()
+        assert gate.open.is_set()
 
 
 def test_save_returns_before_the_copies_that_may_wait(tmp_path, trained, monkeypatch):
@@ -302,10 +345,10 @@ def test_what_another_thread_changes_while_it_is_copied_fails_the_save_by_name(
     model, change = make()
     whole = staging.run_all
 
-    def run_all(copies, watermark):
+    def run_all(copies, watermark, go_on):
         thread = threading.Thread(target=change)
         thread.start()
-        whole(copies, watermark)
+        whole(copies, watermark, go_on)
         thread.join()
 
     with AsyncCheckpointer() as keeper:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from npydata.errors import CheckpointError
+from npydata.system.event import InterruptSafeEvent
 
 EVERYTHING = sys.maxsize
 THREAD_NAME = "npydata-save"
@@ -109,7 +110,7 @@ class BackgroundTask:
     def __init__(self, work: Callable[[], object], name: str) -> None:
         self.error: BaseException | None = None
         self._work = [work]  # who pops it decides: the thread runs it, an interruption cancels it
-        self._ended = threading.Event()
+        self._ended = InterruptSafeEvent()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
@@ -128,8 +129,12 @@ class BackgroundTask:
             self._ended.set()
 
     def _run(self) -> None:
-        with suppress(IndexError):
-            self.attempt(self._work.pop())
+        try:
+            work = self._work.pop()
+        except IndexError:  # cancelled
+            self._ended.set()
+            return
+        self.attempt(work)
 
     def attempt(self, work: Callable[[], object]) -> None:
         """Do the work and keep its error; whoever waits is woken last, and the work let go."""
@@ -147,7 +152,7 @@ class BackgroundTask:
 
     def join(self) -> None:
         """Wait for the end. A forked process has no such thread, and waits for nothing."""
-        if not self.done():
+        if self._thread.is_alive() and not self.done():
             self._ended.wait()
         if self._thread.is_alive():
             self._thread.join()
@@ -169,7 +174,9 @@ class BackgroundTask:
 def run_parallel(
     jobs: Sequence[Callable[[], object]], done: Callable[[int], None], threads: int
 ) -> None:
-    """Run jobs on several threads; call ``done(n)`` as the first ``n`` of them have ended.
+    """Run jobs on this thread and others; call ``done(n)`` as the first ``n`` of them have ended.
+
+    This thread must be one that nothing interrupts.
 
     Raises:
         BaseException: What a job raised. No other job is running by then, and none will.
@@ -181,15 +188,21 @@ def run_parallel(
         for number in numbers:
             if stop.is_set():
                 return
-            jobs[number]()
+            try:
+                jobs[number]()
+            except BaseException:
+                stop.set()
+                raise
             with lock:
                 over[number] = 1
                 done(over.index(0))
 
-    tasks = [BackgroundTask(work, f"{THREAD_NAME}-copy") for _ in range(min(threads, len(jobs)))]
+    others = min(threads, len(jobs)) - 1
+    tasks = [BackgroundTask(work, f"{THREAD_NAME}-copy") for _ in range(others)]
     try:
         for task in tasks:
             task.start()
+        work()
         for task in tasks:
             task.result()
     finally:

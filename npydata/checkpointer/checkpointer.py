@@ -48,6 +48,7 @@ from npydata.system.accelerator import is_queued
 from npydata.system.garbage import without_collecting
 
 SNAPSHOTS = ("host", "overlap", "device")
+Snapshot = tuple[StagingTask, BackgroundTask]
 Its = TypeVar("Its", bound="AsyncCheckpointer")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -105,6 +106,7 @@ class AsyncCheckpointer:
         self._roots: set[Path] = set()
         self._calls = Calls()
         self._copier, self._overlap = DeviceCopier(), Overlap(self._calls)
+        self._snapshot: Snapshot | None = None
         self._in_flight: list[BackgroundTask] = []
         self._finalizer = weakref.finalize(self, finish_all, self._in_flight)
         self._finalizer.atexit = False  # see finish_at_exit
@@ -145,19 +147,28 @@ class AsyncCheckpointer:
         self._start(files, Writer(folder, files, {TRAINING: serialized}, strategy))
 
     def _start(self, files: Sequence[StagedFile], writer: Writer) -> None:
-        """Begin the snapshot and its writing."""
+        """Begin the snapshot and its writing.
+
+        Both are threads that nothing interrupts, and which come to an end by themselves: whatever
+        interrupts this one, and its wait for them, the next call waits for what is left.
+        """
         staging, in_background = self._begin_staging(files)
         writer.validate = staging.validate
+        copying = BackgroundTask(staging, f"{THREAD_NAME}-staging")
+        self._snapshot = staging, copying
         try:
+            copying.start()  # before the writer, which waits for it
             self._in_flight.append(task := self._task(writer))
             task.start()
             if in_background:
                 self._overlap.begin(staging, self._copier.streams)
             else:  # before training goes on; the writer follows close behind
-                staging()
+                copying.result()
                 staging.validate()
         except BaseException as error:
-            staging.cancel(error, elsewhere=in_background)
+            staging.given_up = error  # first of all, and in one step
+            copying.join()
+            staging.settle_after_error()
             self._cancel()
             raise
 
@@ -171,6 +182,15 @@ class AsyncCheckpointer:
         self._wait()
 
     def _wait(self) -> None:
+        """Wait for the last save; nothing fills its memory any more."""
+        if self._snapshot is not None:
+            staging, copying = self._snapshot
+            copying.join()
+            if staging.given_up is not None or copying.error is not None:
+                staging.settle_after_error()
+            if staging.given_up is not None:
+                self._cancel()
+            self._snapshot = None
         for task in list(self._in_flight):
             task.result()
             self._in_flight.clear()
@@ -308,6 +328,7 @@ class AsyncCheckpointer:
         """In a forked process: calls, what is in flight, and its memory belong to the parent."""
         self._calls = Calls()
         self._overlap.leave_to_parent(self._calls)
+        self._snapshot = None
         self._in_flight.clear()
         self._buffers.clear()
         self._roots.clear()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, Calls
+from npydata.checkpointer.background import Calls
 from npydata.checkpointer.file_layout import to_local
 from npydata.checkpointer.staging import StagingTask
 from npydata.errors import CheckpointError
@@ -47,16 +47,14 @@ class Overlap:
         }
 
     def begin(self, staging: StagingTask, streams: Any) -> None:
-        """Copy in a thread of its own; a protected step waits for what it must."""
+        """Note what is copied while training goes on: a protected step waits for what it must."""
         self._staging, self._streams = staging, streams
-        BackgroundTask(
-            staging, f"{THREAD_NAME}-staging"
-        ).start()  # if that fails, the writer raises it
 
     def wait(self) -> None:
         """Wait for copies in memory; let a device wait for those that are queued there."""
         if (staging := self._staging) is not None:
-            staging.copied.wait()
+            if staging.given_up is None:
+                staging.copied.wait()
             with suppress(CheckpointError):  # the writer raises it
                 staging.validate()
             if staging.pending is not None:

@@ -21,6 +21,7 @@ from npydata.checkpointer.background import Watermark, run_parallel
 from npydata.checkpointer.file_layout import PLAIN_TYPES, FileLayout, TensorSlot
 from npydata.errors import CheckpointError
 from npydata.system.accelerator import PinnedPages, is_queued
+from npydata.system.event import InterruptSafeEvent
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map all pages now."""
@@ -129,14 +130,17 @@ class Copy:
             yield begin + at + len(chunk), partial(np.copyto, target.numpy(), chunk.numpy())
 
 
-def run_all(copies: Iterable[Copy], watermark: Watermark) -> None:
+def run_all(
+    copies: Iterable[Copy], watermark: Watermark, go_on: Callable[[], None] = lambda: None
+) -> None:
     """Make copies on all cores, in the order of the file, and tell how far they are.
 
     torch's threads would wait for each other after every tensor; these meet once, at the end.
+    ``go_on`` is called before each group of copies, and may raise.
     """
     groups = list(jobs_of(copies))
     run_parallel(
-        [group for _, group in groups],
+        [partial(call_all, (go_on, group)) for _, group in groups],
         lambda count: watermark.advance(groups[count - 1][0]) if count else None,
         torch.get_num_threads(),
     )
@@ -270,10 +274,10 @@ class StagingTask:
 
     files: Sequence[StagedFile]
     pending: PendingCopies | None = None
-    copied: threading.Event = field(default_factory=threading.Event)
+    copied: InterruptSafeEvent = field(default_factory=InterruptSafeEvent)
     """Set when nothing is left to copy in memory, even if that failed."""
-    claim: threading.Lock = field(default_factory=threading.Lock)
-    """Taken by whoever comes first: the one that copies, or the one that cancels."""
+    given_up: BaseException | None = None
+    """Why nobody wants it any more, if so: what is not copied then stays so."""
     watched: Sequence[Copy] = ()
     """Copies whose tensors must not change before all are made."""
     changed: str = ""
@@ -282,35 +286,25 @@ class StagingTask:
 
     def __call__(self) -> None:
         """Make the copies, wait for a device's, and let the writer go on meanwhile."""
-        if not self.claim.acquire(blocking=False):
-            return
         try:
             self.copy()
-            if self.pending is not None:
-                self.pending.wait()
+            self.settle()
             for file in self.files:
                 file.watermark.advance()
         except BaseException as error:
-            self.fail(error)
+            for file in self.files:
+                file.watermark.fail(error)
             raise
 
-    def fail(self, error: BaseException) -> None:
-        """Let the writer know that the rest will not come."""
-        for file in self.files:
-            file.watermark.fail(error)
+    def settle(self) -> None:
+        """Wait until no device copies any more."""
+        if self.pending is not None:
+            self.pending.wait()
 
-    def cancel(self, error: BaseException, *, elsewhere: bool) -> None:
-        """Let nobody wait for copies any more; when this returns, none is being made.
-
-        ``elsewhere`` says whether another thread was to make them.
-        """
-        self.fail(error)
-        if elsewhere and not self.claim.acquire(blocking=False):
-            self.copied.wait()
-        self.copied.set()
-        if self.pending is not None:  # or a later save would find its memory being filled
-            with suppress(Exception):
-                self.pending.wait()
+    def settle_after_error(self) -> None:
+        """Wait for devices all the same: a later save uses the same memory."""
+        with suppress(Exception):
+            self.settle()
 
     def validate(self) -> None:
         """Refuse a snapshot of tensors that changed before their copies were made.
@@ -318,6 +312,7 @@ class StagingTask:
         After the first call they may change: it comes from the protected step that changes them,
         or from the writer before it commits.
         """
+        self.require_wanted()
         with self.validating:
             self.changed = self.changed or name_of_changed(self.watched)
             self.watched = ()
@@ -327,9 +322,14 @@ class StagingTask:
         """Make the copies in memory."""
         try:
             for file in self.files:
-                run_all(file.copies, file.watermark)
+                run_all(file.copies, file.watermark, self.require_wanted)
         finally:
             self.copied.set()
+
+    def require_wanted(self) -> None:
+        """Raise if the snapshot was given up."""
+        if self.given_up is not None:
+            raise CheckpointError("the save was interrupted") from self.given_up
 
 
 def name_of_changed(copies: Iterable[Copy]) -> str:

@@ -24,7 +24,7 @@ from npydata.checkpointer.staging import PendingCopies, StagingTask
 from npydata.distributed.replicas import Samples
 from npydata.loader.device_transfer import StreamTransfer
 
-TRIES = max(400, len(SEEDS))
+TRIES = max(1000, len(SEEDS))
 """The first that tears ends them; a machine on which threads seldom meet needs more."""
 
 
@@ -130,7 +130,7 @@ MUTANTS = [
     (Saver._begin_on_device, "pending.order(self._copier.streams)", stepped("host"), ""),
     (Overlap.wait, "staging.pending.order(self._streams)", stepped("overlap"), ""),
     (Overlap.wait, "staging.copied.wait()", stepped("overlap"), "ring"),
-    (StagingTask.cancel, "self.pending.wait()", stopped(snapshots.failing_start), ""),
+    (StagingTask.settle, "self.pending.wait()", stopped(snapshots.failing_start), ""),
     (Samples.checksums, "wait()", samples, ""),
 ]  # fmt: skip
 CAUGHT = AssertionError, CheckpointError  # a loader or a reader may notice first
