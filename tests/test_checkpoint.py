@@ -203,7 +203,7 @@ def test_a_tensor_whose_memory_is_elsewhere_is_refused(tmp_path):
 
 
 def test_values_too_long_to_be_read_again_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("npydata.checkpointer.checkpointer.MAX_STATE_BYTES", 5000)
+    monkeypatch.setattr("npydata.checkpointer.training_state.MAX_STATE_BYTES", 5000)
     with pytest.raises(CheckpointError, match="at most 5,000"):
         save_checkpoint(tmp_path / "c", {}, None, TrainingState(extra={"x": "a" * 5000}))
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from npydata import (
     save_checkpoint,
     verify_checkpoint,
 )
-from npydata.checkpointer import commit, writer
+from npydata.checkpointer import commit, destination, writer
 from npydata.checkpointer.commit import committed
 from npydata.reader.manifest import in_place, set_aside
 
@@ -207,7 +207,7 @@ def test_a_commit_ends_when_another_process_of_the_run_has_removed_it(tmp_path):
 def test_a_destination_that_others_replace_or_remove_meanwhile_is_looked_at_again(
     tmp_path, monkeypatch, gone
 ):
-    folder, ours, looks = tmp_path / "a", commit.is_ours, count()
+    folder, ours, looks = tmp_path / "a", destination.is_ours, count()
     save(folder, 1)
 
     def is_ours(one):
@@ -218,8 +218,8 @@ def test_a_destination_that_others_replace_or_remove_meanwhile_is_looked_at_agai
             return False
         return ours(one)
 
-    monkeypatch.setattr(commit, "is_ours", is_ours)
-    commit.require_replaceable(folder)
+    monkeypatch.setattr(destination, "is_ours", is_ours)
+    destination.require_replaceable(folder)
 
 
 def test_keep_last_deletes_nothing_when_the_save_fails(tmp_path, monkeypatch):
@@ -379,7 +379,9 @@ def test_what_is_not_a_checkpoint_of_ours_is_refused_and_untouched(tmp_path, kin
     assert tree_of(root) == before
 
 
-@pytest.mark.parametrize("name", ["latest", "c.previous", ".c.npydata-previous", "c.npydata-tmp"])
+@pytest.mark.parametrize("name", [
+    "latest", "c.previous", ".c.npydata-previous", "c.npydata-tmp", "c\n", "c\0",
+])  # fmt: skip
 def test_a_name_that_the_commit_uses_itself_is_refused(tmp_path, name):
     with pytest.raises(CheckpointError, match="can't be the name"):
         save(tmp_path / name)

@@ -95,7 +95,7 @@ def saving(folder):
     return save
 
 
-@pytest.mark.parametrize(("making", "most"), [(fetching, 8), (opening, 15), (saving, 18)])
+@pytest.mark.parametrize(("making", "most"), [(fetching, 8), (opening, 15), (saving, 21)])
 def test_one_call_is_followed_through_few_files_that_call_none_above_them(tmp_path, making, most):
     call = making(tmp_path)
     call()  # what is imported at the first one has been

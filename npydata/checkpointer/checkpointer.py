@@ -4,12 +4,10 @@ Built in ``notebooks/07_async_checkpointer``.
 """
 
 import atexit
-import json
 import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
@@ -18,17 +16,16 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import torch
 
 from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, Calls, ending, finish_all
-from npydata.checkpointer.commit import LocalCommit, clear_stale, make_root, require_replaceable
+from npydata.checkpointer.commit import LocalCommit, clear_stale, make_root
+from npydata.checkpointer.destination import destination, require_replaceable
 from npydata.checkpointer.device_copy import DeviceCopier
 from npydata.checkpointer.file_layout import (
-    as_json,
     flatten_state_dict,
     lay_out,
-    refuse_tensor,
     require_state,
     to_local,
 )
-from npydata.checkpointer.manifest import MAX_STATE_BYTES, MODEL, OPTIMIZER, TRAINING
+from npydata.checkpointer.manifest import MODEL, OPTIMIZER, TRAINING
 from npydata.checkpointer.overlap import Overlap, storage_pointer
 from npydata.checkpointer.staging import (
     Copy,
@@ -40,10 +37,9 @@ from npydata.checkpointer.staging import (
     refuse_changed,
     stage,
 )
-from npydata.checkpointer.training_state import TrainingState
+from npydata.checkpointer.training_state import TrainingState, serialized, training_json
 from npydata.checkpointer.writer import Writer
 from npydata.errors import CheckpointError
-from npydata.reader.manifest import integer
 from npydata.system.accelerator import is_queued
 from npydata.system.garbage import without_collecting
 
@@ -134,7 +130,7 @@ class AsyncCheckpointer:
             OSError: The previous save failed; this one was not begun.
         """
         self._wait()
-        folder = Path(os.path.abspath(dir))  # noqa: PTH100
+        folder = destination(dir)
         require_replaceable(folder)
         stage = partial(self._stage, model_state, optimizer_state, training_state)
         files, serialized = without_collecting(stage)()
@@ -191,9 +187,11 @@ class AsyncCheckpointer:
             if staging.given_up is not None:
                 self._cancel()
             self._snapshot = None
+        known, self._roots = self._roots, set()  # after an error, what it left is looked for
         for task in list(self._in_flight):
             task.result()
             self._in_flight.clear()
+        self._roots = known
 
     def done(self) -> bool:
         """Whether no save is in flight."""
@@ -356,36 +354,6 @@ def finish_at_exit() -> None:
 
 os.register_at_fork(after_in_child=leave_all_to_parent)
 atexit.register(finish_at_exit)
-
-
-def training_json(training: TrainingState) -> Any:
-    """Return the training state as typed JSON."""
-    if not isinstance(training, TrainingState):
-        raise CheckpointError(
-            f"training_state is a {type(training).__name__}, expected a TrainingState"
-        )
-    try:
-        integer(training.step)
-    except ValueError as error:
-        raise CheckpointError(f"training_state: ['step']: {error}") from None
-    values = {field.name: getattr(training, field.name) for field in fields(training)}
-    try:
-        return as_json(values, refuse_tensor)
-    except CheckpointError as error:
-        raise CheckpointError(f"training_state: {error}") from None
-
-
-def serialized(metadata: dict[str, Any]) -> bytes:
-    """Return what stands beside the tensors as it is written."""
-    try:
-        content = json.dumps(metadata).encode()  # with an indent it takes three times as long
-    except ValueError as error:  # an integer of thousands of digits
-        raise CheckpointError(f"a value that JSON can't hold: {error}") from None
-    if len(content) > MAX_STATE_BYTES:
-        raise CheckpointError(
-            f"values beside the tensors make {len(content):,} bytes, at most {MAX_STATE_BYTES:,}"
-        )
-    return content
 
 
 def save_checkpoint(

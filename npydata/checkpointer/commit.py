@@ -21,6 +21,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
 
+from npydata.checkpointer.destination import (
+    LATEST,
+    LOOKS,
+    TEMPORARY,
+    foreign_files,
+    identity_of,
+    require_replaceable,
+)
 from npydata.checkpointer.manifest import (
     MANIFEST,
     FileEntry,
@@ -31,7 +39,12 @@ from npydata.checkpointer.manifest import (
 )
 from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
-from npydata.reader.manifest import PREVIOUS, SET_ASIDE, in_place, is_ours, set_aside
+from npydata.reader.manifest import (
+    NO_CHECKPOINT,
+    in_place,
+    is_ours,
+    set_aside,
+)
 from npydata.system.atomic_write import (
     current_umask,
     lock_folder,
@@ -40,15 +53,15 @@ from npydata.system.atomic_write import (
     sync_folder,
 )
 
-LATEST = "latest"
-TEMPORARY = ".npydata-tmp"
 TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
 """What only this module calls a folder; versions before had the checkpoint's name in it."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+MAX_NAME = 255
+"""Bytes that a name has at most, on any file system that Linux knows."""
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
-LOOKS = 100
-"""So often a folder is looked at that others replace meanwhile."""
+MEANWHILE = {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}
+"""Another checkpointer may have removed what was there, or put something there."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -115,7 +128,11 @@ def make_root(root: Path) -> None:
     """Make a folder, and those above it that are missing; a power cut takes none of them away."""
     if not root.is_dir():
         make_root(root.parent)
-        root.mkdir(exist_ok=True)
+        try:
+            root.mkdir(exist_ok=True)
+        except FileExistsError:
+            why = "is a file, or a link that leads nowhere, expected a folder"
+            raise NotADirectoryError(errno.ENOTDIR, why, str(root)) from None
         sync_folder(root.parent)
 
 
@@ -127,54 +144,6 @@ def clear_stale(root: Path) -> None:
     for entry in root.iterdir():
         if TEMPORARY_NAME.fullmatch(entry.name):
             remove_unless_locked(entry, shutil.rmtree)
-
-
-def require_replaceable(folder: Path) -> None:
-    """Refuse a destination that holds something which is not a checkpoint of ours, or more."""
-    reserved = (TEMPORARY, SET_ASIDE, PREVIOUS)
-    if folder.name in ("", ".", "..", LATEST) or folder.name.endswith(reserved):
-        raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
-    why = None
-    for _ in range(LOOKS):  # another process of the run may replace or remove it meanwhile
-        seen = identity_of(folder)
-        try:
-            why = why_not_replaceable(folder)
-        except FileNotFoundError:
-            continue
-        if why is None or identity_of(folder) == seen:
-            break
-    if why is not None:
-        raise CheckpointError(f"{folder}: {why}")
-    latest = folder.parent / LATEST
-    if latest.exists() and not (latest.is_symlink() or latest.is_file()):
-        raise CheckpointError(f"{latest}: is no file, expected one that names a checkpoint")
-
-
-def why_not_replaceable(folder: Path) -> str | None:
-    """Say what is in the way of a checkpoint."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        return "is a file or a link, expected a folder or nothing"
-    if folder.is_dir() and any(folder.iterdir()):
-        if not is_ours(folder):
-            return f"holds files, but no {MANIFEST} of ours"
-        if names := foreign_files(folder):
-            return f"holds files that no checkpoint has: {names[:5]}"
-    return None
-
-
-def identity_of(folder: Path) -> tuple[int, int] | None:
-    """Return what a folder keeps under another name; nothing if there is none."""
-    with suppress(OSError):
-        status = folder.lstat()
-        return status.st_dev, status.st_ino
-    return None
-
-
-def foreign_files(folder: Path) -> list[str]:
-    """Return what somebody else put into a checkpoint's folder: it goes with no checkpoint."""
-    ours = {MANIFEST, *read_manifest(folder).files}
-    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
 
 
 def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | None) -> None:
@@ -204,14 +173,29 @@ def name_latest(folder: Path) -> None:
 
 def put_in_place(temporary: Path, folder: Path) -> None:
     """Give a folder its final name; what had it before is loadable until then."""
-    require_replaceable(folder)
-    aside = set_aside(folder)
+    new, looks = identity_of(temporary), 0
+    while True:
+        require_replaceable(folder)
+        try:
+            take_name(temporary, folder)
+            break
+        except OSError as error:
+            looks += 1
+            if error.errno not in MEANWHILE or looks == LOOKS or identity_of(temporary) != new:
+                raise
+    sync_folder(folder.parent)
+    if is_ours(aside := set_aside(folder)):
+        remove_checkpoint(aside)
+
+
+def take_name(temporary: Path, folder: Path) -> None:
+    """Rename a folder; a checkpoint that has the name gets the temporary's, or is set aside."""
     if not is_ours(folder):
         with suppress(FileNotFoundError):
             folder.rmdir()  # an empty one
         temporary.rename(folder)
     elif not exchange_locked(temporary, folder):
-        if is_ours(aside):
+        if is_ours(aside := set_aside(folder)):
             remove_checkpoint(aside)
         folder.rename(aside)
         try:
@@ -219,9 +203,6 @@ def put_in_place(temporary: Path, folder: Path) -> None:
         except OSError:
             aside.rename(folder)
             raise
-    sync_folder(folder.parent)
-    if is_ours(aside):
-        remove_checkpoint(aside)
 
 
 def exchange_locked(temporary: Path, folder: Path) -> bool:
@@ -324,7 +305,7 @@ def by_sequence(root: Path) -> list[tuple[Path, Manifest]]:
     for entry in root.iterdir():
         if entry.is_symlink() or entry.name.endswith(TEMPORARY) or entry in replaced:
             continue
-        with suppress(CheckpointError, OSError):
+        with suppress(*NO_CHECKPOINT):
             manifest = read_manifest(entry)
             found.append((manifest.sequence, entry.stat().st_mtime_ns, entry, manifest))
     found.sort(key=lambda one: one[:3], reverse=True)
@@ -348,7 +329,7 @@ def remove_old(root: Path, keep_last: int, newest: Path) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Whether every file of a checkpoint is there, and as long as it was written."""
-    with suppress(CheckpointError, OSError):
+    with suppress(*NO_CHECKPOINT):
         check_sizes(folder, read_manifest(folder))
         return True
     return False
@@ -364,9 +345,11 @@ def latest_in(root: Path) -> Path | None:
 
 def named_latest(root: Path) -> Path | None:
     """Return the folder that ``latest`` names, whatever is there; nothing if it can't be a name."""
-    with suppress(OSError, ValueError, CheckpointError):
-        name = os.fsdecode(read_small(root / LATEST)).removesuffix("\n")
-        if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
+    with suppress(FileNotFoundError, ValueError, CheckpointError):
+        content = read_small(root / LATEST).removesuffix(b"\n")
+        name = os.fsdecode(content)
+        is_name = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+        if is_name and len(content) <= MAX_NAME:
             return in_place(root / name)
     return None
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from npydata.checkpointer.commit import latest_in
+from npydata.checkpointer.commit import latest_in, named_latest
 from npydata.checkpointer.file_layout import flatten_state_dict, unflatten_state_dict
 from npydata.checkpointer.manifest import (
     MANIFEST,
@@ -166,9 +166,19 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint folder in ``root``, or ``None`` if there is none.
 
     Newest is what was committed last, whatever its step.
+
+    Raises:
+        OSError: It can't be told: ``latest``, or the checkpoint that it names, may not be read by
+            this user; or the disk fails.
     """
     root = Path(root)
-    return latest_in(root) if root.is_dir() else None
+    if not root.is_dir():
+        return None
+    found, named = latest_in(root), named_latest(root)
+    if named not in (None, found):
+        with suppress(CheckpointError, FileNotFoundError, NotADirectoryError):
+            read_manifest(named)
+    return found
 
 
 def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) -> Manifest:

@@ -1,14 +1,18 @@
 """What belongs to a training run beside its tensors: counters, random generators, the loader."""
 
+import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 
+from npydata.checkpointer.file_layout import as_json, refuse_tensor
+from npydata.checkpointer.manifest import MAX_STATE_BYTES
 from npydata.errors import CheckpointError
+from npydata.reader.manifest import integer
 from npydata.system.accelerator import with_streams
 
 
@@ -95,3 +99,33 @@ def set_generators(state: Mapping[str, Any]) -> None:
 def as_byte_tensor(content: bytes) -> torch.Tensor:
     """Return bytes as the tensor that torch's generators take."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def training_json(training: TrainingState) -> Any:
+    """Return the training state as typed JSON."""
+    if not isinstance(training, TrainingState):
+        raise CheckpointError(
+            f"training_state is a {type(training).__name__}, expected a TrainingState"
+        )
+    try:
+        integer(training.step)
+    except ValueError as error:
+        raise CheckpointError(f"training_state: ['step']: {error}") from None
+    values = {field.name: getattr(training, field.name) for field in fields(training)}
+    try:
+        return as_json(values, refuse_tensor)
+    except CheckpointError as error:
+        raise CheckpointError(f"training_state: {error}") from None
+
+
+def serialized(metadata: dict[str, Any]) -> bytes:
+    """Return what stands beside the tensors as it is written."""
+    try:
+        content = json.dumps(metadata).encode()  # with an indent it takes three times as long
+    except ValueError as error:  # an integer of thousands of digits
+        raise CheckpointError(f"a value that JSON can't hold: {error}") from None
+    if len(content) > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"values beside the tensors make {len(content):,} bytes, at most {MAX_STATE_BYTES:,}"
+        )
+    return content

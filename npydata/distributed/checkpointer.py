@@ -5,10 +5,10 @@ Built in ``notebooks/09_scale_out``.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from npydata.checkpointer import checkpointer
+from npydata.checkpointer.destination import destination
 from npydata.checkpointer.training_state import TrainingState
 from npydata.distributed.group import ShardingConfig
 from npydata.distributed.save import begin_saving
@@ -49,7 +49,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                 gave no word in time; the message names it.
             OSError: The previous save failed on this rank; nobody began this one.
         """
-        folder = Path(os.path.abspath(dir))  # noqa: PTH100
+        folder = destination(dir)
         saving = begin_saving(folder, sharding, rank, world_size)
         with saving.coordinator.abort_on_error("plan"):
             self._wait()

@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 
-from npydata.checkpointer.checkpointer import serialized, training_json
 from npydata.checkpointer.commit import (
     clear_stale,
     commit,
     make_root,
     new_manifest,
-    require_replaceable,
     temporary_beside,
 )
+from npydata.checkpointer.destination import require_replaceable
 from npydata.checkpointer.file_layout import (
     FileLayout,
     as_json,
@@ -34,7 +33,7 @@ from npydata.checkpointer.file_layout import (
 )
 from npydata.checkpointer.manifest import TRAINING, FileEntry, rng_file
 from npydata.checkpointer.staging import StagedFile, StagingBuffer, stage
-from npydata.checkpointer.training_state import TrainingState
+from npydata.checkpointer.training_state import TrainingState, serialized, training_json
 from npydata.checkpointer.writer import Writer
 from npydata.distributed.coordinator import Coordinator, RankError, coordinate
 from npydata.distributed.group import Group, ShardingConfig

@@ -211,11 +211,16 @@ def hold(folder: Path) -> HeldFolder:
     return HeldFolder(folder)
 
 
+NO_CHECKPOINT = CheckpointError, FileNotFoundError, NotADirectoryError, PermissionError
+"""Raised where there is none, or none that this user may see. Any other error, of a failing disk or
+a process without descriptors, says nothing of that."""
+
+
 def is_ours(folder: Path) -> bool:
     """Whether a folder is a checkpoint that was committed."""
     try:
         read_manifest(folder)
-    except (CheckpointError, OSError):
+    except NO_CHECKPOINT:
         return False
     return True
 
