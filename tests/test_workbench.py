@@ -679,7 +679,7 @@ def test_after_a_rejection_the_page_says_which_answer_is_tested(capsys):
     checked("num_windows", num_windows)
     capsys.readouterr()
     checked("num_windows", lambda n, t, s: n // s)
-    assert "Your earlier answer, which was right, stays in lab/mine" in capsys.readouterr().out
+    assert "Your earlier answer, which was right, stays in your package" in capsys.readouterr().out
     promises("dataset")
     text = capsys.readouterr().out
     assert "1 of 9 pieces are yours" in text
@@ -687,6 +687,30 @@ def test_after_a_rejection_the_page_says_which_answer_is_tested(capsys):
     checked("num_windows", num_windows)
     promises("dataset")
     assert "earlier answer" not in capsys.readouterr().out
+
+
+def test_the_librarys_answer_is_not_taken_for_the_learners(capsys):
+    """A cell that is run in parts has, behind a wrong answer, the library's under its name."""
+    chosen = checked("num_windows", lambda n, t, s: n // s)
+    capsys.readouterr()
+    assert checked("num_windows", chosen) is chosen
+    assert "stands for the library's by now" in capsys.readouterr().out
+    assert "num_windows" not in keeping.pieces(PARTS["dataset"])
+
+
+def test_the_wrong_answer_that_is_nearest_is_told():
+    """Both wrong ones do the same where this answer fails; only one does so nowhere else."""
+    build = Build(
+        name="larger", reference=max, cases=[(1, 2), (2, 1), (3, 4), (5, 4), (6, 7)],
+        wrong={"never": lambda a, b: 0, "rarely": lambda a, b: 0 if (a, b) != (1, 2) else 2},
+    )  # fmt: skip
+    verdict = judge(build, lambda a, b: max(a, b) if b < 4 else 0)
+    assert (verdict.right, "rarely" in verdict.text) == (False, True)
+
+
+def test_a_function_of_other_arguments_is_told_which_it_gets():
+    verdict = judge(build_named("num_windows")[1], lambda tokens, stride: 1)
+    assert "it is called with: num_tokens, seq_len, stride" in verdict.text
 
 
 def test_a_stage_is_practice(capsys):

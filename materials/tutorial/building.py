@@ -36,6 +36,7 @@ IN_PLACE = "Your code changes its argument {}: the caller's own data."
 NOTHING_RAISED = "Nothing was raised here; expected {}."
 OTHER_RAISED = "{} was raised here; expected {}."
 ERROR_RETURNED = "You return the error; raise it."
+TAKES = "Your function takes other arguments; it is called with: {}."
 ENDLESS = "Does what your loop tests ever change?"
 HEAVY = "Which line takes so long, and how often is it run?"
 SLIPS = NameError, TypeError, AttributeError
@@ -243,6 +244,8 @@ def _reasons(
     """What is told of a failing case: where an error was raised, and one reason."""
     wanted, found, dtype = expected[first], got[first], build.compare_dtype
     asked_for = wanted.error and type(wanted.error) is type(found.error)
+    if isinstance(found.error, TypeError) and not _takes_as_many(answer, build.reference):
+        return [TAKES.format(", ".join(parameters(build.reference)))]
     lines = [line] if (line := line_of(answer, found.error)) and not asked_for else []
     error = _error_expected(wanted, found, dtype)
     if error and any(isinstance(one, BaseException) for one in found.returns):
@@ -273,26 +276,31 @@ def _belief(
     """The sentence of the wrong answer that does the same: in all cases, or where it matters.
 
     An answer with two mistakes is like none in all cases. Then the same in every failing case is
-    enough, if there are several: one alone may agree by chance.
+    enough, if there are several: one alone may agree by chance. Of several such, the sentence of
+    the one that is wrong in the fewest other cases fits best.
     """
     dtype = build.compare_dtype
-    everywhere = list(range(len(inputs)))
-    failing = [k for k in everywhere if not agree(expected[k], got[k], dtype)]
-    for places in (everywhere, failing)[: 1 + (len(failing) > 1)]:
-        for sentence, wrong in build.wrong.items():
-            number = places[0]
-            try:
-                with within(seconds):
-                    for number in places:
-                        theirs = look(build, wrong, inputs[number])
-                        if not _alike(theirs, got[number], expected[number], dtype):
+    failing = [k for k in range(len(inputs)) if not agree(expected[k], got[k], dtype)]
+    places = failing + [k for k in range(len(inputs)) if k not in failing]
+    apart: dict[str, int] = {}
+    for sentence, wrong in build.wrong.items():
+        number = places[0]
+        others = 0
+        try:
+            with within(seconds):
+                for number in places:
+                    theirs = look(build, wrong, inputs[number])
+                    if not _alike(theirs, got[number], expected[number], dtype):
+                        if number in failing:
                             break
-                    else:
-                        return sentence
-            except LastsError:
-                if isinstance(got[number].error, LastsError):
-                    return sentence
-    return None
+                        others += 1
+                else:
+                    apart[sentence] = others
+        except LastsError:
+            if isinstance(got[number].error, LastsError):
+                return sentence
+    best = min(apart, key=lambda sentence: apart[sentence], default=None)
+    return best if best and (len(failing) > 1 or not apart[best]) else None
 
 
 def _alike(theirs: Seen, got: Seen, expected: Seen, dtype: bool) -> bool:
@@ -515,6 +523,17 @@ def parameters(answer: Any) -> list[str]:
         return list(inspect.signature(answer).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def _takes_as_many(answer: Any, reference: Any) -> bool:
+    """Whether a function can be called as the reference is."""
+    if not (isinstance(answer, FunctionType) and isinstance(reference, FunctionType)):
+        return True
+    try:
+        inspect.signature(answer).bind(*parameters(reference))
+    except TypeError:
+        return False
+    return True
 
 
 def open_parts(build: Build, answer: Any) -> tuple[str, ...]:

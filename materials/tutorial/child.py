@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 CPU_S = 3
@@ -57,6 +58,12 @@ def in_child(work: Callable[[At], Any]) -> Ended:
 
     The value must be picklable. An exception that leaves `work` is told in `why`.
     """
+    with TemporaryDirectory(prefix="npydata-lab-") as folder:
+        return _in_child(work, folder)
+
+
+def _in_child(work: Callable[[At], Any], folder: str) -> Ended:
+    """Do the work in a child whose working directory this folder is: what it writes goes."""
     reached = mmap.mmap(-1, 9)
     receive, send = Pipe(duplex=False)
     with warnings.catch_warnings():
@@ -65,6 +72,8 @@ def in_child(work: Callable[[At], Any]) -> Ended:
     if not pid:
         global _reached
         _reached = reached
+        sys.path[:] = [str(Path(one).absolute()) for one in sys.path]
+        os.chdir(folder)
         _work(work, lambda step: reached.write(step.to_bytes(8)) and reached.seek(0), send)
     send.close()
     try:

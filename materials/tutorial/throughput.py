@@ -142,7 +142,7 @@ def draw_pipelines(follow: Callable[[Pipeline, int], list[Any]]) -> None:
         line = Timeline(tuple(follow(p, 60)), 1)
         _, ax = plt.subplots(figsize=(figures.WIDTH, 1.7 + 0.4 * workers))
         figures.lanes(ax, [bar for bar in lanes(line) if bar[2] < 24])
-        ax.set_title("Workers of 2 ms a batch, and one consumer")
+        ax.set_title(f"Workers of 2 ms a batch, one consumer, {p.wake_s:g} ms to wake either")
         plt.show()
         rate = f"{line.batches_per_s:.2f} batches per ms"
         print(
@@ -204,7 +204,8 @@ def draw_model(
     print(f"costs: {text}")
     _scatter(others, measured, model)
     errors: np.ndarray = model / measured - 1
-    print(f"within 20 %: {(abs(errors) < 0.2).sum()} of {len(errors)} settings; the worst three:")
+    print(f"within 20 %: {(abs(errors) < 0.2).sum()} of {len(errors)} settings, each in its best "
+          "turn; the worst three:")  # fmt: skip
     for k in np.argsort(-abs(errors))[:3]:
         row, found = others[k], f"measured {measured[k]:4.0f}, predicted {model[k]:4.0f}"
         print(f"{row['setting']:<36} {found} Mtok/s")

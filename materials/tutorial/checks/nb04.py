@@ -270,6 +270,9 @@ MADE_AT = Build(
         "The shared part comes first in a fetch, and the worker's own part last.": partial(
             made_as, free=lambda p, before: before.made - p.serial_s
         ),
+        "Of the first batch there is none before: `trips` is empty then.": (
+            lambda p, trips, begun: made_as(p, [trips[-1]], begun)
+        ),
     },
 )
 
@@ -310,15 +313,20 @@ def follow_cases():
 
 
 def followed(
-    p, batches, room="taken", wake=resume, alone=False, waits_for="done", made=made_at, freed="made"
-):
+    p, batches, room="taken", wake=resume, alone=False, waits_for="done", made=made_at,
+    freed="made", begin=None, counted_from=0, looks_back_at_once=False,
+):  # fmt: skip
     """The trips of a model that may be wrong."""
     trips = []
     for k in range(batches):
         workers = 1 if alone else p.workers
-        free = getattr(trips[k - workers], freed) if k >= workers else 0.0
-        place = getattr(trips[k - p.window], room) if room and k >= p.window else 0.0
-        begun = wake(free, place, p.wake_s)
+        if looks_back_at_once:
+            free, place = trips[k - workers].made, trips[k - p.window].taken
+        else:
+            free = getattr(trips[k - workers], freed) if k >= workers else 0.0
+            full = room and k >= p.window + counted_from
+            place = getattr(trips[k - p.window], room) if full else 0.0
+        begun = (begin or wake)(free, place, p.wake_s)
         ready = made(p, trips, begun)
         before = getattr(trips[-1], waits_for) if trips else 0.0
         taken = wake(before, ready, p.wake_s)
@@ -365,8 +373,8 @@ FOLLOW = Build(
             lambda p, n: followed(p, n, waits_for="taken")
         ),
         "You let one worker make everything.": lambda p, n: followed(p, n, alone=True),
-        "You wake nobody: a thread that waited goes on late.": lambda p, n: followed(
-            p, n, wake=lambda ready, event, wake_s: max(ready, event)
+        "A thread that waited goes on late: you wake nobody, or exchange what `resume` gets.": (
+            lambda p, n: followed(p, n, wake=lambda ready, event, wake_s: max(ready, event))
         ),
         "You wake everybody, even those that didn't wait.": lambda p, n: followed(
             p, n, wake=lambda ready, event, wake_s: max(ready, event) + wake_s
@@ -375,6 +383,18 @@ FOLLOW = Build(
             lambda p, n: followed(p, n, made=unshared)
         ),
         "Your window holds one batch more than it should.": waits_too_long,
+        "Batch `p.window` itself needs a place already: they are counted from 0.": (
+            lambda p, n: followed(p, n, counted_from=1)
+        ),
+        "Early batches have none before them: at the start all are free, and there is room.": (
+            lambda p, n: followed(p, n, looks_back_at_once=True)
+        ),
+        "A worker that waited for room is woken, too: by `resume`.": (
+            lambda p, n: followed(p, n, begin=lambda ready, event, wake_s: max(ready, event))
+        ),
+        "There are `p.workers` workers, and they take turns; yours makes one batch each.": (
+            lambda p, n: [trip._replace(worker=k) for k, trip in enumerate(follow(p, n))]
+        ),
         "`p.window` holds for all workers together; you give that much room to each.": (
             room_for_each
         ),
@@ -441,6 +461,9 @@ DIAGNOSE = Build(
         ),
         "You count every gap; a share of `least` is no wait.": (
             lambda trips, least=0.1: diagnose(trips, 0.0)
+        ),
+        "A share of exactly `least` is no wait: more than that is.": (
+            lambda trips, least=0.1: diagnose(trips, least - 1e-9)
         ),
         "You count every gap of the worker; a share of `least` is no wait.": (
             lambda trips, least=0.1: (
@@ -644,6 +667,9 @@ CHEAPEST = Build(
             (setting for setting, rate in rates.items() if rate * step_s >= HEADROOM), None
         ),
         "A step of 0 asks for as fast as can be: don't divide by it.": divides_by_any_step,
+        "A step of `step_s` seconds uses 1 / `step_s` batches a second: compare rates.": (
+            lambda rates, step_s: chosen(rates, step_s and 1 / step_s)
+        ),
         "The cheapest comes first; you take it whatever it delivers.": (
             lambda rates, step_s: next(iter(rates))
         ),

@@ -54,7 +54,7 @@ PAYLOAD_BEGIN = Build(
     wrong={
         "You forget the extra field: the padding is in it.": partial(begins_as, extra=(0, 0)),
         "You forget the name, which lies behind the fixed part.": partial(begins_as, name=(0, 0)),
-        "The small byte comes first.": partial(begins_as, order="big"),
+        "The low byte comes first: little-endian.": partial(begins_as, order="big"),
         "You count from the header's beginning, not from the file's.": (
             lambda header, at: begins_as(header, 0)
         ),
@@ -184,6 +184,9 @@ VIEW = Build(
             lambda memory, dtype, seen: torch.empty(0, dtype=dtype).set_(
                 torch.from_numpy(memory).untyped_storage(), *seen
             )
+        ),
+        "A clone has memory of its own; the tensor should lie over these very bytes.": (
+            lambda memory, dtype, seen: laid_over(memory, seen, dtype).clone()
         ),
         "Where elements lie scattered you copy them; the strides alone would do.": (
             lambda memory, dtype, seen: laid_over(memory, seen, dtype).contiguous()
@@ -699,6 +702,12 @@ RUNS = Build(
             runs_as, joins=lambda read, run: True
         ),
         "What you collected last is not in what you return.": forgets_the_last,
+        "A gap of exactly `GAP_BYTES` is read along, too.": partial(
+            runs_as, joins=partial(fits, gap=GAP_BYTES - 1)
+        ),
+        "A request may have exactly `REQUEST_BYTES`.": partial(
+            runs_as, joins=partial(fits, reach=REQUEST_BYTES - 1)
+        ),
         "A small gap is no reason for a request of its own: up to `GAP_BYTES` are read along.": (
             partial(runs_as, joins=partial(fits, gap=0))
         ),
@@ -910,7 +919,9 @@ CHECK_NO_GAPS = Build(
             sorts_by_place_alone
         ),
         "You sort the caller's own list; `sorted` makes another.": sorts_in_place,
-        "You return whether it is right; who would look?": returns_a_verdict,
+        "You return whether it is right, and nobody looks at that: raise where it isn't.": (
+            returns_a_verdict
+        ),
         "Who reads a file catches a CheckpointError, and no ValueError.": raises_another,
         "An `assert` is left out under `python -O`: raise a CheckpointError.": partial(
             raises_another, kind=AssertionError

@@ -4,6 +4,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,8 +64,10 @@ def library():
 def survived(answer, first, power):
     """What may load at any moment of a save to the toy disk, and at its end."""
     disk, kills, cuts = ToyDisk({} if first else {NAME: OLD}), set(), set()
+    steps = []
 
     def look(step):
+        steps.append(step)
         kills.add(loads(disk.seen()))
         cuts.update(map(loads, disk.power_cuts()))
 
@@ -74,6 +77,8 @@ def survived(answer, first, power):
     if power:
         after = sorted(set(map(loads, disk.power_cuts())))
         seen |= {"a power cut leaves": sorted(cuts), "a power cut after it leaves": after}
+    else:
+        seen |= {"the disk is asked to sync": any("synced" in step for step in steps)}
     return seen | {"files": len(disk.names)}
 
 
@@ -139,6 +144,9 @@ SAVE_UNSYNCED = Build(
         "You set the old one aside, and for a moment no file has the name.": (
             acts("write", "set aside", "rename")
         ),
+        "You sync as well. That is section 2: leave it out, and see there what it is for.": acts(
+            "write", "sync", "rename", "sync folder"
+        ),
     },
 )
 
@@ -181,15 +189,17 @@ def synced(answer, fails):
             known = {folder: "the folder", folder.parent: "the one above", folder / "a": "a file"}
             calls.append(known.get(path, "something else"))
             if fails:
-                raise OSError("the disk fails")
+                raise failure
 
+        failure = OSError("the disk fails")
         before, end = len(os.listdir("/proc/self/fd")), "nothing"
         everything = patch("os.sync", lambda: calls.append("every disk"))
-        with patch("os.fsync", fsync), everything:
+        with patch("os.fsync", fsync), patch("os.fdatasync", fsync), everything:
             try:
                 answer(folder)
-            except OSError:
-                end = "an OSError"
+            except OSError as error:
+                said = f"{type(error).__name__}: {error.strerror}"
+                end = "the disk's error" if error is failure else said
         left = len(os.listdir("/proc/self/fd")) - before
         return {"synced": calls, "left open": left, "raised": end}
 
@@ -235,7 +245,9 @@ SYNC_FOLDER = Build(
     observe=synced,
     show=lambda case: f"sync_folder(folder){'  # and the disk fails' if case[0] else ''}",
     wrong={
-        "You open it and never ask the disk.": partial(sync_as, sync=False),
+        "You never ask the disk: `os.fsync` does, with the descriptor.": partial(
+            sync_as, sync=False
+        ),
         "What is opened must be closed: a long run has no descriptors left.": partial(
             sync_as, close=False
         ),
@@ -249,6 +261,9 @@ SYNC_FOLDER = Build(
         "You catch the disk's error, and nobody hears that nothing was saved.": hides_the_error,
         "A descriptor is a number: `with` has nothing to close.": puts_it_under_with,
         "A path is no descriptor, and `open` takes no folder.": (lambda folder: os.fsync(folder)),
+        "`open` and `os.fdopen` make files of descriptors; a folder's is synced as it is.": (
+            lambda folder: os.fdopen(os.open(folder, os.O_RDONLY))
+        ),
         "You close it only when the disk fails.": closes_after_an_error,
         "`os.sync` is for every file of every program: it may take minutes, and hides errors.": (
             lambda folder: os.sync()
@@ -397,6 +412,13 @@ def raises_another(folder, manifest):
         raise ValueError(str(error)) from error
 
 
+def asks_the_size_first(folder, manifest):
+    for name, entry in manifest.files.items():
+        size = (folder / name).stat().st_size
+        if (folder / name).is_symlink() or not (folder / name).is_file() or size != entry.size:
+            raise CheckpointError(f"{folder / name}: is not what was written")
+
+
 def refuses_others(folder, manifest):
     for path in sorted(folder.iterdir()):
         if path.name not in manifest.files:
@@ -426,7 +448,12 @@ CHECK_SIZES = Build(
     observe=sizes_seen,
     show=lambda case: f"check_sizes(folder, manifest)  # has {case[0]}, the manifest {case[1]}",
     wrong={
-        "You return whether it is right; who would look?": says_whether,
+        "You return whether it is right, and nobody looks at that: raise where it isn't.": (
+            says_whether
+        ),
+        "`stat` raises where nothing is there: ask first whether there is a file.": (
+            asks_the_size_first
+        ),
         "A file that is missing is the first thing to refuse.": skips_what_is_missing,
         "A missing file ends in a FileNotFoundError; who catches waits for a CheckpointError.": (
             lets_stat_raise
@@ -486,7 +513,7 @@ def commit_seen(answer, keep_last, again=False):
 
         return patch(f"os.{name}", wrapper)
 
-    with run_of(library(), *([1, 2] if again else [1])) as root:
+    with run_of(library(), *([1, 2] if again else [1])) as root, chdir(root.parent):
         raised = "nothing"
         with noted("fsync"), noted("rename"), noted("replace"):
             try:
@@ -525,6 +552,10 @@ def commit_as(temporary, folder, manifest, keep_last, order="modes manifest sync
             mode = open_to_others(temporary)
         elif act == "manifest":
             write_small(temporary / MANIFEST, manifest.to_json(), mode)
+        elif act == "bytes":
+            (temporary / MANIFEST).write_bytes(manifest.to_json())
+        elif act == "nowhere":
+            write_small(Path(MANIFEST), manifest.to_json(), mode)
         elif act == "sync":
             sync_folder(temporary)
         elif act == "place":
@@ -588,8 +619,14 @@ COMMIT = Build(
         "The old one goes while `latest` still names it.": partial(
             commit_as, order="modes manifest sync place old latest"
         ),
-        "Nothing goes: you don't call `remove_old`, or before the new one has its name.": partial(
+        "Nothing is removed: `remove_old` comes last, and is given the root.": partial(
             commit_as, order="modes manifest sync place latest"
+        ),
+        "The manifest's bytes are not synced: `write_small` does that, `write_bytes` doesn't.": (
+            partial(commit_as, order="modes bytes sync place latest old")
+        ),
+        "The manifest belongs into the temporary folder: its path begins with that.": partial(
+            commit_as, order="modes nowhere sync place latest old"
         ),
         "You never ask whether `keep_last` is None: then nothing goes.": partial(
             commit_as, order="modes manifest sync place latest all"

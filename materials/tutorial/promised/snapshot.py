@@ -180,13 +180,13 @@ def the_writer_stays_behind(mine):
         written.set()
         put(*arguments)
 
-    def late(copies, watermark):
+    def late(copies, watermark, go_on):
         until = time.monotonic() + SOON_S
         while not written.wait(0.001) and time.monotonic() < until:
             if len(watermark._changed._waiters) == WRITERS:
                 break
         early.append(written.is_set())
-        copy(copies, watermark)
+        copy(copies, watermark, go_on)
 
     with (
         folder_for(mine) as (folder, keeper),
@@ -201,7 +201,7 @@ def the_writer_stays_behind(mine):
 def a_failed_copy_ends_the_save(mine):
     """A copy that fails ends the save with an error, and nobody waits for ever"""
 
-    def fails(copies, watermark):
+    def fails(copies, watermark, go_on):
         raise MemoryError
 
     with folder_for(mine) as (folder, keeper):
@@ -252,9 +252,9 @@ def only_what_a_step_changes_waits(mine):
     """With overlap, exactly what the optimizer changes is copied later"""
     later, copy = [], staging.run_all
 
-    def noted(copies, watermark):
+    def noted(copies, watermark, go_on):
         later.extend(one.name for one in copies)
-        copy(copies, watermark)
+        copy(copies, watermark, go_on)
 
     with (
         folder_for(mine, snapshot="overlap") as (folder, keeper),
@@ -272,10 +272,10 @@ def a_step_waits_for_the_copies(mine):
     """With overlap, the optimizer's next step waits for the copies"""
     stepping, copy = threading.Event(), staging.run_all
 
-    def late(copies, watermark):
+    def late(copies, watermark, go_on):
         stepping.wait()
         time.sleep(0.1)
-        copy(copies, watermark)
+        copy(copies, watermark, go_on)
 
     with (
         folder_for(mine, snapshot="overlap") as (folder, keeper),
@@ -299,10 +299,10 @@ def a_change_beside_the_copy_is_an_error(mine):
         model, optimizer = trained()
         keeper.protect(optimizer)
 
-        def changed(copies, watermark):
+        def changed(copies, watermark, go_on):
             with torch.no_grad():
                 model.weight.add_(1)
-            copy(copies, watermark)
+            copy(copies, watermark, go_on)
 
         with patch.object(staging, "run_all", changed):
             keeper.save(folder / "a", model.state_dict())
