@@ -135,6 +135,14 @@ def test_a_disk_that_fails_does_not_make_a_run_start_anew(tmp_path, monkeypatch,
     assert names_in(tmp_path) == ["a", "b", "latest"]
 
 
+def test_what_another_machine_removes_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        save_checkpoint(tmp_path / name, state(1))
+    refusing(monkeypatch, "b", errno.ESTALE)
+    (tmp_path / "latest").unlink()
+    assert latest_checkpoint(tmp_path) == tmp_path / "a"
+
+
 def test_without_descriptors_it_is_not_told_that_there_is_no_latest(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "a", state(1))
     monkeypatch.setattr(commit, "read_small", lambda _: failing(errno.EMFILE)())

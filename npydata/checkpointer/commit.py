@@ -39,12 +39,7 @@ from npydata.checkpointer.manifest import (
 )
 from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
-from npydata.reader.manifest import (
-    NO_CHECKPOINT,
-    in_place,
-    is_ours,
-    set_aside,
-)
+from npydata.reader.manifest import IfThereIsOne, in_place, is_ours, set_aside
 from npydata.system.atomic_write import (
     current_umask,
     lock_folder,
@@ -305,7 +300,7 @@ def by_sequence(root: Path) -> list[tuple[Path, Manifest]]:
     for entry in root.iterdir():
         if entry.is_symlink() or entry.name.endswith(TEMPORARY) or entry in replaced:
             continue
-        with suppress(*NO_CHECKPOINT):
+        with IfThereIsOne():
             manifest = read_manifest(entry)
             found.append((manifest.sequence, entry.stat().st_mtime_ns, entry, manifest))
     found.sort(key=lambda one: one[:3], reverse=True)
@@ -329,7 +324,7 @@ def remove_old(root: Path, keep_last: int, newest: Path) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Whether every file of a checkpoint is there, and as long as it was written."""
-    with suppress(*NO_CHECKPOINT):
+    with IfThereIsOne():
         check_sizes(folder, read_manifest(folder))
         return True
     return False

@@ -4,6 +4,7 @@ That of a checkpoint of ours is its last file to be written. A *record* is what 
 --record`` writes beside safetensors files of any origin.
 """
 
+import errno
 import json
 import os
 import zlib
@@ -212,17 +213,29 @@ def hold(folder: Path) -> HeldFolder:
 
 
 NO_CHECKPOINT = CheckpointError, FileNotFoundError, NotADirectoryError, PermissionError
-"""Raised where there is none, or none that this user may see. Any other error, of a failing disk or
-a process without descriptors, says nothing of that."""
+"""Raised where there is none, or none that this user may see."""
+
+
+class IfThereIsOne:
+    """Ends a block quietly that found no checkpoint.
+
+    Any other error, of a failing disk or a process without descriptors, says nothing of that.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        removed = isinstance(error, OSError) and error.errno == errno.ESTALE  # by another machine
+        return removed or isinstance(error, NO_CHECKPOINT)
 
 
 def is_ours(folder: Path) -> bool:
     """Whether a folder is a checkpoint that was committed."""
-    try:
+    with IfThereIsOne():
         read_manifest(folder)
-    except NO_CHECKPOINT:
-        return False
-    return True
+        return True
+    return False
 
 
 def read_as(kind: type[Kind], folder: HeldFolder, name: str) -> Kind:
