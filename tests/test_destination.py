@@ -135,11 +135,22 @@ def test_a_disk_that_fails_does_not_make_a_run_start_anew(tmp_path, monkeypatch,
     assert names_in(tmp_path) == ["a", "b", "latest"]
 
 
-def test_what_another_machine_removes_meanwhile_is_passed_over(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENXIO, errno.ENOTCONN])
+def test_what_is_no_checkpoint_is_passed_over(tmp_path, monkeypatch, number):
+    """Another machine has removed it; it is a socket, or a file system that somebody left."""
     for name in ("a", "b"):
         save_checkpoint(tmp_path / name, state(1))
-    refusing(monkeypatch, "b", errno.ESTALE)
+    refusing(monkeypatch, "b", number)
     (tmp_path / "latest").unlink()
+    assert latest_checkpoint(tmp_path) == tmp_path / "a"
+    save_checkpoint(tmp_path / "c", state(2))
+
+
+@pytest.mark.parametrize("named", ["loop", "x" * 255])
+def test_a_latest_that_names_what_can_be_none_is_passed_over(tmp_path, named):
+    save_checkpoint(tmp_path / "a", state(1))
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "latest").write_text(named)
     assert latest_checkpoint(tmp_path) == tmp_path / "a"
 
 

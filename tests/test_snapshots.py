@@ -1,6 +1,9 @@
 """What a checkpoint holds is what the state was when ``save`` was called, whatever comes next."""
 
+import gc
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -171,6 +174,23 @@ def test_a_save_that_was_interrupted_fills_no_memory_of_the_next(tmp_path, monke
     assert gate.open.is_set()
     assert (load_checkpoint(tmp_path / "b")[0]["w"] == 1).all()
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("snapshot", ["host", "overlap"])
+def test_a_save_that_is_done_keeps_nothing_of_the_state(tmp_path, trained, snapshot):
+    """The next call may be far."""
+    weight, optimizer = trained
+    keeper = AsyncCheckpointer(snapshot=snapshot)
+    keeper.protect(optimizer)
+    gathered = torch.zeros(5000)
+    known = weakref.ref(gathered)
+    keeper.save(tmp_path / "a", {"w": weight, "gathered": gathered})
+    ended = time.monotonic() + PATIENCE
+    while not keeper.done() and time.monotonic() < ended:
+        time.sleep(0.01)
+    del gathered
+    gc.collect()
+    assert known() is None
 
 
 def test_copies_go_on_where_the_write_has_failed_and_the_next_save_waits(

@@ -161,8 +161,8 @@ class AsyncCheckpointer:
             else:  # before training goes on; the writer follows close behind
                 copying.result()
                 staging.validate()
-        except BaseException as error:
-            staging.given_up = error  # first of all, and in one step
+        except BaseException:
+            staging.given_up = True  # first of all, and in one step
             copying.join()
             staging.settle_after_error()
             self._cancel()
@@ -182,9 +182,9 @@ class AsyncCheckpointer:
         if self._snapshot is not None:
             staging, copying = self._snapshot
             copying.join()
-            if staging.given_up is not None or copying.error is not None:
+            if staging.given_up or copying.error is not None:
                 staging.settle_after_error()
-            if staging.given_up is not None:
+            if staging.given_up:
                 self._cancel()
             self._snapshot = None
         known, self._roots = self._roots, set()  # after an error, what it left is looked for

@@ -39,7 +39,14 @@ from npydata.checkpointer.manifest import (
 )
 from npydata.checkpointer.runs import run_in
 from npydata.errors import CheckpointError
-from npydata.reader.manifest import IfThereIsOne, in_place, is_ours, set_aside
+from npydata.reader.manifest import (
+    CAN_NOT_TELL,
+    MAY_NOT_SEE,
+    IfThereIsOne,
+    in_place,
+    is_ours,
+    set_aside,
+)
 from npydata.system.atomic_write import (
     current_umask,
     lock_folder,
@@ -51,8 +58,6 @@ from npydata.system.atomic_write import (
 TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
 """What only this module calls a folder; versions before had the checkpoint's name in it."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-MAX_NAME = 255
-"""Bytes that a name has at most, on any file system that Linux knows."""
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 MEANWHILE = {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}
@@ -340,11 +345,9 @@ def latest_in(root: Path) -> Path | None:
 
 def named_latest(root: Path) -> Path | None:
     """Return the folder that ``latest`` names, whatever is there; nothing if it can't be a name."""
-    with suppress(FileNotFoundError, ValueError, CheckpointError):
-        content = read_small(root / LATEST).removesuffix(b"\n")
-        name = os.fsdecode(content)
-        is_name = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
-        if is_name and len(content) <= MAX_NAME:
+    with suppress(ValueError), IfThereIsOne(MAY_NOT_SEE | CAN_NOT_TELL):
+        name = os.fsdecode(read_small(root / LATEST)).removesuffix("\n")
+        if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
             return in_place(root / name)
     return None
 

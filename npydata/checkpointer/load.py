@@ -33,7 +33,14 @@ from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.held_folder import HeldFolder, read_held
 from npydata.reader.load import require_device
-from npydata.reader.manifest import hold, in_place, root_of_checkpoints
+from npydata.reader.manifest import (
+    CAN_NOT_TELL,
+    MAY_NOT_SEE,
+    IfThereIsOne,
+    hold,
+    in_place,
+    root_of_checkpoints,
+)
 from npydata.reader.open import open_files
 from npydata.reader.targets import own_state
 from npydata.reader.training_folder import PARTS, files_of
@@ -176,7 +183,7 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
         return None
     found, named = latest_in(root), named_latest(root)
     if named not in (None, found):
-        with suppress(CheckpointError, FileNotFoundError, NotADirectoryError):
+        with IfThereIsOne(MAY_NOT_SEE | CAN_NOT_TELL):
             read_manifest(named)
     return found
 

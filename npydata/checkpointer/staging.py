@@ -276,8 +276,8 @@ class StagingTask:
     pending: PendingCopies | None = None
     copied: InterruptSafeEvent = field(default_factory=InterruptSafeEvent)
     """Set when nothing is left to copy in memory, even if that failed."""
-    given_up: BaseException | None = None
-    """Why nobody wants it any more, if so: what is not copied then stays so."""
+    given_up: bool = False
+    """Whether nobody wants it any more: what is not copied then stays so."""
     watched: Sequence[Copy] = ()
     """Copies whose tensors must not change before all are made."""
     changed: str = ""
@@ -323,13 +323,18 @@ class StagingTask:
         try:
             for file in self.files:
                 run_all(file.copies, file.watermark, self.require_wanted)
+        except BaseException:
+            self.watched = ()
+            raise
         finally:
+            for file in self.files:  # the next save may be far: nobody's tensors wait for it
+                file.copies = []
             self.copied.set()
 
     def require_wanted(self) -> None:
         """Raise if the snapshot was given up."""
-        if self.given_up is not None:
-            raise CheckpointError("the save was interrupted") from self.given_up
+        if self.given_up:
+            raise CheckpointError("the save was interrupted")
 
 
 def name_of_changed(copies: Iterable[Copy]) -> str:

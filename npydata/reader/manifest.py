@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -212,22 +212,26 @@ def hold(folder: Path) -> HeldFolder:
     return HeldFolder(folder)
 
 
-NO_CHECKPOINT = CheckpointError, FileNotFoundError, NotADirectoryError, PermissionError
-"""Raised where there is none, or none that this user may see."""
+CAN_NOT_TELL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
+"""Of a process without descriptors, a full machine or a failing disk."""
+MAY_NOT_SEE = {errno.EACCES, errno.EPERM}
 
 
 class IfThereIsOne:
-    """Ends a block quietly that found no checkpoint.
+    """Ends a block quietly that found no checkpoint, whatever else is there.
 
-    Any other error, of a failing disk or a process without descriptors, says nothing of that.
+    Errors that say nothing of that are raised; so are those of ``but``.
     """
+
+    def __init__(self, but: Set[int] = CAN_NOT_TELL) -> None:
+        self.but = but
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        removed = isinstance(error, OSError) and error.errno == errno.ESTALE  # by another machine
-        return removed or isinstance(error, NO_CHECKPOINT)
+        number = getattr(error, "errno", None)
+        return isinstance(error, CheckpointError | OSError) and number not in self.but
 
 
 def is_ours(folder: Path) -> bool:
