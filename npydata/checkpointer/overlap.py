@@ -53,8 +53,7 @@ class Overlap:
     def wait(self) -> None:
         """Wait for copies in memory; let a device wait for those that are queued there."""
         if (staging := self._staging) is not None:
-            if not staging.given_up:
-                staging.copied.wait()
+            staging.copied.wait()
             with suppress(CheckpointError):  # the writer raises it
                 staging.validate()
             if staging.pending is not None:
