@@ -1,0 +1,96 @@
+"""Threads, forks and signals: what must not hang or get lost whichever of them comes when.
+
+A signal's handler and ``__del__`` run between any two lines of the thread they interrupt. Who may
+be interrupted so must hold no lock that the interruption needs as well.
+"""
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+LOCK_OWNERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
+PAUSED_BY: dict[int, None] = {}
+"""The threads that have paused garbage collection and will resume it."""
+WAKE_UP_S = 0.5
+"""How long a wait lasts at most after an interrupt swallowed its wake-up."""
+
+
+def fork_safe_lock(owner: Any) -> Any:
+    """Return a re-entrant lock for ``owner._lock``; a forked child gets a new one in its place.
+
+    The state that it guards must be usable at any moment: in the child, the thread that was
+    changing it does not go on.
+    """
+    LOCK_OWNERS.add(owner)
+    return threading.RLock()
+
+
+class InterruptSafeEvent:
+    """A ``threading.Event`` that can be set once, and waited for by a thread that is interrupted.
+
+    ``threading.Event`` waits within a lock: Ctrl-C at the wrong moment leaves it taken, and the
+    thread that sets the event hangs.
+    """
+
+    def __init__(self) -> None:
+        self._is_set, self._wake_up = False, SimpleQueue[None]()
+
+    def set(self) -> None:
+        """Wake the threads that wait."""
+        self._is_set = True
+        self._wake_up.put(None)
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+    def wait(self) -> None:
+        """Wait until it is set."""
+        while not self._is_set:
+            with suppress(Empty):
+                self._wake_up.get(timeout=WAKE_UP_S)
+        self._wake_up.put(None)  # for the next thread that waits
+
+
+def without_collecting(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Pause cyclic garbage collection during a function that makes many objects that stay.
+
+    It would take half of the time. A decorator and no context manager, as an interrupt can come
+    after a context manager was entered and before its block.
+    """
+
+    @wraps(function)
+    def pausing(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if not gc.isenabled():
+            return function(*args, **kwargs)
+        thread = threading.get_ident()
+        try:
+            PAUSED_BY[thread] = None
+            gc.disable()
+            return function(*args, **kwargs)
+        finally:
+            gc.enable()
+            PAUSED_BY.pop(thread, None)
+
+    return pausing
+
+
+def after_fork_in_child() -> None:
+    """Renew locks, and resume collection if a thread that the child doesn't have has paused it."""
+    for owner in LOCK_OWNERS:
+        owner._lock = threading.RLock()
+    if PAUSED_BY and threading.get_ident() not in PAUSED_BY:
+        PAUSED_BY.clear()
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=after_fork_in_child)
