@@ -1,0 +1,37 @@
+"""recommend and sweep: measured settings, and the cheapest that is fast enough."""
+
+import numpy as np
+import pytest
+
+from npydata import AsyncDataLoader, LoaderError, MmapDataset, recommend, sweep, write_tokens
+
+from .tools import Fetched
+
+
+def test_a_recommendation_can_be_given_to_the_loader():
+    found = recommend(Fetched(10**4), seconds=0.2, repeats=1, batch_size=8)
+    loader = AsyncDataLoader(Fetched(10**4), batch_size=8, **found.settings)
+    assert (loader.num_workers, found.prefetch_factor) == (found.num_workers, found.prefetch_factor)
+    assert found.batches_per_s > 0
+    assert f"num_workers={found.num_workers}" in str(found)
+
+
+def test_a_long_step_needs_the_least_setting():
+    found = recommend(Fetched(10**4), step_s=10.0, seconds=0.2, repeats=1, batch_size=8)
+    assert found.enough
+    assert (found.num_workers, found.prefetch_factor) == (1, 2)
+
+
+def test_recommend_refuses_what_the_loader_refuses():
+    with pytest.raises(LoaderError):
+        recommend("tokens.npy", seconds=0.1)
+
+
+def test_a_sweep_measures_each_setting(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.arange(50_000, dtype=np.uint16)])
+    found = sweep(tmp_path / "a.npy", seq_len=64, batch_size=8, workers=(0, 1), prefetch=(2, 4),
+                  repeats=1, seconds=0.02, progress=False)  # fmt: skip
+    settings = {(row["workers"], row["prefetch"]) for row in found["rows"]}
+    assert {(0, 2), (0, 4), (1, 2), (1, 4)} <= settings
+    assert all(row["median"] > 0 for row in found["rows"])
+    assert MmapDataset(tmp_path / "a.npy", 64).num_samples > 0
