@@ -7,10 +7,11 @@ CLIENTS := build/clients
 FRAMEWORKS := accelerate lightning torchdata transformers
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
 LAB_LINKS := ln -sfn ../materials ../examples ../npydata lab/  # what the notebooks link to
+TESTS = $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-distributed test test-stress test-fuzz test-crash test-clients lab lab-reset lint notebooks docs materials clinic clean
+.PHONY: help run run-distributed test nightly soak gpu lab lab-reset lint notebooks docs materials clinic clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,42 +39,45 @@ run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make o
 	@$(BIN)/npydata convert build/fsdp/step-000040/model build/fsdp/model.safetensors
 
 # nbval kills its kernels, which then leave their temporary files: they get a folder of their own.
-test: $(READY)  ## Run every test, and every notebook cell against its committed output
-	@rm -f .coverage*
-	@echo "[test] the device path, on a simulated accelerator (built once, about a minute; needs g++ and ninja)"
-	@$(BIN)/python -m pytest --cov --cov-report= --cov-fail-under=0 --quiet -m accelerator tests/accelerator
-	@echo "[test] the library and the notebooks' contract"
-	@$(JUPYTER_QUIET) $(BIN)/python -m pytest --numprocesses 2 --dist loadscope \
-		--cov --cov-append --cov-report=term:skip-covered --quiet tests
+test: $(READY)  ## Whatever a change can break: the library, the device path, every notebook cell (minutes)
+	@echo "[test] the library, and beside it the device path on a simulated accelerator (build/accelerator.log)"
+	@mkdir -p build; $(BIN)/python -m pytest --quiet -m accelerator tests/accelerator > build/accelerator.log 2>&1 & beside=$$!; \
+		$(JUPYTER_QUIET) $(TESTS) tests; library=$$?; \
+		wait $$beside; device=$$?; tail -n 3 build/accelerator.log; \
+		test $$device -eq 0 || { cat build/accelerator.log; exit 1; }; exit $$library
 	@echo "[test] the notebooks, cell by cell"
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-		TMPDIR="$$scratch" $(JUPYTER_QUIET) $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope \
-		--nbval --nbval-current-env --nbval-cell-timeout=120 \
+		TMPDIR="$$scratch" $(JUPYTER_QUIET) $(TESTS) --nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks \
 		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
 
-test-stress: $(READY)  ## The long versions of the tests
-	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m stress --ignore tests/test_doctor.py --ignore tests/clients tests
-	@echo "[test-stress] the doctor, with nothing beside it"
-	@$(BIN)/python -m pytest --quiet -m stress tests/test_doctor.py
-	@echo "[test-stress] the device path, against a thousand adversaries"
-	@NPYDATA_SEEDS=1000 $(BIN)/python -m pytest --quiet --timeout 3600 -m accelerator tests/accelerator
+nightly: $(READY) $(CLIENTS)/.ready  ## What is long, rare or random: coverage, crashes, frameworks, the site; each within its minutes
+	@rm -f .coverage*
+	@echo "[nightly] coverage of what 'make test' runs"
+	@$(JUPYTER_QUIET) $(TESTS) --cov --cov-report=term:skip-covered tests
+	@echo "[nightly] the long and the random ones: crashes, real disks, mutants, the wheel"
+	@$(BIN)/python tests/checkpointer/faults/tools.py
+	@$(JUPYTER_QUIET) $(TESTS) --budget 20 -m nightly tests
+	@echo "[nightly] the device path, against more adversaries"
+	@NPYDATA_SEEDS=200 $(BIN)/python -m pytest --quiet --budget 5 --timeout 600 -m accelerator tests/accelerator
+	@echo "[nightly] the frameworks' own packages, in $(CLIENTS)"
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet --budget 10 -m clients tests
+	@$(MAKE) --no-print-directory docs
 
-test-fuzz: $(READY)  ## Mutated checkpoints by the hundred thousand: read as torch does or refused, never dear (hours)
-	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m fuzz tests
+soak: $(READY)  ## The large counts: hundreds of thousands of mutated files, thousands of kills (hours); its log is kept
+	@$(TESTS) --timeout 0 -m soak tests 2>&1 | tee materials/results/soak.txt
 
-test-crash: $(READY)  ## Kill, starve and unplug a saving process, by the thousand; ends with what could not be tried
-	@$(BIN)/python tests/faults/tools.py
-	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist load -m crash --ignore tests/clients tests
+# Such a machine has its own torch, and no network: nothing is installed.
+gpu:  ## On a machine with a GPU, its own Python and torch: the tests that need one, and the device benchmark
+	@mkdir -p build/gpu
+	@PYTHONPATH=. timeout 300 $(PYTHON) -m pytest --quiet -m gpu tests
+	@PYTHONPATH=. timeout 170 $(PYTHON) -m npydata bench device --json build/gpu/device.json
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	@echo "[set-up] $(CLIENTS): torch and $(FRAMEWORKS) (once; a few minutes)"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable . pytest pytest-timeout $(FRAMEWORKS)
 	@touch $@
-
-test-clients: $(CLIENTS)/.ready  ## The frameworks that others train in, with their real packages; in build/clients
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet -m clients tests/clients
 
 lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebooks
 	@$(LAB_LINKS)
@@ -88,13 +92,12 @@ lab-reset:  ## Set your copy of the notebooks aside and start from a fresh one
 	@mkdir -p lab && cp -r notebooks lab/notebooks && $(LAB_LINKS)
 	@echo "[lab] fresh; what you had is beside it in lab/"
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy, and which part may import which
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
-notebooks: $(READY)  ## For authors: copy module code into its cells, execute, and refresh the table of symbols
+notebooks: $(READY)  ## For authors: copy module code into its cells, and execute
 	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
-	@$(BIN)/python materials/tutorial/counting.py --write
-	@$(BIN)/python materials/tutorial/taught.py
 
 docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file materials/docs/mkdocs.yml

@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, mix, convert, verify, doctor, bench.
+"""The ``npydata`` command: prepare, inspect, mix, convert, verify, bench.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Each command imports what it needs.
@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from npydata import __version__
 from npydata.bench import command as bench
 from npydata.dataset import commands as data
-from npydata.doctor import command as doctor
 from npydata.errors import CheckpointError, NpyDataError
 from npydata.reader import command as converting
 from npydata.system.progress import MESSAGE_LENGTH, harmless, human_bytes, printable
@@ -270,7 +269,6 @@ examples:
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
   npydata verify runs/                     whether the newest checkpoint is what was written
-  npydata doctor -- python train.py        what a training waits for, and the line to change
   npydata bench dataset                    how fast this machine reads samples, and others read them
 
 Every command has its own help: npydata prepare --help
@@ -376,7 +374,7 @@ MIX = Command(data.run_mix, "say what a run over several token files would see",
               data.MIX_DESCRIPTION, data.MIX)  # fmt: skip
 
 COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "mix": MIX, "convert": CONVERT,
-            "verify": VERIFY, "doctor": Command(doctor.run, *doctor.TEXTS)}  # fmt: skip
+            "verify": VERIFY}  # fmt: skip
 
 BENCH = Command(
     bench.run,

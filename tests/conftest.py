@@ -1,8 +1,9 @@
-"""What all tests share: the tutorial package on the path, and the `taught` symbols."""
+"""What all tests share: where helpers lie, what a crash run counts, a folder in memory."""
 
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -12,23 +13,34 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "materials"))
+TESTS = ROOT / "tests"
+FOLDERS = [ROOT, ROOT / "materials", TESTS]
+FOLDERS += [
+    TESTS / name for name in ("builders", "cli", "dataset", "reader", "checkpointer", "distributed")
+]
+PATHS = [str(folder) for folder in FOLDERS]
+sys.path[:0] = PATHS
+os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)  # children find the package and the helpers, too
 
 from package_symbols import FromModules  # noqa: E402
 
+BEGUN = pytest.StashKey[float]()
+FRAMEWORKS = ("transformers", "accelerate", "lightning", "torchdata")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--budget", type=float, metavar="MINUTES", help="begin no test after that")
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A mutation run must import the mutated copy: another one on the path would prove nothing."""
-    expected = os.environ.get("NPYDATA_UNDER_TEST")
-    if expected:
-        import npydata
-
-        found = str(npydata.__file__)
-        if not Path(found).is_relative_to(expected):
-            pytest.exit(f"npydata came from {found}, expected it under {expected}", returncode=3)
+    session.config.stash[BEGUN] = time.monotonic()
 
 
-FRAMEWORKS = ("transformers", "accelerate", "lightning", "torchdata")
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Name what the time budget leaves out."""
+    minutes = item.config.getoption("--budget")
+    if minutes and time.monotonic() - item.config.stash[BEGUN] > 60 * minutes:
+        pytest.skip(f"the budget of {minutes:g} minutes is used up")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -19,6 +19,8 @@ from test_formats import write_megatron
 import npydata
 from npydata import write_tokens
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[1]
 ARRIVING = ROOT / "materials" / "docs" / "arriving.md"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -93,15 +95,8 @@ def test_a_notebook_is_shown_with_its_committed_pictures(site, path):
     assert len([name for name in shown if name.startswith(path.stem)]) == len(pictures)
 
 
-def test_a_taught_symbol_links_to_the_cell_that_builds_it(site):
-    links = targets(site / "materials" / "taught.html", "href")
-    taught = (ROOT / "materials" / "taught.md").read_text(encoding="utf-8")
-    found = [link for link in links if re.search(r"\.html#(npydata|examples)\.", link)]
-    assert len(found) == taught.count("\n| `")
-
-
 def test_the_front_page_leads_to_every_part(site):
-    wanted = {"npydata/index.html", "materials/tutorial/glossary.html", "materials/taught.html",
+    wanted = {"npydata/index.html", "materials/tutorial/glossary.html",
               "materials/docs/arriving.html", "materials/results/figures.html"}  # fmt: skip
     wanted |= {f"notebooks/{path.stem}.html" for path in NOTEBOOKS}
     seen, ahead = set(), ["index.html"]

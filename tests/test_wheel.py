@@ -26,7 +26,10 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 LEFT_OUT = ["IPython", "ipywidgets", "jupyterlab", "matplotlib", "pytest", "tokenizers", "tqdm"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-pytestmark = pytest.mark.skipif(not find_spec("setuptools"), reason="setuptools builds the wheel")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not find_spec("setuptools"), reason="setuptools builds the wheel"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +139,9 @@ print(npydata.__file__, npydata.__version__)
     ("convert checkpoint.pt model.safetensors", "2 tensors"),
     ("verify run", "ok: step 60"),
     ("bench dataset --quick --size-mb 1 --repeats 1", "nanoGPT style"),
-    pytest.param("bench loader --quick --size-mb 1 --repeats 1", "naive DataLoader",
-                 marks=pytest.mark.stress),
-    pytest.param("bench reader --quick --size-mb 1 --convert-mb 1 --repeats 1", "torch.load",
-                 marks=pytest.mark.stress),
-    pytest.param("bench checkpoint --quick --size-mb 1 --repeats 1", "dcp.async_save",
-                 marks=pytest.mark.stress),
+    ("bench loader --quick --size-mb 1 --repeats 1", "naive DataLoader"),
+    ("bench reader --quick --size-mb 1 --convert-mb 1 --repeats 1", "torch.load"),
+    ("bench checkpoint --quick --size-mb 1 --repeats 1", "dcp.async_save"),
 ])  # fmt: skip
 def test_the_command_line_works_without_extras(environment, workplace, arguments, said):
     done = run(environment / "npydata", *arguments.split(), cwd=workplace)

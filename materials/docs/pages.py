@@ -25,14 +25,12 @@ START = ["README.md", "materials/docs/arriving.md", "materials/results/figures.m
          "materials/results/survival.md"]  # fmt: skip
 FRAMEWORKS = [f"materials/docs/frameworks/{name}.md"
               for name in ("transformers", "lightning", "accelerate", "own_loops")]  # fmt: skip
-AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.md",
-                     "materials/taught.md"]  # fmt: skip
+AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.md"]
 ON_THE_SITE = re.compile(
     r".*\.md|LICENSE|notebooks/[^/]+\.ipynb|(npydata|examples|materials/clinic)/.*\.py"
     r"|materials/results/.*\.(json|png)|materials/tutorial/(naive_train|own_training)\.py"
 )
 TERM = re.compile(r"^\*\*(.+?)\*\* - (.+) \((\d\d)\)$", re.M)
-TAUGHT = re.compile(r"^\| `(.+?)` \| \[(.+?)\]\((.+?)\) \| \[`(.+?)\.py`\]", re.M)
 
 
 class CodePage(File):
@@ -59,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     lessons = [path for path in shown if path.startswith("notebooks/")]
     config.nav = [
         {"Start": START},
-        {"Frameworks": [*FRAMEWORKS, "materials/docs/scenarios.md"]},
+        {"Frameworks": FRAMEWORKS},
         {"Lessons": [*lessons, *AFTER_THE_LESSONS]},
         {"Reference": reference_menu([path for path in shown if path.startswith("npydata/")])},
     ]
@@ -126,11 +124,4 @@ def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: object) ->
                      if file.src_uri.endswith(".ipynb")}  # fmt: skip
         link = r"- **\1** - \2 ([\3](../../{}))"
         return TERM.sub(lambda term: term.expand(link.format(notebooks[term[3]])), markdown)
-    return TAUGHT.sub(with_anchor, markdown) if page.file.name == "taught" else markdown
-
-
-def with_anchor(row: re.Match[str]) -> str:
-    """Return a row of the table of symbols whose notebook is linked at the symbol's cell."""
-    name, title, notebook, module = row.groups()
-    anchor = f"{module.replace('/', '.')}.{name}"
-    return f"| `{name}` | [{title}]({notebook}#{anchor}) | [`{module}.py`]"
+    return markdown

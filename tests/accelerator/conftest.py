@@ -8,7 +8,7 @@ import simulator
 
 HERE = Path(__file__).parent
 SEEDS = range(int(os.environ.get("NPYDATA_SEEDS", "50")))
-"""The adversaries that each proof meets; ``make test-stress`` asks for 1,000."""
+"""The adversaries that each proof meets; ``make nightly`` asks for 200."""
 FEW_SEEDS = SEEDS if "NPYDATA_SEEDS" in os.environ else range(12)
 """For proofs that write files: each of the adversary's ways once."""
 

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import pytest
+import simulator
 import torch
 
 N = 5000
@@ -202,7 +204,7 @@ ctypes.memmove(ctypes.create_string_buffer(8), weight.data_ptr() + 12, 8)
 
 
 def test_a_touch_by_the_cpu_is_a_fault_that_names_the_tensor(sim):
-    run = subprocess.run([sys.executable, "-c", TOUCH, str(sys.path[0])],
+    run = subprocess.run([sys.executable, "-c", TOUCH, str(Path(simulator.__file__).parent)],
                          capture_output=True, text=True, check=False)  # fmt: skip
     assert run.returncode == -11, run.stderr
     assert run.stderr == "sim: the CPU touched device memory: byte 12 of layer.weight on sim:1\n"

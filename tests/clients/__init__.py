@@ -1,1 +1,1 @@
-"""Tests with the real packages of the frameworks that others train in: `make test-clients`."""
+"""Tests with the real packages of the frameworks that others train in: `make nightly`."""

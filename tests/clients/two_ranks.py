@@ -1,14 +1,11 @@
 """One of two ranks that accelerate connects by gloo: what it gets, before and after a resume."""
 
-import os
 import sys
 
 import accelerate
 import torch.distributed
 
-sys.path[:0] = [os.environ.get("NPYDATA_UNDER_TEST", "."), "tests"]
-
-from npydata import AsyncDataLoader, MmapDataset  # noqa: E402
+from npydata import AsyncDataLoader, MmapDataset
 
 path, state = sys.argv[1:]
 

@@ -1,0 +1,146 @@
+"""A saving process is killed at random moments: the newest confirmed checkpoint is always there."""
+
+import random
+import shutil
+
+import pytest
+from faults.children import Child
+from faults.layer import Layer, be_killed
+from faults.protocols import PROTOCOLS, Distributed
+from loader_tools import run_child
+
+pytestmark = pytest.mark.timeout(120)
+BY_ONE = {name: one for name, one in PROTOCOLS.items() if not isinstance(one, Distributed)}
+
+KILLS = """
+import itertools, random, shutil, sys, threading
+from pathlib import Path
+import torch
+from faults.children import Child
+from faults.layer import Layer, be_killed
+from faults.saving import holds, save_step, saves_again
+from npydata import AsyncCheckpointer
+from npydata.checkpointer import commit
+
+times, seed, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+how, at_calls = sys.argv[4], sys.argv[5] == "call"
+torch.set_num_threads(1)
+chance, pause = random.Random(seed), threading.Event()
+if how == "fallback":
+    commit.exchange = lambda one, other: False
+
+def save_for_ever(report, first, layer):
+    keeper = AsyncCheckpointer(keep_last=2)
+    with layer.installed():
+        for step in itertools.count(first):
+            name = f"step{step}" if step % 3 == 0 else f"reused{step % 2}"
+            save_step(keeper, root / name, step, elements=2000 if at_calls else 300_000)
+            keeper.wait()
+            report(step)
+
+at, seen, newer = 0, set(), 0
+if at_calls:
+    saves_again(root, "reused0", at := 1)
+for number in range(times):
+    layer = Layer(chance.randrange(70) if at_calls else None, be_killed, everywhere=True)
+    child = Child(lambda report: save_for_ever(report, at + 1, layer))
+    if not at_calls:
+        assert child.line() is not None
+        pause.wait(chance.random() * 0.1)
+        child.kill()
+    confirmed = max([at + (not at_calls), *map(int, child.lines())])
+    assert child.code == -9, child.code
+    child.close()
+    seen |= {entry.name.rsplit(".", 1)[-1] for entry in root.iterdir() if entry.name[0] == "."}
+    at = holds(root, confirmed)
+    newer += at > confirmed
+    if number % (16 if at_calls else 4) == 3:
+        saves_again(root, f"reused{number % 2}", at := at + 1)
+saves_again(root, "reused1", at + 1)
+print(len(seen), newer)
+"""
+
+
+def killed(times, seed, root, how, when="moment"):
+    child = run_child(KILLS, times, seed, root, how, when, seconds=60 + times)
+    assert child.returncode == 0, child.stderr
+    kinds, newer = map(int, child.stdout.split())
+    return kinds, newer
+
+
+@pytest.mark.parametrize("how", ["exchange", "fallback"])
+def test_6_kills_at_random_moments_lose_nothing_that_was_confirmed(tmp_path, how, record_property):
+    record_property("kills", 6)
+    killed(6, 0, tmp_path, how)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["exchange", "fallback"])
+def test_150_kills_at_random_moments_lose_nothing_that_was_confirmed(
+    tmp_path, how, record_property
+):
+    record_property("kills", 150)
+    kinds, newer = killed(150, 1, tmp_path, how)
+    assert kinds, "no kill came between the steps of a save: they prove nothing"
+    assert newer, "no kill came between a commit and its confirmation"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("how", ["exchange", "fallback"])
+@pytest.mark.parametrize("seed", range(5))
+def test_900_kills_at_random_calls_lose_nothing_that_was_confirmed(
+    memory_folder, how, seed, record_property
+):
+    record_property("kills", 900)
+    kinds, newer = killed(900, seed, memory_folder, how, "call")
+    assert kinds
+    assert newer
+
+
+@pytest.fixture(params=BY_ONE.values(), ids=list(BY_ONE))
+def protocol(request):
+    return request.param
+
+
+def killed_at_calls(protocol, folder, choose):
+    """Kill a protocol at the calls chosen; return how many kills that were."""
+    (folder / "counted").mkdir()
+    protocol.prepare(folder / "counted")
+    with Layer(everywhere=True).installed() as layer:
+        protocol.act(folder / "counted", lambda step: None)
+    calls = choose(range(len(layer.calls)))
+    for call in calls:
+        left = folder / f"killed{call}"
+        left.mkdir()
+        protocol.prepare(left)
+        with_kill = Layer(call, be_killed, everywhere=True)
+
+        def die(report, left=left, layer=with_kill):
+            with layer.installed():
+                protocol.act(left, report)
+
+        child = Child(die)
+        confirmed = max([0, *map(int, child.lines())])
+        child.close()
+        assert child.code == -9, f"call {call} of {len(layer.calls)} was not made"
+        protocol.check(left, confirmed)
+        protocol.go_on(left)
+        shutil.rmtree(left)
+    return len(calls)
+
+
+def test_killed_at_some_calls_every_protocol_keeps_what_it_promised(
+    protocol, memory_folder, record_property
+):
+    choose = lambda calls: random.Random(3).sample(calls, 3)  # noqa: E731
+    record_property("kills", killed_at_calls(protocol, memory_folder, choose))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_killed_at_any_call_every_protocol_keeps_what_it_promised(
+    protocol, memory_folder, record_property
+):
+    record_property("kills", killed_at_calls(protocol, memory_folder, list))

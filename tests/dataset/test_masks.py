@@ -1,0 +1,67 @@
+"""Masks of packed rows: a row's losses are those of its documents alone."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from packing_tools import write_datatrove
+
+from npydata import PackedDataset
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+import masks
+
+
+@pytest.fixture
+def batch(tmp_path):
+    lengths = np.random.default_rng(3).integers(1, 40, 60)
+    return PackedDataset(write_datatrove(tmp_path, lengths), 64).fetch(range(8))
+
+
+@pytest.fixture
+def model(batch):
+    torch.manual_seed(0)
+    return masks.TinyModel(int(batch.inputs.max()) + 1, 64).double()
+
+
+def test_the_losses_of_a_row_are_those_of_its_documents_alone(batch, model):
+    packed = masks.losses(
+        model(batch.inputs, batch.position_ids, masks.document_mask(batch.document_ids)),
+        batch.targets,
+    ).reshape(-1)
+    bounds = batch.cu_seqlens.tolist()
+    flat = [part.reshape(-1) for part in (batch.inputs, batch.position_ids, batch.targets)]
+    for begin, end in pairwise(bounds):
+        x, positions, y = (part[None, begin:end] for part in flat)
+        alone = masks.losses(
+            model(x, positions, torch.ones(end - begin, end - begin, dtype=torch.bool).tril()), y
+        )
+        torch.testing.assert_close(packed[begin:end], alone[0], rtol=1e-13, atol=1e-13)
+
+
+def test_both_masks_give_the_same(batch, model):
+    with torch.no_grad():  # torch has no backward pass of flex_attention on a CPU
+        flex, plain = (
+            model(batch.inputs, batch.position_ids, make(batch.document_ids))
+            for make in (masks.document_block_mask, masks.document_mask)
+        )
+    torch.testing.assert_close(flex, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_without_a_mask_documents_see_their_neighbours(batch, model):
+    causal = torch.ones(64, 64, dtype=torch.bool).tril()
+    mask = masks.document_mask(batch.document_ids)
+    with_mask, without = (model(batch.inputs, batch.position_ids, one) for one in (mask, causal))
+    assert (with_mask - without).abs().max() > 1e-3
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    path = write_datatrove(tmp_path, [20, 30, 7, 50])
+    monkeypatch.setattr(sys, "argv", ["masks.py", str(path), "--seq-len", "64"])
+    masks.main()
+    plain, flex, none = (line.split()[0] for line in capsys.readouterr().out.splitlines())
+    assert float(plain) == pytest.approx(float(flex), rel=1e-4)
+    assert float(plain) != pytest.approx(float(none), rel=1e-4)
