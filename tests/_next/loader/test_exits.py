@@ -166,7 +166,7 @@ print("done")
 
 
 @pytest.mark.parametrize(
-    "times, seed", [(60, 0), *(pytest.param(500, k, marks=pytest.mark.stress) for k in (1, 2))]
+    "times, seed", [(60, 0), *(pytest.param(500, k, marks=pytest.mark.nightly) for k in (1, 2))]
 )
 def test_ctrl_c_leaves_no_thread_and_loses_nothing(times, seed):
     child = run_child(CTRL_C, times, seed, seconds=100)

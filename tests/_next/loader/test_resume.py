@@ -76,7 +76,7 @@ def test_resumed_up_to_four_times_each_sample_comes_once(data, length, shuffle):
     interrupted(lambda a, b: data.draw(st.integers(a, b)), length, shuffle)
 
 
-@pytest.mark.stress
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_interruptions_resumed_up_to_four_times(seed):
