@@ -1,0 +1,58 @@
+"""The shuffle that is computed: a bijection for every size, the same everywhere, in no memory."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npydata import Permutation
+
+POWERS = [b**k + d for b in (2, 4) for k in range(1, 9) for d in (-1, 0, 1)]
+
+
+def test_every_small_size_is_a_bijection():
+    for n in [*range(1, 700), *POWERS, 9973]:
+        assert np.array_equal(np.sort(Permutation(n, 3)(np.arange(n))), np.arange(n)), n
+
+
+@given(st.integers(1, 62), st.sampled_from([-1, 0, 1]), st.integers(-(2**70), 2**70))
+def test_no_two_places_have_the_same_sample_at_any_size(bits, more, seed):
+    n = min(max(1, 2**bits + more), 2**62)
+    shuffle = Permutation(n, seed)
+    places = np.unique(np.linspace(0, n - 1, 500).astype(np.int64).clip(0, n - 1))
+    samples = shuffle(places)
+    assert len(np.unique(samples)) == len(places)
+    assert 0 <= samples.min() <= samples.max() < n
+    assert shuffle(int(places[-1])) == samples[-1]
+    assert shuffle(places.reshape(1, -1)).shape == (1, len(places))
+
+
+def test_it_is_frozen_and_depends_on_its_seed():
+    # A resumed run must see the same order, whatever the versions of numpy and npydata.
+    assert Permutation(10, 0)(np.arange(10)).tolist() == FROZEN
+    assert Permutation(10, 1)(np.arange(10)).tolist() != FROZEN
+    assert Permutation(10**12, 0)([0, 1, 10**12 - 1]).tolist() == LARGE
+    assert len(Permutation(10**12, 0)) == 10**12
+
+
+FROZEN = [5, 9, 2, 7, 4, 3, 1, 6, 0, 8]
+LARGE = [206204812167, 777825882991, 884502287972]
+
+
+def test_every_order_of_a_few_is_about_equally_likely():
+    orders = [tuple(Permutation(4, seed)(np.arange(4))) for seed in range(4800)]
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert 120 < counts.min() <= counts.max() < 290
+
+
+@pytest.mark.parametrize("n", [0, -1, 2**62 + 1])
+def test_sizes_out_of_range_are_refused(n):
+    with pytest.raises(ValueError, match=f"n={n}"):
+        Permutation(n, 0)
+
+
+@pytest.mark.parametrize("position", [-1, 10, [3, 10], np.array([-1, 2])])
+def test_places_out_of_range_are_refused(position):
+    with pytest.raises(IndexError):
+        Permutation(10, 0)(position)
