@@ -1,28 +1,23 @@
 """Mixtures: shares that hold at every prefix, nothing lost or repeated, the same anywhere."""
 
-# ruff: noqa: E501
-
 import pickle
-from collections import Counter
 from fractions import Fraction
-from itertools import chain
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_builders import Numbers, sequences, write_documents, write_npy
+from token_builders import Numbers, sequences, write, write_documents
 from torch.utils.data import DataLoader
 
 from npydata import MixtureDataset, MmapDataset, NpyDataError, NpyTokensDataset, PackedDataset
 
 SLOW = settings(deadline=None, max_examples=60)
-WEIGHTS = st.lists(
-    st.one_of(st.integers(0, 9), st.floats(0, 1).map(lambda w: round(w, 2))), min_size=4, max_size=4
-).filter(any)
-BOUND = 2.5
-"""No source is further from its share, counted from where its weights begin (1 of two sources)."""
+WEIGHTS = st.lists(st.sampled_from([0, 0, 1, 2, 9, 0.1, 0.25, 0.33]), min_size=4, max_size=4)
+WEIGHTS = WEIGHTS.filter(any)
+LENGTHS = [50, 60, 70, 80]
 
 
 class Fetched(Numbers):
@@ -32,38 +27,43 @@ class Fetched(Numbers):
         return torch.tensor([self[i] for i in np.asarray(indices).tolist()], dtype=torch.int64)
 
 
-def numbers(*lengths, kind=Fetched):
-    return {name: kind(n, k) for k, (name, n) in enumerate(zip("abcdefg", lengths, strict=False))}
+def mixture_of(lengths, weights, kind=Fetched, **options):
+    sources = {name: kind(n, k) for k, (name, n) in enumerate(zip("abcdef", lengths, strict=False))}
+    return MixtureDataset(sources, weights, **options)
 
 
-def sources_in(samples):
-    return [sample // 1_000_000 for sample in samples]
+def require_shares(samples, weights):
+    """Raise unless each prefix of some samples has the shares of these weights.
 
-
-def require_shares(found, weights, bound):
-    """Raise unless each prefix of some samples has the shares of these weights."""
+    No source is further than 2.5 samples from its share (1 of two), since the weights began.
+    """
+    found = np.array(samples, np.int64) // 1_000_000
     taken = np.cumsum(np.eye(len(weights))[found], axis=0)
-    share = np.array(weights, float) / sum(weights)
-    off = taken - np.arange(1, len(found) + 1)[:, None] * share
-    assert np.abs(off).max(initial=0) <= bound + 1e-3 * len(found) * 1e-2
+    share = np.arange(1, len(found) + 1)[:, None] * (np.array(weights, float) / sum(weights))
+    assert np.abs(taken - share).max(initial=0) <= (1.01 if len(weights) == 2 else 2.51)
+
+
+def require_each_once(samples, lengths):
+    """Raise if a source gives a sample twice in one of its epochs."""
+    for k, length in enumerate(lengths):
+        own = [sample for sample in samples if sample // 1_000_000 == k]
+        epochs = [own[first : first + length] for first in range(0, len(own), length)]
+        assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
 
 
 @SLOW
 @given(WEIGHTS, st.dictionaries(st.integers(1, 700), WEIGHTS, max_size=4), st.integers(1, 1000))
 def test_shares_hold_at_every_prefix_of_every_phase(weights, schedule, count):
-    mixture = MixtureDataset(numbers(50, 60, 70, 80), weights, schedule=schedule, num_samples=count)
+    mixture = mixture_of(LENGTHS, weights, schedule=schedule, num_samples=count)
     samples = mixture.fetch(range(count)).tolist()
-    found = sources_in(samples)
-    begins = [0, *sorted(schedule)]
-    for begin, end in zip(begins, [*begins[1:], count], strict=True):
-        require_shares(found[begin:end], schedule.get(begin, weights), BOUND)
-    for k, (name, length) in enumerate(zip("abcd", (50, 60, 70, 80), strict=True)):
-        own = [s for s in samples if s // 1_000_000 == k]
-        assert mixture.counts(count)[name] == len(own)
-        for first in range(0, len(own), length):  # each sample once in each epoch of its source
-            epoch = own[first : first + length]
-            assert len(set(epoch)) == len(epoch)
-        assert mixture.progress(0, count)[name].epochs == pytest.approx(len(own) / length)
+    steps = {0: weights, **schedule}
+    for begin, end in pairwise([*sorted(steps), count]):
+        require_shares(samples[begin:end], steps[begin])
+    require_each_once(samples, LENGTHS)
+    given_by = np.bincount(np.array(samples) // 1_000_000, minlength=4).tolist()
+    assert list(mixture.counts(count).values()) == given_by
+    progress = mixture.progress(0, count)["c"]
+    assert (progress.samples, progress.epochs) == (given_by[2], given_by[2] / 70)
 
 
 @SLOW
@@ -71,35 +71,42 @@ def test_shares_hold_at_every_prefix_of_every_phase(weights, schedule, count):
 def test_shares_hold_for_up_to_twenty_sources_and_far_away(weights, begin):
     sources = {str(k): Fetched(1000, k) for k in range(len(weights))}
     mixture = MixtureDataset(sources, weights, num_samples=2**61)
-    bound = 1 if len(weights) == 2 else BOUND
-    require_shares(sources_in(mixture.fetch(range(300)).tolist()), weights, bound)
-    counts = [np.array([*mixture.counts(begin + k).values()], object) for k in range(40)]
-    found = sources_in(mixture.fetch(range(begin, begin + 39)).tolist())
-    for k, source in enumerate(found):
-        step = counts[k + 1] - counts[k]
-        assert step[source] == step.sum() == 1
-    assert sum(counts[0]) == begin
-    for count, weight in zip(counts[0].tolist(), weights, strict=True):
-        assert abs(count - Fraction(begin * weight, sum(weights))) <= bound + begin / 10**12
+    require_shares(mixture.fetch(range(300)).tolist(), weights)
+    before = list(mixture.counts(begin).values())
+    assert sum(before) == begin
+    for count, weight in zip(before, weights, strict=True):
+        assert abs(count - Fraction(begin * weight, sum(weights))) <= 2.5
+    for sample in mixture.fetch(range(begin, begin + 40)).tolist():
+        begin += 1
+        before[sample // 1_000_000] += 1
+        assert list(mixture.counts(begin).values()) == before
 
 
-def test_equal_and_zero_weights_and_decimals():
-    found = sources_in(
-        MixtureDataset(numbers(9, 9), [1, 1], num_samples=8).fetch(range(8)).tolist()
-    )
-    assert Counter(found) == {0: 4, 1: 4}
-    never = MixtureDataset(numbers(9, 9, 9), [1, 0, 1], num_samples=100).fetch(range(100))
-    assert 1 not in sources_in(never.tolist())
-    assert MixtureDataset(numbers(9, 9), [0.1, 0.3], num_samples=4).weights == {
-        "a": Fraction(1, 4), "b": Fraction(3, 4)}  # fmt: skip
-    by_name = MixtureDataset(numbers(9, 9), {"b": 3, "a": 1}, num_samples=4)
-    assert by_name.weights["a"] == Fraction(1, 4)
+@SLOW
+@given(WEIGHTS, WEIGHTS, st.integers(1, 300), st.integers(0, 300))
+def test_new_weights_in_mid_run_lose_and_repeat_nothing(weights, later, at, more):
+    old = mixture_of(LENGTHS, weights, num_samples=600)
+    new = old.reweighted(at, later).reweighted(at + more, weights, {at + more + 50: later})
+    before, after = old[:].tolist(), new[:].tolist()
+    assert after[:at] == before[:at]
+    require_shares(after[at : at + more], later)
+    require_shares(after[at + more : at + more + 50], weights)
+    require_shares(after[at + more + 50 :], later)
+    require_each_once(after, LENGTHS)
+    assert new.fingerprint_at(0, at) == old.fingerprint_at(0, at)
 
 
-def test_an_epoch_ends_with_the_first_source_that_was_passed_over():
-    mixture = MixtureDataset(numbers(100, 10), [1, 1])
-    samples = mixture.fetch(range(len(mixture))).tolist()
-    assert sum(s >= 1_000_000 for s in samples) == 10
+def test_weights_are_ratios_of_decimals_by_name_or_in_order():
+    exact = {"a": Fraction(1, 4), "b": Fraction(3, 4)}
+    for weights in ([0.1, 0.3], [1, 3], {"b": 0.75, "a": 0.25}):
+        assert mixture_of([9, 9], weights, num_samples=4).weights == exact
+    scheduled = mixture_of([9, 9], [1, 1], schedule={10: [1, 3]}, num_samples=4)
+    assert [scheduled.weights_at(at)["b"] for at in (9, 10)] == [Fraction(1, 2), Fraction(3, 4)]
+
+
+def test_an_epoch_ends_when_the_first_source_was_passed_over():
+    samples = mixture_of([100, 10], [1, 1])[:].tolist()
+    assert sum(sample >= 1_000_000 for sample in samples) == 10
     assert samples[-1] >= 1_000_000
 
 
@@ -112,7 +119,7 @@ def test_an_epoch_ends_with_the_first_source_that_was_passed_over():
     ({"weights": {"a": 1, "z": 2}}, ValueError, "'b'"),
     ({"weights": 3}, TypeError, "weights=3"),
     ({"sources": {}, "weights": []}, ValueError, "no sources"),
-    ({"sources": numbers(5, 0)}, ValueError, "source 'b' has 0 samples"),
+    ({"sources": {"a": [1], "b": []}}, ValueError, "source 'b' has 0 samples"),
     ({"sources": {"a": "a.npy", "b": "b.npy"}}, TypeError, "source 'a' is a str"),
     ({"sources": [1, 2]}, TypeError, "expected a dictionary"),
     ({"num_samples": 0}, ValueError, "num_samples=0"),
@@ -120,104 +127,70 @@ def test_an_epoch_ends_with_the_first_source_that_was_passed_over():
 ])  # fmt: skip
 def test_impossible_settings_are_refused(change, error, message):
     with pytest.raises(error, match=message):
-        MixtureDataset(**{"sources": numbers(5, 5), "weights": [1, 1], **change})
+        MixtureDataset(**{"sources": {"a": [1], "b": [2]}, "weights": [1, 1], **change})
 
 
 def test_epochs_of_the_mixture_go_on_where_the_last_one_ended():
-    mixture = MixtureDataset(numbers(50, 70), [2, 1], num_samples=40, seed=3)
-    epochs = [mixture.fetch(range(40), epoch=e).tolist() for e in range(5)]
-    longer = MixtureDataset(numbers(50, 70), [2, 1], num_samples=200, seed=3)
-    assert list(chain(*epochs)) == longer.fetch(range(200)).tolist()
+    mixture = mixture_of([50, 70], [2, 1], num_samples=40, seed=3)
+    epochs = [mixture.fetch(range(40), epoch=epoch).tolist() for epoch in range(5)]
+    longer = mixture_of([50, 70], [2, 1], num_samples=200, seed=3)
+    assert [sample for epoch in epochs for sample in epoch] == longer[:].tolist()
     mixture.set_epoch(2)
     assert mixture[:].tolist() == epochs[2]
     assert [int(mixture[i]) for i in (0, 7, -1)] == [epochs[2][i] for i in (0, 7, -1)]
     assert mixture.fetch([5, 5, -1], epoch=1).tolist() == [epochs[1][i] for i in (5, 5, -1)]
     assert mixture.fetch(range(40), seed=4).tolist() != epochs[2]
-    for wrong in (40, -41):
-        with pytest.raises(IndexError):
-            mixture.fetch([wrong])
-
-
-@SLOW
-@given(WEIGHTS, WEIGHTS, st.integers(0, 300), st.integers(0, 300))
-def test_new_weights_in_mid_run_lose_and_repeat_nothing(weights, later, at, again):
-    old = MixtureDataset(numbers(50, 60, 70, 80), weights, num_samples=600)
-    new = old.reweighted(at, later).reweighted(at + again, weights, {at + again + 50: later})
-    before, after = old.fetch(range(600)).tolist(), new.fetch(range(600)).tolist()
-    assert after[:at] == before[:at]
-    for begin, end, now in ((at, at + again, later), (at + again, at + again + 50, weights),
-                            (at + again + 50, 600, later)):  # fmt: skip
-        require_shares(sources_in(after[begin:end]), now, BOUND)
-    for k, length in enumerate((50, 60, 70, 80)):
-        own = [s for s in after if s // 1_000_000 == k]
-        for first in range(0, len(own), length):
-            epoch = own[first : first + length]
-            assert len(set(epoch)) == len(epoch)
-    if at:
-        assert new.fingerprint_at(0, at) == old.fingerprint_at(0, at)
-    if at and weights != later and again:
-        assert new.fingerprint() != old.fingerprint()
+    with pytest.raises(IndexError):
+        mixture.fetch([40])
 
 
 def test_a_fingerprint_tells_sources_weights_and_lengths_apart():
-    made = [MixtureDataset(numbers(50, 70), w, num_samples=n, schedule=s)
-            for w, n, s in (([2, 1], 40, None), ([1, 1], 40, None), ([2, 1], 40, {20: [1, 1]}))]  # fmt: skip
-    made.append(MixtureDataset(numbers(50, 71), [2, 1], num_samples=40))
-    assert len({m.fingerprint() for m in made}) == len(made)
-    again = MixtureDataset(numbers(50, 70), [2, 1], num_samples=40)
+    made = [mixture_of([50, n], w, num_samples=m, schedule=s) for n, w, m, s in (
+        (70, [2, 1], 40, None), (70, [1, 1], 40, None), (70, [2, 1], 40, {20: [1, 1]}),
+        (71, [2, 1], 40, None))]  # fmt: skip
+    assert len({mixture.fingerprint() for mixture in made}) == len(made)
+    again = mixture_of([50, 70], [2, 1], num_samples=40)
     assert again.fingerprint() == made[0].fingerprint()
     assert made[0].fingerprint_at(0, 10) == made[2].fingerprint_at(0, 10)
-    assert "0.6667" in repr(made[0])
+    assert "0.6667" in repr(again)
+    assert "order" in again.refuses_shuffle
 
 
 def test_sources_of_any_kind_fetch_together_and_one_by_one(tmp_path):
-    path = write_npy(tmp_path / "a.npy", np.arange(2000, dtype="<u2"))
+    path = write(tmp_path / "a.npy", "npy", ids=np.arange(2000))
     windows = {"a": MmapDataset(path, 8), "b": NpyTokensDataset(path, 8, seed=1)}
     mixture = MixtureDataset(windows, [1, 3], num_samples=60)
     x, y = mixture.fetch([3, 9, 3, 30, -1])
-    assert x.shape == (5, 8)
     assert torch.equal(x + 1, y)
-    assert torch.equal(x[0], x[2])
     for k, index in enumerate([3, 9, 3, 30, 59]):
         assert torch.equal(mixture[index][0], x[k])
-    stock = next(iter(DataLoader(mixture, 60, num_workers=1)))
-    assert torch.equal(stock[0], mixture[:][0])
-    one_by_one = MixtureDataset(numbers(50, 70, kind=Numbers), [2, 1], num_samples=40)
-    assert torch.equal(
-        one_by_one.fetch(range(40)),
-        MixtureDataset(numbers(50, 70), [2, 1], num_samples=40).fetch(range(40)),
-    )
+    x = mixture[:][0]
+    assert torch.equal(next(iter(DataLoader(mixture, 60, num_workers=1)))[0], x)
     mixture.will_need(range(10))
-    assert torch.equal(pickle.loads(pickle.dumps(mixture))[:][0], mixture[:][0])
+    assert torch.equal(pickle.loads(pickle.dumps(mixture))[:][0], x)
+    slow, fast = (mixture_of([50, 70], [2, 1], kind, num_samples=40) for kind in (Numbers, Fetched))
+    assert torch.equal(slow[:], fast[:])
+    inner = mixture_of([30, 30], [1, 1], num_samples=20)
+    outer = MixtureDataset({"in": inner, "c": Fetched(50, 7)}, [1, 1], num_samples=80)
+    own = [sample for sample in outer[:].tolist() if sample < 7_000_000]
+    assert len(own) == 40
+    require_shares(own, [1, 1])  # a mixture's own order is kept
 
 
 def test_packed_rows_of_several_sources_are_one_batch(tmp_path):
-    packed = {name: PackedDataset(write_documents(tmp_path / f"{name}.ds", [9, 5, 30] * 20, first=k), 16)
-              for name, k in (("a", 1), ("b", 10_000))}  # fmt: skip
+    packed = {name: PackedDataset(write_documents(tmp_path / name, [9, 5, 30] * 20, first=k), 16)
+              for name, k in (("a.ds", 1), ("b.ds", 10_000))}  # fmt: skip
     mixture = MixtureDataset(packed, [1, 1], num_samples=20)
-    batch = mixture.fetch(range(20))
+    batch = mixture[:]
     assert batch.inputs.shape == (20, 16)
     for _, tokens, _ in sequences(batch):
         assert len({token >= 10_000 for token in tokens}) == 1
-    assert mixture.progress(0, 20)["a"].tokens == mixture.counts(20)["a"] * 16
-
-
-def test_a_mixture_of_mixtures_keeps_the_inner_order():
-    inner = MixtureDataset(numbers(30, 30), [1, 1], num_samples=20)
-    outer = MixtureDataset({"in": inner, "c": Fetched(50, 7)}, [1, 1], num_samples=80)
-    samples = outer.fetch(range(80)).tolist()
-    own = [s for s in samples if s < 7_000_000]
-    require_shares(sources_in(own), [1, 1], 1)
-    assert len(own) == 40
+    assert mixture.progress(0, 20)["a.ds"].tokens == mixture.counts(20)["a.ds"] * 16
 
 
 def test_samples_that_do_not_fit_together_are_refused(tmp_path):
-    path = write_npy(tmp_path / "a.npy", np.arange(2000, dtype="<u2"))
+    path = write(tmp_path / "a.npy", "npy", ids=np.arange(2000))
     for other in (MmapDataset(path, 9), MmapDataset(path, 8, as_dict=("a", "b")), Fetched(50)):
         mixture = MixtureDataset({"a": MmapDataset(path, 8), "b": other}, [1, 1], num_samples=20)
         with pytest.raises(NpyDataError, match=r"a: .*b: "):
             mixture.fetch(range(10))
-
-
-def test_a_mixture_refuses_to_be_shuffled():
-    assert "order" in MixtureDataset(numbers(5, 5), [1, 1]).refuses_shuffle

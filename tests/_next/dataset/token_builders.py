@@ -1,5 +1,6 @@
 """Token files of every format, each written by an independent few lines; and what a batch holds."""
 
+import os
 import struct
 from itertools import pairwise
 
@@ -8,47 +9,66 @@ import numpy as np
 IDS = np.arange(100, 400)
 
 
-def write_npy(path, array, version=(1, 0)):
+def write(path, kind, cut=None, cut_index=None, **about):
+    """Write a file of a kind and return it; then cut it, or the index beside it, to a size."""
+    path, index = KINDS[kind](path, **about)
+    for one, size in ((path, cut), (index, cut_index)):
+        if size is not None:
+            os.truncate(one, size)
+    return path
+
+
+def npy(path, ids=IDS, dtype="<u2", version=(1, 0), shape=None):
+    array = ids if shape is None else ids.reshape(shape)
     with open(path, "wb") as file:
-        np.lib.format.write_array(file, array, version=version, allow_pickle=True)
-    return path
+        np.lib.format.write_array(file, array.astype(dtype), version=version, allow_pickle=True)
+    return path, None
 
 
-def write_raw(path, ids=IDS, dtype="<u2"):
+def raw(path, ids=IDS, dtype="<u2"):
     np.asarray(ids).astype(dtype).tofile(path)
-    return path
+    return path, None
 
 
-def write_llmc(path, magic=20240520, version=1, dtype="<u2", ids=IDS, count=None):
+def content(path, data):
+    path.write_bytes(data)
+    return path, None
+
+
+def llmc(path, magic=20240520, version=1, dtype="<u2", ids=IDS, count=None):
     header = np.zeros(256, "<i4")
     header[:3] = magic, version, len(ids) if count is None else count
-    path.write_bytes(header.tobytes() + ids.astype(dtype).tobytes())
-    return path
+    return content(path, header.tobytes() + ids.astype(dtype).tobytes())
 
 
-def write_megatron(path, lengths=(100, 50, 150), documents=(0, 2, 3), code=8, dtype="<u2",
-                   magic=b"MMIDIDX\0\0", version=1, pointers=None, ids=IDS):  # fmt: skip
-    write_raw(path.with_suffix(".bin"), ids, dtype)
+def megatron(path, lengths=(100, 50, 150), documents=(0, 2, 3), code=8, dtype="<u2",
+             magic=b"MMIDIDX\0\0", version=1, pointers=None, ids=IDS):  # fmt: skip
+    tokens, index = path.with_suffix(".bin"), path.with_suffix(".idx")
+    raw(tokens, ids, dtype)
     if pointers is None:
         pointers = [sum(lengths[:i]) * np.dtype(dtype).itemsize for i in range(len(lengths))]
     header = struct.pack("<QBQQ", version, code, len(lengths), len(documents))
     arrays = zip((lengths, pointers, documents), ("<i4", "<i8", "<i8"), strict=True)
     body = b"".join(np.array(numbers, kind).tobytes() for numbers, kind in arrays)
-    path.with_suffix(".idx").write_bytes(magic + header + body)
-    return path.with_suffix(".bin")
+    index.write_bytes(magic + header + body)
+    return tokens, index
 
 
-def write_datatrove(path, ends=(100, 100, 300), dtype="<u2", ids=IDS):
-    write_raw(path, ids, dtype)
-    (path.parent / f"{path.name}.index").write_bytes(np.array(ends, "<u8").tobytes())
-    return path
+def datatrove(path, ends=(100, 100, 300), dtype="<u2", ids=IDS):
+    index = path.with_name(f"{path.name}.index")
+    raw(path, ids, dtype)
+    index.write_bytes(np.array(ends, "<u8").tobytes())
+    return path, index
+
+
+KINDS = {one.__name__: one for one in (npy, raw, content, llmc, megatron, datatrove)}
 
 
 def write_documents(path, lengths, dtype="<u4", first=1):
     """Write a datatrove file of documents whose tokens are first, first + 1, ... over the file."""
     ends = np.cumsum(np.array(lengths, np.int64))
-    count = int(ends[-1]) if len(ends) else 0
-    return write_datatrove(path, ends, dtype, np.arange(first, first + count))
+    ids = np.arange(first, first + sum(lengths))
+    return write(path, "datatrove", ends=ends, dtype=dtype, ids=ids)
 
 
 def sequences(batch):
@@ -57,8 +77,7 @@ def sequences(batch):
     width = batch.inputs.shape[-1]
     parts = (batch.inputs, batch.targets, batch.position_ids, batch.document_ids)
     flat = [part.reshape(-1).tolist() for part in parts]
-    assert bounds[0] == 0
-    assert bounds[-1] == len(flat[0])
+    assert [bounds[0], bounds[-1]] == [0, len(flat[0])]
     assert batch.max_seqlen == max(np.diff(bounds))
     found = []
     for begin, end in pairwise(bounds):
@@ -69,8 +88,7 @@ def sequences(batch):
         if documents[0] >= 0:
             found.append((documents[0], inputs, targets))
         else:
-            assert set(inputs) == {0}
-            assert set(targets) == {-100}
+            assert {*inputs, *targets} == {0, -100}
     return found
 
 
@@ -84,6 +102,4 @@ class Numbers:
         return self.length
 
     def __getitem__(self, index):
-        if not -self.length <= index < self.length:
-            raise IndexError(index)
-        return 1_000_000 * self.number + index
+        return 1_000_000 * self.number + range(self.length)[index]
