@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from tutorial import child
-from tutorial.child import KILLED, SLOW, At, Ended, LastsError, in_child, in_one_line, within
+from course.grading import child
+from course.grading.child import KILLED, SLOW, At, Ended, LastsError, in_child, in_one_line, within
 from tutorial.grading import same, text_of
 
 Case = tuple[Any, ...]

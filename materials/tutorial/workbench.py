@@ -15,7 +15,7 @@ from typing import Any
 
 from tutorial import keeping
 from tutorial.building import judge
-from tutorial.child import in_child, what_happens
+from course.grading.child import in_child, what_happens
 from tutorial.lessons import PARTS, Part, build_named
 from tutorial.mutation import diff, infect
 from tutorial.predictions import predict, reveal

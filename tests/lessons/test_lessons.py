@@ -7,7 +7,8 @@ import textwrap
 import notebook_tools as tools
 import pytest
 import torch.distributed.checkpoint.default_planner  # noqa: F401 - a child has no second for it
-from tutorial import child, keeping, sync
+from course.grading import child
+from tutorial import keeping, sync
 from tutorial.building import judge
 from tutorial.lessons import PARTS, build_named
 from tutorial.mutants import mutants

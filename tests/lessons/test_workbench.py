@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tutorial import child, keeping, predictions, workbench
+from course.grading import child
+from tutorial import keeping, predictions, workbench
 from tutorial.building import Build, judge
 from tutorial.lessons import PARTS, build_named
 from tutorial.slips import slip

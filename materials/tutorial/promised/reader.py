@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from npydata import CheckpointError
-from tutorial.child import in_one_line
+from course.grading.child import in_one_line
 from tutorial.mutation import Card
 from tutorial.promised import expect
 

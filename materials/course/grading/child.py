@@ -1,4 +1,4 @@
-"""Run the learner's code in a child process: it may hang, crash or print, and the page goes on."""
+"""Run the learner's code in a child process: it may hang, crash or print; the page goes on."""
 
 import faulthandler
 import io
@@ -97,19 +97,24 @@ class LastsError(BaseException):
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Interrupt what computes longer than that, where Python can be interrupted."""
+def within(seconds: float, wall: float = 0) -> Iterator[None]:
+    """Interrupt what computes longer than that, or waits longer than `wall`, where Python can."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise LastsError
 
-    before = signal.signal(signal.SIGPROF, interrupt)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    timers = [(signal.ITIMER_PROF, signal.SIGPROF, seconds)]
+    if wall:
+        timers.append((signal.ITIMER_REAL, signal.SIGALRM, wall))
+    before = [signal.signal(number, interrupt) for _, number, _ in timers]
+    for timer, _, limit in timers:
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        for (timer, number, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 def patience() -> float:

@@ -1,0 +1,289 @@
+"""Lesson 00: four parts of a training run, and going on after a kill."""
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import safetensors.torch
+import torch
+from hypothesis import strategies as st
+
+from course.grading.exercise import Exercise
+from course.grading.observers import files, listed, threads
+from course.lesson import solution
+
+here = partial(solution, "00")
+
+
+# Windows
+
+
+class Watched(np.ndarray):
+    """Tokens that count how often they are indexed."""
+
+    looks = 0
+
+    def __getitem__(self, key):
+        Watched.looks += 1
+        return np.asarray(self)[key]
+
+
+def windows_seen(Windows, count, seq_len, indices):
+    with files():
+        np.save("tokens.npy", np.arange(10, 10 + count, dtype=np.uint16))
+        windows = Windows("tokens.npy", seq_len)
+        seen = {"len": len(windows)}
+        if indices:
+            windows.tokens, Watched.looks = np.asarray(windows.tokens).view(Watched), 0
+            x, y = windows.fetch(indices)
+            seen |= {"x": x, "y": y, "tokens indexed once": Watched.looks <= 1}
+    return seen
+
+
+@st.composite
+def files_of_windows(draw):
+    seq_len = draw(st.integers(2, 4))
+    count = draw(st.integers(1, 20))
+    whole = (count - 1) // seq_len
+    indices = draw(st.lists(st.integers(0, whole - 1), min_size=1, max_size=3)) if whole else []
+    return count, seq_len, indices
+
+
+WINDOWS = Exercise(
+    here("Windows"),
+    given=files_of_windows(),
+    observe=windows_seen,
+    show=lambda count, seq_len, indices: (
+        f"windows = Windows(path of {count} tokens: 10, 11, 12, ..., seq_len={seq_len})"
+        f"; len(windows)" + (f"; windows.fetch({indices})" if indices else "")
+    ),
+    misconceptions="""
+(len(self.tokens) - 1) >> len(self.tokens) | The last window needs one token more: its last target.
+// self.seq_len >> // (self.seq_len + 1)   | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
+(len(self.tokens) - 1) // self.seq_len >> len(self.tokens) - self.seq_len | You count a window at every token; they begin seq_len tokens apart.
+* self.seq_len >> | Window k begins at token k * seq_len.
+* self.seq_len >> * (self.seq_len + 1) | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
+np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
+windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
+.astype(np.int64) >> | The tokens are still 2-byte numbers; the model wants int64.
+""",
+)
+
+
+# Loader
+
+
+class Numbers:
+    """A dataset whose windows are their own numbers."""
+
+    def __init__(self, size):
+        self.size, self.asked = size, []
+
+    def __len__(self):
+        return self.size
+
+    def fetch(self, indices):
+        self.asked.append(list(indices))
+        if not all(0 <= index < self.size for index in self.asked[-1]):
+            raise IndexError(f"window {max(self.asked[-1])} of {self.size}")
+        return self.asked[-1]
+
+
+def loader_seen(Loader, size, batch_size):
+    data = Numbers(size)
+    with threads() as count:
+        loader = Loader(data, batch_size, 2)
+        seen = {"batches": listed(iter(loader)), "batches, a second time": list(loader)}
+        seen |= count()
+    return seen
+
+
+LOADER = Exercise(
+    here("Loader"),
+    given=[(4, 2), (5, 2), (2, 2), (1, 2), (7, 3), (12, 4), (6, 1)],
+    observe=loader_seen,
+    show=lambda size, batch_size: (
+        f"list(Loader(data of {size} windows, batch_size={batch_size}, prefetch=2))"
+    ),
+    misconceptions="""
+len(self.data) - self.batch_size + 1 >> len(self.data) | The last batch isn't whole: some of its windows don't exist.
+len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One whole batch is left, and you leave it out.
+, self.batch_size): >> ): | Batches follow each other: the next begins where this one ends.
+ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
+yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
+for first in range(0, >> for first in range(self.batch_size, | The first batch is missing: windows begin at 0.
+""",
+)
+
+
+# write_checkpoint
+
+
+def checkpoint_seen(write_checkpoint, value):
+    at_fsync, real = [], os.fsync
+
+    def fsync(descriptor):
+        at_fsync.append(os.fstat(descriptor).st_size)
+        real(descriptor)
+
+    with files() as left, patch("os.fsync", fsync):
+        write_checkpoint("step-000006", {"w": torch.full((300,), float(value))})
+        found, path = left(), Path("step-000006/state.safetensors")
+        return {
+            "files": list(found),
+            "in the file": safetensors.torch.load_file(path)["w"][:2] if str(path) in found else None,
+            "at fsync": f"{max(at_fsync)} bytes are in the file" if at_fsync else "it is never called",
+        }
+
+
+WRITE_CHECKPOINT = Exercise(
+    here("write_checkpoint"),
+    given=[(1,), (2,)],
+    observe=checkpoint_seen,
+    show=lambda value: f'write_checkpoint("step-000006", {{"w": 300 times {value}.0}})',
+    misconceptions="""
+temporary.rename(folder) >> pass | It is still called .tmp: nobody will take it for a checkpoint.
+file.flush() >> pass | Python still holds bytes back when you ask for the disk: hand them over first.
+os.fsync(file.fileno()) >> pass | Nothing makes sure that the bytes are on the disk before the name says so.
+safetensors.torch.save(state) >> b"" | The file is empty: what is to be written?
+""",
+)
+
+
+# Saver
+
+
+def saver_seen(Saver, saves):
+    written, writing, most, gate = [], [0], [0], threading.Event()
+
+    def write(folder, state):
+        writing[0] += 1
+        most[0] = max(most[0], writing[0])
+        gate.wait(0.05)
+        written.append((str(folder), state["w"].tolist()))
+        writing[0] -= 1
+
+    state = {"w": torch.zeros(2)}
+    with threads() as count, patch.dict(names_of(Saver), write_checkpoint=write):
+        saver, early = Saver(), []
+        saver.wait()
+        for number in range(1, saves + 1):
+            state["w"].fill_(number)
+            saver.save(f"step-{number}", state)
+            early.append(len(written) < number)
+            state["w"].fill_(-1)
+        if saves:
+            saver.wait()
+        seen = {"written after wait": list(written), "save comes back before the file is written": all(early)}
+        return seen | {"most writes at once": most[0]} | count()
+
+
+def names_of(Saver):
+    """The module, or notebook, in which a class looks for write_checkpoint."""
+    return Saver.save.__globals__
+
+
+SAVER = Exercise(
+    here("Saver"),
+    given=[(0,), (1,), (3,)],
+    observe=saver_seen,
+    show=lambda saves: (
+        f"{saves} x: saver.save(folder, state), and then all weights become -1; saver.wait()"
+    ),
+    misconceptions="""
+tensor.clone() >> tensor | No copy is written: what the file has is what the weights have become meanwhile.
+self.thread.start() >> pass | A thread does nothing until it is started, with start().
+target=write_checkpoint, args=(folder, copy) >> target=write_checkpoint(folder, copy) | These parentheses call write_checkpoint at once, in the loop: the thread gets only its result.
+self.wait() >> pass | Two saves at once: the next one begins before the one before is done.
+self.thread.join() >> pass | wait() comes back before the file is written.
+if self.thread is not None: >> if True: | Before the first save there is no thread to wait for.
+""",
+)
+
+
+# read_tensor
+
+
+def tensor_seen(read_tensor, name):
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "long name": torch.ones(4)}
+    with files():
+        safetensors.torch.save_file(state, "state.safetensors")
+        value = read_tensor("state.safetensors", name)
+    return {"values": value.tolist(), "shape": list(value.shape)}
+
+
+READ_TENSOR = Exercise(
+    here("read_tensor"),
+    given=[("a",), ("b",), ("long name",), ("c",)],
+    observe=tensor_seen,
+    show=lambda name: f'read_tensor(path of a file with "a", "b" and "long name", "{name}")',
+    misconceptions="""
+"little" >> "big" | The number is stored with its smallest byte first.
+8 + n + begin >> n + begin | The header's own length, 8 bytes, comes before the header.
+8 + n + begin >> begin | data_offsets count from the end of the header, not of the file's beginning.
+file.seek(8 + n + begin) >> pass | You read on where the header ends; this tensor may lie further on.
+file.read(end - begin) >> file.read(end) | data_offsets are a begin and an end, not a begin and a length.
+file.read(end - begin) >> file.read() | You read up to the end of the file: other tensors, too.
+file.read(8) >> file.read(4) | The number has 8 bytes.
+""",
+)
+
+
+# Going on
+
+
+def latest_seen(latest, names):
+    with files():
+        for name in names:
+            Path("root", name).mkdir(parents=True)
+        found = latest(Path("root"))
+    return found and found.name
+
+
+LATEST = Exercise(
+    here("latest"),
+    given=[
+        ((),),
+        (("step-000006",),),
+        (("step-000006.tmp",),),
+        (("step-000006", "step-000012.tmp"),),
+        (("step-000012", "step-000006", "step-000018"),),
+        (("step-000054", "step-000048", "step-000060.tmp"),),
+    ],
+    observe=latest_seen,
+    show=lambda names: f"latest(folder with {', '.join(names) or 'nothing in it'})",
+    misconceptions="""
+if path.suffix != ".tmp" >> | A save that was cut off isn't finished: it can't be gone on from.
+, default=None >> | In a new run there is no checkpoint yet.
+max(finished, default=None) >> min(finished, default=None) | That is the oldest one.
+max(finished, default=None) >> max((path.name for path in finished), default=None) | A name is no path: the folder it lies in is lost.
+""",
+)
+
+
+def steps_seen(steps, batches, done, total):
+    return listed(steps([f"batch {k}" for k in range(1, batches + 1)], done, total))
+
+
+STEPS = Exercise(
+    here("steps"),
+    given=st.builds(
+        lambda done, more, spare: (done + more + spare, done, done + more),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.integers(0, 2),
+    ),
+    observe=steps_seen,
+    show=lambda batches, done, total: f"list(steps({batches} batches, done={done}, total={total}))",
+    misconceptions="""
+start=1 >> start=0 | The first batch is step 1.
+step > done >> step >= done | The batch of step `done` was trained on already.
+start=1 >> start=done + 1 | After a resume the loader begins at the first batch again: its number stays 1.
+step > total >> step >= total | The last step is missing.
+step > total >> False | The steps end with `total`.
+yield step, batch >> yield batch | Asked is a pair: the step and its batch.
+""",
+)

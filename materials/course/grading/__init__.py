@@ -1,0 +1,1 @@
+"""Judge what a learner wrote, by what it does."""

@@ -1,0 +1,124 @@
+"""Compare two values, and say in words how they differ."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+PAIRS = {2: "a pair", 3: "a triple"}
+LONGEST = 120
+AROUND = 50
+"""Characters shown on either side of the place where two long texts part."""
+
+
+def same(expected: Any, got: Any) -> bool:
+    """Return whether two values are equal: lists, tuples and arrays of numbers count as alike.
+
+    Arrays also have one shape, and tensors one dtype.
+    """
+    if isinstance(expected, Mapping):
+        return (
+            isinstance(got, Mapping)
+            and expected.keys() == got.keys()
+            and all(same(expected[key], got[key]) for key in expected)
+        )
+    if isinstance(expected, list | tuple | range):
+        if isinstance(got, np.ndarray):
+            got = got.tolist()
+        return (
+            isinstance(got, list | tuple | range)
+            and len(expected) == len(got)
+            and all(map(same, expected, got))
+        )
+    if expected is None or isinstance(expected, str | bytes | set | frozenset):
+        return type(expected) is type(got) and expected == got
+    if is_tensor(expected) and is_tensor(got) and expected.dtype != got.dtype:
+        return False
+    return _same_numbers(expected, got)
+
+
+def is_tensor(value: Any) -> bool:
+    return hasattr(value, "numpy")
+
+
+def _same_numbers(expected: Any, got: Any) -> bool:
+    try:
+        a, b = np.asarray(expected), np.asarray(got)
+        if a.dtype == object or b.dtype == object:
+            return bool(expected == got)
+        if a.shape != b.shape:
+            return False
+        if a.dtype.kind in "fc" or b.dtype.kind in "fc":
+            return bool(np.allclose(a, b, rtol=1e-6, atol=1e-12, equal_nan=True))
+        return bool(np.array_equal(a, b))
+    except (TypeError, ValueError, RuntimeError):  # text among numbers; rows of several lengths
+        return False
+
+
+def text_of(value: Any) -> str:
+    """Return a short text for a value, the same on every machine."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(text_of, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {text_of(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        array = np.asarray(value)
+        text = np.array2string(array, separator=", ", threshold=24, edgeitems=3)
+        return text.replace("\n", "\n            ")
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def both_texts(expected: Any, got: Any) -> tuple[str, str]:
+    """Return two values as texts that differ where the values do."""
+    one, other = text_of(expected), text_of(got)
+    if one == other:
+        whole, theirs = repr(expected), repr(got)
+        at = next((k for k, (a, b) in enumerate(zip(whole, theirs, strict=False)) if a != b), None)
+        if at is not None and at > LONGEST - AROUND:
+            window = slice(at - AROUND, at + AROUND)
+            return f"...{whole[window]}...", f"...{theirs[window]}..."
+        return f"{one} ({kind(expected)})", f"{other} ({kind(got)})"
+    return one, other
+
+
+def kind(value: Any) -> str:
+    """Return what sort of thing a value is, in words."""
+    if is_tensor(value) and value.shape:
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')}"
+    if np.isscalar(value) and not isinstance(value, str | bytes):
+        return "a float" if isinstance(value, float) else "a number"
+    if isinstance(value, np.ndarray | list):
+        return "an array" if isinstance(value, np.ndarray) else "a list"
+    if isinstance(value, tuple):
+        return PAIRS.get(len(value), f"a tuple of {len(value)}")
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def difference(expected: Any, got: Any, where: str = "") -> str | None:
+    """Return the first place where two values differ, in words, or None if a look shows it."""
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        for key in expected:
+            if key in got and not same(expected[key], got[key]):
+                return difference(expected[key], got[key], f"{key}: ")
+        return None
+    if isinstance(expected, list | tuple) and isinstance(got, list | tuple):
+        if len(expected) != len(got):
+            return f"{where}{len(got)} of them, expected {len(expected)}"
+        for number, (one, other) in enumerate(zip(expected, got, strict=True)):
+            if not same(one, other):
+                inner = f"{where}number {number} (from 0): "
+                return difference(one, other, inner) or f"{inner}the first that differs"
+    if not (hasattr(expected, "shape") and hasattr(got, "shape")):
+        alike = kind(expected) == kind(got)
+        return None if alike else f"{where}{kind(got)} came back, expected {kind(expected)}"
+    a, b = np.asarray(expected), np.asarray(got)
+    if a.shape != b.shape:
+        return f"{where}shape {b.shape}, expected {a.shape}"
+    if getattr(expected, "dtype", None) != getattr(got, "dtype", None):
+        return f"{where}{kind(got)} came back, expected {kind(expected)}"
+    at = tuple(np.argwhere(a != b)[0].tolist())
+    return f"{where}first difference at {list(at)}: {b[at]}, expected {a[at]}" if at else None

@@ -1,0 +1,384 @@
+"""What a lesson calls. All are plain calls that also work without widgets.
+
+    begin("00")                                 # first: which lesson this is
+    @check                                      # above a build: judged at once
+    predict("weight", "How much is read?", "8 KB", "25 MB", mine=...)
+    reveal("weight", "25 MB")                   # in the cell that shows it
+    card("no copy", mine=...)                   # one line changed: what would you notice?
+    promises()                                  # the lesson's promises, on the learner's code
+    write("train.py")                           # the learner's file
+"""
+
+import builtins
+import difflib
+import json
+import os
+import random
+import re
+import symtable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from course import lesson, widgets
+from course.grading.child import in_child
+from course.grading.exercise import Exercise, Row
+from course.grading.judge import judge, kept_text
+from course.widgets import is_live, say, sliders
+
+__all__ = [
+    "begin", "card", "check", "picture", "predict", "predicted", "promises", "reveal", "sliders",
+    "write",
+]  # fmt: skip
+
+YOURS = "Yours runs from here on."
+STANDS_IN = "The solution stands in until yours is right."
+OPEN = "Your answer: none yet. Write {} in place of the dots, then run the cell."
+TOLERANCE = 1.25
+THOUSANDS = re.compile(r"(?<=\d)[ ,_](?=\d{3}\b)")
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What was asked, and answered."""
+
+    choices: tuple[str, ...]
+    unit: str
+    within: float
+    mine: Any = ...
+    right: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A one-line change of a solution. The first symptom is what one would notice.
+
+    Each of the others comes with a sentence why not. `promise` breaks with the change.
+    """
+
+    exercise: Exercise
+    change: str
+    promise: Callable[[Any], None]
+    symptoms: Mapping[str, str]
+
+    @property
+    def row(self) -> Row:
+        old, _, new = self.change.partition(">>")
+        return Row(old.strip(), new.strip(), "")
+
+    def diff(self) -> list[str]:
+        source = self.exercise.solution.source
+        changed = source.replace(self.row.old, self.row.new)
+        lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), n=1, lineterm="")
+        return list(lines)[3:]
+
+
+class Lesson:
+    """The lesson that is open: its exercises, promises and cards, and what was answered so far."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+        module = import_module(f"course.exercises.nb{number}")
+        self.exercises = {
+            one.name: one for one in vars(module).values() if isinstance(one, Exercise)
+        }
+        promised = import_module(f"course.promises.nb{number}")
+        self.promises: list[Callable[[Any], None]] = promised.PROMISES
+        self.cards: dict[str, Card] = promised.CARDS
+        self.predictions: dict[str, Prediction] = {}
+
+
+_open: list[Lesson] = []
+
+
+def begin(number: str) -> None:
+    """Open a lesson."""
+    _open[:] = [Lesson(number)]
+    if kept := accepted():
+        print("From an earlier session of yours:", ", ".join(kept))
+
+
+def current() -> Lesson:
+    if not _open:
+        raise RuntimeError("no lesson is open: run the first cell of the notebook")
+    return _open[0]
+
+
+# Building
+
+
+def check(answer: Any) -> Any:
+    """Judge an answer; return it when it is right, else the solution, so that the page goes on."""
+    name = answer.__name__
+    exercise = current().exercises.get(name)
+    if exercise is None:
+        say(f"This lesson has no exercise {name!r}; keep the name that was there.", "red")
+        return answer
+    verdict = judge(exercise, answer)
+    if verdict.printed:
+        print(f"your code printed:\n{verdict.printed}\n")
+    say(verdict.text, {True: "green", False: "red", None: ""}[verdict.right])
+    print(YOURS if verdict.right else STANDS_IN)
+    if verdict.right:
+        store = accepted() | {name: kept_text(answer)}
+        _replace(folder() / "accepted.json", json.dumps(_all_accepted() | {current().number: store}))
+    chosen = answer if verdict.right else exercise.right
+    if exercise.on:
+        setattr(exercise.on, name, chosen)
+    return chosen
+
+
+@cache
+def _temporary() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="npydata-lab-")
+
+
+def folder() -> Path:
+    """Return the folder of the learner's own files, lab/mine; a temporary one in a mere run."""
+    if "NPYDATA_LAB" not in os.environ:
+        os.environ["NPYDATA_LAB"] = str(lesson.ROOT / "lab") if is_live() else _temporary().name
+    path = Path(os.environ["NPYDATA_LAB"]) / "mine"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _all_accepted() -> dict[str, dict[str, str]]:
+    path = folder() / "accepted.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def accepted() -> dict[str, str]:
+    """Return the text of each right answer of this lesson."""
+    return _all_accepted().get(current().number, {})
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def file_text(name: str) -> tuple[str, list[str], list[str]]:
+    """Return a file of the learner's: its text, the builds that are theirs, those that are not."""
+    parts, yours, missing = [], [], []
+    for tags, source in lesson.tagged(current().number, f"file:{name}"):
+        built = next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), None)
+        if built in accepted():
+            yours.append(built)
+            parts.append(f"# %% {built}: yours\n{accepted()[built]}")
+        elif built:
+            missing.append(built)
+            parts.append(f"# %% {built}: the solution\n{lesson.definition(source)}")
+        else:
+            parts.append(lesson.solved(source))
+    return "\n\n".join(parts), yours, missing
+
+
+def write(name: str) -> Path:
+    """Write one of the learner's files: the cells tagged with it, with what was accepted."""
+    text, yours, missing = file_text(name)
+    path = folder() / name
+    _replace(path, text)
+    print(f"lab/mine/{name}: {len(text.splitlines())} lines,", end=" ")
+    if yours or missing:
+        stands_in = f"; the solution stands in for {', '.join(missing)}" if missing else ""
+        print(f"{len(yours)} of {len(yours + missing)} builds are yours{stands_in}.")
+    else:
+        print("all of them given.")
+    for unknown in unresolved(text):
+        say(f"{name} uses {unknown!r} from another cell: move it into the build's cell.", "red")
+    return path
+
+
+def unresolved(text: str) -> list[str]:
+    """Return the names that a file uses and nobody defines."""
+    table = symtable.symtable(text, "file", "exec")
+    defined = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()}
+    defined |= {one.get_name() for one in table.get_children()} | {*dir(builtins), "__file__", "__name__"}
+    used: set[str] = set()
+    waiting = [table]
+    while waiting:
+        scope = waiting.pop()
+        waiting += scope.get_children()
+        used |= {
+            one.get_name()
+            for one in scope.get_symbols()
+            if one.is_referenced() and (one.is_global() or scope is table)
+        }
+    return sorted(used - defined)
+
+
+# Predicting
+
+
+def predict(
+    name: str,
+    question: str,
+    *choices: str,
+    parts: tuple[str, ...] = (),
+    unit: str = "",
+    within: float = TOLERANCE,
+    mine: Any = ...,
+) -> None:
+    """Ask before something is shown: one of `choices`, a number, or a number for each of `parts`.
+
+    A number counts as right when it is at most `within` times too large or too small. `parts` add
+    up to 100 %.
+    """
+    asked = current().predictions[name] = Prediction(choices or parts, unit, within)
+    near = f", at most {within:g} times too large or too small" if within > 1 else ", exactly"
+
+    def note(answer: Any) -> str:
+        asked.mine = read_answer(answer, choices, parts, unit)
+        return f"{question}\nYou say: {spoken(asked.mine, parts, unit)}. (To change it, run the cell again.)"
+
+    if mine is not ...:
+        try:
+            print(note(mine))
+        except ValueError as error:
+            print(question, error, sep="\n")
+    elif not is_live():
+        what = " or ".join(f"mine={one!r}" for one in choices) if choices else "mine=a number"
+        what = f"mine=({', '.join(['..'] * len(parts))})" if parts else what
+        print(question, OPEN.format(what), sep="\n")
+    elif choices:
+        widgets.choose(question, choices, note)
+    elif parts:
+        widgets.fill_in(question, parts, unit, note)
+    else:
+        widgets.fill_in(f"{question} (a number{near})", [""], unit, lambda typed: note(typed[0]))
+
+
+def read_answer(answer: Any, choices: tuple[str, ...], parts: tuple[str, ...], unit: str) -> Any:
+    """Return an answer as it was meant, or raise ValueError with what was expected."""
+    if choices:
+        for one in choices:
+            if str(answer).strip().casefold() == one.casefold():
+                return one
+        raise ValueError(f"{answer!r} is no answer here, expected one of {', '.join(choices)}")
+    if not parts:
+        return as_number(answer, unit)
+    if not isinstance(answer, list | tuple) or len(answer) != len(parts):
+        raise ValueError(f"{answer!r}: expected {len(parts)} numbers")
+    numbers = [as_number(one, unit) for one in answer]
+    if sum(numbers) != 100:
+        raise ValueError(f"They add up to {sum(numbers):g} %, expected 100 %.")
+    return dict(zip(parts, numbers, strict=True))
+
+
+def as_number(answer: Any, unit: str) -> float:
+    """Return the number that was meant: 30, "30 %" or "8,388,608 bytes"."""
+    text = str(answer).strip().removesuffix(unit).removesuffix("%").strip()
+    try:
+        return float(THOUSANDS.sub("", text))
+    except ValueError:
+        raise ValueError(f"{answer!r} is no number") from None
+
+
+def spoken(answer: Any, parts: tuple[str, ...], unit: str) -> str:
+    """Return an answer in words."""
+    if isinstance(answer, dict):
+        return ", ".join(f"{part} {number:g} {unit}" for part, number in answer.items())
+    return answer if isinstance(answer, str) else f"{answer:,g} {unit}".strip()
+
+
+def reveal(name: str, truth: Any) -> Any:
+    """Say what it is, beside what was predicted; return the prediction, or None."""
+    asked = current().predictions.setdefault(name, Prediction((), "", TOLERANCE))
+    found = truth if isinstance(truth, str) else f"{truth:,} {asked.unit}".strip()
+    if asked.mine is ...:
+        print(f"It is: {found}. (You made no prediction.)")
+        return None
+    if isinstance(truth, str):
+        meant = max(filter(truth.startswith, asked.choices), key=len, default=truth)
+        asked.right = asked.mine == meant
+    else:
+        asked.right = truth / asked.within <= asked.mine <= truth * asked.within
+    made = [one.right for one in current().predictions.values() if one.right is not None]
+    said = spoken(asked.mine, (), asked.unit)
+    verdict = "right" if asked.right else "not so"
+    score = f"({sum(made)} of {len(made)} right so far)"
+    say(f"It is: {found}. You said {said}: {verdict}. {score}", "green" if asked.right else "red")
+    return asked.mine
+
+
+def picture(figure: Any, text: str) -> None:
+    """Show a matplotlib Figure, and its numbers as text."""
+    widgets.Shown(widgets.as_picture(figure))
+    print(text)
+
+
+def predicted(name: str) -> Any:
+    """Return what was predicted, or None."""
+    asked = current().predictions.get(name)
+    return None if asked is None or asked.mine is ... else asked.mine
+
+
+# Breaking
+
+
+def card(name: str, mine: Any = ...) -> None:
+    """Show a change of one line; once a symptom was picked, run it against the promise."""
+    one = current().cards[name]
+    for line in one.diff():
+        say(line, {"-": "red", "+": "green"}.get(line[0], ""))
+    symptoms = random.Random(name).sample(list(one.symptoms), len(one.symptoms))
+    question = "With that change, what would you notice?"
+
+    def judged(picked: str) -> str:
+        right = picked == next(iter(one.symptoms))
+        why = in_child(lambda at: one.promise(_with_mutant(one))).why
+        said = "Right." if right else f"Not so: {one.symptoms[picked]}"
+        ran = f"broke: {why}" if why else "held: nothing was noticed"
+        return f"You say: {picked}\n{said}\nRun with that line: '{sentence(one.promise)}' {ran}"
+
+    if mine is ... and is_live():
+        widgets.choose(question, symptoms, judged)
+        return
+    print(question, *(f"  {k}. {text}" for k, text in enumerate(symptoms, 1)), sep="\n")
+    if mine is ...:
+        print("Write the number in place of the dots, then run the cell.")
+    elif str(mine) in map(str, range(1, len(symptoms) + 1)):
+        print(judged(symptoms[int(mine) - 1]))
+    else:
+        print(f"{mine!r} is no answer here, expected a number from 1 to {len(symptoms)}")
+
+
+def _with_mutant(one: Card) -> Any:
+    """Return the solutions, one of them changed."""
+    names = lesson.given(current().number) | {
+        exercise.name: exercise.right for exercise in current().exercises.values()
+    }
+    wrong = one.exercise.mutant(one.row)
+    return SimpleNamespace(**names | {one.exercise.name: wrong})
+
+
+# Proving
+
+
+def promises(name: str) -> None:
+    """Test each promise of the lesson on a file of the learner's, and print what holds."""
+    text, yours, missing = file_text(name)
+    holding = 0
+    for promise in current().promises:
+        why = in_child(lambda at, promise=promise: promise(_module(name, text))).why
+        holding += why is None
+        say(f"✗ {sentence(promise)}\n    {why}" if why else f"✓ {sentence(promise)}", "red" if why else "green")
+    print(f"{holding} of {len(current().promises)} promises hold,", end=" ")
+    print(f"{len(yours)} of {len(yours + missing)} builds are yours.")
+
+
+def _module(name: str, text: str) -> ModuleType:
+    module = ModuleType(Path(name).stem)
+    module.__file__ = str(folder() / name)
+    exec(compile(text, name, "exec"), module.__dict__)
+    return module
+
+
+def sentence(promise: Callable[[Any], None]) -> str:
+    return (promise.__doc__ or "").splitlines()[0].rstrip(".")

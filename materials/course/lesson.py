@@ -1,0 +1,100 @@
+"""Read a lesson's text source: cells in jupytext's percent format, each solution in its place.
+
+    # %% tags=["exercise:Windows", "file:train.py"]
+    @check
+    class Windows:
+        def __len__(self):
+            ### BEGIN SOLUTION
+            return (len(self.tokens) - 1) // self.seq_len
+            ### END SOLUTION
+
+The learner sees `...` between the markers.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = ROOT / "materials" / "lessons"
+REGION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION\n?", re.M | re.S)
+CELL = re.compile(r"^# %%( \[markdown\])?(?: tags=(\[.*\]))?[ \t]*\n", re.M)
+CHECKED = re.compile(r"^@check\n", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A definition as the lesson's source has it, and the names it may use."""
+
+    name: str
+    source: str
+    names: dict[str, Any]
+
+    def define(self, source: str | None = None) -> Any:
+        """Run the definition, or an altered version of it, and return what it defines."""
+        names = dict(self.names)
+        exec(source or self.source, names)
+        return names[self.name]
+
+
+def source_path(number: str) -> Path:
+    """Return the text source of a lesson: "00" names the file that begins with 00_."""
+    (path,) = LESSONS.glob(f"{number}_*.py")
+    return path
+
+
+@cache
+def code_cells(number: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """Return (tags, source) of each code cell."""
+    _, *parts = CELL.split(source_path(number).read_text(encoding="utf-8"))
+    cells = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    return tuple(
+        (tuple(json.loads(tags or "[]")), text.strip("\n") + "\n")
+        for markdown, tags, text in cells
+        if not markdown
+    )
+
+
+def tagged(number: str, tag: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the code cells that have a tag."""
+    yield from ((tags, text) for tags, text in code_cells(number) if tag in tags)
+
+
+def stub(source: str) -> str:
+    """Return a cell as the learner gets it."""
+    return REGION.sub(r"\1...\n", source)
+
+
+def solved(source: str) -> str:
+    """Return a cell with its solution and without the markers."""
+    return REGION.sub(r"\2", source)
+
+
+def definition(source: str) -> str:
+    """Return a solved build cell without the line that has it judged."""
+    return CHECKED.sub("", solved(source))
+
+
+@cache
+def given(number: str) -> dict[str, Any]:
+    """Return the names that a lesson's `given` cells define: what solutions may use."""
+    names: dict[str, Any] = {"__name__": f"lesson_{number}"}
+    for _, text in tagged(number, "given"):
+        exec(solved(text), names)
+    return names
+
+
+def solution(number: str, name: str) -> Solution:
+    """Return the solution of one of a lesson's exercises; it sees those before it."""
+    names = given(number)
+    for tags, text in code_cells(number):
+        built = next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), None)
+        if built and built not in names:
+            names[built] = Solution(built, definition(text), names).define()
+        if built == name:
+            return Solution(name, definition(text), names)
+    raise KeyError(f"lesson {number} has no exercise:{name}")

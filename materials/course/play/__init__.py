@@ -1,0 +1,1 @@
+"""What lessons draw and run."""

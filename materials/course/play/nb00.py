@@ -1,0 +1,352 @@
+"""What lesson 00 measures, draws and starts."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from course import lab
+from course.grading.observers import moved
+from course.lesson import ROOT
+
+GIVEN = Path(__file__).parent / "given"
+sys.path.append(str(GIVEN))
+
+from model import PARTS, Stopwatch, new_model, restore, state_of, train_step  # noqa: E402
+
+TOKENS = Path(os.environ.get("NPYDATA_TOKENS") or ROOT / "materials" / "train_smoke.npy")
+SEQ_LEN, BATCH, STEPS, SAVE_EVERY = 32, 64, 60, 6
+SHOWN = "model.mlp.0.weight"
+COLOURS = {"data wait": "#f2b84b", "compute": "#1b4f72", "save stall": "#c2410c", "load": "#dbe7f3"}
+COUNTERS = Path("/proc/self/io")
+START_S = 120.0
+"""Seconds a training may take: it takes three where nothing else runs."""
+
+PLACES = ("the step at which it was saved", "a later step", "some weights of one step, some of another")
+
+Bar = dict[str, float]
+
+
+def ready() -> None:
+    """Say whether this machine has what the lesson needs."""
+    needs = {
+        "Python 3.11 or newer": sys.version_info >= (3, 11),
+        "torch 2.9 or newer": tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9),
+        "two CPU cores": (os.cpu_count() or 1) >= 2,
+        "the small data file": TOKENS.exists(),
+    }
+    missing = [need for need, met in needs.items() if not met]
+    print(*(f"MISSING {need}" for need in missing), sep="\n") if missing else print("Ready.")
+
+
+# Measuring
+
+
+class NaiveWindows(Dataset):
+    """The script's dataset: it opens the file for each sample."""
+
+    def __len__(self) -> int:
+        return STEPS * BATCH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = np.load(TOKENS, mmap_mode="r").reshape(-1)
+        window = tokens[index * SEQ_LEN : index * SEQ_LEN + SEQ_LEN + 1]
+        window = torch.from_numpy(window.astype(np.int64))
+        return window[:-1], window[1:]
+
+
+class SlowDisk:
+    """A dataset whose batches take some milliseconds longer, as from a disk."""
+
+    def __init__(self, data: Any, ms: float) -> None:
+        self.data, self.ms = data, ms
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def fetch(self, indices: Sequence[int]) -> Any:
+        time.sleep(self.ms / 1000)
+        return self.data.fetch(indices)
+
+
+def naive_batches() -> Iterable[Any]:
+    return DataLoader(NaiveWindows(), batch_size=BATCH)
+
+
+def one_after_the_other(data: Any) -> Iterable[Any]:
+    """Batches that are fetched when they are asked for."""
+    return (data.fetch(range(at, at + BATCH)) for at in range(0, len(data) - BATCH + 1, BATCH))
+
+
+def measure(
+    *parts: str,
+    batches: Iterable[Any] | None = None,
+    saver: Any = None,
+    read: Callable[[Path, str], Any] | None = None,
+) -> Bar:
+    """Train as the script does, some of its parts replaced; milliseconds a step of each part."""
+    watch, threads = Stopwatch(), torch.get_num_threads()
+    with TemporaryDirectory() as scratch:
+        model, optimizer = new_model()
+        source = watch.each("data wait", naive_batches() if batches is None else batches)
+        for step, (x, y) in zip(range(1, STEPS + 1), source):
+            with watch("compute"):
+                train_step(model, optimizer, x, y)
+            if step % SAVE_EVERY == 0 and (not parts or {*parts} & {"save stall", "load"}):
+                folder = Path(scratch) / f"step-{step:06d}"
+                with watch("save stall"):
+                    state = state_of(model, optimizer, step)
+                    saver.save(folder, state) if saver else torch.save(state, f"{folder}.pt")
+        with watch("save stall"):
+            saver and saver.wait()
+        for path in sorted(Path(scratch).iterdir()):
+            with watch("load"):
+                read(path / "state.safetensors", SHOWN) if read else saver or torch.load(path)[SHOWN]
+    torch.set_num_threads(threads)
+    bar = watch.ms_a_step(STEPS)
+    return {part: bar[part] for part in parts} if parts else bar
+
+
+# Drawing
+
+
+def bars(rows: dict[str, Bar], unit: str = "ms a step") -> Any:
+    """Draw bars, one above the other, on one scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.9 + 0.55 * len(rows)))
+    ax = figure.subplots()
+    longest = max(sum(parts.values()) for parts in rows.values())
+    for y, (name, parts) in enumerate(rows.items()):
+        left = 0.0
+        for part, width in parts.items():
+            ax.barh(y, width, left=left, color=COLOURS[part], edgecolor="white", height=0.7)
+            if width > 0.14 * longest:
+                ink = "white" if part in ("compute", "save stall") else "#1f2937"
+                ax.text(left + width / 2, y, part, ha="center", va="center", color=ink, fontsize=9)
+            left += width
+        ax.text(left + longest / 100, y, f"{left:.0f} {unit}", va="center", fontsize=9)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.2 * longest)
+    ax.set_xlabel(unit)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    return figure
+
+
+def draw(unit: str = "ms a step", **rows: Bar) -> None:
+    """Show bars, and their numbers as text."""
+    lab.picture(bars(rows, unit), table(rows, unit))
+
+
+def table(rows: dict[str, Bar], unit: str = "ms a step") -> str:
+    """Return the numbers of some bars, part by part."""
+    lines = [f"{unit:<12}" + "".join(f"{name:>12}" for name in rows)]
+    for part in next(iter(rows.values())):
+        lines.append(f"{part:<12}" + "".join(f"{row[part]:12.1f}" for row in rows.values()))
+    total = "".join(f"{sum(row.values()):12.1f}" for row in rows.values())
+    return "\n".join([*lines, f"{'total':<12}{total}"])
+
+
+def draw_beside_guess(before: Bar) -> None:
+    """Show the measured bar below the guessed one, in percent."""
+    total = sum(before.values())
+    measured = {part: 100 * ms / total for part, ms in before.items()}
+    guess = lab.predicted("bar")
+    rows = ({"your guess": guess} if guess else {}) | {"measured": measured}
+    draw("%", **rows)
+    print(f"The whole: {total:.0f} ms a step, {total - before['compute']:.0f} of them are waits.")
+    if guess:
+        waits = [part for part in before if part != "compute"]
+        largest, thought = (max(waits, key=bar.get) for bar in (before, guess))
+        print(f"The largest wait is {largest}; you said {thought}.")
+    else:
+        print("(You drew no bar.)")
+
+
+def faster(before: Bar) -> Callable[..., tuple[Any, str]]:
+    """Return what the slider draws: the run with a faster data wait."""
+
+    def draw_at(data_wait_is_faster_by: float) -> tuple[Any, str]:
+        turned = before | {"data wait": before["data wait"] / data_wait_is_faster_by}
+        gain = sum(before.values()) / sum(turned.values())
+        rows = {"measured": before, f"{data_wait_is_faster_by} x": turned}
+        return bars(rows), f"data wait {data_wait_is_faster_by} x faster: the run {gain:.2f} x"
+
+    return draw_at
+
+
+# Looking
+
+
+def pace(disk_ms: float, in_turns: Bar, beside: Bar) -> str:
+    """Say which of three times a step takes, given what was measured."""
+    both, slower = sum(in_turns.values()), max(disk_ms, in_turns["compute"])
+    now = sum(beside.values())
+    nearest = min((both, slower), key=lambda ms: abs(ms - now))
+    return "as long as " + ("both together" if nearest == both else "the slower of the two")
+
+
+def save_live_weights() -> str:
+    """Write weights one tensor after the other while training goes on; say what is in the file."""
+    model, optimizer = new_model()
+    batches, file, history = iter(naive_batches()), {}, []
+    for name, tensor in model.state_dict().items():
+        history.append({name: one.clone() for name, one in model.state_dict().items()})
+        file[name] = tensor.clone()
+        train_step(model, optimizer, *next(batches))
+    found = {
+        name: next(k for k, state in enumerate(history) if torch.equal(state[name], tensor))
+        for name, tensor in file.items()
+    }
+    print("in the file:", ", ".join(f"{name} of step {k}" for name, k in found.items()))
+    return PLACES[min(len(set(found.values())), 2)] if set(found.values()) != {0} else PLACES[0]
+
+
+def one_checkpoint(write: Callable[[Path, Any], None]) -> Path:
+    """Write a checkpoint of the model after one step, and return the path of its file."""
+    model, optimizer = new_model()
+    train_step(model, optimizer, *next(iter(naive_batches())))
+    folder = lab.folder() / "one-checkpoint"
+    shutil.rmtree(folder, ignore_errors=True)
+    write(folder, state_of(model, optimizer, 1))
+    return folder / "state.safetensors"
+
+
+def show_header(path: Path) -> None:
+    with open(path, "rb") as file:
+        n = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(n))
+    print(f"the file: {path.stat().st_size:,} bytes; n = {n}")
+    for name in ("model.mlp.0.weight", "model.pairs.weight", "step"):
+        print(f'"{name}": {json.dumps(header[name])}')
+    print(f"... {len(header)} entries")
+
+
+def bytes_asked() -> int:
+    """How many bytes this process has asked the system to read."""
+    lines = COUNTERS.read_text().splitlines() if COUNTERS.exists() else ["rchar: 0"]
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+def bytes_read(work: Callable[[], object]) -> int:
+    """How many bytes a piece of work asks for; looking costs a few by itself."""
+    with moved(bytes_asked) as nothing:
+        own = nothing()
+    with moved(bytes_asked) as asked:
+        work()
+        return max(asked() - own, 0)
+
+
+def one_naive_batch() -> Any:
+    return next(iter(naive_batches()))
+
+
+# The script in a process of its own
+
+
+class Training(subprocess.Popen):
+    """A running script, and the lines it has printed."""
+
+    lines: list[str]
+    root: Path
+
+    def losses(self) -> dict[int, str]:
+        """The loss of each step it printed, as text."""
+        words = [line.split() for line in self.lines if line.startswith("step ")]
+        return {int(word[1]): word[3] for word in words if len(word) == 4}
+
+
+def write_the_rest(before: Bar) -> None:
+    """Put beside train.py what it needs: the model, and the settings."""
+    shutil.copy(GIVEN / "model.py", lab.folder() / "model.py")
+    settings = {"tokens": str(TOKENS.resolve()), "before": before}
+    (lab.folder() / "settings.json").write_text(json.dumps(settings, indent=1))
+    print("beside it: model.py (given) and settings.json (the data file, your first bar)")
+
+
+def start(script: Path, name: str = "checkpoints", fresh: bool = True) -> Training:
+    """Start a training script in a process of its own."""
+    if fresh:
+        shutil.rmtree(script.with_name(name), ignore_errors=True)
+    run = Training(
+        [sys.executable, script.name, name], cwd=script.parent, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )
+    run.lines, run.root = [], script.with_name(name)
+    return run
+
+
+def wait_for_step(run: Training, step: int) -> None:
+    """Print what the script prints until it has done so many steps."""
+    for line in _lines(run):
+        print(line)
+        if line.startswith(f"step {step:2d} "):
+            return
+
+
+def _lines(run: Training) -> Iterable[str]:
+    assert run.stdout is not None
+    for line in run.stdout:
+        run.lines.append(line.rstrip("\n"))
+        yield run.lines[-1]
+
+
+def what_is_left(run: Training) -> None:
+    """Wait until a killed script is gone, and list the checkpoints it has left."""
+    for _ in _lines(run):  # what it had printed, and nobody had read
+        pass
+    print(f"It is gone: it ended by {signal.Signals(-run.wait()).name}, after step", end=" ")
+    print(max(run.losses(), default=0))
+    print("It has left:", *sorted(path.name for path in run.root.iterdir()))
+
+
+def run_to_the_end(script: Path, name: str = "checkpoints", quiet: bool = False) -> Training:
+    """Run a script until it ends by itself; an "undisturbed" one begins anew."""
+    run = start(script, name, fresh=name != "checkpoints")
+    for line in _lines(run):
+        if not quiet:
+            print(line)
+    if run.wait():
+        print(*run.lines[-5:], sep="\n")
+        print(f"It ended with exit code {run.returncode}.")
+    if name != "checkpoints":
+        shutil.rmtree(run.root, ignore_errors=True)
+    return run
+
+
+def how_it_began(run: Training) -> str:
+    """Say which of three ways a run began."""
+    first = min(run.losses(), default=0)
+    if first == 1:
+        return "begin again at step 1"
+    whole = (first - 1) % SAVE_EVERY == 0
+    return "go on " + ("after the newest finished checkpoint" if whole else "at the very step")
+
+
+def agree(undisturbed: Training, *parts: Training) -> bool:
+    """Whether the parts of a run have, step by step, the losses of an undisturbed one."""
+    whole = undisturbed.losses()
+    seen = {step for run in parts for step in run.losses()}
+    pairs = [(whole.get(step), loss) for run in parts for step, loss in run.losses().items()]
+    return seen == set(whole) and bool(whole) and all(a == b for a, b in pairs)
+
+
+def compare_losses(undisturbed: Training, killed: Training, resumed: Training) -> None:
+    """Print some losses side by side: around the kill, and the last."""
+    runs = [run.losses() for run in (undisturbed, killed, resumed)]
+    begin, end = min(runs[2], default=1), max(runs[1], default=1)
+    print("step   undisturbed        killed       resumed")
+    for step in sorted({1, begin - 1, begin, end, end + 1, STEPS} & set(runs[0])):
+        print(f"{step:4d}", *(f"{run.get(step, '-'):>13}" for run in runs))

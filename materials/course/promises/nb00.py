@@ -1,0 +1,111 @@
+"""What lesson 00's parts promise, tested on the learner's own, and cards that break it."""
+
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from course.exercises import nb00
+from course.grading.observers import files
+from course.lab import Card
+
+
+def expect(found, expected, what):
+    assert found == expected, f"{what}: {found}, expected {expected}"
+
+
+def every_target_is_once_in_a_batch(mine):
+    """Every token but the first is a target once, up to the last whole window"""
+    with files():
+        np.save("tokens.npy", np.arange(100, dtype=np.uint16))
+        windows = mine.Windows("tokens.npy", 8)
+        targets = [token for k in range(len(windows)) for token in windows.fetch([k])[1][0].tolist()]
+    expect(targets, list(range(1, 97)), "targets")
+
+
+def the_loader_stays_close(mine):
+    """The loader is never further ahead than its queue is long"""
+    data = nb00.Numbers(400)
+    batches = iter(mine.Loader(data, 2, 3))
+    next(batches)
+    time.sleep(0.2)  # time enough to run away
+    expect(len(data.asked) <= 1 + 3 + 1, True, f"{len(data.asked)} batches made, one taken: at most 5")
+
+
+def a_save_is_of_one_moment(mine):
+    """What is saved is the state of the moment of the save"""
+    with files():
+        state, saver = {"w": torch.zeros(1000)}, mine.Saver()
+        saver.save(Path("step-000001"), state)
+        state["w"].fill_(9)
+        saver.wait()
+        found = mine.read_tensor("step-000001/state.safetensors", "w")
+    expect(found.max().item(), 0.0, "a weight that was 0 at the save, and is 9 now")
+
+
+def a_name_means_complete(mine):
+    """A save that is cut off is not taken for a checkpoint"""
+    with files():
+        mine.write_checkpoint(Path("root/step-000006"), {"w": torch.zeros(3)})
+        with patch("os.fsync", side_effect=OSError("the disk is gone")):
+            try:
+                mine.write_checkpoint(Path("root/step-000012"), {"w": torch.zeros(3)})
+            except OSError:
+                pass
+        expect(mine.latest(Path("root")), Path("root/step-000006"), "latest")
+
+
+def no_batch_twice(mine):
+    """A resumed run goes on with the next batch: none twice, none left out"""
+    for kill in (0, 1, 4, 7):
+        before = [step for step, _ in mine.steps(range(100), 0, kill)]
+        after = [step for step, _ in mine.steps(range(100), kill, 7)]
+        expect(before + after, [1, 2, 3, 4, 5, 6, 7], f"killed after step {kill}: steps")
+
+
+PROMISES = [
+    every_target_is_once_in_a_batch,
+    the_loader_stays_close,
+    a_save_is_of_one_moment,
+    a_name_means_complete,
+    no_batch_twice,
+]
+
+CARDS = {
+    "a queue without an end": Card(
+        nb00.LOADER,
+        "maxsize=self.prefetch >> maxsize=0",
+        the_loader_stays_close,
+        {
+            "With a slow model, memory fills with batches.": "",
+            "Batches come in another order.": "It is still a line: first in, first out.",
+            "The loop gets no batch at all.": "A maxsize of 0 means no limit, not no room.",
+        },
+    ),
+    "no copy": Card(
+        nb00.SAVER,
+        "tensor.clone() >> tensor",
+        a_save_is_of_one_moment,
+        {
+            "A checkpoint may hold weights of later steps.": "",
+            "The file can't be read back.": "Its header and its size are right; its numbers are not.",
+            "The save takes longer.": "It takes less: a copy is what save waits for.",
+        },
+    ),
+    "a folder that only looks finished": Card(
+        nb00.LATEST,
+        'if path.suffix != ".tmp" >> ',
+        a_name_means_complete,
+        {
+            "After a kill in the middle of a save, the run can't go on, or goes on from rubbish.": "",
+            "It goes on from an older checkpoint than it could.": (
+                "Names that end in .tmp sort after the same name without: the newest wins."
+            ),
+            "Nothing: a kill never leaves a folder that ends in .tmp.": (
+                "Look again at what was left above; and try it more than once."
+            ),
+        },
+    ),
+}

@@ -1,0 +1,152 @@
+"""What a learner can click in JupyterLab; elsewhere the same as plain text.
+
+A control is shown until it was used, and is then replaced by text: a saved notebook keeps what was
+answered, and needs no kernel to show it. One that was not used says so when the notebook is opened
+again (`UNUSED`).
+"""
+
+import base64
+import html
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+LIVE = ("JPY_SESSION_NAME", "__vsc_ipynb_file__")
+"""Set in the kernel's environment by Jupyter and by VS Code; not when a notebook is executed."""
+COLOURS = {"green": "\x1b[32m", "red": "\x1b[31m", "": ""}
+END = "\x1b[0m"
+VIEW = "application/vnd.jupyter.widget-view+json"
+UNUSED = f"""<style>
+[data-mime-type="{VIEW}"]:not(:has(*)) {{ font-size: 0 }}
+[data-mime-type="{VIEW}"]:not(:has(*))::after
+  {{ content: "Run this cell to answer."; font-size: 13px; font-style: italic }}
+</style>"""
+"""A control whose kernel is gone is an empty box with an error message in it."""
+
+
+def is_live() -> bool:
+    """Return whether somebody can click: a notebook is open, and ipywidgets is installed."""
+    if not any(name in os.environ for name in LIVE):
+        return False
+    try:
+        import ipywidgets  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def say(text: str, colour: str = "") -> None:
+    """Print, in colour where somebody looks at a live notebook."""
+    print(f"{COLOURS[colour]}{text}{END}" if colour and is_live() else text)
+
+
+class Shown:
+    """Something on the page that can be replaced: a control, a picture or a text."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        from IPython.display import display
+
+        self.handle: Any = display(data, raw=True, display_id=True)
+
+    def replace(self, data: dict[str, Any]) -> None:
+        self.handle.update(data, raw=True)
+
+
+def as_text(text: str) -> dict[str, Any]:
+    """Return a text as something to show, with what hides the remains of unused controls."""
+    return {"text/plain": text, "text/html": f"{UNUSED}<pre>{html.escape(text)}</pre>"}
+
+
+def as_picture(figure: Any) -> dict[str, Any]:
+    """Return a matplotlib Figure as something to show."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=100, bbox_inches="tight")
+    return {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
+
+
+def show_control(box: Any) -> Shown:
+    """Show a widget; opened again without its kernel, it says that the cell is to be run."""
+    Shown({"text/html": UNUSED, "text/plain": ""})
+    return Shown({VIEW: box._repr_mimebundle_()[VIEW], "text/plain": "Run this cell to answer."})
+
+
+def choose(question: str, choices: Sequence[str], answered: Callable[[str], str]) -> None:
+    """Ask for one of some choices; `answered` returns what is shown in their place."""
+    from ipywidgets import HTML, Layout, RadioButtons, VBox
+
+    radio = RadioButtons(options=choices, value=None, layout=Layout(width="auto"))
+    box = VBox([HTML(f"<b>{html.escape(question)}</b>"), radio])
+    shown = show_control(box)
+    radio.observe(lambda change: settle(shown, box, answered(change["new"])), names="value")
+
+
+def settle(shown: Shown, box: Any, text: str) -> None:
+    """Put a text in a control's place."""
+    shown.replace(as_text(text))
+    box.close()
+
+
+def fill_in(
+    question: str, fields: Sequence[str], unit: str, answered: Callable[[list[str]], str]
+) -> None:
+    """Ask for numbers; `answered` returns what is shown in their place, or raises ValueError."""
+    from ipywidgets import HTML, Button, HBox, Label, Layout, Text, VBox
+
+    style = {"description_width": "7em"}
+    boxes = [
+        Text(description=name, placeholder="a number", style=style, layout=Layout(width="14em"))
+        for name in fields
+    ]
+    note, button = Label(), Button(description="That's my answer")
+    rows = [HBox([box, Label(unit)]) for box in boxes]
+    whole = VBox([HTML(f"<b>{html.escape(question)}</b>"), *rows, HBox([button, note])])
+    shown = show_control(whole)
+
+    def submit(_: Any) -> None:
+        try:
+            settle(shown, whole, answered([box.value for box in boxes]))
+        except ValueError as error:
+            note.value = str(error)
+
+    button.on_click(submit)
+    for box in boxes:
+        box.on_submit(submit)
+
+
+def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[Any]]) -> None:
+    """Draw at the starting values; live, with a slider for each argument.
+
+    Each argument is `(start, values)`. `draw` returns a matplotlib Figure and a text below it.
+    """
+    figure, text = draw(**{name: start for name, (start, _) in stops.items()})
+    if not is_live():
+        Shown(as_picture(figure))
+        print(text)
+        return
+    from ipywidgets import Layout, SelectionSlider, VBox
+
+    controls = {
+        name: SelectionSlider(
+            options=values, value=start, description=name.replace("_", " "),
+            continuous_update=False,
+            style={"description_width": "10em"}, layout=Layout(width="38em"),
+        )
+        for name, (start, values) in stops.items()
+    }
+    show_control(VBox(list(controls.values())))
+    picture, below = Shown(as_picture(figure)), Shown(as_text(text))
+
+    def redraw(_: Any) -> None:
+        figure, text = draw(**{name: one.value for name, one in controls.items()})
+        picture.replace(as_picture(figure))
+        below.replace(as_text(text))
+
+    for one in controls.values():
+        one.observe(redraw, names="value")
+
+
+def one_two_five(smallest: float, largest: float) -> list[float]:
+    """Return slider stops for a wide range: 1, 2, 5, 10, 20, 50, ..."""
+    found = [digit * 10**power for power in range(13) for digit in (1, 2, 5)]
+    return [number for number in found if smallest <= number <= largest]

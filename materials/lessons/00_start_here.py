@@ -1,0 +1,746 @@
+# %% [markdown] tags=["opening"]
+"""
+# 00 · Start here: a training run in an evening
+
+**00** · next: [01 Memmap dataset](01_memmap_dataset.ipynb)
+
+**Why you should care.** A GPU that waits is paid for like a GPU that works, and a training script does not tell you which of the two it is doing. Tonight you take an ordinary script, see where its time goes, and replace the four parts that make it wait. Then you kill your own training with `kill -9`, start it again, and it goes on as if nothing had happened.
+
+**What you will have at the end** is a file, `lab/mine/train.py`, that trains by itself. Four parts of it are yours:
+
+```python
+class Windows:                    # a batch in one look into the file
+class Loader:                     # the next batch is ready before you ask
+class Saver:                      # a checkpoint is written while training goes on
+def read_tensor(path, name):      # one tensor out of a checkpoint, without the rest
+```
+
+Most of each is given; you write three to six lines. They are small and honest, and every later lesson begins by breaking one of them.
+
+**You need** Python and a first acquaintance with PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**Core: about 75 to 90 min**, estimated, in three sittings; after each there is a good place to stop. Where you see `...`, write; it is checked at once. What you leave open, or what is not right yet, the solution stands in for, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | see where the time goes; `Windows` | 25 |
+| 2 | `Loader` and `Saver` | 30 |
+| 3 | `read_tensor`; kill it, and go on | 30 |
+| afterwards | what a faster part is worth; count, don't clock (optional) | 10 |
+
+**How it goes on.** Each later lesson takes one part and makes it fit for real work.
+
+| lesson | what you build | minutes |
+|---|---|---|
+| **00 start here** | all four parts, small; a run that survives `kill -9` | 90 |
+| [01 memmap dataset](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 75 |
+| [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 69 |
+| [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 75 |
+| [04 throughput](04_throughput.ipynb) | measurements that you can trust | 75 |
+| [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 73 |
+| [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 75 |
+| [07 async checkpointer](07_async_checkpointer.ipynb) | saving while the model trains | 75 |
+| [08 survive the crash](08_survive_the_crash.ipynb) | a commit that no kill and no power cut can spoil | 70 |
+| [09 scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 73 |
+| [10 train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 71 |
+| [11 documents and mixtures](11_documents_and_mixtures.ipynb) | rows of whole documents, and several sources by weight (optional) | 75 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, picture, predict, promises, reveal, sliders, write
+from course.play import nb00 as play
+
+begin("00")
+play.ready()
+
+# %% [markdown]
+"""
+Run cells with Shift+Enter, from top to bottom. If the line above begins with `MISSING`, it names what to install.
+
+The next cell only brings in what your parts may use. It is also how your file will begin.
+"""
+
+# %% tags=["given", "file:train.py"]
+import json
+import os
+import queue
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+
+# %% [markdown] tags=["term:token", "term:window", "term:step", "term:data wait", "term:stall"]
+"""
+## Sitting 1 · Where does the time go? · core
+
+Three words first.
+
+- A **token** is a piece of text, stored as a number. Our data file holds 262,144 of them: sentences like *these clever foxes rarely sing under the cliff*. Each word is a 2-byte number from 0 to 63.
+- A **window** is a run of consecutive tokens, cut out of the file as one training sample. The model reads all but the last (`x`), and learns to predict all but the first (`y`).
+- A **step** is one round of the training loop: get a batch of windows, compute the loss, update the weights.
+
+This is a common script. No line of it is wrong:
+
+```python
+for step, (x, y) in enumerate(DataLoader(dataset, batch_size=64), start=1):
+    loss = train_step(model, optimizer, x, y)
+    if step % 6 == 0:
+        torch.save(state, folder / f"step_{step:02d}.pt")     # a checkpoint: 25 MB
+for file in sorted(folder.glob("step_*.pt")):
+    weight = torch.load(file)["model.mlp.0.weight"]           # 8 KB of it
+```
+
+It takes 60 steps and saves 10 *checkpoints*: files from which training can go on. At the end it reads one small weight out of each, as an evaluation would. So its time has four parts:
+
+- **data wait**: the loop stands still until the next batch is there;
+- compute: `train_step`, the part you want;
+- save **stall**: the loop stands still until a checkpoint is written. A stall is any wait that stops training for something that is not training;
+- load: checkpoints are read back.
+
+**Draw your own bar first.** A wrong guess teaches more than none.
+"""
+
+# %% tags=["play", "prediction:bar"]
+predict(
+    "bar",
+    "How much of the run does each part take, in percent?",
+    parts=("data wait", "compute", "save stall", "load"),
+    unit="%",
+    mine=...,
+)
+
+# %% [markdown]
+"""
+Now the measurement. The script trains for real, for a few seconds; one CPU core plays the GPU. Times are in milliseconds a step. They are an illustration, and yours will differ.
+"""
+
+# %% tags=["nbval-ignore-output", "reveal:bar"]
+before = play.measure()
+play.draw_beside_guess(before)
+
+# %% [markdown] tags=["takeaway"]
+"""
+Nothing in the script complains, and yet a good part of the bar is not compute. The bar is one run, cut into what the loop was busy with or waited for.
+
+| part | what the loop does meanwhile | who ends it |
+|---|---|---|
+| data wait | waits for 64 windows, 60 times | `Windows`, `Loader` |
+| compute | trains | nobody: this is what you pay for |
+| save stall | waits for 25 MB to be written, 10 times | `Saver` |
+| load | waits for 25 MB to be read, 10 times | `read_tensor` |
+
+## `Windows`: a batch in one look · core
+
+The data wait hides in the line that begins with `for`. The script's dataset is asked for one window at a time, and does this 64 times for each batch:
+
+```python
+def __getitem__(self, index):
+    tokens = np.load(self.path, mmap_mode="r").reshape(-1)      # open the file
+    window = tokens[index * 32 : index * 32 + 33]               # one small read
+    window = torch.from_numpy(window.astype(np.int64))          # one small tensor
+    return window[:-1], window[1:]
+```
+
+Then the `DataLoader` glues 64 pairs of small tensors together. Your `Windows` opens the file once, and takes all windows of a batch by *one* indexing: NumPy takes a whole table of positions at once. With `tokens = [10, 11, 12, 13, 14, 15, 16]`,
+
+```python
+tokens[np.array([[0, 1, 2], [4, 5, 6]])]        # [[10, 11, 12], [14, 15, 16]]
+```
+
+`mmap_mode="r"` makes the file look like an array without reading it; lesson 01 is about how.
+
+**Write two bodies.** Window `k` begins at token `k * seq_len` and takes `seq_len + 1` tokens: `seq_len` to read and one more, since the targets are one token on. So neighbouring windows share a token.
+
+- `len(windows)`: how many whole windows are in the file? With 9 tokens and `seq_len = 4` there are two: tokens 0 to 4, and 4 to 8. With 8 tokens there is one.
+- `fetch(indices)`: the windows of a batch, as two tensors `x` and `y` of dtype int64, each of shape `(len(indices), seq_len)`.
+"""
+
+# %% [markdown] tags=["hint:Windows"]
+"""
+<details><summary>Hint</summary>
+
+Write down the table of positions for `indices = [0, 1]` and `seq_len = 4`: it has two rows of five numbers. A column of starts plus a row of offsets makes it: `np.array([0, 4])[:, None] + np.arange(5)`. Then index `self.tokens` with it, `.astype(np.int64)`, `torch.from_numpy`. From there `x` is all columns but the last.
+
+</details>
+"""
+
+# %% tags=["exercise:Windows", "file:train.py"]
+@check
+class Windows:
+    def __init__(self, path, seq_len):
+        self.tokens = np.load(path, mmap_mode="r").reshape(-1)
+        self.seq_len = seq_len
+
+    def __len__(self):
+        ### BEGIN SOLUTION
+        return (len(self.tokens) - 1) // self.seq_len
+        ### END SOLUTION
+
+    def fetch(self, indices):
+        ### BEGIN SOLUTION
+        starts = np.asarray(indices) * self.seq_len
+        table = starts[:, None] + np.arange(self.seq_len + 1)
+        windows = torch.from_numpy(self.tokens[table].astype(np.int64))
+        return windows[:, :-1], windows[:, 1:]
+        ### END SOLUTION
+
+# %% [markdown] tags=["solution:Windows"]
+"""
+The first window needs `seq_len + 1` tokens, and each further one `seq_len` more. `fetch` touches Python's slow side a handful of times a batch instead of some hundred times.
+"""
+
+# %% [markdown]
+"""
+The same run again, with your `Windows`. Batches now come from `fetch`, one after the other; everything else is as it was.
+"""
+
+# %% tags=["nbval-ignore-output"]
+windows = Windows(play.TOKENS, 32)
+print(len(windows), "windows; a batch:", *(tuple(part.shape) for part in windows.fetch(range(64))))
+now = before | play.measure("data wait", batches=play.one_after_the_other(windows))
+play.draw(before=before, now=now)
+
+# %% [markdown] tags=["takeaway"]
+"""
+Only the part that you replaced is measured anew; the other three are drawn as they were. The data wait is almost gone: 64 openings, 64 reads and 128 small tensors have become one indexing.
+
+That was the largest wait of this run, and you wrote five lines. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
+
+## Sitting 2 · `Loader`: ready before you ask · core
+
+Our file is small and lies in memory. A file of a terabyte does not: then a batch may have to come from a disk, or through a network. So let us look at a slower one: the same windows, and 15 ms of waiting for each batch.
+
+Nothing forces the loop to stand still meanwhile. The next batch does not depend on the result of this step, so somebody can fetch it *while the model computes*. That somebody is a **thread**: a function that runs beside the rest of your program. Three lines of Python are all you need to know about it:
+
+```python
+threading.Thread(target=produce, daemon=True).start()   # produce() now runs beside us
+ready = queue.Queue(maxsize=4)                          # a line of at most 4 things
+ready.put(batch); ready.get()                           # put waits while it is full, get while it is empty
+```
+
+The queue is what makes it safe: one side puts batches in, the other takes them out in the same order, and neither needs to look at the other. Its `maxsize` makes it *bounded*: a fast producer can't fill your memory.
+
+**Predict.** A batch takes 15 ms, a step about as long as in your bar above.
+"""
+
+# %% tags=["prediction:pace"]
+predict(
+    "pace",
+    "With the next batch fetched while the model computes, how long does a step take in all?",
+    "as long as both together",
+    "as long as the slower of the two",
+    "as long as the faster of the two",
+    mine=...,
+)
+
+# %% [markdown]
+"""
+**Write the two sides of the queue.** `produce` runs in the thread, and the lines after its start run in the training loop.
+
+- `produce` fetches batch after batch, in order, and puts each into `ready`: windows 0 to `batch_size - 1`, then the next `batch_size`, and so on. If too few are left for a whole batch, it stops. At the end it puts `None`, so that the other side knows.
+- The loop's side takes batches out and hands each on with `yield`, until it meets `None`.
+"""
+
+# %% [markdown] tags=["hint:Loader"]
+"""
+<details><summary>Hint</summary>
+
+`range(first, first + self.batch_size)` are the indices of a batch, and `self.data.fetch(...)` takes a range. Which values does `first` take? `range(start, stop, step)` can count in steps of `batch_size`; `stop` is just beyond the last `first` for which a whole batch is left.
+
+The other side: `batch = ready.get()`, in a loop that ends at `None`.
+
+</details>
+"""
+
+# %% tags=["exercise:Loader", "file:train.py"]
+@check
+class Loader:
+    def __init__(self, data, batch_size, prefetch):
+        self.data = data
+        self.batch_size = batch_size
+        self.prefetch = prefetch
+
+    def __iter__(self):
+        ready = queue.Queue(maxsize=self.prefetch)
+
+        def produce():
+            ### BEGIN SOLUTION
+            for first in range(0, len(self.data) - self.batch_size + 1, self.batch_size):
+                ready.put(self.data.fetch(range(first, first + self.batch_size)))
+            ready.put(None)
+            ### END SOLUTION
+
+        threading.Thread(target=produce, daemon=True).start()
+        ### BEGIN SOLUTION
+        while (batch := ready.get()) is not None:
+            yield batch
+        ### END SOLUTION
+
+# %% [markdown] tags=["solution:Loader"]
+"""
+`daemon=True` means that the thread does not keep your program alive when the rest of it is done. What becomes of the loop if `produce` dies of an error? Lesson 03 opens with that question.
+"""
+
+# %% tags=["nbval-ignore-output", "reveal:pace"]
+slow = play.SlowDisk(windows, ms=15)
+in_turns = play.measure("data wait", "compute", batches=play.one_after_the_other(slow))
+beside = play.measure("data wait", "compute", batches=Loader(slow, 64, prefetch=4))
+play.draw(**{"in turns": in_turns, "with Loader": beside})
+reveal("pace", play.pace(15, in_turns, beside))
+
+# %% [markdown] tags=["takeaway"]
+"""
+The wait for the disk is as long as before, but nobody waits for it: the thread sleeps while the model computes. If the disk were slower than the model, it would set the pace. The slower of the two always does.
+
+There are two ways to a shorter run, and you have now used both. *Make a part shorter*: `Windows`. *Hide a part behind another*: `Loader`. Saving will be the second way again.
+
+**What would you notice?** The next cell changes one line of a `Loader`. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("a queue without an end", mine=...)
+
+# %% [markdown]
+"""
+## `Saver`: first make it safe · core
+
+A checkpoint that is half written when the power goes is worse than none, if its name says that it is one. So a careful program never writes under the final name:
+
+1. write to a *temporary* name, here `step-000012.tmp`;
+2. ask the system to put the bytes on the disk: `file.flush()` hands them from Python to the system, `os.fsync(file.fileno())` waits until they are on the disk;
+3. *rename* it: `temporary.rename(folder)`. A rename happens entirely or not at all.
+
+Whoever sees the name `step-000012` then knows that it is complete. (Lesson 08 explains why, and what is still missing.)
+
+The format is *safetensors*: `safetensors.torch.save(state)` turns a dictionary of tensors into bytes.
+
+**Write the four lines.**
+"""
+
+# %% [markdown] tags=["hint:write_checkpoint"]
+"""
+<details><summary>Hint</summary>
+
+Three lines belong inside the `with`, in the order of the list above. The rename comes after it, when the file is closed.
+
+</details>
+"""
+
+# %% tags=["exercise:write_checkpoint", "file:train.py"]
+@check
+def write_checkpoint(folder, state):
+    temporary = Path(f"{folder}.tmp")
+    temporary.mkdir(parents=True, exist_ok=True)
+    with open(temporary / "state.safetensors", "wb") as file:
+        ### BEGIN SOLUTION
+        file.write(safetensors.torch.save(state))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(folder)
+    ### END SOLUTION
+
+# %% [markdown] tags=["solution:write_checkpoint"]
+"""
+If the process dies anywhere before the last line, a folder that ends in `.tmp` is left, and nobody takes it for a checkpoint.
+"""
+
+# %% [markdown]
+"""
+## `Saver`: then hide it · core
+
+Writing 25 MB takes its time, and training could go on meanwhile: in a thread, as before. But there is a trap. The state is not a thing of the past; it is the *live* weights. While the thread writes them, the next step changes them.
+
+**Predict.**
+"""
+
+# %% tags=["prediction:torn"]
+predict(
+    "torn",
+    "A thread writes the live weights while training goes on. Which step is in the file?",
+    "the step at which it was saved",
+    "a later step",
+    "some weights of one step, some of another",
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:torn"]
+reveal("torn", play.save_live_weights())
+
+# %% [markdown]
+"""
+So take a copy first. Copying 25 MB in memory takes a few milliseconds; that, and nothing else, is what the loop waits for.
+
+**Write `save` and `wait`.**
+
+- `save(folder, state)`: wait until the save before is done; copy each tensor of the dictionary (`tensor.clone()`); start a thread that calls `write_checkpoint(folder, copy)`, and keep it in `self.thread`.
+- `wait()`: wait until the thread is done, if there is one. `thread.join()` does.
+"""
+
+# %% [markdown] tags=["hint:Saver"]
+"""
+<details><summary>Hint</summary>
+
+`{name: tensor.clone() for name, tensor in state.items()}` copies. `threading.Thread(target=write_checkpoint, args=(folder, copy))` makes the thread; it runs once it is started. Why no `daemon=True` here?
+
+</details>
+"""
+
+# %% tags=["exercise:Saver", "file:train.py"]
+@check
+class Saver:
+    def __init__(self):
+        self.thread = None
+
+    def save(self, folder, state):
+        ### BEGIN SOLUTION
+        self.wait()
+        copy = {name: tensor.clone() for name, tensor in state.items()}
+        self.thread = threading.Thread(target=write_checkpoint, args=(folder, copy))
+        self.thread.start()
+        ### END SOLUTION
+
+    def wait(self):
+        ### BEGIN SOLUTION
+        if self.thread is not None:
+            self.thread.join()
+        ### END SOLUTION
+
+# %% [markdown] tags=["solution:Saver"]
+"""
+Without `daemon=True` Python waits for the thread before the program ends: the last checkpoint is written to its end. And if `write_checkpoint` fails, because the disk is full? Then nobody hears of it. Lesson 07 opens there.
+"""
+
+# %% tags=["nbval-ignore-output"]
+now |= play.measure("save stall", batches=Loader(windows, 64, prefetch=4), saver=Saver())
+play.draw(before=before, now=now)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The save stall is now the copy, and perhaps a wait when the disk is slower than six steps. The writing itself goes on beside the training.
+
+**What would you notice?** One line of `Saver` changed.
+"""
+
+# %% tags=["play"]
+card("no copy", mine=...)
+
+# %% [markdown]
+"""
+Two of three waits are gone, and **this is a good place to stop**. What is left is one read, and the kill.
+
+## Sitting 3 · `read_tensor`: only what you need · core
+
+`torch.load` reads a whole checkpoint to give you 8 KB of it. The safetensors format is made so that you don't have to. It is so simple that you can read it by hand:
+
+| bytes | what they are |
+|---|---|
+| 8 | a number `n`, little-endian: how long the header is |
+| `n` | the header: JSON, for each tensor its `dtype`, its `shape` and its `data_offsets` |
+| the rest | the tensors' bytes; `data_offsets` `[begin, end]` count from where this part begins |
+
+Here is one header, cut short:
+"""
+
+# %% tags=["nbval-ignore-output"]
+path = play.one_checkpoint(write_checkpoint)
+play.show_header(path)
+
+# %% [markdown]
+"""
+**Write the middle of `read_tensor`**: from the open file get `info`, the header's entry for `name`, and `data`, this tensor's bytes and no others. `int.from_bytes(eight_bytes, "little")` makes a number of bytes, `json.loads` reads a header, and `file.seek(place)` goes to a place in the file, counted from its beginning.
+"""
+
+# %% [markdown] tags=["hint:read_tensor"]
+"""
+<details><summary>Hint</summary>
+
+Read 8 bytes: that is `n`. Read `n` bytes: that is the header. The tensors' part begins at `8 + n`. With `begin, end = info["data_offsets"]`, where does this tensor begin in the *file*, and how many bytes has it?
+
+</details>
+"""
+
+# %% tags=["exercise:read_tensor", "file:train.py"]
+@check
+def read_tensor(path, name):
+    with open(path, "rb") as file:
+        ### BEGIN SOLUTION
+        n = int.from_bytes(file.read(8), "little")
+        info = json.loads(file.read(n))[name]
+        begin, end = info["data_offsets"]
+        file.seek(8 + n + begin)
+        data = file.read(end - begin)
+        ### END SOLUTION
+    dtype = {"F32": torch.float32, "I64": torch.int64}[info["dtype"]]
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(info["shape"])
+
+# %% [markdown] tags=["solution:read_tensor"]
+"""
+Two reads and a seek, whatever the size of the file. `torch.frombuffer` takes the bytes as they are.
+"""
+
+# %% tags=["prediction:bytes"]
+predict(
+    "bytes",
+    "The weight has 8,192 bytes, the checkpoint 25 million. How many bytes does read_tensor read?",
+    unit="bytes",
+    within=1.5,
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:bytes"]
+reveal("bytes", play.bytes_read(lambda: read_tensor(path, "model.mlp.0.weight")))
+
+# %% [markdown]
+"""
+The tensor, the header, and a little that Python's file buffer reads ahead. The naive script read 25 MB. Of a checkpoint of 20 GB it would have read 20 GB; yours would read the same few KB.
+"""
+
+# %% tags=["nbval-ignore-output"]
+now |= play.measure("load", batches=Loader(windows, 64, prefetch=4), saver=Saver(), read=read_tensor)
+play.draw(before=before, now=now)
+
+# %% [markdown] tags=["takeaway"]
+"""
+What is left is compute, and little else. That was the bar; now the run has to survive.
+
+## Go on where it stopped · core
+
+After a crash two questions have to be answered: *from which checkpoint*, and *with which batch*?
+
+**Write `latest`.** In the folder `root` lie finished checkpoints, `step-000006`, `step-000012`, and perhaps one that was cut off, `step-000018.tmp`. Return the path of the newest finished one, or `None` if there is none. `root.glob("step-*")` gives the paths, in no particular order; paths compare like their names.
+"""
+
+# %% [markdown] tags=["hint:latest"]
+"""
+<details><summary>Hint</summary>
+
+`path.suffix` is `".tmp"` for the ones that don't count. `max(list_of_paths, default=None)` copes with an empty list.
+
+</details>
+"""
+
+# %% tags=["exercise:latest", "file:train.py"]
+@check
+def latest(root):
+    ### BEGIN SOLUTION
+    finished = [path for path in root.glob("step-*") if path.suffix != ".tmp"]
+    return max(finished, default=None)
+    ### END SOLUTION
+
+# %% [markdown] tags=["solution:latest"]
+"""
+The zeros in `step-000006` make the order of the names the order of the steps.
+"""
+
+# %% [markdown]
+"""
+**Write `steps`.** It goes through the loader's batches and numbers them: the first batch is step 1. It yields `(step, batch)` for each step after `done`, up to and including `total`. Batches that were trained on before the crash are fetched and dropped; with `done = 0` there are none. (Dropping is slow when `done` is a million. Lesson 02 has a better way.)
+"""
+
+# %% [markdown] tags=["hint:steps"]
+"""
+<details><summary>Hint</summary>
+
+`enumerate(loader, start=1)` numbers the batches. If 30 steps are done, the first pair to yield is `(31, the 31st batch)`.
+
+</details>
+"""
+
+# %% tags=["exercise:steps", "file:train.py"]
+@check
+def steps(loader, done, total):
+    ### BEGIN SOLUTION
+    for step, batch in enumerate(loader, start=1):
+        if step > total:
+            return
+        if step > done:
+            yield step, batch
+    ### END SOLUTION
+
+# %% [markdown] tags=["solution:steps"]
+"""
+One step too early, and a batch is trained on twice; one too late, and a batch is never seen. Neither raises an error. You will compare losses to be sure.
+"""
+
+# %% [markdown]
+"""
+## Your training script · core
+
+The rest is given: a tiny model, and the loop, which you know. `restore` puts a checkpoint's tensors back by calling your `read_tensor` for each, and `watch` is the stopwatch behind the bars. Read `train` once: every name in it that is not in the model's file is yours.
+"""
+
+# %% tags=["given", "file:train.py"]
+def train(tokens, root, total=60):
+    from model import Stopwatch, new_model, restore, state_of, train_step
+
+    model, optimizer = new_model()
+    watch, saver, done, found = Stopwatch(), Saver(), 0, latest(root)
+    if found:
+        done = restore(model, optimizer, partial(read_tensor, found / "state.safetensors"))
+        print(f"resumed from {found.name}: the next step is {done + 1}", flush=True)
+    loader = Loader(Windows(tokens, 32), 64, prefetch=4)
+    for step, (x, y) in watch.each("data wait", steps(loader, done, total)):
+        with watch("compute"):
+            loss = train_step(model, optimizer, x, y)
+        print(f"step {step:2d}  loss {loss:.7f}", flush=True)
+        if step % 6 == 0:
+            with watch("save stall"):
+                saver.save(root / f"step-{step:06d}", state_of(model, optimizer, step))
+    with watch("save stall"):
+        saver.wait()
+    for checkpoint in sorted(root.glob("step-??????")):
+        with watch("load"):
+            read_tensor(checkpoint / "state.safetensors", "model.mlp.0.weight")
+    return watch.ms_a_step(total - done)
+
+# %% [markdown]
+"""
+These lines end the file. They run only when the file is started by itself:
+"""
+
+# %% tags=["shown", "file:train.py"]
+if __name__ == "__main__":
+    from model import show_bars
+
+    here = Path(__file__).resolve().parent
+    settings = json.loads((here / "settings.json").read_text())
+    root = here / (sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
+    show_bars(before=settings["before"], now=train(settings["tokens"], root))
+
+# %% tags=["nbval-ignore-output"]
+script = write("train.py")
+play.write_the_rest(before)
+
+# %% [markdown]
+"""
+## Kill it · core
+
+The next cell starts your script in a process of its own, as `python lab/mine/train.py` would. You see it train. When it has done 30 steps or a little more, it is killed.
+"""
+
+# %% tags=["nbval-ignore-output"]
+import signal
+
+training = play.start(script)
+play.wait_for_step(training, 30)
+os.kill(training.pid, signal.SIGKILL)  # kill -9: no warning, no last words
+play.what_is_left(training)
+
+# %% [markdown]
+"""
+The process had no chance to tidy up. A folder that ends in `.tmp` may be left: it was killed in the middle of a save.
+
+**Predict.** You start the same script again.
+"""
+
+# %% tags=["prediction:resume"]
+predict(
+    "resume",
+    "What does it do first?",
+    "begin again at step 1",
+    "go on after the newest finished checkpoint",
+    "go on at the very step it was killed in",
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:resume"]
+resumed = play.run_to_the_end(script)
+reveal("resume", play.how_it_began(resumed))
+
+# %% [markdown]
+"""
+That is your training, resumed, and below it the bars that your script prints by itself. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare each loss to its last digit.
+"""
+
+# %% tags=["nbval-ignore-output"]
+undisturbed = play.run_to_the_end(script, "undisturbed", quiet=True)
+play.compare_losses(undisturbed, training, resumed)
+
+# %%
+print("killed and resumed, the losses are the same:", play.agree(undisturbed, training, resumed))
+
+# %% [markdown]
+"""
+**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal: `python lab/mine/train.py`, and `kill -9` with its process number, as often as you like. Delete `lab/mine/checkpoints` to begin anew.
+
+### Prove it
+
+Each line below is a promise, tested on your code.
+"""
+
+# %%
+promises("train.py")
+
+# %% tags=["play"]
+card("a folder that only looks finished", mine=...)
+
+# %% [markdown]
+"""
+## Afterwards: what is a faster part worth? · optional
+
+Say you can make the data wait of the naive script ten times as fast, or a hundred times. How much faster is the *whole run*? Move the slider (in JupyterLab; elsewhere the picture shows one setting).
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.faster(before), data_wait_is_faster_by=(2, [1, 2, 5, 10, 20, 50, 100]))
+
+# %% [markdown] tags=["takeaway"]
+"""
+The bar shrinks quickly at first, and hardly at all later: the other parts are left. A part that takes the share `s` of the time can make the whole at most `1 / (1 - s)` times as fast, whatever you do to it. This is *Amdahl's law*, and the reason to look at the bar first.
+
+| a part that takes | can make the whole faster by at most |
+|---|---|
+| a tenth of the time | 1.11 x |
+| a third | 1.5 x |
+| half | 2 x |
+
+## Afterwards: count, don't clock · optional
+
+Times tell you *that* something is slow. They seldom tell you why, and they change with each run. A counter tells you what happened. Linux counts the bytes that a process asks the system to read (`rchar` in `/proc/self/io`).
+
+**Predict.** A batch is 64 windows of 33 tokens at 2 bytes: 4,224 bytes.
+"""
+
+# %% tags=["prediction:asked"]
+predict(
+    "asked",
+    "How many bytes does the naive dataset ask for to make one batch?",
+    unit="bytes",
+    within=2,
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:asked"]
+reveal("asked", play.bytes_read(play.one_naive_batch))
+print("your Windows asks for:", play.bytes_read(lambda: windows.fetch(range(64))))
+
+# %% [markdown]
+"""
+Each of the 64 samples opens the file anew, and each opening reads its first 8 KiB through Python's file buffer, to find 128 bytes of description. Yours asks for nothing at all: the file is mapped into memory, and lesson 01 shows what happens there.
+"""
+
+# %% [markdown] tags=["closing"]
+"""
+**You can now explain**
+
+- how to cut a run's time into data wait, compute, save stall and load;
+- the two remedies: make a part shorter, or hide it behind another;
+- why a batch is one indexing, and a save a copy, a thread, and a rename;
+- what a run needs to go on after `kill -9`: a finished checkpoint, and the number of the next batch.
+
+**The number to remember: 1 / (1 - share).** It is the most that a part can bring. So look at the bar before you make anything faster.
+
+**Yours to keep**: `lab/mine/train.py`, which trains, survives, and draws its own bar.
+
+**The next pain.** Your four parts are honest, but they trust the world. What if the file shrinks while you read it? What if `produce` dies, or the disk is full, or the power goes right after the rename? Each later lesson opens by breaking one of them.
+
+Next: [01 Memmap dataset](01_memmap_dataset.ipynb)
+"""
