@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 CLIENTS := build/clients
 FRAMEWORKS := accelerate lightning torchdata transformers
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
+LAB_COPY := $(BIN)/python materials/course/authoring/build.py --learner lab/notebooks
 LAB_LINKS := ln -sfn ../materials ../examples ../npydata lab/  # what the notebooks link to
 TESTS = $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
@@ -84,19 +85,20 @@ lab: $(READY) lab/notebooks  ## Open JupyterLab on your own copy of the notebook
 	@echo "[lab] your copy is lab/notebooks; 'make lab-reset' starts it afresh"
 	@cd lab && ../$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
-lab/notebooks:
-	@mkdir -p lab && cp -r notebooks lab/notebooks
+lab/notebooks: $(READY)
+	@$(LAB_COPY)
 
-lab-reset:  ## Set your copy of the notebooks aside and start from a fresh one
+lab-reset: $(READY)  ## Set your copy of the notebooks aside and start from a fresh one
 	@if [ -d lab/notebooks ]; then mv lab/notebooks "lab/notebooks-$$(date +%Y%m%d-%H%M%S)"; fi
-	@mkdir -p lab && cp -r notebooks lab/notebooks && $(LAB_LINKS)
+	@$(LAB_COPY) && $(LAB_LINKS)
 	@echo "[lab] fresh; what you had is beside it in lab/"
 
 lint: $(READY)  ## ruff, mypy, and which part may import which
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
-notebooks: $(READY)  ## For authors: copy module code into its cells, and execute
+notebooks: $(READY)  ## For authors: build the lessons from their text, copy module code into the others, execute
+	@$(JUPYTER_QUIET) $(BIN)/python materials/course/authoring/build.py --execute
 	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
 
 docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a broken link fails

@@ -1,12 +1,12 @@
 """What a lesson calls. All are plain calls that also work without widgets.
 
-    begin("00")                                 # first: which lesson this is
-    @check                                      # above a build: judged at once
-    predict("weight", "How much is read?", "8 KB", "25 MB", mine=...)
-    reveal("weight", "25 MB")                   # in the cell that shows it
-    card("no copy", mine=...)                   # one line changed: what would you notice?
-    promises()                                  # the lesson's promises, on the learner's code
-    write("train.py")                           # the learner's file
+begin("00")                                 # first: which lesson this is
+@check                                      # above a build: judged at once
+predict("weight", "How much is read?", "8 KB", "25 MB", mine=...)
+reveal("weight", "25 MB")                   # in the cell that shows it
+card("no copy", mine=...)                   # one line changed: what would you notice?
+promises()                                  # the lesson's promises, on the learner's code
+write("train.py")                           # the learner's file
 """
 
 import builtins
@@ -126,7 +126,9 @@ def check(answer: Any) -> Any:
     print(YOURS if verdict.right else STANDS_IN)
     if verdict.right:
         store = accepted() | {name: kept_text(answer)}
-        _replace(folder() / "accepted.json", json.dumps(_all_accepted() | {current().number: store}))
+        _replace(
+            folder() / "accepted.json", json.dumps(_all_accepted() | {current().number: store})
+        )
     chosen = answer if verdict.right else exercise.right
     if exercise.on:
         setattr(exercise.on, name, chosen)
@@ -198,8 +200,14 @@ def write(name: str) -> Path:
 def unresolved(text: str) -> list[str]:
     """Return the names that a file uses and nobody defines."""
     table = symtable.symtable(text, "file", "exec")
-    defined = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()}
-    defined |= {one.get_name() for one in table.get_children()} | {*dir(builtins), "__file__", "__name__"}
+    defined = {
+        one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()
+    }
+    defined |= {one.get_name() for one in table.get_children()} | {
+        *dir(builtins),
+        "__file__",
+        "__name__",
+    }
     used: set[str] = set()
     waiting = [table]
     while waiting:
@@ -235,7 +243,8 @@ def predict(
 
     def note(answer: Any) -> str:
         asked.mine = read_answer(answer, choices, parts, unit)
-        return f"{question}\nYou say: {spoken(asked.mine, parts, unit)}. (To change it, run the cell again.)"
+        said = spoken(asked.mine, parts, unit)
+        return f"{question}\nYou say: {said}. (To change it, run the cell again.)"
 
     if mine is not ...:
         try:
@@ -349,13 +358,14 @@ def card(name: str, mine: Any = ...) -> None:
         print(f"{mine!r} is no answer here, expected a number from 1 to {len(symptoms)}")
 
 
+def _with_solutions(**changed: Any) -> Any:
+    """Return what a lesson's file defines, all of it the solutions', some changed."""
+    right = {one.name: one.right for one in current().exercises.values()}
+    return SimpleNamespace(**lesson.given(current().number) | right | changed)
+
+
 def _with_mutant(one: Card) -> Any:
-    """Return the solutions, one of them changed."""
-    names = lesson.given(current().number) | {
-        exercise.name: exercise.right for exercise in current().exercises.values()
-    }
-    wrong = one.exercise.mutant(one.row)
-    return SimpleNamespace(**names | {one.exercise.name: wrong})
+    return _with_solutions(**{one.exercise.name: one.exercise.mutant(one.row)})
 
 
 # Proving
@@ -368,7 +378,10 @@ def promises(name: str) -> None:
     for promise in current().promises:
         why = in_child(lambda at, promise=promise: promise(_module(name, text))).why
         holding += why is None
-        say(f"✗ {sentence(promise)}\n    {why}" if why else f"✓ {sentence(promise)}", "red" if why else "green")
+        say(
+            f"✗ {sentence(promise)}\n    {why}" if why else f"✓ {sentence(promise)}",
+            "red" if why else "green",
+        )
     print(f"{holding} of {len(current().promises)} promises hold,", end=" ")
     print(f"{len(yours)} of {len(yours + missing)} builds are yours.")
 

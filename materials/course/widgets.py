@@ -128,9 +128,12 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
 
     controls = {
         name: SelectionSlider(
-            options=values, value=start, description=name.replace("_", " "),
+            options=values,
+            value=start,
+            description=name.replace("_", " "),
             continuous_update=False,
-            style={"description_width": "10em"}, layout=Layout(width="38em"),
+            style={"description_width": "10em"},
+            layout=Layout(width="38em"),
         )
         for name, (start, values) in stops.items()
     }

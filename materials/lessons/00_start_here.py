@@ -51,7 +51,7 @@ import sys
 
 sys.path.append("../materials")
 
-from course.lab import begin, card, check, picture, predict, promises, reveal, sliders, write
+from course.lab import begin, card, check, predict, promises, reveal, sliders, write
 from course.play import nb00 as play
 
 begin("00")
@@ -119,7 +119,7 @@ predict(
 
 # %% [markdown]
 """
-Now the measurement. The script trains for real, for a few seconds; one CPU core plays the GPU. Times are in milliseconds a step. They are an illustration, and yours will differ.
+Now the measurement: 24 steps of it, which takes some seconds. The script trains for real, and one CPU core plays the GPU. Times are in milliseconds a step. They are an illustration, and yours will differ.
 """
 
 # %% tags=["nbval-ignore-output", "reveal:bar"]
@@ -172,6 +172,7 @@ Write down the table of positions for `indices = [0, 1]` and `seq_len = 4`: it h
 </details>
 """
 
+
 # %% tags=["exercise:Windows", "file:train.py"]
 @check
 class Windows:
@@ -191,6 +192,7 @@ class Windows:
         windows = torch.from_numpy(self.tokens[table].astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
         ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:Windows"]
 """
@@ -260,6 +262,7 @@ The other side: `batch = ready.get()`, in a loop that ends at `None`.
 </details>
 """
 
+
 # %% tags=["exercise:Loader", "file:train.py"]
 @check
 class Loader:
@@ -283,6 +286,7 @@ class Loader:
         while (batch := ready.get()) is not None:
             yield batch
         ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:Loader"]
 """
@@ -334,6 +338,7 @@ Three lines belong inside the `with`, in the order of the list above. The rename
 </details>
 """
 
+
 # %% tags=["exercise:write_checkpoint", "file:train.py"]
 @check
 def write_checkpoint(folder, state):
@@ -346,6 +351,7 @@ def write_checkpoint(folder, state):
         os.fsync(file.fileno())
     temporary.rename(folder)
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:write_checkpoint"]
 """
@@ -393,6 +399,7 @@ So take a copy first. Copying 25 MB in memory takes a few milliseconds; that, an
 </details>
 """
 
+
 # %% tags=["exercise:Saver", "file:train.py"]
 @check
 class Saver:
@@ -412,6 +419,7 @@ class Saver:
         if self.thread is not None:
             self.thread.join()
         ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:Saver"]
 """
@@ -467,6 +475,7 @@ Read 8 bytes: that is `n`. Read `n` bytes: that is the header. The tensors' part
 </details>
 """
 
+
 # %% tags=["exercise:read_tensor", "file:train.py"]
 @check
 def read_tensor(path, name):
@@ -480,6 +489,7 @@ def read_tensor(path, name):
         ### END SOLUTION
     dtype = {"F32": torch.float32, "I64": torch.int64}[info["dtype"]]
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(info["shape"])
+
 
 # %% [markdown] tags=["solution:read_tensor"]
 """
@@ -504,7 +514,9 @@ The tensor, the header, and a little that Python's file buffer reads ahead. The 
 """
 
 # %% tags=["nbval-ignore-output"]
-now |= play.measure("load", batches=Loader(windows, 64, prefetch=4), saver=Saver(), read=read_tensor)
+now |= play.measure(
+    "load", batches=Loader(windows, 64, prefetch=4), saver=Saver(), read=read_tensor
+)
 play.draw(before=before, now=now)
 
 # %% [markdown] tags=["takeaway"]
@@ -527,6 +539,7 @@ After a crash two questions have to be answered: *from which checkpoint*, and *w
 </details>
 """
 
+
 # %% tags=["exercise:latest", "file:train.py"]
 @check
 def latest(root):
@@ -534,6 +547,7 @@ def latest(root):
     finished = [path for path in root.glob("step-*") if path.suffix != ".tmp"]
     return max(finished, default=None)
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:latest"]
 """
@@ -554,6 +568,7 @@ The zeros in `step-000006` make the order of the names the order of the steps.
 </details>
 """
 
+
 # %% tags=["exercise:steps", "file:train.py"]
 @check
 def steps(loader, done, total):
@@ -564,6 +579,7 @@ def steps(loader, done, total):
         if step > done:
             yield step, batch
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:steps"]
 """
@@ -576,6 +592,7 @@ One step too early, and a batch is trained on twice; one too late, and a batch i
 
 The rest is given: a tiny model, and the loop, which you know. `restore` puts a checkpoint's tensors back by calling your `read_tensor` for each, and `watch` is the stopwatch behind the bars. Read `train` once: every name in it that is not in the model's file is yours.
 """
+
 
 # %% tags=["given", "file:train.py"]
 def train(tokens, root, total=60):
@@ -600,6 +617,7 @@ def train(tokens, root, total=60):
         with watch("load"):
             read_tensor(checkpoint / "state.safetensors", "model.mlp.0.weight")
     return watch.ms_a_step(total - done)
+
 
 # %% [markdown]
 """

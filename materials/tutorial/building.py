@@ -22,9 +22,9 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
-
 from course.grading import child
 from course.grading.child import KILLED, SLOW, At, Ended, LastsError, in_child, in_one_line, within
+
 from tutorial.grading import same, text_of
 
 Case = tuple[Any, ...]

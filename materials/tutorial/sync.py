@@ -15,7 +15,8 @@ if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from course.authoring.build import numbers
-from course.authoring.notebooks import NOTEBOOKS, clean, execute, machine_paths, tagged, tags
+from course.authoring.notebooks import NOTEBOOKS, clean, execute, machine_paths, tagged
+
 from tutorial.symbols import (
     ROOT,
     Symbol,

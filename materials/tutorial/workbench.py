@@ -13,9 +13,10 @@ All are plain calls: they work without widgets, under nbval, and when nothing wa
 from collections.abc import Callable
 from typing import Any
 
+from course.grading.child import in_child, what_happens
+
 from tutorial import keeping
 from tutorial.building import judge
-from course.grading.child import in_child, what_happens
 from tutorial.lessons import PARTS, Part, build_named
 from tutorial.mutation import diff, infect
 from tutorial.predictions import predict, reveal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 from notebook_tools import Lesson
-from tutorial.sync import figures_of, machine_paths, tags
+from course.authoring.notebooks import figures_of, machine_paths, tags
 
 SHORTEST_TEXT = 30
 

@@ -5,7 +5,7 @@ import notebook_tools as tools
 import pytest
 from tutorial import sync
 
-LESSONS = tools.read_lessons()
+LESSONS = [tools.read_lesson(path) for path in tools.notebook_paths()]
 COURSE = [lesson.name for lesson in LESSONS]
 
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=COURSE)

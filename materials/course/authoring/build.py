@@ -44,7 +44,9 @@ def build(number: str, solved: bool = False) -> Notebook:
         elif names := tagged(cell, "solution:"):
             before = cells[-1]
             assert tagged(before, "solution:") == names, f"{names} does not follow its exercise"
-            before.source = before.source.replace("\n\n</details>", f"\n\n{cell.source}\n\n</details>")
+            before.source = before.source.replace(
+                "\n\n</details>", f"\n\n{cell.source}\n\n</details>"
+            )
         else:
             cells.append(cell)
     notebook = nbformat.v4.new_notebook(cells=cells)

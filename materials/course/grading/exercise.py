@@ -113,7 +113,10 @@ class Exercise:
         found: list[Case] = []
 
         @hypothesis.settings(
-            max_examples=EXAMPLES, derandomize=True, database=None, deadline=None,
+            max_examples=EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.given(self.given)
@@ -129,7 +132,8 @@ class Exercise:
             return case
         try:
             return hypothesis.find(
-                self.given, fails,
+                self.given,
+                fails,
                 settings=hypothesis.settings(max_examples=200, derandomize=True, database=None),
             )
         except hypothesis.errors.NoSuchExample:

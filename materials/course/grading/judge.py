@@ -9,7 +9,6 @@ import ast
 import copy
 import inspect
 import linecache
-import re
 import textwrap
 import time
 import traceback
@@ -52,7 +51,7 @@ SLIPS = {
 NONE = "Something is None here: which call before it returns nothing?"
 LOOK_S = 3.0
 """Seconds that one case may take; a right answer takes milliseconds."""
-MUTANT_S, MUTANTS_S = 0.5, 5.0
+MUTANT_S, MUTANTS_S = 1.5, 6.0
 """Seconds that one case of a wrong answer may take, and the search for the nearest."""
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from course.grading.child import in_one_line
 
 from npydata import CheckpointError
-from course.grading.child import in_one_line
 from tutorial.mutation import Card
 from tutorial.promised import expect
 

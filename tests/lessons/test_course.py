@@ -1,0 +1,311 @@
+"""The course's machinery, and the lessons that are written in it."""
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+
+import nbformat
+import numpy as np
+import pytest
+from course import lab, lesson
+from course.authoring import build
+from course.authoring.notebooks import NOTEBOOKS, execute, tagged
+from course.grading.child import in_child
+from course.grading.exercise import Exercise
+from course.grading.judge import judge
+from hypothesis import strategies as st
+
+LESSONS = build.numbers()
+EXERCISES = [
+    pytest.param(one, id=f"{number}-{one.name}")
+    for number in LESSONS
+    for one in vars(import_module(f"course.exercises.nb{number}")).values()
+    if isinstance(one, Exercise)
+]
+every_lesson = pytest.mark.parametrize("number", LESSONS)
+every_exercise = pytest.mark.parametrize("exercise", EXERCISES)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A lab of the test's own."""
+    monkeypatch.setenv("NPYDATA_LAB", str(tmp_path))
+    return tmp_path / "mine"
+
+
+def printed(cells):
+    return "".join(out.get("text", "") for cell in cells for out in cell.get("outputs", []))
+
+
+# Lessons
+
+
+@every_lesson
+def test_the_committed_notebook_is_the_one_that_its_text_makes(number):
+    committed = nbformat.read(NOTEBOOKS / build.name_of(number), as_version=4)
+    made = build.build(number)
+    assert [cell.source for cell in committed.cells] == [cell.source for cell in made.cells]
+
+
+@every_lesson
+def test_the_learner_s_copy_shows_no_solution_but_a_folded_one_and_no_output(number, tmp_path):
+    build.main(["--learner", str(tmp_path)])
+    for cell in nbformat.read(tmp_path / build.name_of(number), as_version=4).cells:
+        assert not cell.get("outputs")
+        assert "### BEGIN" not in cell.source
+        for name in tagged(cell, "exercise:"):
+            (own,) = (
+                text for tags, text in lesson.code_cells(number) if f"exercise:{name}" in tags
+            )
+            assert lesson.solved(own) not in cell.source
+            assert "..." in cell.source
+
+
+@every_exercise
+def test_the_solution_is_right(exercise):
+    verdict = judge(exercise, exercise.right)
+    assert verdict.right, verdict.text
+
+
+@every_exercise
+def test_each_misconception_is_told_its_own_sentence(exercise):
+    for row in exercise.rows:
+        verdict = judge(exercise, exercise.mutant(row))
+        assert verdict.right is False
+        others = {other.sentence for other in exercise.rows} - {row.sentence}
+        assert row.sentence in verdict.text, verdict.text
+        assert not [other for other in others if other in verdict.text], verdict.text
+
+
+@every_lesson
+def test_promises_hold_on_the_solutions_and_each_card_breaks_its_own(number, folder):
+    lab.begin(number)
+    for card in lab.current().cards.values():
+        assert in_child(lambda at, one=card: one.promise(lab._with_solutions())).why is None
+        ended = in_child(lambda at, one=card: one.promise(lab._with_mutant(one)))
+        assert ended.why, card.change
+        reasons = list(card.symptoms.values())
+        assert not reasons[0]
+        assert all(reasons[1:])
+
+
+@every_lesson
+@pytest.mark.timeout(300)
+def test_solved_every_build_is_right_and_all_promises_hold(number, folder):
+    notebook = build.build(number, solved=True)
+    execute(notebook, NOTEBOOKS, env={"NPYDATA_LAB": str(folder.parent)})
+    for cell in notebook.cells:
+        for name in tagged(cell, "exercise:"):
+            assert f"{name}: right on all" in printed([cell]), printed([cell])
+    text = printed(notebook.cells)
+    assert "✓" in text
+    assert "✗" not in text
+    assert "stands in" not in text
+
+
+def test_the_script_of_lesson_00_survives_kill_9_wherever_it_comes(folder):
+    lab.begin("00")
+    play = import_module("course.play.nb00")
+    script = lab.write("train.py")
+    play.write_the_rest(dict.fromkeys(play.COLOURS, 1.0))
+    losses = {}
+    for after in (2, 12):  # before the first save, and in the middle of one
+        with start(script) as run:
+            for line in run.stdout:
+                note(losses, line)
+                if max(losses, default=0) >= after:
+                    run.send_signal(signal.SIGKILL)
+                    break
+    with start(script) as run:
+        out, _ = run.communicate()
+    assert run.returncode == 0, out
+    assert "resumed from step-0000" in out
+    assert "ms a step" in out
+    for line in out.splitlines():
+        note(losses, line)
+    with start(script, "undisturbed") as run:
+        whole = {}
+        for line in run.stdout:
+            note(whole, line)
+    assert losses == whole
+    assert sorted(whole) == list(range(1, 61))
+
+
+def start(script, *words):
+    return subprocess.Popen(
+        [sys.executable, script.name, *words], cwd=script.parent, stdout=subprocess.PIPE, text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )  # fmt: skip
+
+
+def note(losses, line):
+    """Keep a printed loss; a step that was done twice had the same one both times."""
+    if line.startswith("step ") and line.endswith("\n" if "\n" in line else line[-1]):
+        words = line.split()
+        if len(words) == 4:
+            assert losses.setdefault(int(words[1]), words[3]) == words[3], line
+
+
+# What an answer is told
+
+
+def mean(numbers, digits):
+    """The mean of some numbers, rounded."""
+    total = 0
+    for number in numbers:
+        total += number
+    return round(total / len(numbers), digits)
+
+
+def pair(number):
+    """A number and its double."""
+    return number, 2 * number
+
+
+def next_power(number):
+    """The smallest power of two that is no smaller."""
+    power = 1
+    while power < number:
+        power *= 2
+    return power
+
+
+MEAN = Exercise(
+    mean,
+    given=st.tuples(
+        st.lists(st.integers(-9, 9), min_size=1, max_size=4), st.integers(0, 2)
+    ),
+    misconceptions="""
+total = 0 >> total = 1 | You begin to count at 1.
+/ len(numbers) >> / (len(numbers) + 1) | You divide by one too many.
+""",
+)  # fmt: skip
+PAIR = Exercise(pair, given=[(1,), (4,)])
+POWER = Exercise(next_power, given=[(1,), (5,), (64,)], misconceptions="""
+power < number >> power <= number | A power may be the number itself.
+""")  # fmt: skip
+
+
+def in_place(numbers, digits):
+    numbers.append(0)
+    return round(sum(numbers) / (len(numbers) - 1), digits)
+
+
+def two_mistakes(numbers, digits):
+    return round((1 + sum(numbers)) / (len(numbers) + 1), digits)
+
+
+def misspelt(numbers, digits):
+    return round(sum(numbers) / lenght, digits)  # noqa: F821
+
+
+def type_error_inside(numbers):
+    return round(sum(numbers) / len(numbers))
+
+
+def adds_text(numbers, digits):
+    return round(sum(numbers) / "len", digits)
+
+
+def forever(number):
+    while True:
+        pass
+
+
+def waits(number):
+    import threading
+
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("exercise, answer, said, unsaid", [
+    (MEAN, mean, ["right on all"], []),
+    (MEAN, in_place, ["changes its argument `numbers`"], ["Error"]),
+    (MEAN, two_mistakes, ["You begin to count at 1.", "You divide by one too many."], []),
+    (MEAN, misspelt, ["NameError", "misspelt", "in your line"], ["It is called with"]),
+    (MEAN, type_error_inside, ["It is called with: numbers, digits"], []),
+    (MEAN, adds_text, ["TypeError", "in your line"], ["It is called with"]),
+    (MEAN, lambda numbers, digits: None, ["Nothing comes back"], []),
+    (MEAN, lambda numbers, digits: mean(numbers, digits) + 1, ["([0], 0)"], []),
+    (PAIR, lambda number: 2 * number, ["a number came back, expected a pair"], []),
+    (PAIR, lambda number: (number, number, 0), ["3 of them, expected 2"], []),
+    (POWER, lambda number: ValueError("no"), ["a ValueError came back"], []),
+    (POWER, forever, ["not come to an end"], []),
+    (POWER, waits, ["not come to an end"], []),
+    (POWER, lambda number: os.abort(), ["the process dies: SIGABRT"], []),
+    (POWER, lambda number: os._exit(0), ["it ended the process"], []),
+    (POWER, 7, ["expected something to call"], []),
+])  # fmt: skip
+def test_an_answer_is_told(exercise, answer, said, unsaid):
+    text = judge(exercise, answer).text
+    for words in said:
+        assert words in text, text
+    for words in unsaid:
+        assert words not in text, text
+
+
+def test_what_is_still_open_is_neither_right_nor_wrong():
+    class Half:
+        def one(self):
+            return 1
+
+        def two(self): ...
+
+    verdict = judge(Exercise(pair, given=[(1,)]), Half)
+    assert verdict.right is None
+    assert "two" in verdict.text
+
+
+@pytest.mark.parametrize("row, found", [
+    ("total = 7 >> total = 1 | No such text.", "occurs 0 times"),
+    ("total >> sum | It stands there more than once.", "occurs"),
+    ("total = 0 | No arrow.", "expected 'old >> new"),
+])  # fmt: skip
+def test_a_row_whose_text_is_not_there_once_is_refused_at_import(row, found):
+    with pytest.raises(ValueError, match=found):
+        Exercise(mean, given=[([1], 0)], misconceptions=row)
+
+
+# Predictions
+
+
+@pytest.fixture
+def opened(folder):
+    lab.begin("00")
+    return lab
+
+
+@pytest.mark.parametrize("options, mine, truth, said", [
+    ({"unit": "bytes", "within": 1.5}, 25, 32, "right"),
+    ({"unit": "bytes", "within": 1.5}, "8,192 bytes", 12_288, "right"),
+    ({"unit": "bytes", "within": 1.5}, 20, 32, "not so"),
+    ({"unit": "bytes", "within": 1}, 32, 32, "right"),
+    ({"unit": "bytes"}, "many", 32, "is no number"),
+    ({"choices": ("8 KB", "25 MB")}, "25 mb", "25 MB, all of it", "right"),
+    ({"choices": ("8 KB", "25 MB")}, "8 KB", "25 MB", "not so"),
+    ({"choices": ("8 KB", "25 MB")}, "9 KB", "25 MB", "expected one of 8 KB, 25 MB"),
+    ({"parts": ("a", "b"), "unit": "%"}, (60, 50), "a", "They add up to 110 %"),
+    ({"parts": ("a", "b"), "unit": "%"}, (60, 40), "a", "a 60 %, b 40 %"),
+    ({"unit": "bytes"}, ..., 32, "You made no prediction"),
+])  # fmt: skip
+def test_a_prediction_says_how_it_went(opened, capsys, options, mine, truth, said):
+    choices = options.pop("choices", ())
+    opened.predict("one", "What will it be?", *choices, mine=mine, **options)
+    opened.reveal("one", truth)
+    assert said in capsys.readouterr().out
+
+
+def test_a_name_from_another_cell_is_missed_in_the_file():
+    text = "import os\nA = 1\ndef f(x):\n    return helper(os.getcwd(), A, x, len(x))\n"
+    assert lab.unresolved(text) == ["helper"]
+
+
+def test_arrays_of_another_dtype_or_shape_are_not_the_same():
+    import torch
+    from course.grading.compare import same
+
+    assert same([1, 2], np.array([1, 2]))
+    assert not same(torch.ones(2), torch.ones(2, dtype=torch.int64))
+    assert not same(np.ones((2, 1)), np.ones(2))
