@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import nbformat
-from notebook_tools import Lesson
 from course.authoring.notebooks import figures_of, machine_paths, tags
+from notebook_tools import Lesson
 
 SHORTEST_TEXT = 30
 

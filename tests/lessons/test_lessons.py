@@ -11,9 +11,8 @@ from course.grading import child
 from tutorial import keeping, sync
 from tutorial.building import judge
 from tutorial.lessons import PARTS, build_named
-from tutorial.mutants import mutants
 from tutorial.solving import plain, solutions, solved, without_annotations
-from tutorial.symbols import find, fingerprint, is_string, module_source, parse_symbol
+from tutorial.symbols import find, fingerprint, module_source, parse_symbol
 from tutorial.workbench import OURS, YOURS, kept_by, run_card, sentence
 
 from npydata.reader.archive import Extent
@@ -23,8 +22,6 @@ from npydata.reader.parallel_read import GAP_BYTES, REQUEST_BYTES
 
 LESSONS = tools.read_lessons()
 BUILDS = [build for part in PARTS.values() for build in part.builds]
-EQUIVALENT = 0.1
-"""The share of mutants that may pass: those that change nothing one could see."""
 
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=[one.name for one in LESSONS])
 every_build = pytest.mark.parametrize("build", BUILDS, ids=[build.name for build in BUILDS])
@@ -140,28 +137,6 @@ def test_each_wrong_answer_is_told_its_own_belief(build):
         verdict = judge(build, wrong)
         assert verdict.right is False
         assert [one for one in build.wrong if one in verdict.text] == [belief], verdict.text
-
-
-@every_build
-def test_one_line_mutants_of_the_solution_are_told_apart(build, record_property):
-    source = plain_source(build)
-    passed, made = [], 0
-    for change, text in mutants(source):
-        names = dict(build.reference.__globals__)
-        exec(text, names)
-        made += 1
-        if judge(build, names[build.reference.__name__]).right:
-            passed.append(change)
-    record_property("mutants", f"{made - len(passed)} of {made} told apart")
-    assert len(passed) <= max(1, EQUIVALENT * made), passed
-
-
-def plain_source(build):
-    """The reference without docstring, annotations and defaults: what a learner writes."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(build.reference)))
-    node = without_annotations(tree.body[0])
-    node.body = node.body[1:] if is_string(node.body[0]) else node.body
-    return ast.unparse(node)
 
 
 # Promises and cards

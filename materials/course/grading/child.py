@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -32,7 +31,6 @@ KILLED = "the process dies"
 SLOW = "it computed for seconds, and had not come to an end"
 BUSY_S = 0.5
 """Of the time it had, a child that only waits computes less."""
-LOOKS = 50
 STATM = Path("/proc/self/statm")
 
 _reached: mmap.mmap | None = None
@@ -58,12 +56,11 @@ def in_child(work: Callable[[At], Any]) -> Ended:
 
     The value must be picklable. An exception that leaves `work` is told in `why`.
     """
-    with TemporaryDirectory(prefix="npydata-lab-") as folder:
+    with TemporaryDirectory(prefix="npydata-lab-") as folder:  # what it writes goes with it
         return _in_child(work, folder)
 
 
 def _in_child(work: Callable[[At], Any], folder: str) -> Ended:
-    """Do the work in a child whose working directory this folder is: what it writes goes."""
     reached = mmap.mmap(-1, 9)
     receive, send = Pipe(duplex=False)
     with warnings.catch_warnings():
@@ -77,9 +74,7 @@ def _in_child(work: Callable[[At], Any], folder: str) -> Ended:
         _work(work, lambda step: reached.write(step.to_bytes(8)) and reached.seek(0), send)
     send.close()
     try:
-        in_time = receive.poll(WALL_S) or (
-            (reached[8] or waits_for_disk(pid)) and receive.poll(MOST_CPU_S)
-        )
+        in_time = receive.poll(WALL_S) or (reached[8] and receive.poll(MOST_CPU_S))
         value, printed, why = receive.recv() if in_time else (None, "", None)
     except EOFError:  # it died, and its end of the pipe was closed with it
         value, printed, why = None, "", _in_words(os.waitpid(pid, 0)[1])
@@ -162,19 +157,6 @@ def _set_limits() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # the parent's pool of threads is not here
-
-
-def waits_for_disk(pid: int) -> bool:
-    """Whether a process waits for a disk, looked at for a second: others' writes may keep it busy.
-
-    Between two writes it computes for a moment.
-    """
-    for _ in range(LOOKS):
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("D"):
-                return True
-        time.sleep(1 / LOOKS)
-    return False
 
 
 def _end(pid: int) -> float:
