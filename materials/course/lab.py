@@ -99,6 +99,8 @@ _open: list[Lesson] = []
 def begin(number: str) -> None:
     """Open a lesson."""
     _open[:] = [Lesson(number)]
+    if is_live():
+        widgets.Shown({"text/html": widgets.UNUSED, "text/plain": ""})
     if kept := accepted():
         print("From an earlier session of yours:", ", ".join(kept))
 
@@ -241,14 +243,14 @@ def predict(
     asked = current().predictions[name] = Prediction(choices or parts, unit, within)
     near = f", at most {within:g} times too large or too small" if within > 1 else ", exactly"
 
-    def note(answer: Any) -> str:
+    def note(answer: Any) -> tuple[str, str]:
         asked.mine = read_answer(answer, choices, parts, unit)
         said = spoken(asked.mine, parts, unit)
-        return f"{question}\nYou say: {said}. (To change it, run the cell again.)"
+        return f"{question}\nYou say: {said}. (To change it, run the cell again.)", ""
 
     if mine is not ...:
         try:
-            print(note(mine))
+            print(note(mine)[0])
         except ValueError as error:
             print(question, error, sep="\n")
     elif not is_live():
@@ -339,12 +341,13 @@ def card(name: str, mine: Any = ...) -> None:
     symptoms = random.Random(name).sample(list(one.symptoms), len(one.symptoms))
     question = "With that change, what would you notice?"
 
-    def judged(picked: str) -> str:
+    def judged(picked: str) -> tuple[str, str]:
         right = picked == next(iter(one.symptoms))
-        why = in_child(lambda at: one.promise(_with_mutant(one))).why
+        why = broken(one.promise, lambda: _with_mutant(one))
         said = "Right." if right else f"Not so: {one.symptoms[picked]}"
         ran = f"broke: {why}" if why else "held: nothing was noticed"
-        return f"You say: {picked}\n{said}\nRun with that line: '{sentence(one.promise)}' {ran}"
+        text = f"You say: {picked}\n{said}\nRun with that line: '{sentence(one.promise)}' {ran}"
+        return text, "green" if right else "firebrick"
 
     if mine is ... and is_live():
         widgets.choose(question, symptoms, judged)
@@ -353,7 +356,7 @@ def card(name: str, mine: Any = ...) -> None:
     if mine is ...:
         print("Write the number in place of the dots, then run the cell.")
     elif str(mine) in map(str, range(1, len(symptoms) + 1)):
-        print(judged(symptoms[int(mine) - 1]))
+        print(judged(symptoms[int(mine) - 1])[0])
     else:
         print(f"{mine!r} is no answer here, expected a number from 1 to {len(symptoms)}")
 
@@ -376,7 +379,7 @@ def promises(name: str) -> None:
     text, yours, missing = file_text(name)
     holding = 0
     for promise in current().promises:
-        why = in_child(lambda at, promise=promise: promise(_module(name, text))).why
+        why = broken(promise, lambda: _module(name, text))
         holding += why is None
         say(
             f"✗ {sentence(promise)}\n    {why}" if why else f"✓ {sentence(promise)}",
@@ -384,6 +387,12 @@ def promises(name: str) -> None:
         )
     print(f"{holding} of {len(current().promises)} promises hold,", end=" ")
     print(f"{len(yours)} of {len(yours + missing)} builds are yours.")
+
+
+def broken(promise: Callable[[Any], None], parts: Callable[[], Any]) -> str | None:
+    """Return what breaks a promise on the parts that are made, in a child; None where it holds."""
+    why = in_child(lambda at: promise(parts())).why
+    return why and why.removeprefix("AssertionError: ")
 
 
 def _module(name: str, text: str) -> ModuleType:

@@ -13,6 +13,7 @@ The learner sees `...` between the markers.
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "materials" / "lessons"
+GIVEN = Path(__file__).parent / "play" / "given"
+"""Modules that are copied beside the learner's files; a lesson may import them, too."""
 REGION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION\n?", re.M | re.S)
 CELL = re.compile(r"^# %%( \[markdown\])?(?: tags=(\[.*\]))?[ \t]*\n", re.M)
 CHECKED = re.compile(r"^@check\n", re.M)
@@ -83,6 +86,8 @@ def definition(source: str) -> str:
 def given(number: str) -> dict[str, Any]:
     """Return the names that a lesson's `given` cells define: what solutions may use."""
     names: dict[str, Any] = {"__name__": f"lesson_{number}"}
+    if (given_files := str(GIVEN)) not in sys.path:
+        sys.path.append(given_files)
     for _, text in tagged(number, "given"):
         exec(solved(text), names)
     return names

@@ -17,12 +17,12 @@ LIVE = ("JPY_SESSION_NAME", "__vsc_ipynb_file__")
 COLOURS = {"green": "\x1b[32m", "red": "\x1b[31m", "": ""}
 END = "\x1b[0m"
 VIEW = "application/vnd.jupyter.widget-view+json"
-UNUSED = f"""<style>
-[data-mime-type="{VIEW}"]:not(:has(*)) {{ font-size: 0 }}
-[data-mime-type="{VIEW}"]:not(:has(*))::after
-  {{ content: "Run this cell to answer."; font-size: 13px; font-style: italic }}
+UNUSED = """<style>
+.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { font-size: 0 }
+.jp-OutputArea-output.jupyter-widgets:not(:has(*))::after
+  { content: "To use it, run this cell."; font-size: 13px; font-style: italic }
 </style>"""
-"""A control whose kernel is gone is an empty box with an error message in it."""
+"""In a notebook whose kernel is gone, an unused control is an empty box with an error in it."""
 
 
 def is_live() -> bool:
@@ -53,9 +53,10 @@ class Shown:
         self.handle.update(data, raw=True)
 
 
-def as_text(text: str) -> dict[str, Any]:
-    """Return a text as something to show, with what hides the remains of unused controls."""
-    return {"text/plain": text, "text/html": f"{UNUSED}<pre>{html.escape(text)}</pre>"}
+def as_text(text: str, colour: str = "") -> dict[str, Any]:
+    """Return a text as something to show."""
+    style = f"margin: 0; padding: 0; white-space: pre-wrap; color: {colour or 'inherit'}"
+    return {"text/plain": text, "text/html": f'<pre style="{style}">{html.escape(text)}</pre>'}
 
 
 def as_picture(figure: Any) -> dict[str, Any]:
@@ -66,31 +67,35 @@ def as_picture(figure: Any) -> dict[str, Any]:
 
 
 def show_control(box: Any) -> Shown:
-    """Show a widget; opened again without its kernel, it says that the cell is to be run."""
-    Shown({"text/html": UNUSED, "text/plain": ""})
+    """Show a widget; where there are no widgets, say that the cell is to be run."""
     return Shown({VIEW: box._repr_mimebundle_()[VIEW], "text/plain": "Run this cell to answer."})
 
 
-def choose(question: str, choices: Sequence[str], answered: Callable[[str], str]) -> None:
-    """Ask for one of some choices; `answered` returns what is shown in their place."""
+def choose(
+    question: str, choices: Sequence[str], answered: Callable[[str], tuple[str, str]]
+) -> None:
+    """Ask for one of some choices; `answered` returns a text for their place, and its colour."""
     from ipywidgets import HTML, Layout, RadioButtons, VBox
 
     radio = RadioButtons(options=choices, value=None, layout=Layout(width="auto"))
     box = VBox([HTML(f"<b>{html.escape(question)}</b>"), radio])
     shown = show_control(box)
-    radio.observe(lambda change: settle(shown, box, answered(change["new"])), names="value")
+    radio.observe(lambda change: settle(shown, box, *answered(change["new"])), names="value")
 
 
-def settle(shown: Shown, box: Any, text: str) -> None:
+def settle(shown: Shown, box: Any, text: str, colour: str) -> None:
     """Put a text in a control's place."""
-    shown.replace(as_text(text))
+    shown.replace(as_text(text, colour))
     box.close()
 
 
 def fill_in(
-    question: str, fields: Sequence[str], unit: str, answered: Callable[[list[str]], str]
+    question: str,
+    fields: Sequence[str],
+    unit: str,
+    answered: Callable[[list[str]], tuple[str, str]],
 ) -> None:
-    """Ask for numbers; `answered` returns what is shown in their place, or raises ValueError."""
+    """Ask for numbers; `answered` returns a text for their place, or raises ValueError."""
     from ipywidgets import HTML, Button, HBox, Label, Layout, Text, VBox
 
     style = {"description_width": "7em"}
@@ -105,7 +110,7 @@ def fill_in(
 
     def submit(_: Any) -> None:
         try:
-            settle(shown, whole, answered([box.value for box in boxes]))
+            settle(shown, whole, *answered([box.value for box in boxes]))
         except ValueError as error:
             note.value = str(error)
 
@@ -132,7 +137,7 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
             value=start,
             description=name.replace("_", " "),
             continuous_update=False,
-            style={"description_width": "10em"},
+            style={"description_width": f"{0.6 * max(map(len, stops)):.0f}em"},
             layout=Layout(width="38em"),
         )
         for name, (start, values) in stops.items()

@@ -68,14 +68,14 @@ The next cell only brings in what your parts may use. It is also how your file w
 import json
 import os
 import queue
-import sys
 import threading
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import safetensors.torch
 import torch
+
+from model import Stopwatch, main, new_model, restore, state_of, train_step  # given
 
 # %% [markdown] tags=["term:token", "term:window", "term:step", "term:data wait", "term:stall"]
 """
@@ -92,13 +92,13 @@ This is a common script. No line of it is wrong:
 ```python
 for step, (x, y) in enumerate(DataLoader(dataset, batch_size=64), start=1):
     loss = train_step(model, optimizer, x, y)
-    if step % 6 == 0:
+    if step % 10 == 0:
         torch.save(state, folder / f"step_{step:02d}.pt")     # a checkpoint: 25 MB
 for file in sorted(folder.glob("step_*.pt")):
     weight = torch.load(file)["model.mlp.0.weight"]           # 8 KB of it
 ```
 
-It takes 60 steps and saves 10 *checkpoints*: files from which training can go on. At the end it reads one small weight out of each, as an evaluation would. So its time has four parts:
+It takes 60 steps and saves 6 *checkpoints*: files from which training can go on. At the end it reads one small weight out of each, as an evaluation would. So its time has four parts:
 
 - **data wait**: the loop stands still until the next batch is there;
 - compute: `train_step`, the part you want;
@@ -119,7 +119,7 @@ predict(
 
 # %% [markdown]
 """
-Now the measurement: 24 steps of it, which takes some seconds. The script trains for real, and one CPU core plays the GPU. Times are in milliseconds a step. They are an illustration, and yours will differ.
+Now the measurement: 30 steps of it, which takes some seconds. The script trains for real, and one CPU core plays the GPU. Times are in milliseconds a step. They are an illustration, and yours will differ.
 """
 
 # %% tags=["nbval-ignore-output", "reveal:bar"]
@@ -134,8 +134,8 @@ Nothing in the script complains, and yet a good part of the bar is not compute. 
 |---|---|---|
 | data wait | waits for 64 windows, 60 times | `Windows`, `Loader` |
 | compute | trains | nobody: this is what you pay for |
-| save stall | waits for 25 MB to be written, 10 times | `Saver` |
-| load | waits for 25 MB to be read, 10 times | `read_tensor` |
+| save stall | waits for 25 MB to be written, 6 times | `Saver` |
+| load | waits for 25 MB to be read, 6 times | `read_tensor` |
 
 ## `Windows`: a batch in one look · core
 
@@ -318,11 +318,11 @@ card("a queue without an end", mine=...)
 
 A checkpoint that is half written when the power goes is worse than none, if its name says that it is one. So a careful program never writes under the final name:
 
-1. write to a *temporary* name, here `step-000012.tmp`;
+1. write to a *temporary* name, here `step-000020.tmp`;
 2. ask the system to put the bytes on the disk: `file.flush()` hands them from Python to the system, `os.fsync(file.fileno())` waits until they are on the disk;
 3. *rename* it: `temporary.rename(folder)`. A rename happens entirely or not at all.
 
-Whoever sees the name `step-000012` then knows that it is complete. (Lesson 08 explains why, and what is still missing.)
+Whoever sees the name `step-000020` then knows that it is complete. (Lesson 08 explains why, and what is still missing.)
 
 The format is *safetensors*: `safetensors.torch.save(state)` turns a dictionary of tensors into bytes.
 
@@ -432,7 +432,7 @@ play.draw(before=before, now=now)
 
 # %% [markdown] tags=["takeaway"]
 """
-The save stall is now the copy, and perhaps a wait when the disk is slower than six steps. The writing itself goes on beside the training.
+The save stall is now the copy, and perhaps a wait if the disk has not finished the one before within ten steps. The writing itself goes on beside the training.
 
 **What would you notice?** One line of `Saver` changed.
 """
@@ -527,7 +527,7 @@ What is left is compute, and little else. That was the bar; now the run has to s
 
 After a crash two questions have to be answered: *from which checkpoint*, and *with which batch*?
 
-**Write `latest`.** In the folder `root` lie finished checkpoints, `step-000006`, `step-000012`, and perhaps one that was cut off, `step-000018.tmp`. Return the path of the newest finished one, or `None` if there is none. `root.glob("step-*")` gives the paths, in no particular order; paths compare like their names.
+**Write `latest`.** In the folder `root` lie finished checkpoints, `step-000010`, `step-000020`, and perhaps one that was cut off, `step-000030.tmp`. Return the path of the newest finished one, or `None` if there is none. `root.glob("step-*")` gives the paths, in no particular order; paths compare like their names.
 """
 
 # %% [markdown] tags=["hint:latest"]
@@ -551,7 +551,7 @@ def latest(root):
 
 # %% [markdown] tags=["solution:latest"]
 """
-The zeros in `step-000006` make the order of the names the order of the steps.
+The zeros in `step-000010` make the order of the names the order of the steps.
 """
 
 # %% [markdown]
@@ -596,23 +596,21 @@ The rest is given: a tiny model, and the loop, which you know. `restore` puts a 
 
 # %% tags=["given", "file:train.py"]
 def train(tokens, root, total=60):
-    from model import Stopwatch, new_model, restore, state_of, train_step
-
     model, optimizer = new_model()
     watch, saver, done, found = Stopwatch(), Saver(), 0, latest(root)
     if found:
-        done = restore(model, optimizer, partial(read_tensor, found / "state.safetensors"))
+        path = found / "state.safetensors"
+        done = restore(model, optimizer, lambda name: read_tensor(path, name))
         print(f"resumed from {found.name}: the next step is {done + 1}", flush=True)
     loader = Loader(Windows(tokens, 32), 64, prefetch=4)
     for step, (x, y) in watch.each("data wait", steps(loader, done, total)):
         with watch("compute"):
             loss = train_step(model, optimizer, x, y)
         print(f"step {step:2d}  loss {loss:.7f}", flush=True)
-        if step % 6 == 0:
+        if step % 10 == 0:
             with watch("save stall"):
                 saver.save(root / f"step-{step:06d}", state_of(model, optimizer, step))
-    with watch("save stall"):
-        saver.wait()
+    saver.wait()
     for checkpoint in sorted(root.glob("step-??????")):
         with watch("load"):
             read_tensor(checkpoint / "state.safetensors", "model.mlp.0.weight")
@@ -621,17 +619,12 @@ def train(tokens, root, total=60):
 
 # %% [markdown]
 """
-These lines end the file. They run only when the file is started by itself:
+Two lines end the file. `main` says where the data and the checkpoints are, calls `train`, and prints both bars:
 """
 
 # %% tags=["shown", "file:train.py"]
 if __name__ == "__main__":
-    from model import show_bars
-
-    here = Path(__file__).resolve().parent
-    settings = json.loads((here / "settings.json").read_text())
-    root = here / (sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
-    show_bars(before=settings["before"], now=train(settings["tokens"], root))
+    main(train)
 
 # %% tags=["nbval-ignore-output"]
 script = write("train.py")

@@ -131,8 +131,8 @@ def checkpoint_seen(write_checkpoint, value):
         real(descriptor)
 
     with files() as left, patch("os.fsync", fsync):
-        write_checkpoint("step-000006", {"w": torch.full((300,), float(value))})
-        found, path = left(), Path("step-000006/state.safetensors")
+        write_checkpoint("step-000010", {"w": torch.full((300,), float(value))})
+        found, path = left(), Path("step-000010/state.safetensors")
         return {
             "files": list(found),
             "in the file": safetensors.torch.load_file(path)["w"][:2]
@@ -148,7 +148,7 @@ WRITE_CHECKPOINT = Exercise(
     here("write_checkpoint"),
     given=[(1,), (2,)],
     observe=checkpoint_seen,
-    show=lambda value: f'write_checkpoint("step-000006", {{"w": 300 times {value}.0}})',
+    show=lambda value: f'write_checkpoint("step-000010", {{"w": 300 times {value}.0}})',
     misconceptions="""
 temporary.rename(folder) >> pass | It is still called .tmp: nobody will take it for a checkpoint.
 file.flush() >> pass | Python still holds bytes back when you ask for the disk: hand them over first.
@@ -249,11 +249,11 @@ LATEST = Exercise(
     here("latest"),
     given=[
         ((),),
-        (("step-000006",),),
-        (("step-000006.tmp",),),
-        (("step-000006", "step-000012.tmp"),),
-        (("step-000012", "step-000006", "step-000018"),),
-        (("step-000054", "step-000048", "step-000060.tmp"),),
+        (("step-000010",),),
+        (("step-000010.tmp",),),
+        (("step-000010", "step-000020.tmp"),),
+        (("step-000020", "step-000010", "step-000030"),),
+        (("step-000060", "step-000050", "step-000070.tmp"),),
     ],
     observe=latest_seen,
     show=lambda names: f"latest(folder with {', '.join(names) or 'nothing in it'})",

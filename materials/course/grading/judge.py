@@ -84,7 +84,9 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
     if not callable(answer):
         return Verdict(False, f"{exercise.name}: {kind(answer)}, expected something to call")
     if holes := open_parts(answer):
-        return Verdict(None, f"{exercise.name}: still to write: {', '.join(holes)}.")
+        whole = holes == [exercise.name]
+        said = "not written yet" if whole else f"still to write: {', '.join(holes)}"
+        return Verdict(None, f"{exercise.name}: {said}.")
     cases = exercise.cases()
     ended = in_child(lambda at: _grade(exercise, cases, answer, at))
     if ended.why is None:

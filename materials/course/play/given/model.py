@@ -1,7 +1,10 @@
 """The given half of lesson 00's training: a tiny model, its state as tensors, and the stopwatch."""
 
+import json
+import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -83,10 +86,23 @@ class Stopwatch:
 
 
 def show_bars(**rows):
-    """Print one bar a row, in letters: as wide as the longest takes 60."""
+    """Print one bar a row, in letters; the longest takes 60.
+
+    Computing is the same code in each: it is drawn at one length, however busy the machine was.
+    """
+    compute = next(iter(rows.values()))["compute"]
+    rows = {name: parts | {"compute": compute} for name, parts in rows.items()}
     longest = max(sum(parts.values()) for parts in rows.values()) or 1
     for name, parts in rows.items():
         bar = "".join(PARTS[part] * round(60 * ms / longest) for part, ms in parts.items())
         print(f"{name:>7} {bar} {sum(parts.values()):.1f} ms a step")
     for part, letter in PARTS.items():
         print(f"{letter} {part:<10}", *(f"{parts[part]:7.1f}" for parts in rows.values()))
+
+
+def main(train):
+    """Train in the folder that is named on the command line, and show both bars."""
+    here = Path(sys.argv[0]).resolve().parent
+    settings = json.loads((here / "settings.json").read_text())
+    root = here / (sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
+    show_bars(before=settings["before"], now=train(settings["tokens"], root))
