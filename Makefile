@@ -12,7 +12,7 @@ TESTS = $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-distributed test nightly soak gpu lab lab-reset lint notebooks docs materials clinic clean
+.PHONY: help bench run run-distributed test nightly soak gpu lab lab-reset lint notebooks docs materials clinic clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -72,7 +72,7 @@ soak: $(READY)  ## The large counts: hundreds of thousands of mutated files, tho
 gpu:  ## On a machine with a GPU, its own Python and torch: the tests that need one, and the device benchmark
 	@mkdir -p build/gpu
 	@PYTHONPATH=. timeout 300 $(PYTHON) -m pytest --quiet -m gpu tests
-	@PYTHONPATH=. timeout 170 $(PYTHON) -m npydata bench device --json build/gpu/device.json
+	@timeout 170 $(PYTHON) materials/bench/device.py --json build/gpu/device.json
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	@echo "[set-up] $(CLIENTS): torch and $(FRAMEWORKS) (once; a few minutes)"
@@ -92,6 +92,11 @@ lab-reset: $(READY)  ## Set your copy of the notebooks aside and start from a fr
 	@if [ -d lab/notebooks ]; then mv lab/notebooks "lab/notebooks-$$(date +%Y%m%d-%H%M%S)"; fi
 	@$(LAB_COPY) && $(LAB_LINKS)
 	@echo "[lab] fresh; what you had is beside it in lab/"
+
+BENCHES := dataset loader packing reader load checkpoint distributed
+bench: $(READY)  ## Measure this machine: ours, others and the limits, every table (BENCH=loader for one, QUICK=1 for a rough look)
+	@for one in $(or $(BENCH),$(BENCHES)); do \
+		echo "[bench] $$one" && $(BIN)/python materials/bench/$$one.py --targets $(if $(QUICK),--quick) || exit 1; done
 
 lint: $(READY)  ## ruff, mypy, and which part may import which
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

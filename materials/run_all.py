@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import nbformat
@@ -21,15 +22,15 @@ from nbconvert import HTMLExporter
 from tqdm import tqdm
 from tutorial.sync import NOTEBOOKS, ROOT, execute
 
-from npydata.bench.baselines import OURS, baselines_of
-from npydata.bench.baselines.loaders import NAIVE
-from npydata.bench.baselines.readers import TORCH_LOAD
-from npydata.bench.baselines.savers import TORCH_SAVE
-from npydata.bench.baselines.windows import HINTED, PLAIN, RANDOM
-from npydata.bench.tokens import Task, warm_rows
-from npydata.dataset.prepare import prepare
-from npydata.dataset.text import list_sources
-from npydata.errors import NpyDataError
+BENCH = Path(__file__).resolve().parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+from harness import best, ours  # noqa: E402
+from tokens import Task, naive_items, random_windows, warm_rate  # noqa: E402
+
+from npydata.dataset.prepare import prepare  # noqa: E402
+from npydata.dataset.text import list_sources  # noqa: E402
+from npydata.errors import NpyDataError  # noqa: E402
 
 CELL_TIMEOUT_S = 300
 LEAST_TOKENS = 5_000  # the notebooks and the bench cut windows of up to 1,025
@@ -38,22 +39,27 @@ VOCABULARY = 2048  # small, so that a step of the lessons' tiny models takes no 
 STANDARD_LIBRARY = str(Path(os.__file__).parent / "*.py")
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
-Line = tuple[str, str, str, str, str | None]
-LINES: dict[str, Line] = {  # of the last table: bench, unit, group, name, setting (None: the best)
-    "naive, file in memory": ("dataset", "Mtok/s", "warm", NAIVE, None),
-    "ours, file in memory": ("dataset", "Mtok/s", "warm", OURS, RANDOM),
-    "plain mmap, file on disk": ("dataset", "Mtok/s", "cold", PLAIN, "readahead as it is"),
-    "ours, file on disk": ("dataset", "Mtok/s", "cold", OURS, HINTED),
-    "ours, through loader": ("loader", "Mtok/s", "warm", OURS, None),
-    "torch.load, one tensor": ("reader", "ms", "legacy warm", TORCH_LOAD, None),
-    "ours, one tensor": ("reader", "ms", "legacy warm", OURS, None),
-    "torch.save, stall": ("checkpoint", "ms", "stall", TORCH_SAVE, None),
-    "ours, stall": ("checkpoint", "ms", "stall", OURS, None),
+LINES = {  # of the last table: bench, and patterns of group, name and setting; the best row counts
+    "naive, file in memory": ("dataset", "warm", "naive DataLoader", "*"),
+    "ours, file in memory": ("dataset", "warm", "ours", "random*"),
+    "plain mmap, file on disk": ("dataset", "cold", "plain mmap", "readahead*"),
+    "ours, file on disk": ("dataset", "cold", "ours", "hints 4*"),
+    "ours, through loader": ("loader", "warm", "ours", "[!i]*"),
+    "torch.load, one tensor": ("reader", "legacy warm", "torch.load", "*"),
+    "ours, one tensor": ("reader", "legacy warm", "ours", "*"),
+    "torch.save, stall": ("checkpoint", "stall", "torch.save*", "*"),
+    "ours, stall": ("checkpoint", "stall", "ours", "*"),
+}
+SECTIONS = {  # what is measured of each
+    "dataset": ("warm", "cold"),
+    "loader": ("warm",),
+    "reader": ("legacy",),
+    "checkpoint": ("saves",),
 }
 BATCH, WINDOW = 32, 1024  # those of the bench
 LEGEND = f"""\
 Mtok/s: million tokens a second, in batches of {BATCH} random windows of {WINDOW:,} tokens
-naive: a DataLoader of single windows, as in lesson 00, with as many workers as serve it best, on
+naive: a DataLoader of single windows, with as many workers as serve it best, on
   the whole text; in the first table it has none, and only the beginning of the text
 plain mmap: whole batches from a np.memmap, and the kernel reads ahead as it likes"""
 
@@ -75,8 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
             run_notebook(notebook, options.build, tokens)
         step(4, "figures: reading tokens and checkpoints, saving (a rough, quick run)")
-        reports = {name: bench(name, options.build, tokens) for name in ("dataset", "loader")}
-        reports |= {name: bench(name, options.build) for name in ("reader", "checkpoint")}
+        reports = {name: bench(name, options.build, tokens) for name in SECTIONS}
     except (NpyDataError, OSError, NotebookError) as error:
         print(f"\nmake run stopped: {error}", file=sys.stderr)
         return 2
@@ -107,10 +112,10 @@ def first_table(build: Path, text: list[str] | None) -> str:
         f"random windows of {WINDOW:,}:"
     ]
     medians = first_speeds(tokens)
-    for name, median in medians.items():
-        times = "" if name == NAIVE else f", {median / medians[NAIVE]:.0f} times as many"
-        lines.append(f"  {name:<18}{median:>7.1f} million{times}")
-    lines.append("naive: a DataLoader of single windows, as in lesson 00, without workers")
+    for name, speed in medians.items():
+        times = "" if name == "naive" else f", {speed / medians['naive']:.0f} times as many"
+        lines.append(f"  {name:<18}{speed:>7.1f} million{times}")
+    lines.append("naive: a DataLoader of single windows, without workers")
     return "\n".join(lines)
 
 
@@ -127,14 +132,10 @@ def beginning_of(text: list[str]) -> bytes:
 
 def first_speeds(tokens: Path) -> dict[str, float]:
     """Million tokens per second of the naive DataLoader and of ours, both in this process."""
-    baselines = [
-        one
-        for one in baselines_of("dataset warm")
-        if (one.name, one.setting) in ((NAIVE, "0 workers"), (OURS, RANDOM))
-    ]
-    task = Task(path=tokens, dtype=None, seq_len=WINDOW, batch_size=BATCH)
-    rows = warm_rows("first look", baselines, task, 5, 0.2, show=False)
-    return {row.name: row.median for row in sorted(rows, key=lambda row: row.name != NAIVE)}
+    task = Task(path=tokens, dtype=None, seq_len=WINDOW, batch_size=BATCH, warm_s=0.2)
+    rows = [ours("first", "naive", "", naive_items), ours("first", "ours", "", random_windows)]
+    rounds = [[warm_rate(row, task) for row in rows] for _ in range(5)]
+    return {row.name: median(rates[k] for rates in rounds) for k, row in enumerate(rows)}
 
 
 # 2. Tokens
@@ -280,21 +281,22 @@ def save_figures(notebook: nbformat.NotebookNode, folder: Path, name: str) -> No
 # 4. Figures
 
 
-def bench(name: str, build: Path, tokens: Path | None = None) -> dict[str, Any]:
+def bench(name: str, build: Path, tokens: Path) -> dict[str, Any]:
     """Measure one part in a process of its own: on the real tokens, if it is about tokens.
 
     Its tables go into a file beside its JSON.
     """
     begin, out = time.monotonic(), build / f"bench_{name}.json"
-    command = [sys.executable, "-m", "npydata", "bench", name, "--quick", "--repeats", "2"]
+    command = [sys.executable, BENCH / f"{name}.py", "--quick", "--repeats", "2"]
     outputs = ["--json", out, "--plot", build / "figures" / f"bench_{name}.png", "--dir", build]
-    data = ["--tokens", tokens] if tokens else []
-    done = subprocess.run([*command, *data, *outputs], capture_output=True, text=True)
+    data = ["--tokens", tokens] if name in ("dataset", "loader") else []
+    command += [*data, *outputs, "--only", *SECTIONS[name]]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise NpyDataError(f"npydata bench {name} ended with {done.returncode}: {last[0]}")
+        raise NpyDataError(f"bench/{name}.py ended with {done.returncode}: {last[0]}")
     out.with_suffix(".txt").write_text(done.stdout, encoding="utf-8")
-    print(f"  npydata bench {name:<12}          {time.monotonic() - begin:>5.0f} s", flush=True)
+    print(f"  bench {name:<20}          {time.monotonic() - begin:>5.0f} s", flush=True)
     report: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return report
 
@@ -319,17 +321,10 @@ def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, secon
     return "\n".join(lines)
 
 
-def figure(reports: dict[str, dict[str, Any]], line: Line) -> str:
+def figure(reports: dict[str, dict[str, Any]], line: tuple[str, ...]) -> str:
     """The best median of the rows that a line of the last table is about."""
-    benchmark, unit, group, name, setting = line
-    medians = [
-        row["median"]
-        for row in reports[benchmark]["rows"]
-        if (row["group"], row["name"]) == (group, name)
-        and (setting == row["setting"] if setting else "no loader" not in row["setting"])
-    ]
-    best = min if unit == "ms" else max
-    return f"{best(medians):,.1f} {unit}" if medians else "not measured"
+    row = best(reports[line[0]]["rows"], line[1:])
+    return f"{row['median']:,.1f} {row['unit']}" if row else "not measured"
 
 
 def shown(path: Path) -> str:

@@ -8,8 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npydata.bench.sweep import plot_sweep as plot_sweep
-    from npydata.bench.sweep import sweep as sweep
     from npydata.checkpointer.checkpointer import save_checkpoint as save_checkpoint
     from npydata.checkpointer.load import latest_checkpoint as latest_checkpoint
     from npydata.checkpointer.load import load_checkpoint as load_checkpoint
@@ -35,7 +33,9 @@ if TYPE_CHECKING:
     from npydata.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from npydata.loader.loader import AsyncDataLoader as AsyncDataLoader
     from npydata.loader.loader import AsyncDataLoaderConfig as AsyncDataLoaderConfig
+    from npydata.loader.tuning import plot_sweep as plot_sweep
     from npydata.loader.tuning import recommend as recommend
+    from npydata.loader.tuning import sweep as sweep
     from npydata.reader.checkpoint import LazyCheckpoint as LazyCheckpoint
     from npydata.reader.open import open_checkpoint as open_checkpoint
     from npydata.reader.source import LazyDataSource as LazyDataSource
@@ -56,8 +56,8 @@ HOMES = {
     "AsyncDataLoader": "loader.loader",
     "AsyncDataLoaderConfig": "loader.loader",
     "recommend": "loader.tuning",
-    "sweep": "bench.sweep",
-    "plot_sweep": "bench.sweep",
+    "sweep": "loader.tuning",
+    "plot_sweep": "loader.tuning",
     "LazyCheckpoint": "reader.checkpoint",
     "LazyDataSource": "reader.source",
     "MmapDataset": "dataset.datasets",

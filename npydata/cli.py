@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, mix, convert, verify, bench.
+"""The ``npydata`` command: prepare, inspect, mix, convert, verify, trace.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Each command imports what it needs.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from npydata import __version__
-from npydata.bench import command as bench
 from npydata.dataset import commands as data
 from npydata.errors import CheckpointError, NpyDataError
 from npydata.reader import command as converting
@@ -63,12 +62,6 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         add_command(commands, name, command)
-    benches = add_command(commands, "bench", BENCH).add_subparsers(
-        dest="bench", metavar="BENCH", required=True
-    )
-    for name, (summary, arguments) in bench.BENCHES.items():
-        each = Command(bench.run, summary, f"Measure {summary}.", {**arguments, **bench.COMMON})
-        add_command(benches, name, each)
     return parser
 
 
@@ -118,6 +111,17 @@ def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def as_options(message: str) -> str:
     """Return what a message says of arguments in Python as options of the command line."""
     return re.sub(r'\bdtype="(\w+)"', r"--dtype \1", message)
+
+
+PLAIN_WARNING = warnings.showwarning
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    """Run a script and say where its time went."""
+    from npydata import trace
+
+    warnings.showwarning = PLAIN_WARNING  # the script's warnings are its own
+    return trace.run(args.script, args.args, out=args.out, steps=args.steps)
 
 
 def fail(message: str, code: int) -> int:
@@ -174,8 +178,8 @@ def run_inspect(args: argparse.Namespace) -> int:
 def token_options(args: argparse.Namespace) -> list[str]:
     """Return which options of ``inspect`` were given that are about token files."""
     given = {"--format": args.format != "auto", "--dtype": args.dtype is not None,
-             "--seq-len": args.seq_len is not None, "--eot-id": args.eot_id is not None,
-             "--plot": args.plot is not None}  # fmt: skip
+             "--seq-len": args.seq_len is not None,
+             "--eot-id": args.eot_id is not None}  # fmt: skip
     return [flag for flag, is_given in given.items() if is_given]
 
 
@@ -192,11 +196,8 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
-    from npydata.bench.plot import draw_documents, require_plotting
     from npydata.dataset.inspect import inspect_tokens, is_named_like_checkpoint
 
-    if args.plot:
-        require_plotting(args.plot)
     if args.depth is not None or is_named_like_checkpoint(args.file):
         Path(args.file).stat()  # that it is not there comes first
     if is_named_like_checkpoint(args.file) and (flags := token_options(args)):
@@ -215,8 +216,6 @@ def inspect_token_file(args: argparse.Namespace) -> int:
         progress=True,
     )
     print(report.to_json() if args.json else report.to_table())
-    if args.plot:
-        draw_documents(report.document_lengths, args.plot)
     return EXIT_OK
 
 
@@ -269,7 +268,7 @@ examples:
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
   npydata verify runs/                     whether the newest checkpoint is what was written
-  npydata bench dataset                    how fast this machine reads samples, and others read them
+  npydata trace train.py                   where the time of a training script goes
 
 Every command has its own help: npydata prepare --help
 """
@@ -317,7 +316,6 @@ names what would have been.""",
         "file": {"metavar": "FILE", "help": "the file, or the folder of a checkpoint"},
         "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},
         "--eot-id": {"type": int, "metavar": "ID", "help": "the token that ends each document"},
-        "--plot": {"type": Path, "metavar": "OUT.png", "help": "draw the documents' lengths"},
         "--format": {"default": "auto", "metavar": "F",
                      "help": "how the file is laid out (default: by its content and name)"},
         "--dtype": {"metavar": "D",
@@ -370,23 +368,31 @@ examples:
 """,
 )
 
+TRACE = Command(
+    run_trace,
+    "run a training script and say where its time goes",
+    description="""\
+Run a Python script and say on stderr where its time went: start-up, waiting for data, steps, saves,
+loads, the rest, with the slowest line of each, and what to write instead.
+
+The script's output and its exit code are its own. --out writes a trace that https://ui.perfetto.dev
+and chrome://tracing open.""",
+    arguments={
+        "--out": {"type": Path, "metavar": "trace.json", "help": "write the trace there, too"},
+        "--steps": {"type": int, "metavar": "N",
+                    "help": "end the script after N optimizer steps, as sys.exit() would"},
+        "script": {"type": Path, "metavar": "SCRIPT", "help": "a Python file"},
+        "args": {"nargs": argparse.REMAINDER, "metavar": "ARGS", "help": "arguments of the script"},
+    },
+    examples="""\
+examples:
+  npydata trace train.py --lr 1e-3
+  npydata trace --out trace.json --steps 200 train.py
+""",
+)  # fmt: skip
+
 MIX = Command(data.run_mix, "say what a run over several token files would see",
               data.MIX_DESCRIPTION, data.MIX)  # fmt: skip
 
 COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "mix": MIX, "convert": CONVERT,
-            "verify": VERIFY}  # fmt: skip
-
-BENCH = Command(
-    bench.run,
-    "measure this machine: ours, others, and the limits",
-    description="""\
-Measure ours next to what others use and to what the machine can do at best, in turn, several times.
-Tables show the median and the range; --json and --plot keep them.""",
-    arguments={},
-    examples="""\
-examples:
-  npydata bench dataset --quick
-  npydata bench loader --tokens train.npy --json loader.json
-  npydata bench checkpoint --distributed --ranks 2 --plot saves.png
-""",
-)
+            "verify": VERIFY, "trace": TRACE}  # fmt: skip

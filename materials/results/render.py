@@ -1,4 +1,4 @@
-"""Write the figures that README and figures.md quote from the saved results, none by hand.
+"""Write the figures that the pages quote from the saved results: none is typed by hand.
 
 python materials/results/render.py
 """
@@ -6,146 +6,154 @@ python materials/results/render.py
 import json
 import re
 import sys
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # run as a script, or found by its folder
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from summary import LESS_IS_BETTER, figure, summary
-
-from npydata.bench import load, packing
-from npydata.bench.survival.report import shares, tables, versions_text
-
 RESULTS = Path(__file__).resolve().parent
-PAGES = (RESULTS.parents[1] / "README.md", RESULTS / "figures.md", RESULTS / "survival.md")
-TITLES = {
-    "warm": "File in memory",
-    "cold": "File on the disk, evicted before each run",
-    "fed": "A consumer whose step takes twice as long as a fetch",
-    "python": "A training step in pure Python",
-    "train": "Training a tiny model",
-    "slice": "64 rows of the tensor, file on the disk",
-    "many": "Opening a file of very many tensors",
-    "convert": "A checkpoint in memory to safetensors on the disk",
-    "stall": "Training stands still for a later save",
-    "durable": "Until the disk has a later save",
-    "first stall": "Training stands still for the first save",
-    "first durable": "Until the disk has the first save",
-    "loop": "A training step, on average, with a save every 20 steps",
-    "peak": "Memory beside the state, at the peak",
-    "cache": "Page cache taken by what was written",
-}
-TITLES_OF = {"load": load.TITLES, "packing": packing.TITLES}
-"""Where the bench's own titles are enough."""
+ROOT = RESULTS.parents[1]
+BENCH = ROOT / "materials" / "bench"
+sys.path[:0] = [str(BENCH), str(BENCH / "survival")]
+
+from harness import LESS_IS_BETTER, aligned, best, figure, tables  # noqa: E402
+
+ARRIVING = ROOT / "materials" / "docs" / "arriving.md"
+PAGES = (ROOT / "README.md", RESULTS / "figures.md", RESULTS / "survival.md", ARRIVING)
+BLOCK = re.compile(r"<!-- (\w+)(?:: (\w+))? -->\n.*?<!-- /\1 -->", re.S)
+KINDS = ("summary", "figures", "survival", "gain")
+
+Row = tuple[str, str, str, str]
+"""Benchmark, and patterns of group, name and setting: the best row that matches is quoted."""
+OURS = "ours"
+SUMMARY: list[tuple[str, Row, list[tuple[str, str]]]] = [
+    ("random windows, file in memory", ("dataset", "warm", OURS, "random*"),
+     [("nanoGPT*", "*"), ("naive DataLoader", "*")]),
+    ("random windows, file on the disk", ("dataset", "cold", OURS, "hints 4*"),
+     [("nanoGPT*", "*"), ("plain mmap", "MADV*")]),
+    ("through a loader, file in memory", ("loader", "warm", OURS, "[!i]*"),
+     [("naive DataLoader", "[!0]*"), ("naive DataLoader", "0*")]),
+    ("one tensor of a 1 GiB legacy file", ("reader", "legacy warm", OURS, "*"),
+     [("torch.load", "*")]),
+    ("... of a zip file", ("reader", "zip warm", OURS, "*"),
+     [("torch.load(mmap=True)", "*"), ("torch.load", "*")]),
+    ("... of a safetensors file", ("reader", "safetensors warm", OURS, "*"), [("safe_open", "*")]),
+    ("... that is not in memory", ("reader", "safetensors cold", OURS, "*"), [("safe_open", "*")]),
+    ("a save of 1 GiB stalls training", ("checkpoint", "stall", OURS, "*"),
+     [("dcp.async_save", "*"), ("save_file*", "*"), ("torch.save*", "*")]),
+    ('... with `snapshot="overlap"`', ("checkpoint", "stall", "ours, overlap", "*"),
+     [("dcp.async_save, reused*", "*")]),
+    ("... until the disk has it", ("checkpoint", "durable", OURS, "*"),
+     [("dcp.save", "*"), ("save_file*", "*"), ("torch.save*", "*")]),
+    ("... by 2 processes, 1 GiB between them",
+     ("distributed", "durable, 2 processes, sharded", OURS, "*"),
+     [("dcp.save", "*"), ("dcp.async_save, reused*", "*")]),
+    ("... and their training stalls", ("distributed", "stall, 2 processes, sharded", OURS, "*"),
+     [("dcp.async_save, reused*", "*"), ("dcp.async_save", "*")]),
+]  # fmt: skip
+GAINS: dict[str, list[tuple[str, Row]]] = {
+    "dataloader": [
+        ("`DataLoader`, 0 workers", ("loader", "warm", "naive DataLoader", "0*")),
+        ("`DataLoader`, 2 workers", ("loader", "warm", "naive DataLoader", "2 workers*2")),
+        ("`AsyncDataLoader`, default setting", ("loader", "warm", OURS, "*default*")),
+        ("`DataLoader`, 0 workers, file on the disk", ("loader", "cold", "naive DataLoader", "0*")),
+        ("`AsyncDataLoader`, default setting, file on the disk",
+         ("loader", "cold", OURS, "*default*")),
+    ],
+    "nanogpt": [
+        ("`get_batch` before", ("dataset", "warm", "nanoGPT*", "*")),
+        ("`get_batch` after", ("dataset", "warm", OURS, "random*")),
+        ("before, file on the disk", ("dataset", "cold", "nanoGPT*", "*")),
+        ("after, announced as below, file on the disk", ("dataset", "cold", OURS, "hints 4*")),
+    ],
+    "save": [
+        ("training stands still: `torch.save` and fsync",
+         ("checkpoint", "stall", "torch.save*", "*")),
+        ("... `AsyncCheckpointer()`", ("checkpoint", "stall", OURS, "*")),
+        ('... `AsyncCheckpointer(snapshot="overlap")`',
+         ("checkpoint", "stall", "ours, overlap", "*")),
+        ("until the disk has it: `torch.save` and fsync",
+         ("checkpoint", "durable", "torch.save*", "*")),
+        ("... `AsyncCheckpointer()`", ("checkpoint", "durable", OURS, "*")),
+        ("memory beside the state: `torch.save`", ("checkpoint", "peak", "torch.save*", "*")),
+        ("... `AsyncCheckpointer()`", ("checkpoint", "peak", OURS, "*")),
+    ],
+    "load": [
+        ("`torch.load`", ("reader", "zip cold", "torch.load", "*")),
+        ("`torch.load(mmap=True)`", ("reader", "zip cold", "torch.load(mmap=True)", "*")),
+        ("`open_checkpoint`", ("reader", "zip cold", OURS, "*")),
+    ],
+}  # fmt: skip
 
 
-def table(report: dict[str, Any]) -> str:
-    """The rows of each part, fastest first, and the verdicts below."""
-    groups = {row["group"] for row in report["rows"]}
-    titles = TITLES_OF.get(report["benchmark"], TITLES)
-    parts = [part(report["rows"], group, titles[group]) for group in titles if group in groups]
-    if report["benchmark"] == "reader":
-        parts.insert(0, one_tensor(report["rows"]))
-    if report["benchmark"] == "distributed":
-        parts = many_processes(report)
-    verdicts = [
-        f"- {'' if one['met'] else '**missed:** '}{one['text']}" for one in report["verdicts"]
-    ]
-    notes = (
-        [f"- {note}" for note in report["notes"]] if report["benchmark"] == "distributed" else []
-    )
-    return "\n\n".join(
-        [*parts, "Against what we set out to reach:", "\n".join([*verdicts, *notes])]
-    )
+@cache
+def saved(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def part(rows: list[dict[str, Any]], group: str, title: str) -> str:
-    """One table; of hints at several distances only the best."""
-    chosen: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in sorted(rows, key=score, reverse=True):
-        if row["group"] == group:
-            chosen.setdefault((row["name"], re.sub(r"\d+ ahead", "ahead", row["setting"])), row)
-    unit = next(iter(chosen.values()))["unit"]
-    lines = [f"| {title} | | {unit} | min to max |", "|---|---|---:|---:|"]
-    for row in chosen.values():
-        spread = f"{figure(row['min'])} to {figure(row['max'])}"
-        lines.append(f"| {row['name']} | {row['setting']} | {figure(row['median'])} | {spread} |")
-    return "\n".join(lines)
+def quoted(row: Row) -> dict[str, Any]:
+    benchmark, *cell = row
+    if (found := best(saved(benchmark)["rows"], tuple(cell))) is None:
+        raise LookupError(f"{benchmark}.json has no row {cell}")
+    return found
 
 
-def score(row: dict[str, Any]) -> float:
-    """The median, with a sign that makes more of it better."""
-    return -row["median"] if row["unit"] in LESS_IS_BETTER else row["median"]
+def summary(_: str) -> str:
+    """The table in README: ours beside what people use today."""
+    lines = [("", "ours", "times as good as (their figure)", "measured by")]
+    for what, row, others in SUMMARY:
+        ours, against = quoted(row), []
+        for name, setting in others:
+            other = quoted((*row[:2], name, setting))
+            times = ours["median"] / other["median"]
+            times = 1 / times if ours["unit"] in LESS_IS_BETTER else times
+            label = ", ".join(filter(None, (other["name"], other["setting"])))
+            against.append(f"{figure(times)}x {label} ({figure(other['median'])})")
+        lines.append((what, f"**{figure(ours['median'])} {ours['unit']}**", "; ".join(against),
+                      f"`materials/bench/{row[0]}.py`"))  # fmt: skip
+    return aligned(lines, "<><<")
 
 
-def one_tensor(rows: list[dict[str, Any]]) -> str:
-    """What reading one tensor takes, by format and reader: warm, cold, and in memory."""
-    found = {(row["group"], row["name"], row["setting"]): row for row in rows}
-    lines = [
-        "| One tensor | | file in memory, ms | file on the disk, ms | memory at its peak, MiB |",
-        "|---|---|---:|---:|---:|",
-    ]
-    for format in ("zip", "legacy", "safetensors"):
-        for name in [name for group, name, _ in found if group == f"{format} warm"]:
-            cells = [(f"{format} warm", name, ""), (f"{format} cold", name, ""),
-                     ("memory", name, format)]  # fmt: skip
-            figures = " | ".join(with_range(found.get(cell)) for cell in cells)
-            lines.append(f"| {format} | {name} | {figures} |")
-    return "\n".join(lines)
+def figures(name: str) -> str:
+    """Every table of a benchmark, and what we set out to reach."""
+    result = saved(name)
+    verdicts = [f"- {'' if one['met'] else '**missed:** '}{one['text']}"
+                for one in result["verdicts"]]  # fmt: skip
+    parts = [*tables(import_module(name).BENCH, result), "Against what we set out to reach:"]
+    return "\n\n".join([*parts, "\n".join(verdicts)])
 
 
-def many_processes(report: dict[str, Any]) -> list[str]:
-    """What two saves take, a table for each number of processes and each kind of state."""
-    found = {(row["group"], row["name"], row["setting"]): row for row in report["rows"]}
-    tables: dict[str, list[str]] = {}
-    for row in report["rows"]:
-        case = row["group"].partition(", ")[2]
-        lines = tables.setdefault(
-            case,
-            [
-                f"| {case[0].upper()}{case[1:]} | | stall, ms | on the disk after, ms "
-                "| first save: stall, ms | on the disk after, ms |",
-                "|---|---|---:|---:|---:|---:|",
-            ],
-        )
-        figures = " | ".join(
-            with_range(found.get((f"{what}, {case}", row["name"], row["setting"])))
-            for what in ("stall", "durable", "first stall", "first durable")
-        )
-        line = f"| {row['name']} | {row['setting']} | {figures} |"
-        if line not in lines:
-            lines.append(line)
-    return ["\n".join(lines) for lines in tables.values()]
+def gain(name: str) -> str:
+    """A table of `arriving.md`: before and after."""
+    lines = [("", "", "min to max")]
+    for what, row in GAINS[name]:
+        one = quoted(row)
+        lines.append((what, f"{figure(one['median'])} {one['unit']}",
+                      f"{figure(one['min'])} to {figure(one['max'])}"))  # fmt: skip
+    benchmark = GAINS[name][0][1][0]
+    machine = saved(benchmark)["machine"]
+    return (f"{aligned(lines, '<><')}\n\nMedians of {saved(benchmark)['settings']['repeats']} runs "
+            f"on {machine['cpu']}, {machine['cores']} cores, {machine['file_system']} "
+            f"([{benchmark}.json](../results/{benchmark}.json)). On your machine: "
+            f"`python materials/bench/{benchmark}.py`.")  # fmt: skip
 
 
-def with_range(row: dict[str, Any] | None) -> str:
-    """A median and its range, or nothing where nothing was measured."""
-    if row is None:
-        return ""
-    return f"{figure(row['median'])} ({figure(row['min'])} to {figure(row['max'])})"
+def survival(what: str) -> str:
+    """A table of the page of verdicts."""
+    from run import table
+
+    return table(saved("survival"), what)
 
 
 def rendered(page: str) -> str:
-    """A page with each marked block replaced by the table of its saved results."""
+    """Return a page with each marked block replaced by what its saved results say."""
 
     def block(match: re.Match[str]) -> str:
-        report = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
-        return f"<!-- figures: {match[1]} -->\n{table(report)}\n<!-- /figures -->"
+        kind, name = match[1], match[2] or ""
+        mark = f"{kind}: {name}" if name else kind
+        return f"<!-- {mark} -->\n{globals()[kind](name)}\n<!-- /{kind} -->"
 
-    page = re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", block, page, flags=re.S)
-    page = re.sub(r"<!-- survival: (\w+) -->\n.*?<!-- /survival -->", survival, page, flags=re.S)
-    short = f"<!-- summary -->\n{summary()}\n<!-- /summary -->"
-    return re.sub(r"<!-- summary -->\n.*?<!-- /summary -->", lambda _: short, page, flags=re.S)
-
-
-def survival(match: re.Match[str]) -> str:
-    """The page of verdicts: one of its tables, or the versions that were measured."""
-    report = json.loads((RESULTS / "survival.json").read_text(encoding="utf-8"))
-    savers, loaders = tables(report)
-    blocks = {"shares": shares(report), "savers": savers, "loaders": loaders,
-              "versions": versions_text(report)}  # fmt: skip
-    return f"<!-- survival: {match[1]} -->\n{blocks[match[1]]}\n<!-- /survival -->"
+    return BLOCK.sub(lambda match: block(match) if match[1] in KINDS else match[0], page)
 
 
 if __name__ == "__main__":

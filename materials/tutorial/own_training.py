@@ -47,8 +47,8 @@ def compose(mine: ModuleType, *scripts: ModuleType) -> dict[object, object]:
 
 
 def library() -> list[ModuleType]:
-    """The modules of npydata, but for those that measure it."""
-    for home in set(npydata.HOMES.values()) - {"bench.sweep"}:
+    """The modules of npydata."""
+    for home in set(npydata.HOMES.values()):
         importlib.import_module(f"npydata.{home}")
     return [module for name, module in sys.modules.items() if name.startswith("npydata.")]
 

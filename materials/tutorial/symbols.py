@@ -43,9 +43,11 @@ def parse_symbol(dotted: str, root: Path = ROOT) -> Symbol:
 
 
 def module_file(module: str, root: Path = ROOT) -> Path | None:
-    base = root.joinpath(*module.split("."))
-    candidates = (base.with_name(base.name + ".py"), base / "__init__.py")
-    return next((path for path in candidates if path.is_file()), None)
+    for base in (root.joinpath(*module.split(".")), (root / "materials").joinpath(*module.split("."))):
+        for path in (base.with_name(base.name + ".py"), base / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
 
 
 def module_source(module: str, root: Path = ROOT) -> str:

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from npydata import AsyncDataLoader, NpyTokensDataset, plot_sweep, sweep
+from npydata import AsyncDataLoader, NpyTokensDataset
 from npydata.loader.pipeline import Pipeline, Timeline, in_chunks, lanes
 from npydata.loader.tuning import PROBES, Costs, costs_of
 from npydata.system.page_cache import evict, resident_pages
 from tutorial import figures, scoreboard
+from tutorial.kept.bench.sweep import plot_sweep, sweep
 from tutorial.sliders import with_sliders
 
 BATCH, SEQ_LEN = 32, 1024

@@ -1,8 +1,9 @@
-"""How to set a loader: the costs behind its speed, and a recommendation.
+"""How to set a loader: the costs behind its speed, a recommendation, and every setting measured.
 
 Example::
 
     print(recommend(dataset, step_s=0.02))
+    plot_sweep(sweep("train.npy", workers=(1, 2), prefetch=(2, 8, 16))["rows"])
 
 Built in ``notebooks/04_throughput``; the arithmetic is in :mod:`npydata.loader.pipeline`.
 """
@@ -14,12 +15,23 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+from npydata.dataset.datasets import NpyTokensDataset
+from npydata.dataset.token_file import open_tokens
+from npydata.errors import LoaderError
 from npydata.loader.config import AsyncDataLoaderConfig
 from npydata.loader.loader import AsyncDataLoader
 from npydata.loader.pipeline import Timeline, predict
 from npydata.loader.prefetcher import Fetch, Prefetcher, ThreadPrefetcher
+from npydata.system.progress import progress_bar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +229,150 @@ def reason_for(rate: float, best: float, step_s: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Return a duration with the digits that mean something."""
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+
+
+# Every setting, beside the stock DataLoader
+
+
+COLORS = {"ours": "#0f766e", "ours in DataLoader": "#9aa5b1", "naive DataLoader": "#e8a33d"}
+LOADERS = tuple(COLORS)
+
+
+def sweep(
+    path: str | os.PathLike[str],
+    *,
+    seq_len: int = 1024,
+    batch_size: int = 32,
+    dtype: str | None = None,
+    loaders: Sequence[str] = LOADERS,
+    workers: Sequence[int] = (0, 1, 2, 4),
+    prefetch: Sequence[int] = (2, 4, 8, 16),
+    repeats: int = 5,
+    seconds: float = 0.2,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Measure loaders over one token file in memory at every setting, in turn, several times.
+
+    Args:
+        path: The token file.
+        seq_len: Tokens per window.
+        batch_size: Windows per batch.
+        dtype: The file's, if it is headerless.
+        loaders: Of ``"ours"``, ``"ours in DataLoader"`` (a sampler gives batches of indices),
+            ``"naive DataLoader"`` (an item is a window).
+        workers: Numbers of workers: threads of ours, processes of a stock ``DataLoader``.
+        prefetch: Prefetch factors; a stock ``DataLoader`` without workers has none.
+        repeats: Turns that count; one more goes ahead of them, in which everything gets ready.
+        seconds: How long to measure each setting in a turn.
+        progress: Show a progress bar.
+
+    Returns:
+        ``rows``, one for each setting: ``name, workers, prefetch``, and the ``median, min, max``
+        of its turns in Mtok/s.
+
+    Raises:
+        LoaderError: A loader that is not known.
+    """
+    for name in loaders:
+        if name not in LOADERS:
+            raise LoaderError(f"loaders: {name!r}, expected one of {', '.join(LOADERS)}")
+    dataset = NpyTokensDataset(path, seq_len, dtype=dtype, seed=0)
+    file = open_tokens(path, dtype=dtype)
+    cells = [(name, count, 0 if count == 0 and name != "ours" else factor)
+             for name in loaders for count in workers for factor in prefetch]  # fmt: skip
+    taken: dict[tuple[str, int, int], list[float]] = {cell: [] for cell in cells}
+    bar = progress_bar("sweep", len(taken) * (repeats + 1), " measurements", show=progress)
+    with closing(bar):
+        for _ in range(repeats + 1):
+            for cell, rates in taken.items():
+                with closing(batches_of(dataset, file, batch_size, *cell)) as batches:
+                    for _ in range(4):
+                        next(batches)
+                    seconds_taken = seconds_each(batches, seconds)
+                rates.append(batch_size * seq_len / seconds_taken / 1e6)
+                bar.update(1)
+    return {"rows": [
+        {"name": name, "workers": count, "prefetch": factor, "median": median(rates[1:]),
+         "min": min(rates[1:]), "max": max(rates[1:])}
+        for (name, count, factor), rates in taken.items()
+    ]}  # fmt: skip
+
+
+def batches_of(
+    dataset: NpyTokensDataset, file: Any, batch_size: int, name: str, workers: int, prefetch: int
+) -> Generator[Any, None, None]:
+    """Yield batches of a loader without end."""
+    if name == "ours":
+        yield from endless_batches(AsyncDataLoader(
+            dataset, batch_size=batch_size, num_workers=workers, prefetch_factor=prefetch, seed=0
+        ))  # fmt: skip
+    options: dict[str, Any] = {"num_workers": workers, "prefetch_factor": prefetch or None}
+    if name == "ours in DataLoader":
+        sampler = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)
+        loader = DataLoader(dataset, batch_size=None, sampler=sampler, **options)
+    else:
+        items = NaiveWindows(file, dataset.seq_len)
+        loader = DataLoader(items, batch_size, drop_last=True, **options)
+    while True:
+        yield from loader
+
+
+class NaiveWindows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A common version: an item is one random window; x and y are read and converted apart."""
+
+    def __init__(self, file: Any, seq_len: int) -> None:
+        self.file, self.seq_len = file, seq_len
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = np.random.randint(0, self.file.num_tokens - self.seq_len)
+        x, y = (self.file.read(start + k, self.seq_len).astype(np.int64) for k in (0, 1))
+        return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def plot_sweep(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Draw one sweep: a line per loader over the workers, and ours as a heat map.
+
+    A line shows the best prefetch factor of each number of workers, with the range of its turns.
+
+    Raises:
+        LoaderError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError:
+        raise LoaderError("plot_sweep needs matplotlib: pip install 'npydata[notebooks]'") from None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name in dict.fromkeys(row["name"] for row in rows):
+        best = {row["workers"]: row for row in sorted(rows, key=lambda row: row["median"])
+                if row["name"] == name}  # fmt: skip
+        line = [best[workers] for workers in sorted(best)]
+        x, color = [row["workers"] for row in line], COLORS[name]
+        left.fill_between(x, [row["min"] for row in line], [row["max"] for row in line],
+                          color=color, alpha=0.25, linewidth=0)  # fmt: skip
+        left.plot(x, [row["median"] for row in line], "o-", color=color)
+        left.annotate(name, (x[-1], line[-1]["median"]), xytext=(8, 0), color=color,
+                      textcoords="offset points", va="center", weight="bold")  # fmt: skip
+    left.set_yscale("log")
+    left.set_xticks(sorted({row["workers"] for row in rows}))
+    left.set_xlabel("workers (threads of ours, else processes)")
+    left.set_ylabel("Mtok/s")
+    left.set_title("Each at its best prefetch factor", loc="left")
+    mine = {(row["workers"], row["prefetch"]): row["median"] for row in rows
+            if row["name"] == "ours"}  # fmt: skip
+    workers, prefetch = (sorted({cell[k] for cell in mine}) for k in (0, 1))
+    top = max(mine.values(), default=1.0)
+    if mine:
+        table = [[mine.get((w, p), float("nan")) for p in prefetch] for w in workers]
+        right.imshow(table, cmap="GnBu", vmin=0, vmax=1.15 * top, aspect="auto")
+    for (w, p), value in mine.items():
+        right.text(prefetch.index(p), workers.index(w), f"{value:.3g}", ha="center", va="center",
+                   color="white" if value > 0.75 * top else "#222222")  # fmt: skip
+    right.set_xticks(range(len(prefetch)), [str(p) for p in prefetch])
+    right.set_yticks(range(len(workers)), [str(w) for w in workers])
+    right.set_xlabel("prefetch factor")
+    right.set_ylabel("workers")
+    right.set_title("Ours, Mtok/s", loc="left")
+    return figure

@@ -55,7 +55,7 @@ def test_help_version_and_module_start_without_importing_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
-    assert {"prepare", "inspect", "convert", "bench"} <= set(done.stdout.split())
+    assert {"prepare", "inspect", "convert", "trace"} <= set(done.stdout.split())
     assert run("--version").stdout == f"npydata {__version__}\n"
 
 

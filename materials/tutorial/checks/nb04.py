@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from npydata.bench.measure import in_turn
 from npydata.dataset.windows import merged
 from npydata.loader.adaptive import AdaptivePrefetcher
 from npydata.loader.pipeline import Pipeline, Trip, diagnose, follow, idle_share, made_at, resume
@@ -17,6 +16,7 @@ from npydata.loader.tuning import AS_GOOD, HEADROOM, cheapest, seconds_each
 from npydata.system.page_cache import AdviceBackoff
 from tutorial.building import Build
 from tutorial.frames.tuning import MyBackoff, MyPrefetcher
+from tutorial.kept.bench.measure import in_turn
 from tutorial.promised.tuning import CARDS, PROMISES, by_clock  # noqa: F401
 
 PART = "tuning"

@@ -1,0 +1,102 @@
+"""Windows per second from one token file, warm and cold.
+
+Warm, the file is in memory and the question is how much work a batch is. Cold, it is evicted
+before every measurement and the question is how well the disk is asked. Each part has its limit,
+measured in the same turns: a memory copy (which batches can beat that are reused while they are in
+the processor's cache), and the disk's random reads.
+
+    python materials/bench/dataset.py --quick
+"""
+
+import sys
+
+from harness import SHARE, Bench, Row, Target, limit, main, naive, ours, peer
+from tokens import (
+    OPTIONS,
+    Task,
+    as_is,
+    batch_items,
+    batches_of,
+    by_batch,
+    cold_rates,
+    memory_copies,
+    naive_items,
+    nanogpt_style,
+    plain_mmap,
+    prepare,
+    random_pages,
+    random_windows,
+    warm_rate,
+)
+
+from npydata import MmapDataset
+
+HINTED = "hints 4 ahead"
+
+
+def in_order(task: Task):
+    dataset = MmapDataset(task.path, task.seq_len, dtype=task.dtype)
+    for indices, _ in batches_of(len(dataset), task.batch_size):
+        yield dataset.fetch(indices)
+
+
+ROWS = [
+    ours("warm", "ours", "random windows, in process", random_windows),
+    ours("warm", "ours", "in order, in process", in_order),
+    peer("warm", "ours in DataLoader, by batch", "0 workers", by_batch, workers=0),
+    peer("warm", "ours in DataLoader, by batch", "2 workers", by_batch, workers=2),
+    peer("warm", "ours in DataLoader, as is", "0 workers", as_is, workers=0),
+    naive("warm", "DataLoader, item = batch", "0 workers", batch_items, workers=0),
+    naive("warm", "DataLoader, item = batch", "2 workers", batch_items, workers=2),
+    naive("warm", "naive DataLoader", "0 workers", naive_items, workers=0),
+    naive("warm", "naive DataLoader", "1 worker", naive_items, workers=1),
+    naive("warm", "naive DataLoader", "2 workers", naive_items, workers=2),
+    naive("warm", "naive DataLoader", "4 workers", naive_items, workers=4),
+    naive("warm", "nanoGPT style", "in process", nanogpt_style),
+    limit("warm", "memory copy", "limit", memory_copies),
+    ours("hints", "ours", "no hints", random_windows),
+    ours("hints", "ours", HINTED, random_windows, ahead=4),
+    *(ours("cold", "ours", f"hints {n} ahead", random_windows, ahead=n, cold=True, quick=n == 4)
+      for n in (4, 1, 2, 8, 16)),
+    ours("cold", "ours, pread", HINTED, random_windows, ahead=4, cold=True, access="pread"),
+    peer("cold", "ours, pread", "no hints", random_windows, cold=True, access="pread"),
+    naive("cold", "plain mmap", "MADV_RANDOM", plain_mmap, random=True),
+    naive("cold", "plain mmap", "readahead as it is", plain_mmap, random=False),
+    naive("cold", "nanoGPT style", "readahead as it is", nanogpt_style, cold=True),
+    limit("cold", "random reads", "limit, 64 at once", random_pages),
+]  # fmt: skip
+
+RANDOM = "warm", "ours", "random*"
+TARGETS = [
+    Target("warm: ours is {} nanoGPT style", RANDOM, ("warm", "nanoGPT*", "*"), 15),
+    Target("warm: ours is {} the naive DataLoader's best", RANDOM, ("warm", "naive*", "*"), 8),
+    Target("warm: ours is {} a DataLoader whose item is a batch",
+           RANDOM, ("warm", "DataLoader, item*", "*"), 1.8),
+    Target("cold: ours reaches {} of the disk's random-read limit",
+           ("cold", "ours", HINTED), ("cold", "random reads", "*"), 0.9, style=SHARE),
+    Target("cold: ours is {} plain mmap given MADV_RANDOM",
+           ("cold", "ours", HINTED), ("cold", "plain mmap", "MADV_RANDOM"), 7),
+    Target("warm: hints add {} to the time of a fetch", ("hints", "ours", HINTED),
+           ("hints", "ours", "no hints"), at_most=0.05, style=SHARE, extra=True),
+]  # fmt: skip
+
+
+def turn(row: Row, task: Task) -> dict[str, float]:
+    if row.section == "cold":
+        return cold_rates(row, task)
+    return {row.section: warm_rate(row, task)}
+
+
+BENCH = Bench(
+    name="dataset", about=__doc__, rows=ROWS, targets=TARGETS, prepare=prepare, turn=turn,
+    options=OPTIONS, rounds={"hints": 10},
+    groups={
+        "warm": ("File in memory", "Mtok/s"),
+        "hints": ("Hints on a warm file", "Mtok/s"),
+        "cold": ("File on the disk, evicted before each run", "Mtok/s"),
+        "amplification": ("Bytes read from the disk per byte of a window", "x"),
+    },
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

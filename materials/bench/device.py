@@ -1,0 +1,132 @@
+"""What a save and a batch cost on the accelerator that torch finds.
+
+A state on the device is saved in each of the three ways, and followed at once by a step that
+changes all of it. Training stands still by what save and step take longer, up to the moment that
+the device has done the step, than a step alone. Beside it stands the device's own copy of as many
+bytes into pinned memory. Batches come from a file in memory, by the loader and by hand.
+
+    python materials/bench/device.py --quick
+"""
+
+import shutil
+import sys
+from argparse import Namespace
+from functools import cache
+from statistics import median
+
+import torch
+from harness import MIB, Bench, Row, limit, main, milliseconds, ours, peer
+from states import State, make_state
+from tokens import make_file
+
+from npydata import AsyncCheckpointer, AsyncDataLoader, NpyDataError, NpyTokensDataset
+
+BATCH_SIZE, SEQ_LEN, BATCHES = 32, 1024, 64
+
+
+def prepare(args: Namespace) -> None:
+    if not torch.accelerator.is_available():
+        raise NpyDataError("torch finds no accelerator, expected one")
+    make_file(args.folder, 64)
+
+
+@cache
+def state_of(size_mb: int) -> State:
+    device = torch.accelerator.current_accelerator()
+    state = make_state(size_mb * MIB, device=device)
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+@cache
+def checkpointer_of(snapshot: str, size_mb: int):
+    checkpointer = AsyncCheckpointer(snapshot=snapshot)
+    optimizer = torch.optim.SGD(state_of(size_mb).values(), lr=1.0)
+    checkpointer.protect(optimizer)
+    return checkpointer, optimizer
+
+
+def step(args: Namespace) -> None:
+    """Change everything, and wait until the device has done it."""
+    torch._foreach_add_(list(state_of(args.size_mb).values()), 1.0)
+    torch.accelerator.synchronize()
+
+
+def save(args: Namespace, *, snapshot: str) -> dict[str, float]:
+    """Save once with a step after it."""
+    checkpointer, optimizer = checkpointer_of(snapshot, args.size_mb)
+    took: list[float] = []
+
+    def save_and_step() -> None:
+        took.append(
+            milliseconds(lambda: checkpointer.save(args.folder / "saved", state_of(args.size_mb)))
+        )
+        optimizer.step()  # without gradients: only what waits for copies
+        step(args)
+
+    alone = median(milliseconds(lambda: step(args)) for _ in range(3))
+    both = milliseconds(save_and_step)
+    rest = milliseconds(checkpointer.wait)
+    shutil.rmtree(args.folder / "saved")
+    return {"returned": took[0], "stall": max(0.0, both - alone), "durable": both - alone + rest}
+
+
+@cache
+def flat(size_mb: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.cat([one.flatten() for one in state_of(size_mb).values()])
+    return source, torch.empty_like(source, device="cpu").pin_memory()
+
+
+def copy(args: Namespace) -> dict[str, float]:
+    """Copy the state to pinned memory as fast as the device does it."""
+    source, target = flat(args.size_mb)
+
+    def work() -> None:
+        target.copy_(source, non_blocking=True)
+        torch.accelerator.synchronize()
+
+    return {"stall": milliseconds(work)}
+
+
+def batches(args: Namespace, **options) -> dict[str, float]:
+    """Return the Mtok/s that arrive on the device."""
+    device = torch.accelerator.current_accelerator()
+    loader = AsyncDataLoader(
+        NpyTokensDataset(args.folder / "made.npy", SEQ_LEN, seed=0),
+        batch_size=BATCH_SIZE,
+        **dict.fromkeys(options, device),
+    )
+
+    def consume() -> None:
+        for (x, y), _ in zip(loader, range(BATCHES), strict=False):
+            x.to(device).sum().add_(y.to(device).sum())
+        torch.accelerator.synchronize()
+
+    return {"batches": BATCH_SIZE * SEQ_LEN * BATCHES / milliseconds(consume) / 1e3}
+
+
+ROWS = [
+    *(ours("saves", "ours", f'snapshot="{one}"', save, snapshot=one)
+      for one in ("host", "overlap", "device")),
+    limit("saves", "copy into pinned memory", "", copy),
+    ours("batches", "ours", "device=", batches, device=True),
+    peer("batches", "ours", ".to(device)", batches),
+]  # fmt: skip
+
+
+def turn(row: Row, args: Namespace) -> dict[str, float]:
+    return row.work(args, **row.options)
+
+
+BENCH = Bench(
+    name="device", about=__doc__, rows=ROWS, prepare=prepare, turn=turn,
+    options={"size_mb": (4096, 256)},
+    groups={
+        "returned": ("Until save returns", "ms"),
+        "stall": ("Training stands still for a save", "ms"),
+        "durable": ("Until the disk has it", "ms"),
+        "batches": ("Batches on the device, file in memory", "Mtok/s"),
+    },
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

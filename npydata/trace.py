@@ -1,0 +1,386 @@
+"""``npydata trace SCRIPT``: where the time of a training script goes.
+
+The script runs in this process, and what it calls is timed by public means alone: the iteration of
+``DataLoader`` and ``AsyncDataLoader``, PyTorch's hook after an optimizer's step, and the functions
+that save and load (torch, safetensors, ``torch.distributed.checkpoint``, npydata). Each moment of
+the thread that runs the script belongs to one part:
+
+=========  =====================================================================================
+start-up   until the first batch is asked for, or the first step is done
+data       waiting for a batch
+step       from a batch to the end of the optimizer's step
+save       in a call that saves; training stands still
+load       in a call that loads
+other      the rest: logging, evaluation after its batches, what comes after the last step
+=========  =====================================================================================
+
+A trace is rows of ``(call site, start, end, part)``. No object of the script is held.
+"""
+
+import functools
+import importlib.abc
+import importlib.util
+import inspect
+import json
+import os
+import runpy
+import sys
+import sysconfig
+import threading
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from types import FrameType, ModuleType
+from typing import Any
+
+import npydata
+from npydata.errors import NpyDataError
+from npydata.system.atomic import replacing
+
+PARTS = ("start-up", "data", "step", "save", "load", "other")
+Interval = tuple[str, float, float, str]
+MOST_EVENTS = 100_000
+"""Rows that are kept for the trace file; sums have no limit."""
+WORTH_ADVICE = 0.05
+"""The share of the time after the start-up from which on a part gets advice."""
+LIBRARIES = (
+    "<", str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+)  # fmt: skip
+"""How the names of files begin that are no part of the script."""
+
+CALLS = {
+    "torch": {"save": "save", "load": "load"},
+    "safetensors.torch": {"save_file": "save", "load_file": "load"},
+    "torch.distributed.checkpoint": {"save": "save", "async_save": "save", "load": "load"},
+}
+"""The part of each function, by module; and below, of each of ours, and of each method."""
+OURS = {
+    "save_checkpoint": "save", "load_checkpoint": "load", "load_distributed": "load",
+    "open_checkpoint": "load",
+}  # fmt: skip
+METHODS = {
+    "AsyncCheckpointer": {
+        "prepare": "save", "save": "save", "save_distributed": "save", "wait": "save",
+    },
+    "LazyCheckpoint": {"load": "load"},
+}  # fmt: skip
+
+ADVICE = {
+    "items": "items are fetched one by one; a dataset that takes a list of indices needs a batch "
+    "sampler:\nDataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), {batch}, False), "
+    "batch_size=None)",
+    "waits": "batches are made while training waits, or cross from one process to another; let "
+    "threads make them ahead:\nloader = AsyncDataLoader(dataset, batch_size={batch})",
+    "slow": "the loader can't keep up; ask which setting can:\n"
+    "print(recommend(dataset, batch_size={batch}))",
+    "save": "training stands still until the disk has it; write in the background:\n"
+    "checkpointer.save(folder, model.state_dict(), optimizer.state_dict())"
+    "  # checkpointer = AsyncCheckpointer(keep_last=2)",
+    "our save": "training stands still while the state is copied; copy while it computes:\n"
+    'checkpointer = AsyncCheckpointer(snapshot="overlap"); checkpointer.protect(optimizer)',
+    "load": "the file is read whole, and then copied; read it straight into the model:\n"
+    "open_checkpoint(path).load(into=model.state_dict())",
+}
+
+
+class Tracer:
+    """Attributes the time of the thread that makes it to parts, moment by moment."""
+
+    def __init__(self, steps: int | None = None) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.sites: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}
+        self.events: list[Interval] = []
+        self.advice: dict[str, str] = {}
+        """What to say of a call site, if it turns out to be the slowest of its part."""
+        self.steps = 0
+        self.begun = self._mark = perf_counter()
+        self._steps_wanted = steps
+        self._thread = threading.get_ident()
+        self._inside = self._started = False
+        self._batches_of: int | None = None
+        """The iterator that gave the last batch, while no step has followed it."""
+        self._unclear: list[tuple[int, float, float]] = []
+        """Times after a batch: of a step, if one follows; else (in an evaluation) of the rest."""
+
+    def timed(self, part: str, function: Callable[..., Any], rule: str = "") -> Callable[..., Any]:
+        """Return the function, timed as a part; what it calls itself is not timed again."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            if not self._enter():
+                return function(*args, **options)
+            try:
+                return function(*args, **options)
+            finally:
+                self._leave(part, rule)
+
+        return wrapper
+
+    def batches(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a loader's ``__iter__``, timed, whose iterators are timed as well."""
+
+        @functools.wraps(make)
+        def wrapper(loader: Any) -> Any:
+            if not self._enter():
+                return make(loader)
+            self._started = True
+            try:
+                iterator = make(loader)
+            finally:
+                self._leave("data", rule_for(loader), getattr(loader, "batch_size", None))
+            kind = type(iterator)
+            if not hasattr(kind.__next__, "timed"):
+                with suppress(TypeError):  # a class of Python's own, such as a generator
+                    kind.__next__ = self._next(kind.__next__)
+            return iterator
+
+        return wrapper
+
+    def _next(self, give: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(give)
+        def wrapper(iterator: Any) -> Any:
+            if not self._enter():
+                return give(iterator)
+            delivered = False
+            try:
+                batch = give(iterator)
+                delivered = True
+                return batch
+            finally:
+                self._leave("data")
+                self._batches_of = id(iterator) if delivered else None
+                if not delivered:
+                    self._settle("other", "evaluation", id(iterator))
+
+        wrapper.timed = True  # type: ignore[attr-defined]
+        return wrapper
+
+    def step_done(self, *_: Any) -> None:
+        """Take note that an optimizer has done its step."""
+        if not self._watching():
+            return
+        part = "step" if self._started else "start-up"
+        site = call_site()
+        if self._batches_of is not None:
+            self._settle(part, site, self._batches_of)
+        self._add(part, site, self._mark, now := perf_counter())
+        self._mark, self._batches_of, self._started = now, None, True
+        self.steps += 1
+        if self.steps == self._steps_wanted:
+            raise SystemExit(0)
+
+    def finish(self) -> None:
+        """Attribute what is left, and watch no longer."""
+        if self._watching():
+            self._settle("other", "the end")
+            self._close_gap("the end")
+        self._thread = 0
+
+    def _watching(self) -> bool:
+        return threading.get_ident() == self._thread and not self._inside
+
+    def _enter(self) -> bool:
+        """Begin a call that is timed, unless it is within another, or in another thread."""
+        if not self._watching():
+            return False
+        self._close_gap(f"before {call_site()}")
+        self._inside = True
+        return True
+
+    def _leave(self, part: str, rule: str = "", batch: object = None) -> None:
+        site = call_site()
+        self._inside = False
+        self._add(part, site, self._mark, now := perf_counter())
+        self._mark = now
+        if rule:
+            self.advice[site] = ADVICE[rule].format(batch=batch or 32)
+
+    def _close_gap(self, site: str) -> None:
+        """Attribute the time since the last call that was timed."""
+        now = perf_counter()
+        if self._batches_of is not None:
+            self._unclear.append((self._batches_of, self._mark, now))
+        else:
+            self._add("other" if self._started else "start-up", site, self._mark, now)
+        self._mark = now
+
+    def _settle(self, part: str, site: str, batches_of: int | None = None) -> None:
+        """Attribute the unclear times after batches of an iterator, or of all."""
+        for number, start, end in self._unclear:
+            if batches_of in (None, number):
+                self._add(part, site, start, end)
+        self._unclear = [one for one in self._unclear if batches_of not in (None, one[0])]
+
+    def _add(self, part: str, site: str, start: float, end: float) -> None:
+        self.seconds[part] += end - start
+        self.sites[part][site] += end - start
+        if len(self.events) < MOST_EVENTS:
+            self.events.append((site, start, end, part))
+
+    # What is shown
+
+    def text(self, script: str) -> str:
+        """Return the bar: a row a part, with its slowest call site; then the advice."""
+        total = sum(self.seconds.values()) or 1.0
+        lines = [f"npydata trace: {script}, {total:.2f} s, {self.steps:,} optimizer steps"]
+        for part, seconds in self.seconds.items():
+            share = seconds / total
+            slowest = max(self.sites[part], key=self.sites[part].__getitem__, default="")
+            lines.append(f"{part:<9} {seconds:>9.2f} s {share:>6.1%}  {'█' * round(30 * share):<30}"
+                         f"  {slowest}".rstrip())  # fmt: skip
+        for part in sorted(PARTS, key=lambda part: -self.seconds[part]):
+            known = [site for site in self.sites[part] if site in self.advice]
+            if part in ("data", "save", "load") and known:
+                if self.seconds[part] < WORTH_ADVICE * (total - self.seconds["start-up"]):
+                    continue
+                slowest = max(known, key=self.sites[part].__getitem__)
+                why, line = self.advice[slowest].split("\n")
+                lines += [f"{part}, {slowest}: {why}", f"    {line}"]
+        return "\n".join(lines)
+
+    def write(self, out: Path) -> None:
+        """Write the trace for Perfetto or ``chrome://tracing``."""
+        events: list[dict[str, Any]] = [
+            {"name": part, "ph": "X", "pid": 1, "tid": 1, "ts": 1e6 * (start - self.begun),
+             "dur": 1e6 * (end - start), "args": {"at": site}}
+            for site, start, end, part in self.events
+        ]  # fmt: skip
+        with replacing(out) as file:
+            file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+
+
+@functools.cache
+def is_library(filename: str) -> bool:
+    """Whether a file is no part of the script."""
+    return filename.startswith(LIBRARIES)
+
+
+def call_site() -> str:
+    """Return the line of the script, or of what it imports from beside it, that is calling."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a library"
+
+
+def rule_for(loader: Any) -> str:
+    """Return which advice suits a loader that training waits for."""
+    if isinstance(loader, npydata.AsyncDataLoader):
+        return "slow"
+    by_item = getattr(loader, "batch_sampler", None) is not None
+    takes_lists = hasattr(getattr(loader, "dataset", None), "__getitems__")
+    return "items" if by_item and takes_lists else "waits"
+
+
+# Where the tracer is put
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module as soon as the script has imported it."""
+
+    def __init__(self, calls: dict[str, Callable[[ModuleType], object]]) -> None:
+        self.calls = calls
+        for name in list(calls):
+            if name in sys.modules:
+                calls.pop(name)(sys.modules[name])
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Find a module as it is found without us, and call when it has been executed."""
+        if (call := self.calls.pop(name, None)) is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                call(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+def install(tracer: Tracer) -> None:
+    """Time what the script will import and call."""
+
+    def functions(module: ModuleType) -> None:
+        for name, part in CALLS[module.__name__].items():
+            setattr(module, name, tracer.timed(part, getattr(module, name), part))
+
+    def loaders(module: ModuleType) -> None:
+        module.DataLoader.__iter__ = tracer.batches(module.DataLoader.__iter__)
+
+    def optimizers(module: ModuleType) -> None:
+        module.register_optimizer_step_post_hook(tracer.step_done)
+
+    resolve = npydata.__getattr__
+
+    @functools.cache
+    def ours(name: str) -> Any:
+        value = resolve(name)
+        rule = {"save": "our save"}.get
+        if part := OURS.get(name):
+            return tracer.timed(part, value, rule(part, ""))
+        for method, part in METHODS.get(name, {}).items():
+            setattr(value, method, tracer.timed(part, getattr(value, method), rule(part, "")))
+        if name == "AsyncDataLoader":
+            value.__iter__ = tracer.batches(value.__iter__)
+        return value
+
+    npydata.__getattr__ = ours
+    calls: dict[str, Callable[[ModuleType], object]] = {
+        **dict.fromkeys(CALLS, functions),
+        "torch.utils.data": loaders,
+        "torch.optim.optimizer": optimizers,
+    }
+    sys.meta_path.insert(0, AfterImport(calls))
+
+
+def run(script: Path, arguments: Sequence[str], *, out: Path | None = None,
+        steps: int | None = None) -> int:  # fmt: skip
+    """Run a script, traced; return its exit code.
+
+    The bar goes to stderr when the script has ended, in whatever way. ``steps`` ends it after so
+    many optimizer steps, as ``sys.exit(0)`` would.
+
+    Raises:
+        NpyDataError: There is no such script, or no folder for ``out``.
+    """
+    if not script.is_file():
+        raise NpyDataError(f"{script}: no such script, expected a Python file")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise NpyDataError(f"{out}: its folder does not exist")
+    tracer, process = Tracer(steps), os.getpid()
+    sys.argv[:] = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    install(tracer)
+    try:
+        return exit_code(lambda: runpy.run_path(str(script), run_name="__main__"))
+    finally:
+        tracer.finish()
+        if os.getpid() == process:  # and not a child that the script forked
+            sys.stdout.flush()
+            print(tracer.text(script.name), file=sys.stderr)
+            if out is not None:
+                tracer.write(out)
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    """Return what Python's exit code would be, and say an exception as Python does."""
+    try:
+        work()
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        at = error.__traceback__
+        while at is not None and is_library(at.tb_frame.f_code.co_filename):
+            at = at.tb_next  # up to the script's own frame
+        traceback.print_exception(error.with_traceback(at))
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0

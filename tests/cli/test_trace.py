@@ -1,0 +1,213 @@
+"""``npydata trace``: the script runs as it does without, and its time is where it was spent."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^(start-up|data|step|save|load|other) +([\d.]+) s +([\d.]+)%(.*)$", re.M)
+TRAIN = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Items(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.zeros(4)
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+spent = dict.fromkeys(("data", "step", "save"), 0.0)
+mark = time.perf_counter()
+def lap(part):
+    global mark
+    spent[part] += time.perf_counter() - mark
+    mark = time.perf_counter()
+mark = time.perf_counter()
+for number, batch in enumerate(DataLoader(Items(), batch_size=8)):
+    lap("data")
+    time.sleep(0.08)
+    model(batch).sum().backward()
+    optimizer.step()
+    lap("step")
+    real = torch.save
+    torch.save([model.state_dict(), time.sleep(0) or b"x" * 1000], sys.argv[1] + "/a.pt")
+    time.sleep(0.01)
+    lap("save")
+print(" ".join(f"{part}={seconds}" for part, seconds in spent.items()))
+"""
+
+
+def trace(tmp_path, code, *options, arguments=()):
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", "npydata", "trace", *options, script, *arguments]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)  # fmt: skip
+
+
+def parts(text):
+    return {name: float(seconds) for name, seconds, *_ in ROW.findall(text)}
+
+
+def test_each_part_has_the_time_that_the_script_measured_itself(tmp_path):
+    out = tmp_path / "trace.json"
+    done = trace(tmp_path, TRAIN, "--out", out, arguments=[tmp_path])
+    assert done.returncode == 0, done.stderr
+    spent = {name: float(value) for name, value in
+             (one.split("=") for one in done.stdout.split())}  # fmt: skip
+    found = parts(done.stderr)
+    assert list(found) == ["start-up", "data", "step", "save", "load", "other"]
+    assert found["data"] == pytest.approx(spent["data"], abs=0.2)
+    assert found["step"] == pytest.approx(spent["step"], abs=0.2)
+    assert "script.py:" in ROW.search(done.stderr)[4]
+    events = json.loads(out.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"X"}
+    for part in ("data", "step", "save"):
+        total = sum(event["dur"] for event in events if event["name"] == part) / 1e6
+        assert total == pytest.approx(found[part], abs=0.02)
+    assert "AsyncDataLoader(dataset, batch_size=8)" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "exit_code", "said"), [
+    ("import sys; sys.exit(3)", 3, ""),
+    ("import sys; sys.exit('wrong')", 1, "wrong\n"),
+    ("raise ValueError('no')", 1, "ValueError: no"),
+    ("print('fine')", 0, ""),
+    ("from npydata import NpyDataError; raise NpyDataError('mine')", 1, "NpyDataError: mine"),
+])  # fmt: skip
+def test_the_exit_code_and_the_output_are_the_script_s(tmp_path, code, exit_code, said):
+    done = trace(tmp_path, code)
+    assert done.returncode == exit_code
+    assert said in done.stderr
+    assert done.stdout == ("fine\n" if "fine" in code else "")
+    assert parts(done.stderr).keys() >= {"start-up", "other"}
+    assert "runpy" not in done.stderr
+    assert "trace.py" not in done.stderr
+
+
+def test_ctrl_c_still_draws_the_bar(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    child = subprocess.Popen([sys.executable, "-m", "npydata", "trace", str(script)],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "KeyboardInterrupt" in said
+    assert parts(said)["start-up"] > 0
+
+
+def test_the_script_gets_its_arguments_and_imports_from_beside_it(tmp_path):
+    (tmp_path / "helper.py").write_text("VALUE = 7\n")
+    code = "import sys, helper; print(sys.argv[1:], helper.VALUE, __name__)"
+    done = trace(tmp_path, code, arguments=["--out", "x", "-h"])
+    assert done.stdout == "['--out', 'x', '-h'] 7 __main__\n"
+
+
+def test_steps_end_the_script_early(tmp_path):
+    done = trace(tmp_path, TRAIN, "--steps", 3, arguments=[tmp_path])
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ", 3 optimizer steps" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["nowhere.py"], "npydata: nowhere.py: no such script, expected a Python file\n"),
+    (["--out", "no/such/t.json", __file__], "npydata: no/such/t.json: its folder does not exist\n"),
+])  # fmt: skip
+def test_bad_input_is_one_line(options, said, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "npydata", "trace", *options], text=True,
+                          capture_output=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+EVALUATION = """
+import time
+import torch
+from npydata import AsyncCheckpointer, AsyncDataLoader
+from torch.utils.data import DataLoader
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in AsyncDataLoader(Data(), batch_size=8):
+    time.sleep(0.05)
+    optimizer.step()
+for batch in DataLoader(Data(), batch_size=8):
+    time.sleep(0.1)
+with AsyncCheckpointer() as checkpointer:
+    checkpointer.save("run/a", model.state_dict())
+torch.save(torch.zeros(3), "a.pt")
+torch.load("a.pt")
+"""
+
+
+def test_an_evaluation_is_other_and_our_saves_and_loads_are_seen(tmp_path):
+    done = trace(tmp_path, EVALUATION, "--out", "t.json")
+    assert done.returncode == 0, done.stderr
+    found = parts(done.stderr)
+    assert 0.2 <= found["step"] < found["other"]
+    assert found["other"] >= 0.4
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    saved = {event["args"]["at"] for event in events if event["name"] == "save"}
+    lines = EVALUATION.splitlines()
+    assert {f"script.py:{1 + lines.index(line)}" for line in lines if "save(" in line} <= saved
+    assert [event["name"] for event in events].count("load") == 1
+
+
+MEMORY = """
+import gc, resource
+import torch
+from torch.utils.data import DataLoader
+
+class Big(torch.utils.data.Dataset):
+    def __init__(self):
+        self.data = torch.ones(10_000_000)
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return self.data[index]
+
+for _ in range(10):
+    for batch in DataLoader(Big(), batch_size=8):
+        pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_it_holds_nothing_of_the_script(tmp_path):
+    plain = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    traced = trace(tmp_path, MEMORY)
+    assert int(traced.stdout) < int(plain.stdout) + 50 * 1024
+
+
+def test_what_is_timed_can_be_taken_off_a_clock():
+    from npydata.trace import Tracer
+
+    tracer = Tracer()
+    work = tracer.timed("save", time.perf_counter)
+    for _ in range(3):
+        work()
+    tracer.finish()
+    begun, ended = tracer.events[0][1], tracer.events[-1][2]
+    assert sum(tracer.seconds.values()) == pytest.approx(ended - begun)
+    assert all(one[2] == other[1] for one, other in zip(tracer.events, tracer.events[1:],
+                                                        strict=False))  # fmt: skip
