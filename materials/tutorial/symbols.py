@@ -43,7 +43,8 @@ def parse_symbol(dotted: str, root: Path = ROOT) -> Symbol:
 
 
 def module_file(module: str, root: Path = ROOT) -> Path | None:
-    for base in (root.joinpath(*module.split(".")), (root / "materials").joinpath(*module.split("."))):
+    for top in (root, root / "materials"):
+        base = top.joinpath(*module.split("."))
         for path in (base.with_name(base.name + ".py"), base / "__init__.py"):
             if path.is_file():
                 return path

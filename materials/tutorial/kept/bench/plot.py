@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npydata.errors import NpyDataError
-from npydata.system.atomic_write import replacing
-from npydata.system.progress import human_bytes
 from tutorial.kept.bench.machine import machine_text
 from tutorial.kept.bench.measure import Row
 from tutorial.kept.bench.report import Report, digits
 
+from npydata.errors import NpyDataError
+from npydata.system.atomic_write import replacing
+from npydata.system.progress import human_bytes
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from npydata.dataset.document_report import DocumentReport
 
 # The tutorial's figures use these colours for the same roles; their lightness differs, so that the
 # picture can be read in grey.
@@ -104,21 +103,3 @@ def draw_limit(panel: "Axes", row: Row, name: str, place: float) -> None:
     panel.text(row.median, place, text if left else f" {text}", va="center",
                ha="right" if left else "left", color=PALETTE["limit"], fontsize=12,
                fontweight="bold", bbox=LABEL_BOX)  # fmt: skip
-
-
-def draw_documents(report: "DocumentReport | None", path: Path) -> None:
-    """Draw how many documents are how long, and write the picture whole or not at all."""
-    from matplotlib.figure import Figure
-
-    if report is None:
-        raise NpyDataError(f"{path}: nothing to draw, where documents end is unknown (--eot-id)")
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    panel = figure.subplots()
-    labels = [f"{low:,}" for low, _, _ in report.histogram]
-    panel.bar(labels, [count for *_, count in report.histogram], color=PALETTE["ours"])
-    panel.set_title(f"{report.documents:,} documents by length", loc="left", color=INK)
-    panel.set_xlabel("tokens, from this number to the next", color=INK)
-    panel.set_ylabel("documents", color=INK)
-    panel.tick_params(axis="x", rotation=45, colors=INK)
-    with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=150)
