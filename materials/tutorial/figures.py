@@ -4,16 +4,15 @@ from tutorial.figures import PALETTE, use_style, label, strip, lanes, scoreboard
 use_style()
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch
 
-from tutorial.sliders import keep_figures_apart, with_sliders
+from tutorial.sliders import keep_figures_apart
 
 # Hues that most colour-blind readers tell apart; within a family of roles that meet in one
 # figure the lightness differs too, so a grey print keeps the distinction.
@@ -43,8 +42,6 @@ PALETTE = {
     "muted": "#d1d5db",
 }
 INK = "#1f2937"
-PAGES_AHEAD = 10
-"""What the picture of pages begins with; 32 are usual, and would fill it."""
 WIDTH = 8.0
 LETTER = 0.0115  # of an axis' length: what a letter of a label takes
 NAMED = 0.14  # the share of the longest bar from which a part has room for its name
@@ -135,107 +132,6 @@ def strip(ax: Axes, rows: Mapping[str, Sequence[str]], *, unit: str = "page (4 K
     ax.tick_params(length=0)
     ax.spines[["left", "bottom"]].set_visible(False)
     key(ax, list(dict.fromkeys(state for states in rows.values() for state in states)))
-
-
-def pages_read(pages_touched: Callable[..., tuple[int, int]]) -> None:
-    """Turn the length of a window and the readahead: which of 64 pages three windows read."""
-    use_style()
-    starts = (3_000, 40_300, 98_000)
-
-    def draw(seq_len: float, readahead_pages: float) -> None:
-        needed, read = ["absent"] * 64, ["absent"] * 64
-        for start in starts:
-            first, last = pages_touched(start, int(seq_len) + 1, 2, 128)
-            for page in range(first, min(last + int(readahead_pages), 63) + 1):
-                read[page] = "read ahead" if read[page] == "absent" else read[page]
-            for page in range(first, min(last, 63) + 1):
-                needed[page] = read[page] = "touched"
-        _, ax = plt.subplots(figsize=(WIDTH, 2.3))
-        strip(ax, {"needed": needed, "read": read})
-        ax.set_title("Three windows, and the pages that the disk delivers", pad=28)
-        plt.show()
-        counts = [sum(state != "absent" for state in row) for row in (needed, read)]
-        print(f"windows of {int(seq_len) + 1:,} tokens: {counts[0]} pages needed, {counts[1]} read")
-
-    with_sliders(draw, seq_len=(1024, 64, 8192, 64), readahead_pages=(PAGES_AHEAD, 0, 63, 1))
-
-
-def shuffle_rounds(make: Callable[[int], Any]) -> None:
-    """Turn the number of samples: where the cells of a shuffle's grid go, round by round."""
-    use_style()
-
-    def draw(n: float) -> None:
-        shuffle = make(int(n))
-        keys = shuffle.keys
-        shape = int(shuffle.rows), int(shuffle.columns)
-        cells = np.arange(shape[0] * shape[1], dtype=np.uint64)
-        _, panels = plt.subplots(1, len(keys) + 1, figsize=(WIDTH + 2, 2.9))
-        for rounds, ax in enumerate(panels):
-            shuffle.keys = keys[:rounds]
-            places = np.asarray(shuffle.scramble(cells)).astype(int)
-            for position, cell in enumerate(places.tolist()):
-                _one_place(ax, *reversed(divmod(position, shape[1])), position, cell, n)
-            _bare(ax, shape, _counted(rounds, "round"))
-        plt.suptitle(f"Where the cells go: {int(n)} samples on a grid of {len(cells)} cells",
-                     fontweight="bold")  # fmt: skip
-        plt.show()
-        outside = int((places[: int(n)] >= n).sum())
-        leads = "leads" if outside == 1 else "lead"
-        print(f"{len(cells)} cells; {outside} of {int(n)} positions {leads} outside the samples")
-
-    with_sliders(draw, n=(22, 2, 48, 1))
-
-
-def _one_place(ax: Axes, x: float, y: float, position: int, cell: int, n: float) -> None:
-    """A place of the grid, and the cell it leads to; the places behind n are nobody's."""
-    fill = PALETTE["failed"] if cell >= n else plt.cm.Blues(0.1 + 0.5 * cell / n)
-    if position >= n:
-        fill = "white"
-    ink = "white" if cell >= n and position < n else INK
-    _numbered(ax, x, y, f"({cell})" if position >= n else cell, fill, ink)
-
-
-def _counted(count: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
-
-
-def dealt_out(make: Callable[..., Any]) -> None:
-    """Turn batch size, ranks and the samples given before: which rank gets which position."""
-    use_style()
-    fills = ("#0f766e", "#fbdca0", "#1b4f72", "#cfe3f5")
-
-    def draw(batch_size: float, ranks: float, start: float) -> None:
-        options = {"world_size": int(ranks), "start": int(start)}
-        text, fill = ["-"] * 46, [PALETTE["muted"]] * int(start) + [PALETTE["failed"]] * 46
-        for rank in range(int(ranks)):
-            sampler = make(46, int(batch_size), rank=rank, **options)
-            for number in range(len(sampler)):
-                for position in sampler.positions(number):
-                    text[position], fill[position] = str(rank), fills[rank]
-        _, ax = plt.subplots(figsize=(WIDTH, 1.9))
-        for position in range(46):
-            row, column = divmod(position, 23)
-            ink = ink_on(fill[position])
-            _numbered(ax, column, row, text[position], fill[position], ink)
-        _bare(ax, (2, 23), "46 positions, each with its rank; grey: given before, red: dropped")
-        plt.show()
-        each, dropped = _counted(len(sampler), "batch"), _counted(sampler.dropped, "sample")
-        print(f"{each} for each rank, {dropped} dropped")
-
-    with_sliders(draw, batch_size=(4, 1, 12, 1), ranks=(3, 1, 4, 1), start=(0, 0, 46, 1))
-
-
-def _numbered(ax: Axes, x: float, y: float, text: object, fill: Any, ink: str) -> None:
-    ax.add_patch(_cell(x, y, fill))
-    ax.text(x + 0.5, y, str(text), ha="center", va="center", color=ink, fontsize=11)
-
-
-def _bare(ax: Axes, shape: tuple[int, int], title: str) -> None:
-    ax.set_xlim(-0.1, shape[1] + 0.1)
-    ax.set_ylim(shape[0] - 0.5, -0.5)
-    ax.set_title(title)
-    ax.axis("off")
 
 
 def _cell(x: float, y: float, color: Any) -> FancyBboxPatch:

@@ -1,0 +1,205 @@
+"""Lesson 01: a dataset that reads a mapped file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from course.grading.exercise import Exercise
+from course.grading.observers import files
+from course.lesson import solution
+from npydata.dataset.windows import num_windows, random_windows, window_offsets
+
+
+class Starts(np.ndarray):
+    """An array that counts how often Python loops over it."""
+
+    loops = 0
+
+    def __iter__(self) -> Any:
+        Starts.loops += 1
+        return super().__iter__()
+
+
+def gather_seen(answer: Any, count: int, starts: tuple[int, ...], width: int, then: int) -> Any:
+    """Gather twice from a file that may have another size the second time."""
+    with files():
+        np.save("tokens.npy", np.arange(count, dtype=np.uint16))
+        opened = Path("tokens.npy").stat().st_size
+        file = answer("tokens.npy")
+        file.gather(np.array([0]), width)
+        os.truncate("tokens.npy", then or opened)
+        asked, Starts.loops = np.array(starts, np.int64).view(Starts), 0
+        try:
+            windows = file.gather(asked, width)
+        except (ValueError, OSError, RuntimeError, AssertionError) as error:
+            facts = {
+                "the file": "tokens.npy",
+                "the size found": str(then),
+                "the size expected": str(opened),
+            }
+            said = {f"names {what}": fact in str(error) for what, fact in facts.items()}
+            return {"raised": type(error).__name__} | said
+        return {
+            "windows": windows,
+            "dtype": str(windows.dtype),
+            "Python loops over the starts": Starts.loops > 0,
+        }
+
+
+def gather_text(count: int, starts: tuple[int, ...], width: int, then: int) -> str:
+    change = f"; then the file's size becomes {then} bytes" if then else ""
+    return f"TokenFile(path).gather({list(starts)}, {width})  # {count} tokens{change}"
+
+
+TOKEN_FILE = Exercise(
+    solution("01", "TokenFile"),
+    [
+        (20, (0, 8, 3), 4, 0),
+        (20, (16,), 4, 0),
+        (20, (), 4, 0),
+        (20, (1,), 4, 150),
+        (20, (1,), 4, 200),
+        (20, (1,), 4, 167),
+        (50_000, (40_000, 10), 9, 4096),
+    ],
+    gather_seen,
+    show=gather_text,
+    misconceptions="""
+size != self.size >> size < self.size | A file that grew was written again, too: it holds other tokens.
+raise TokenFileError >> raise ValueError | Whoever catches this waits for a TokenFileError.
+{size} bytes, expected {self.size} >> changed | The message should give both sizes: the one found and the one expected.
+width)[starts] >> width)[starts].astype(np.int64) | You cast already; the gather should move as few bytes as it can.
+sliding_window_view(self.tokens, width)[starts] >> np.array([self.tokens[k : k + width] for k in starts]) | You still ask Python once for each window.
+""",
+)
+
+
+def pair_seen(answer: Any, tokens: np.ndarray) -> dict[str, Any]:
+    """The pair, and whether it lies in the memory that was asked for."""
+    memory: list[np.ndarray] = []
+
+    def empty(shape: tuple[int, ...]) -> np.ndarray:
+        memory.append(np.full(shape, -1))
+        return memory[-1]
+
+    x, y = answer(tokens, empty)
+    tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    return {
+        "x": np.asarray(x),
+        "y": np.asarray(y),
+        "x and y are": f"{type(x).__name__}s of {str(x.dtype).removeprefix('torch.')}",
+        "both contiguous": tensors and x.is_contiguous() and y.is_contiguous(),
+        "memory from `empty` is filled": bool(memory) and all(one.min() >= 0 for one in memory),
+        "both in memory from `empty`": all(
+            any(np.shares_memory(np.asarray(half), one) for one in memory) for half in (x, y)
+        ),
+    }
+
+
+def slices_of_one(tokens: np.ndarray, empty: Any) -> Any:
+    both = torch.from_numpy(tokens.astype(np.int64))
+    return both[:, :-1], both[:, 1:]
+
+
+SHIFTED_PAIR = Exercise(
+    solution("01", "shifted_pair"),
+    [
+        (np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.uint16),),
+        (np.array([[5, 6]], np.uint16),),
+        (np.array([[2**24 + 1, 7, 2**32 - 1]], np.uint32),),
+    ],
+    pair_seen,
+    show=lambda tokens: f"shifted_pair(np.array({tokens.tolist()}), empty)  # {tokens.dtype}",
+    others={
+        "These are two slices of one array: they are not contiguous, and y.view(-1) fails.": slices_of_one
+    },
+    misconceptions="""
+tokens[:, 1:] >> tokens[:, :-1] | y is x itself: nothing is left to predict.
+count, width = tokens.shape >> tokens = tokens.astype(np.float32); count, width = tokens.shape | Ids above 2^24 don't survive a float32, not even on the way to int64.
+empty((2, count, width - 1)) >> np.empty((2, count, width - 1), np.int64) | The caller has memory for the batch, and you made your own.
+return torch.from_numpy(pair[0]), torch.from_numpy(pair[1]) >> return torch.tensor(pair[0]), torch.tensor(pair[1]) | You fill the caller's memory and then return copies of it: `torch.tensor` always copies.
+""",
+)
+
+
+NUM_WINDOWS = Exercise(
+    num_windows,
+    st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 8)),
+    misconceptions="""
+width = seq_len + 1 >> width = seq_len | You count a window as seq_len tokens; what does its last position predict?
+// stride + 1 >> // stride | You count the strides between the windows, so one window is missing.
+(num_tokens - width) // stride + 1 >> (num_tokens - seq_len) // stride | You round down: a window begins in the last stride, too, even if that stride is cut short.
+num_tokens < width >> False | A row that is too short for one window gets a negative number of them.
+(num_tokens - width) // stride + 1 >> num_tokens // stride | You count windows that would hang over the end.
+""",
+)
+
+
+@st.composite
+def rows_of_windows(draw: Any) -> tuple[Any, ...]:
+    per_row, stride, left = (draw(st.integers(low, 4)) for low in (1, 1, 0))
+    windows = np.arange(draw(st.integers(1, 3 * per_row)))
+    return windows, per_row, per_row * stride + left, stride
+
+
+WINDOW_OFFSETS = Exercise(
+    window_offsets,
+    rows_of_windows(),
+    misconceptions="""
+windows * stride + windows // per_row * left_over >> windows * stride | Your windows cross from one row into the next.
+windows * stride + windows // per_row * left_over >> windows // per_row * row_len | You count rows, and forget where in its row the window begins.
+windows * stride + windows // per_row * left_over >> windows % per_row * stride | You count from the beginning of each row, and forget the rows before it.
+windows * stride + windows // per_row * left_over >> windows // per_row * row_len + windows % per_row | You let windows begin at every token of a row; the stride says how far apart they are.
+windows * stride + windows // per_row * left_over >> windows % per_row * row_len + windows // per_row * stride | Row and place are exchanged: // gives the row, and % the window in it.
+""",
+)
+
+
+def draw_seen(answer: Any, count: int, seed: int, epoch: int) -> dict[str, Any]:
+    """What must hold of random windows, whatever the hash."""
+    asked = np.arange(1000)
+    drawn = np.asarray(answer(asked, count, seed, epoch))
+    order = np.random.default_rng(1).permutation(1000)
+
+    def equal(seed: int, epoch: int) -> bool:
+        return bool(np.array_equal(answer(asked, count, seed, epoch), drawn))
+
+    return {
+        "dtype and shape": f"{drawn.dtype} {drawn.shape}",
+        "smallest and largest": (int(drawn.min()), int(drawn.max())) if count < 100 else None,
+        "all below `count`": bool((drawn < count).all()),
+        "the same when asked again": equal(seed, epoch),
+        "the same in another order": bool(
+            np.array_equal(answer(order, count, seed, epoch), drawn[order])
+        ),
+        "the same for another seed": equal(seed + 1, epoch),
+        "the same for another epoch": equal(seed, epoch + 1),
+        "the same for seed + 1, epoch - 1": epoch > 0 and equal(seed + 1, epoch - 1),
+        "in order": bool((np.diff(drawn.astype(np.int64)) >= 0).mean() > 0.9),
+    }
+
+
+def seeded_generator(indices: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed % 2**32, epoch]).integers(0, count, len(indices))
+
+
+RANDOM_WINDOWS = Exercise(
+    random_windows,
+    [(7, 0, 1), (10, 5, 3), (1000, 7, 0), (10**6, 7, 3), (2**40, 2**62, 1)],
+    draw_seen,
+    show=lambda count, seed, epoch: f"random_windows(np.arange(1000), {count}, {seed}, {epoch})",
+    others={
+        "A generator: the window of an index depends on its place in the batch.": seeded_generator,
+    },
+    misconceptions="""
+hash_of(indices, seed, epoch) >> hash_of(indices, seed) | Every epoch draws the same windows.
+hash_of(indices, seed, epoch) >> hash_of(indices, epoch) | Every seed draws the same windows.
+hash_of(indices, seed, epoch) >> hash_of(indices, seed + epoch) | Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.
+np.array(count, np.uint64) >> np.uint64(count - 1) | The last window is never drawn.
+.view(np.int64) >> | You return uint64; together with an int64 it turns into a float.
+""",
+)

@@ -1,0 +1,201 @@
+"""Lesson 02: a shuffle that stores nothing, shared by ranks, and resumed."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from course.grading.exercise import Exercise
+from course.lesson import solution
+from npydata.dataset.permutation import shift
+from npydata.dataset.windows import hash_of
+
+here = partial(solution, "02")
+HASHES = np.random.default_rng(0).integers(0, 2**64, 400, np.uint64, endpoint=False)
+LAST = np.uint64(2**64 - 3)
+
+
+def shift_seen(answer: Any, bound: int) -> dict[str, Any]:
+    """Shift a whole row, by each of many hashes."""
+    values, side = np.arange(bound, dtype=np.uint64), np.uint64(bound)
+    rows = [np.asarray(answer(values, np.full(bound, one), side)) for one in [*HASHES, LAST]]
+    moved = [(row.astype(np.int64) - np.arange(bound)) % bound for row in rows]
+    return {
+        "largest place": int(max(row.max() for row in rows)),
+        "places that no value comes to": max(bound - len(np.unique(row)) for row in rows),
+        "all of a row move by the same": all(len(np.unique(one)) == 1 for one in moved),
+        "every distance occurs": len({int(one[0]) for one in moved}) == bound,
+        "`values` afterwards": values,
+    }
+
+
+SHIFT = Exercise(
+    shift,
+    [(1,), (2,), (5,), (10,), (37,)],
+    shift_seen,
+    show="shift(np.arange({0}), np.full({0}, any hash), {0})  # uint64".format,
+    others={
+        "64 bits hold no sum above 2^64: it wraps around there, and two values meet.": (
+            lambda values, hashes, bound: (values + hashes) % bound
+        ),
+        "What is moved beyond the end should come in again at the beginning.": (
+            lambda values, hashes, bound: values + hashes % bound
+        ),
+        "You move every row by the same amount: the hash has no say.": (
+            lambda values, hashes, bound: (values + np.uint64(1)) % bound
+        ),
+    },
+    misconceptions="""
+return moved - bound >> return moved - values - bound | You return how far to move, not where a value is then.
+moved = values + >> moved = values; moved += | `+=` adds into the caller's array: `moved` is no copy.
+""",
+)
+
+
+def scramble_seen(answer: Any, rows: int, columns: int) -> dict[str, Any]:
+    """Where all cells go; what decides how far, in a single round; which keys matter."""
+    cells = np.arange(rows * columns, dtype=np.uint64)
+    keys = [(3, 4), (5, 6), (7, 8)]
+
+    def places(keys: Any) -> np.ndarray:
+        sides = np.uint64(rows), np.uint64(columns)
+        return np.asarray(answer(cells.copy(), *sides, keys)).astype(np.int64)
+
+    moved = places(keys)
+    if moved.shape != cells.shape:
+        return {"shape": moved.shape}
+    once = places(keys[:1])
+    others = [
+        places(
+            [
+                tuple(9 * (2 * k + i == one) ^ key for i, key in enumerate(pair))
+                for k, pair in enumerate(keys)
+            ]
+        )
+        for one in range(6)
+    ]
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    across, down = (once % columns - column) % columns, (once // columns - row) % rows
+    deciding = {"the row": row, "the column": column}
+    return {
+        "shape": moved.shape,
+        "inside the grid": bool((moved >= 0).all() and (moved < rows * columns).all()),
+        "numbers that come twice": len(cells) - len(np.unique(moved)),
+        "the column moves by a hash of": decided(across, deciding),
+        "the row moves by a hash of": decided(down, {"the new column": once % columns} | deciding),
+        "keys that matter": sum(not np.array_equal(one, moved) for one in others),
+    }
+
+
+def decided(amounts: np.ndarray, deciding: dict[str, np.ndarray]) -> str:
+    """Return which of some numbers decides how far each cell moves."""
+    if not amounts.any():
+        return "nothing: it stays"
+    for what, by in deciding.items():
+        if all(len(np.unique(amounts[by == one])) == 1 for one in np.unique(by)):
+            return what
+    return "something else"
+
+
+def both_at_once(cells: Any, rows: Any, columns: Any, keys: Any) -> Any:
+    row, column = np.divmod(cells, columns)
+    for across, down in keys:
+        before = column
+        column = shift(column, hash_of(row, across), columns)
+        row = shift(row, hash_of(before, down), rows)
+    return row * columns + column
+
+
+SCRAMBLE = Exercise(
+    here("scramble"),
+    [(9, 10), (50, 50)],
+    scramble_seen,
+    show=lambda rows, columns: (
+        f"scramble(np.arange({rows * columns}), {rows}, {columns}, [(3, 4), (5, 6), (7, 8)])  # uint64"
+    ),
+    others={
+        "The second shift hashes the old column. Where a cell is now, its old column is not known, "
+        "so you can't walk back.": both_at_once
+    },
+    misconceptions="""
+hash_of(row, across) >> hash_of(cells, across) | Each cell is shifted by a hash of its own: two of a row may meet.
+hash_of(column, down) >> hash_of(row, down) | You move a row by a hash of itself: two rows may meet.
+return row * columns >> return row * rows | A row of the grid is as long as there are columns.
+hash_of(column, down), rows >> hash_of(column, down), columns | Rows are shifted round the number of rows.
+hash_of(column, down) >> hash_of(column, across) | The second key of a pair has no say: row 3 and column 3 get the same hash.
+for across, down in keys: >> for across, down in [(1, 2), (3, 4), (5, 6)]: | The keys have no say, so every seed has the same order.
+""",
+)
+
+
+@st.composite
+def walks(draw: Any) -> tuple[Any, ...]:
+    scrambled = draw(st.integers(1, 12).flatmap(lambda cells: st.permutations(range(cells))))
+    n = draw(st.integers(1, len(scrambled)))
+    return draw(st.integers(0, n - 1)), n, tuple(scrambled)
+
+
+SHUFFLED = Exercise(
+    here("shuffled"),
+    walks(),
+    misconceptions="""
+while cell >= n: >> while False: | You return cells that are no sample, beyond the last one.
+while cell >= n: >> if cell >= n: | You go on only once; the next cell may be no sample, either.
+while cell >= n: >> while cell > n: | The samples are 0 to n - 1: cell n is none.
+cell = scrambled[position] >> cell = position | You start from the position itself; it has to move at least once.
+cell = scrambled[position] >> return scrambled[position] % n | A remainder brings every cell into range, but two positions then share a sample.
+cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scrambled[position] | You try the next position, which has its own sample. What about the cell you landed in?
+""",
+)
+
+
+@st.composite
+def epochs(draw: Any) -> tuple[int, ...]:
+    world_size = draw(st.integers(1, 3))
+    samples, batch_size = draw(st.integers(0, 30)), draw(st.integers(1, 5))
+    start, batch = draw(st.integers(0, samples)), draw(st.integers(0, 4))
+    return batch, start, samples, batch_size, draw(st.integers(0, world_size - 1)), world_size
+
+
+def slice_seen(answer: Any, *epoch: int) -> dict[str, Any]:
+    positions = answer(*epoch)
+    return {"positions": list(positions), "a": type(positions).__name__}
+
+
+RANK_SLICE = Exercise(
+    here("rank_slice"),
+    epochs(),
+    slice_seen,
+    show="rank_slice(batch={}, start={}, num_samples={}, batch_size={}, rank={}, world_size={})".format,
+    misconceptions="""
+start + >> | You begin at 0, wherever the epoch was left.
+batch * batch_size * world_size >> batch * batch_size | A step takes batch_size positions for each rank, not for one.
+begin + rank * size, begin + (rank + 1) * size >> begin, begin + size | All ranks get the same positions.
+begin + rank * size, begin + (rank + 1) * size >> begin + rank, begin + size * world_size, world_size | You deal positions out like cards; a rank's slice lies in one piece.
+begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, begin + rank * batch_size + size | In a short step the slices are short, too; yours leave gaps between them.
+min(batch_size, (num_samples - begin) // world_size) >> batch_size | The last batch may be short; you make it full, beyond the last sample.
+""",
+)
+
+
+@st.composite
+def runs(draw: Any) -> tuple[Any, ...]:
+    order = tuple(draw(st.permutations(range(draw(st.integers(1, 12))))))
+    batch_size, new = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    made = draw(st.integers(0, -(-len(order) // batch_size)))
+    return order, batch_size, made, draw(st.integers(0, made)), new
+
+
+RESUMED = Exercise(
+    here("resumed"),
+    runs(),
+    show="resumed({}, batch_size={}, made={}, delivered={}, new_batch_size={})".format,
+    misconceptions="""
+delivered * batch_size >> made * batch_size | You go on after what was made: batches that the model was never given are skipped.
+delivered * batch_size >> delivered * new_batch_size | You count batches in the new size, but they were given in the old one.
+range(begin, len(order), new_batch_size) >> range(begin, len(order) - new_batch_size + 1, new_batch_size) | The last batch may be short; you leave it out.
+order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size) >> order[k : k + batch_size] for k in range(begin, len(order), batch_size) | You cut the rest in the old batch size.
+[order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size)] >> list(order[begin:]) | The samples are right, but they are in one piece, not in batches.
+""",
+)

@@ -1,0 +1,149 @@
+"""What must hold of the dataset of lesson 01, and one-line changes that break it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from course.exercises import nb01
+from course.lab import Card
+from npydata import TokenFileError
+
+
+def expect(found: Any, expected: Any, what: str) -> None:
+    assert found == expected, f"{what}: {found}, expected {expected}"
+
+
+@contextmanager
+def file_of(ids: Any, dtype: Any = np.uint16) -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokens.npy"
+        np.save(path, np.asarray(ids, dtype))
+        yield path
+
+
+def windows_stay_in_their_row(mine: Any) -> None:
+    """No window crosses from one row into the next"""
+    with file_of(np.arange(200).reshape(8, 25)) as path:
+        x, y = mine.MyWindows(path, 6).fetch(range(500))
+        expect(int((x[:, 0] // 25 != y[:, -1] // 25).sum()), 0, "windows that cross, of 500")
+
+
+def every_start_is_drawn(mine: Any) -> None:
+    """Every window can be drawn, the last one too"""
+    with file_of(range(8)) as path:
+        starts = mine.MyWindows(path, 3).fetch(range(300))[0][:, 0]
+        expect(sorted(set(starts.tolist())), [0, 1, 2, 3, 4], "starts drawn from 8 tokens")
+    with file_of(range(4)) as path:
+        expect(mine.MyWindows(path, 3).fetch([0])[0].tolist(), [[0, 1, 2]], "a file of one window")
+
+
+def y_is_x_shifted(mine: Any) -> None:
+    """y is x, one token on"""
+    with file_of(range(10_000)) as path:
+        x, y = mine.MyWindows(path, 16).fetch(range(64))
+        expect(tuple(x.shape), (64, 16), "shape")
+        expect(y[0].tolist(), (x[0] + 1).tolist(), "y")
+
+
+def tensors_are_ready(mine: Any) -> None:
+    """x and y are contiguous tensors of 64-bit integers"""
+    with file_of(range(1000)) as path:
+        for part in mine.MyWindows(path, 16).fetch([0, 5, 9]):
+            expect((part.dtype, part.is_contiguous()), (torch.int64, True), "dtype, contiguous")
+
+
+def large_ids_survive(mine: Any) -> None:
+    """Ids above 2^24 survive exactly"""
+    for first in (2**24 - 5, 2**32 - 10):
+        with file_of(range(first, first + 10), np.uint32) as path:
+            x, _ = mine.MyWindows(path, 9).fetch([0])
+            expect(x.tolist(), [list(range(first, first + 9))], "x")
+
+
+def samples_come_back(mine: Any) -> None:
+    """A sample depends on seed, epoch and index, and on nothing else"""
+    with file_of(range(50_000)) as path:
+        one, again = (mine.MyWindows(path, 16, seed=7) for _ in range(2))
+        batch = one.fetch([3, 1, 4])[0]
+        expect(torch.equal(again.fetch([1, 4, 3])[0][[2, 0, 1]], batch), True, "in another order")
+        expect(torch.equal(again.fetch([4])[0][0], batch[2]), True, "asked for alone")
+
+
+def epochs_differ(mine: Any) -> None:
+    """Another epoch draws other windows"""
+    with file_of(range(50_000)) as path:
+        data = mine.MyWindows(path, 16)
+        first, second = (data.fetch(range(100), epoch=epoch)[0] for epoch in (0, 1))
+        expect(torch.equal(first, second), False, "epochs 0 and 1 are equal")
+
+
+def a_changed_size_is_an_error(mine: Any) -> None:
+    """A file that changed its size is a named error, and kills no process"""
+    for size in (4096, 200_000):
+        with file_of(range(50_000)) as path:
+            data = mine.MyWindows(path, 16)
+            data.fetch(range(64))
+            os.truncate(path, size)
+            try:
+                data.fetch(range(64))
+            except TokenFileError as error:
+                expect(path.name in str(error), True, "the message names the file")
+            else:
+                raise AssertionError("garbage came back, expected a TokenFileError")
+
+
+PROMISES = [
+    a_changed_size_is_an_error,
+    windows_stay_in_their_row,
+    every_start_is_drawn,
+    y_is_x_shifted,
+    tensors_are_ready,
+    large_ids_survive,
+    samples_come_back,
+    epochs_differ,
+]
+
+CARDS = {
+    "a window lost": Card(
+        nb01.NUM_WINDOWS,
+        "// stride + 1 >> // stride",
+        every_start_is_drawn,
+        {
+            "Almost nothing: the last window of every row is never seen.": "",
+            "Training stops with an IndexError at the end of the file.": "One window too few is "
+            "counted; an IndexError needs one too many.",
+            "The loss jumps once in an epoch.": "Nothing is read that shouldn't be: the loss "
+            "has no reason to jump.",
+        },
+    ),
+    "an easy target": Card(
+        nb01.SHIFTED_PAIR,
+        "tokens[:, 1:] >> tokens[:, :-1]",
+        y_is_x_shifted,
+        {
+            "The loss falls to zero within minutes: the model copies its input.": "",
+            "The loss stays where it began: there is nothing to learn.": "There is something very "
+            "easy to learn: the answer stands in the input.",
+            "The shapes don't fit, and the loss raises an error.": "Both slices leave out one "
+            "token, so the shapes are the same.",
+        },
+    ),
+    "one epoch for ever": Card(
+        nb01.RANDOM_WINDOWS,
+        "hash_of(indices, seed, epoch) >> hash_of(indices, seed)",
+        epochs_differ,
+        {
+            "From epoch 2 on, the training loss falls faster than the validation loss.": "",
+            "Two workers get the same windows.": "Each index has a hash of its own, and no two "
+            "workers get the same index.",
+            "A resumed run sees other data than the run that crashed.": "It draws what the crashed "
+            "run drew: seed and index still decide.",
+        },
+    ),
+}

@@ -1,0 +1,153 @@
+"""What must hold of the order of lesson 02, and one-line changes that break it."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from course.exercises import nb02
+from course.lab import Card
+from course.promises.nb01 import expect
+
+
+def every_sample_comes_once(mine: Any) -> None:
+    """Every sample comes once in an epoch"""
+    for n in [*range(1, 120), 1023, 1024, 1025]:
+        order = np.sort(mine.MyShuffle(n, n)(np.arange(n)))
+        expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
+
+
+def neighbours_part(mine: Any) -> None:
+    """Neighbours do not stay neighbours"""
+    side = 50
+    steps = np.diff(mine.MyShuffle(side**2, 3)(np.arange(side**2))) % side
+    most = np.bincount(steps).max() / len(steps)
+    expect(
+        most < 0.2, True, f"{most:.0%} of neighbours end equally far from each other; under 20 %"
+    )
+
+
+def no_list_is_kept(mine: Any) -> None:
+    """A trillion samples take no memory"""
+    for n in (10**12, 4**20 + 1, 2**62):
+        shuffle = mine.MyShuffle(n, 11)
+        samples = shuffle(range(n - 5000, n))
+        kept = sum(np.size(value) for value in vars(shuffle).values())
+        expect(kept < 100, True, f"{kept} numbers are kept, fewer than 100")
+        expect(samples.min() >= 0 and samples.max() < n, True, "all are samples")
+        expect(len(np.unique(samples)), 5000, "different samples, of 5000")
+
+
+def seeds_decide(mine: Any) -> None:
+    """Another seed gives another order, and the same seed the same"""
+    orders = [tuple(mine.MyShuffle(100, seed)(range(100))) for seed in range(30)]
+    expect(len(set(orders)), 30, "orders of 30 seeds")
+    expect(tuple(mine.MyShuffle(100, 7)(range(100))), orders[7], "seed 7 again")
+
+
+def epochs_differ(mine: Any) -> None:
+    """No two pairs of seed and epoch share an order"""
+    pairs = list(product((0, 1, 7, 2**40), (0, 1, 2, 1000)))
+    orders = {tuple(one) for pair in pairs for one in mine.MyOrder(50, 50, *pair)}
+    expect(len(orders), len(pairs), "different orders")
+
+
+def positions(mine: Any, samples: int, batch_size: int, ranks: int, start: int = 0) -> list[Any]:
+    """Return the positions of each batch of each rank."""
+    found: list[Any] = [[] for _ in range(ranks)]
+    for rank, own in enumerate(found):
+        while one := list(mine.rank_slice(len(own), start, samples, batch_size, rank, ranks)):
+            own.append(one)
+            assert len(own) <= samples, "the batches have no end"
+    return found
+
+
+def small_epochs() -> Any:
+    return product(range(14), (1, 3, 4), (1, 2, 3))
+
+
+def ranks_stay_together(mine: Any) -> None:
+    """All ranks get equally many batches, of the same sizes"""
+    for case in small_epochs():
+        sizes = {tuple(map(len, own)) for own in positions(mine, *case)}
+        expect(len(sizes), 1, f"different cuts of (samples, batch size, ranks) = {case}")
+
+
+def no_sample_twice(mine: Any) -> None:
+    """No sample goes to two ranks, and fewer than one for each rank are dropped"""
+    for samples, batch_size, ranks in small_epochs():
+        for start in range(samples + 1):
+            dealt = positions(mine, samples, batch_size, ranks, start)
+            given = sorted(k for own in dealt for one in own for k in one)
+            end = samples - (samples - start) % (batch_size * ranks) % ranks
+            expect(given, list(range(start, end)), f"positions of {samples}, from {start}")
+
+
+def a_resume_may_differ(mine: Any) -> None:
+    """A run may resume with another batch size and another number of ranks"""
+    for (batch, ranks), (new_batch, new_ranks) in product(product((2, 3), (1, 2, 3)), repeat=2):
+        seen = [k for own in positions(mine, 48, batch, ranks) for one in own[:2] for k in one]
+        rest = positions(mine, 48, new_batch, new_ranks, start=2 * batch * ranks)
+        seen += [k for own in rest for one in own for k in one]
+        whole = sorted(seen)
+        expect(whole, list(range(len(whole))), f"{ranks} ranks, then {new_ranks}")
+        expect(48 - len(whole) < new_ranks, True, "fewer than one for each rank are dropped")
+
+
+def a_resume_goes_on(mine: Any) -> None:
+    """A run that resumes gets just the batches that were still to come"""
+    for delivered in range(5):
+        whole = [one.tolist() for one in mine.MyOrder(50, 8, seed=3)]
+        rest = [one.tolist() for one in mine.MyOrder(50, 8, seed=3, given=8 * delivered)]
+        expect(rest, whole[delivered:], f"after {delivered} batches")
+
+
+PROMISES = [
+    every_sample_comes_once,
+    neighbours_part,
+    no_list_is_kept,
+    seeds_decide,
+    epochs_differ,
+    ranks_stay_together,
+    no_sample_twice,
+    a_resume_goes_on,
+    a_resume_may_differ,
+]
+
+CARDS = {
+    "one order for all": Card(
+        nb02.SCRAMBLE,
+        "for across, down in keys: >> for across, down in [(1, 2), (3, 4), (5, 6)]:",
+        seeds_decide,
+        {
+            "No error: every seed and every epoch has the same order.": "",
+            "Some samples come twice in an epoch, and others never.": "Each move can still be "
+            "undone: every sample comes once.",
+            "A resumed run sees other samples than the run that crashed.": "One order for all is "
+            "the same order before the crash and after it.",
+        },
+    ),
+    "from the beginning": Card(
+        nb02.RANK_SLICE,
+        "start + >>",
+        a_resume_goes_on,
+        {
+            "A resumed epoch shows its first samples once more.": "",
+            "A resumed epoch skips samples.": "It begins too early, not too late.",
+            "The ranks of a resumed run get different numbers of batches.": "All of them make the "
+            "same mistake, so they stay together.",
+        },
+    ),
+    "rounded up": Card(
+        nb02.RANK_SLICE,
+        "(num_samples - begin) // world_size >> -(-(num_samples - begin) // world_size)",
+        no_sample_twice,
+        {
+            "The last rank is given positions that don't exist: an IndexError at the epoch's end.": "",
+            "The ranks wait for each other for ever at the end of the epoch.": "All ranks "
+            "still get equally many batches, so none waits for another.",
+            "One rank has no last batch.": "Every rank has its last batch; that of the last rank "
+            "reaches beyond the samples.",
+        },
+    ),
+}
