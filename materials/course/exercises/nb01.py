@@ -121,7 +121,7 @@ SHIFTED_PAIR = Exercise(
 tokens[:, 1:] >> tokens[:, :-1] | y is x itself: nothing is left to predict.
 count, width = tokens.shape >> tokens = tokens.astype(np.float32); count, width = tokens.shape | Ids above 2^24 don't survive a float32, not even on the way to int64.
 empty((2, count, width - 1)) >> np.empty((2, count, width - 1), np.int64) | The caller has memory for the batch, and you made your own.
-return torch.from_numpy(pair[0]), torch.from_numpy(pair[1]) >> return torch.tensor(pair[0]), torch.tensor(pair[1]) | You fill the caller's memory and then return copies of it: `torch.tensor` always copies.
+return torch.from_numpy(pair[0]), torch.from_numpy(pair[1]) >> return torch.tensor(pair[0]), torch.tensor(pair[1]) | You fill the caller's memory and then return copies of it.
 """,
 )
 
@@ -154,6 +154,7 @@ windows * stride + windows // per_row * left_over >> windows * stride | Your win
 windows * stride + windows // per_row * left_over >> windows // per_row * row_len | You count rows, and forget where in its row the window begins.
 windows * stride + windows // per_row * left_over >> windows % per_row * stride | You count from the beginning of each row, and forget the rows before it.
 windows * stride + windows // per_row * left_over >> windows // per_row * row_len + windows % per_row | You let windows begin at every token of a row; the stride says how far apart they are.
+windows * stride + windows // per_row * left_over >> windows // per_row * row_len + windows % row_len * stride | A row holds `per_row` windows; you divide by its tokens.
 windows * stride + windows // per_row * left_over >> windows % per_row * row_len + windows // per_row * stride | Row and place are exchanged: // gives the row, and % the window in it.
 """,
 )
