@@ -151,6 +151,12 @@ def folder() -> Path:
     return path
 
 
+def earlier(number: str, *names: str) -> Any:
+    """Return what was built in an earlier lesson: the learner's, else the solution's."""
+    made = lesson.defined(number, _all_accepted().get(number, {}))
+    return made[names[0]] if len(names) == 1 else [made[one] for one in names]
+
+
 def _all_accepted() -> dict[str, dict[str, str]]:
     path = folder() / "accepted.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -361,14 +367,15 @@ def card(name: str, mine: Any = ...) -> None:
         print(f"{mine!r} is no answer here, expected a number from 1 to {len(symptoms)}")
 
 
-def _with_solutions(**changed: Any) -> Any:
+def _with_solutions(**texts: str) -> Any:
     """Return what a lesson's file defines, all of it the solutions', some changed."""
-    right = {one.name: one.right for one in current().exercises.values()}
-    return SimpleNamespace(**lesson.given(current().number) | right | changed)
+    return SimpleNamespace(**lesson.defined(current().number, texts))
 
 
 def _with_mutant(one: Card) -> Any:
-    return _with_solutions(**{one.exercise.name: one.exercise.mutant(one.row)})
+    name = one.exercise.name
+    source = lesson.solution(current().number, name).source
+    return _with_solutions(**{name: source.replace(one.row.old, one.row.new)})
 
 
 # Proving

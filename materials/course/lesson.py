@@ -103,3 +103,13 @@ def solution(number: str, name: str) -> Solution:
         if built == name:
             return Solution(name, definition(text), names)
     raise KeyError(f"lesson {number} has no exercise:{name}")
+
+
+def defined(number: str, texts: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return what a lesson's given and build cells define, some of them replaced by other texts."""
+    names: dict[str, Any] = {"__name__": f"lesson_{number}"}
+    for tags, source in code_cells(number):
+        built = next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), "")
+        if built or "given" in tags:
+            exec((texts or {}).get(built) or definition(source), names)
+    return names

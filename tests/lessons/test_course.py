@@ -1,9 +1,12 @@
 """The course's machinery, and the lessons that are written in it."""
 
+import ast
+import io
 import os
 import signal
 import subprocess
 import sys
+import tokenize
 from importlib import import_module
 
 import nbformat
@@ -77,6 +80,56 @@ def test_each_misconception_is_told_its_own_sentence(exercise):
         others = {other.sentence for other in exercise.rows} - {row.sentence}
         assert row.sentence in verdict.text, verdict.text
         assert not [other for other in others if other in verdict.text], verdict.text
+
+
+@pytest.mark.parametrize("exercise", [
+    one for one in EXERCISES if not isinstance(one.values[0].reference, lesson.Solution)
+])  # fmt: skip
+def test_a_build_that_the_library_has_is_solved_with_the_library_s_lines(exercise, request):
+    number = request.node.callspec.id[:2]
+    own = lesson.solution(number, exercise.name).source
+    assert bare(own) == bare(exercise.solution.source)
+
+
+def bare(source):
+    """A function without its docstring and annotations."""
+    function = ast.parse(source).body[0]
+    for one in ast.walk(function.args):
+        if isinstance(one, ast.arg):
+            one.annotation = None
+    function.returns = None
+    if ast.get_docstring(function):
+        del function.body[0]
+    return ast.unparse(function)
+
+
+SWAPS = {"+": "-", "-": "+", "*": "//", "//": "*", "%": "//", "<": "<=", "<=": "<", ">": ">="}
+SWAPS |= {">=": ">", "==": "!=", "!=": "==", "is": "is not", "and": "or", "or": "and"}
+
+
+def one_word_mutants(source):
+    """The source with one operator exchanged, or one number made larger."""
+    words = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    for at, word in enumerate(words):
+        other = str(int(word.string) + 1) if word.string.isdigit() else SWAPS.get(word.string)
+        if other:
+            rest = [one._replace(string=other) if k == at else one for k, one in enumerate(words)]
+            yield tokenize.untokenize((one.type, one.string) for one in rest)
+
+
+@pytest.mark.nightly
+@every_lesson
+def test_nine_in_ten_one_word_mutants_of_the_solutions_are_told_apart(number):
+    passed, made = [], 0
+    for exercise in (one.values[0] for one in EXERCISES if one.id.startswith(number)):
+        for text in one_word_mutants(exercise.solution.source):
+            made += 1
+            try:
+                if judge(exercise, exercise.solution.define(text)).right:
+                    passed.append(text)
+            except SyntaxError:
+                made -= 1
+    assert len(passed) <= made / 10, f"{len(passed)} of {made} pass:\n" + "\n".join(passed)
 
 
 @every_lesson
