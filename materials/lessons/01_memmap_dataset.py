@@ -53,7 +53,6 @@ That was all this lesson needs of lesson 00: your `Windows`, or the solution if 
 
 # %% tags=["given", "file:dataset.py"]
 import os
-from functools import partial
 
 import numpy as np
 import torch
@@ -190,27 +189,26 @@ play.draw_shift()
 
 **Write `shifted_pair`.** `tokens` are gathered windows, an array of shape `(B, T + 1)`. Return two int64 tensors of shape `(B, T)`.
 
-They must be contiguous, because people write `y.view(-1)`, and two slices of one array fail there. So ask for memory for both, `empty((2, B, T))`, which gives you an uninitialised int64 array, and fill its two halves. (In lesson 03 the loader's `empty` hands out memory that was used before; that is cheaper than new memory. Here it is `np.empty`.)
+They must be contiguous, because people write `y.view(-1)`, and two slices of one array fail there. So the caller brings memory for both: `out`, an int64 array of shape `(2, B, T)`. Fill its two halves, and return *them* as tensors. (A loader hands out memory that was used before: that is cheaper than new memory.)
 """
 
 # %% [markdown] tags=["hint:shifted_pair"]
 """
 <details><summary>Hint</summary>
 
-With `pair = empty((2, B, T))`, assigning into `pair[0][:]` casts on the way. `torch.from_numpy` makes a tensor of an array without copying it.
+Assigning into `out[0][:]` casts on the way. `torch.from_numpy` makes a tensor of an array without copying it.
 
 </details>
 """
 
 # %% tags=["exercise:shifted_pair", "file:dataset.py"]
 @check
-def shifted_pair(tokens, empty):
+def shifted_pair(tokens, out):
     ### BEGIN SOLUTION
-    count, width = tokens.shape
-    pair = empty((2, count, width - 1))
-    pair[0] = tokens[:, :-1]
-    pair[1] = tokens[:, 1:]
-    return torch.from_numpy(pair[0]), torch.from_numpy(pair[1])
+    inputs, targets = out[0], out[1]
+    inputs[:] = tokens[:, :-1]
+    targets[:] = tokens[:, 1:]
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
     ### END SOLUTION
 
 # %% [markdown] tags=["solution:shifted_pair"]
@@ -221,7 +219,7 @@ Two casts, no further copies, and both halves lie in one piece of memory.
 # %%
 play.show_batch(TokenFile, shifted_pair)
 
-# %% [markdown]
+# %% [markdown] tags=["term:stride"]
 """
 The first of your three lines is fixed: a file that changes is an error that names it. And a batch is one gather and two casts, wherever the windows begin.
 
@@ -234,7 +232,7 @@ Your `Windows` ignores the rows of the file: it flattens them and counts on. So 
 Here is the cure in a small file: rows of 9 tokens, windows of 4 (so `seq_len` is 3), and a **stride** of 4. The stride is the distance from one window's start to the next. Windows are numbered consecutively, row after row.
 """
 
-# %% tags=["play", "term:stride"]
+# %% tags=["play"]
 play.draw_rows(row_len=9, seq_len=3, stride=4, rows=2)
 
 # %% [markdown] tags=["takeaway"]
@@ -364,7 +362,7 @@ class MyWindows:
         windows = random_windows(indices, self.rows * self.per_row, self.seed, epoch)
         starts = window_offsets(windows, self.per_row, self.file.row_len, stride=1)
         tokens = self.file.gather(starts, self.seq_len + 1)
-        return shifted_pair(tokens, partial(np.empty, dtype=np.int64))
+        return shifted_pair(tokens, np.empty((2, len(indices), self.seq_len), np.int64))
 
 # %%
 write("dataset.py")

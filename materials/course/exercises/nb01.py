@@ -79,28 +79,22 @@ sliding_window_view(self.tokens, width)[starts] >> np.array([self.tokens[k : k +
 
 
 def pair_seen(answer: Any, tokens: np.ndarray) -> dict[str, Any]:
-    """The pair, and whether it lies in the memory that was asked for."""
-    memory: list[np.ndarray] = []
-
-    def empty(shape: tuple[int, ...]) -> np.ndarray:
-        memory.append(np.full(shape, -1))
-        return memory[-1]
-
-    x, y = answer(tokens, empty)
+    """The pair, and whether it lies in the caller's memory."""
+    out = np.full((2, len(tokens), tokens.shape[1] - 1), -1)
+    x, y = answer(tokens, out)
+    halves = [np.asarray(x), np.asarray(y)]
     tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
     return {
-        "x": np.asarray(x),
-        "y": np.asarray(y),
+        "x": halves[0],
+        "y": halves[1],
         "x and y are": f"{type(x).__name__}s of {str(x.dtype).removeprefix('torch.')}",
         "both contiguous": tensors and x.is_contiguous() and y.is_contiguous(),
-        "memory from `empty` is filled": bool(memory) and all(one.min() >= 0 for one in memory),
-        "both in memory from `empty`": all(
-            any(np.shares_memory(np.asarray(half), one) for one in memory) for half in (x, y)
-        ),
+        "`out` is filled": bool((out >= 0).all()),
+        "x and y lie in `out`": all(np.shares_memory(half, out) for half in halves),
     }
 
 
-def slices_of_one(tokens: np.ndarray, empty: Any) -> Any:
+def slices_of_one(tokens: np.ndarray, out: Any) -> Any:
     both = torch.from_numpy(tokens.astype(np.int64))
     return both[:, :-1], both[:, 1:]
 
@@ -113,15 +107,16 @@ SHIFTED_PAIR = Exercise(
         (np.array([[2**24 + 1, 7, 2**32 - 1]], np.uint32),),
     ],
     pair_seen,
-    show=lambda tokens: f"shifted_pair(np.array({tokens.tolist()}), empty)  # {tokens.dtype}",
+    show=lambda tokens: f"shifted_pair(np.array({tokens.tolist()}), out)  # {tokens.dtype}",
     others={
-        "These are two slices of one array: they are not contiguous, and y.view(-1) fails.": slices_of_one
+        "These are two slices of one array: not contiguous, so y.view(-1) fails.": slices_of_one
     },
     misconceptions="""
 tokens[:, 1:] >> tokens[:, :-1] | y is x itself: nothing is left to predict.
-count, width = tokens.shape >> tokens = tokens.astype(np.float32); count, width = tokens.shape | Ids above 2^24 don't survive a float32, not even on the way to int64.
-empty((2, count, width - 1)) >> np.empty((2, count, width - 1), np.int64) | The caller has memory for the batch, and you made your own.
-return torch.from_numpy(pair[0]), torch.from_numpy(pair[1]) >> return torch.tensor(pair[0]), torch.tensor(pair[1]) | You fill the caller's memory and then return copies of it.
+inputs, targets = out[0], out[1] >> inputs, targets = out[0], out[1]; tokens = tokens.astype(np.float32) | Ids above 2^24 don't survive a float32, not even on the way to int64.
+inputs, targets = out[0], out[1] >> inputs, targets = np.empty_like(out) | The caller brings memory for the batch, and you made your own.
+return torch.from_numpy(inputs), torch.from_numpy(targets) >> return torch.tensor(inputs), torch.tensor(targets) | You fill the caller's memory and then return copies of it.
+return torch.from_numpy(inputs), torch.from_numpy(targets) >> return inputs, targets | Tensors are asked for; these are arrays.
 """,
 )
 

@@ -149,7 +149,7 @@ def draw_shift() -> None:
 def show_batch(TokenFile: Any, shifted_pair: Callable[..., Any]) -> None:
     """Draw x and y of two windows of the lesson's file, made by the learner's code."""
     tokens = TokenFile(TOKENS).gather(np.array([7, 2_000]), 13)
-    pair = shifted_pair(tokens, lambda shape: np.empty(shape, np.int64))
+    pair = shifted_pair(tokens, np.empty((2, 2, 12), np.int64))
     figure, (ax,) = cells.panels(1, 8, 2.6)
     for row in range(2):
         for half, part in enumerate(pair):
