@@ -126,6 +126,7 @@ The guard comes first, and at *every* gather: the file may change after any of t
 </details>
 """
 
+
 # %% tags=["exercise:TokenFile", "file:dataset.py"]
 @check
 class TokenFile:
@@ -145,6 +146,7 @@ class TokenFile:
             raise TokenFileError(f"{self.path}: {size} bytes, expected {self.size}")
         return sliding_window_view(self.tokens, width)[starts]
         ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:TokenFile"]
 """
@@ -201,6 +203,7 @@ Assigning into `out[0][:]` casts on the way. `torch.from_numpy` makes a tensor o
 </details>
 """
 
+
 # %% tags=["exercise:shifted_pair", "file:dataset.py"]
 @check
 def shifted_pair(tokens, out):
@@ -210,6 +213,7 @@ def shifted_pair(tokens, out):
     targets[:] = tokens[:, 1:]
     return torch.from_numpy(inputs), torch.from_numpy(targets)
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:shifted_pair"]
 """
@@ -260,6 +264,7 @@ Where does the last window that fits begin, at the latest? How many whole stride
 </details>
 """
 
+
 # %% tags=["exercise:num_windows", "file:dataset.py"]
 @check
 def num_windows(num_tokens, seq_len, stride):
@@ -269,6 +274,7 @@ def num_windows(num_tokens, seq_len, stride):
         return 0
     return (num_tokens - width) // stride + 1
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:num_windows"]
 """
@@ -289,6 +295,7 @@ Which row is window `w` in, and which window of that row is it? A quotient and a
 </details>
 """
 
+
 # %% tags=["exercise:window_offsets", "file:dataset.py"]
 @check
 def window_offsets(windows, per_row, row_len, stride):
@@ -296,6 +303,7 @@ def window_offsets(windows, per_row, row_len, stride):
     left_over = row_len - per_row * stride
     return windows * stride + windows // per_row * left_over
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:window_offsets"]
 """
@@ -322,6 +330,7 @@ A remainder brings a large number below `count`. Together with an int64, a uint6
 </details>
 """
 
+
 # %% tags=["exercise:random_windows", "file:dataset.py"]
 @check
 def random_windows(indices, count, seed, epoch):
@@ -329,6 +338,7 @@ def random_windows(indices, count, seed, epoch):
     hashes = hash_of(indices, seed, epoch)
     return (hashes % np.array(count, np.uint64)).view(np.int64)
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:random_windows"]
 """
@@ -341,6 +351,7 @@ def random_windows(indices, count, seed, epoch):
 
 The dataset itself is given: it only calls what you wrote. Read it once, and follow an index through `fetch` until it is a row of `x`.
 """
+
 
 # %% tags=["given", "file:dataset.py"]
 class MyWindows:
@@ -363,6 +374,7 @@ class MyWindows:
         starts = window_offsets(windows, self.per_row, self.file.row_len, stride=1)
         tokens = self.file.gather(starts, self.seq_len + 1)
         return shifted_pair(tokens, np.empty((2, len(indices), self.seq_len), np.int64))
+
 
 # %%
 write("dataset.py")
@@ -425,12 +437,14 @@ The system reads on beyond what you touch, on the guess that you will go on. Thi
 How much is *needed*? The pages from that of the first byte to that of the last one:
 """
 
+
 # %%
 def pages_touched(start, count, itemsize=2, offset=128, page_size=4096):
     """Return the first and the last page that hold `count` tokens from token `start` on."""
     first_byte = offset + start * itemsize  # the tokens begin after a header of 128 bytes
     last_byte = first_byte + count * itemsize - 1  # not the first byte that isn't needed
     return first_byte // page_size, last_byte // page_size
+
 
 # %% tags=["prediction:pages"]
 predict(

@@ -65,7 +65,13 @@ Your `random_windows` draws each window by a hash. Say an epoch draws as many wi
 """
 
 # %% tags=["prediction:never"]
-predict("never", "How many of the windows are never drawn in that epoch?", unit="%", within=1.2, mine=...)
+predict(
+    "never",
+    "How many of the windows are never drawn in that epoch?",
+    unit="%",
+    within=1.2,
+    mine=...,
+)
 
 # %% tags=["reveal:never"]
 reveal("never", play.never_drawn(random_windows))
@@ -114,6 +120,7 @@ A hash can be as large as 2^64 - 1. What is 2^64 - 1 + 5 in 64 bits? Make the ha
 </details>
 """
 
+
 # %% tags=["exercise:shift", "file:order.py"]
 @check
 def shift(values, hashes, bound):
@@ -122,6 +129,7 @@ def shift(values, hashes, bound):
     moved = values + ((hashes >> half) * bound >> half)
     return moved - bound * (moved >= bound)
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:shift"]
 """
@@ -147,6 +155,7 @@ Two shifts, rows and then columns, make a **round**. Three rounds make the shuff
 </details>
 """
 
+
 # %% tags=["exercise:scramble", "file:order.py"]
 @check
 def scramble(cells, rows, columns, keys):
@@ -157,6 +166,7 @@ def scramble(cells, rows, columns, keys):
         row = shift(row, hash_of(column, down), rows)
     return row * columns + column
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:scramble"]
 """
@@ -191,6 +201,7 @@ You landed in a cell that is no sample, say 23. Number 23 is nobody's position, 
 </details>
 """
 
+
 # %% tags=["exercise:shuffled"]
 @check
 def shuffled(position, n, scrambled):
@@ -201,6 +212,7 @@ def shuffled(position, n, scrambled):
     return cell
     ### END SOLUTION
 
+
 # %% [markdown] tags=["solution:shuffled"]
 """
 Follow the moves until you are inside again. Draw an arrow from each number to the cell it moves to: every cell has one arrow in and one out, so the arrows form closed loops. A walk that began inside comes back inside, and two walks never meet.
@@ -210,6 +222,7 @@ Follow the moves until you are inside again. Draw an arrow from each number to t
 """
 Here is your shuffle as a class. It is given: it picks a nearly square grid, makes the keys, and takes your walk for a whole array at once. Only those that are outside walk on.
 """
+
 
 # %% tags=["given", "file:order.py"]
 class MyShuffle:
@@ -225,6 +238,7 @@ class MyShuffle:
         while (outside := samples >= self.n).any():
             samples[outside] = scramble(samples[outside], self.rows, self.columns, self.keys)
         return samples.astype(np.int64)
+
 
 # %%
 print("10 samples:           ", MyShuffle(10, seed=1)(range(10)))
@@ -264,20 +278,30 @@ The shuffle takes one seed; a run has two numbers, its seed and the epoch. Many 
 """
 
 # %% tags=["prediction:orders"]
-predict("orders", "How many different orders do the nine epochs have?", unit="orders", within=1, mine=...)
+predict(
+    "orders",
+    "How many different orders do the nine epochs have?",
+    unit="orders",
+    within=1,
+    mine=...,
+)
 
 # %% tags=["reveal:orders"]
-reveal("orders", len({tuple(MyShuffle(100, seed + epoch)(range(100))) for seed in range(3) for epoch in range(3)}))
+pairs = [(seed, epoch) for seed in range(3) for epoch in range(3)]
+orders = {tuple(MyShuffle(100, seed + epoch)(range(100))) for seed, epoch in pairs}
+reveal("orders", len(orders))
 
 # %% [markdown]
 """
 Runs that share their orders are not independent, so averaging them tells you less than you think. A hash of both numbers gives all nine:
 """
 
+
 # %% tags=["given", "file:order.py"]
 def epoch_seed(seed, epoch):
     """Return the seed of one epoch's shuffle."""
     return int(hash_of(np.array([epoch]), seed)[0])
+
 
 # %% [markdown] tags=["term:rank", "term:world size"]
 """
@@ -306,6 +330,7 @@ Three questions, in this order. At which position does this step begin? How many
 </details>
 """
 
+
 # %% tags=["exercise:rank_slice", "file:order.py"]
 @check
 def rank_slice(batch, start, num_samples, batch_size, rank, world_size):
@@ -314,6 +339,7 @@ def rank_slice(batch, start, num_samples, batch_size, rank, world_size):
     size = min(batch_size, (num_samples - begin) // world_size)
     return range(begin + rank * size, begin + (rank + 1) * size)
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:rank_slice"]
 """
@@ -345,7 +371,13 @@ Your `steps` from lesson 00 doesn't keep that number. It counts *batches*. A run
 """
 
 # %% tags=["prediction:skipped"]
-predict("skipped", "How many of the 96 samples does the model never see in that epoch?", unit="samples", within=1, mine=...)
+predict(
+    "skipped",
+    "How many of the 96 samples does the model never see in that epoch?",
+    unit="samples",
+    within=1,
+    mine=...,
+)
 
 # %% tags=["reveal:skipped"]
 reveal("skipped", play.skipped(Loader, steps))
@@ -366,6 +398,7 @@ How many *samples* has the model seen? That number means the same before and aft
 </details>
 """
 
+
 # %% tags=["exercise:resumed"]
 @check
 def resumed(order, batch_size, made, delivered, new_batch_size):
@@ -373,6 +406,7 @@ def resumed(order, batch_size, made, delivered, new_batch_size):
     begin = delivered * batch_size
     return [order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size)]
     ### END SOLUTION
+
 
 # %% [markdown] tags=["solution:resumed"]
 """
@@ -385,6 +419,7 @@ def resumed(order, batch_size, made, delivered, new_batch_size):
 
 An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before.
 """
+
 
 # %% tags=["given", "file:order.py"]
 class MyOrder:
@@ -400,6 +435,7 @@ class MyOrder:
             if not positions:
                 return
             yield self.shuffle(positions)
+
 
 # %%
 write("order.py")
