@@ -7,6 +7,7 @@ reveal("weight", "25 MB")                   # in the cell that shows it
 card("no copy", mine=...)                   # one line changed: what would you notice?
 promises()                                  # the lesson's promises, on the learner's code
 write("train.py")                           # the learner's file
+Loader = earlier("00", "Loader")            # what was built in an earlier lesson
 """
 
 import builtins
@@ -16,6 +17,7 @@ import os
 import random
 import re
 import symtable
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -131,10 +133,26 @@ def check(answer: Any) -> Any:
         _replace(
             folder() / "accepted.json", json.dumps(_all_accepted() | {current().number: store})
         )
-    chosen = answer if verdict.right else exercise.right
+    chosen = answer if verdict.right else stand_in(exercise, answer)
     if exercise.on:
         setattr(exercise.on, name, chosen)
     return chosen
+
+
+def stand_in(exercise: Exercise, answer: Any) -> Any:
+    """Return the solution, which uses what else is in the notebook as the answer would."""
+    names = vars(sys.modules[answer.__module__]) if answer.__module__ in sys.modules else {}
+    return exercise.solution.define(names=names)
+
+
+def earlier(number: str, *names: str) -> Any:
+    """Return what an earlier lesson defines: the learner's where it was right, else the solution.
+
+    One name gives its value, several a list.
+    """
+    made = lesson.defined(number, _all_accepted().get(number, {}))
+    found = [made[name] for name in names]
+    return found[0] if len(found) == 1 else found
 
 
 @cache
@@ -149,12 +167,6 @@ def folder() -> Path:
     path = Path(os.environ["NPYDATA_LAB"]) / "mine"
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def earlier(number: str, *names: str) -> Any:
-    """Return what was built in an earlier lesson: the learner's, else the solution's."""
-    made = lesson.defined(number, _all_accepted().get(number, {}))
-    return made[names[0]] if len(names) == 1 else [made[one] for one in names]
 
 
 def _all_accepted() -> dict[str, dict[str, str]]:
@@ -177,7 +189,7 @@ def file_text(name: str) -> tuple[str, list[str], list[str]]:
     """Return a file of the learner's: its text, the builds that are theirs, those that are not."""
     parts, yours, missing = [], [], []
     for tags, source in lesson.tagged(current().number, f"file:{name}"):
-        built = next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), None)
+        built = lesson.built(tags)
         if built in accepted():
             yours.append(built)
             parts.append(f"# %% {built}: yours\n{accepted()[built]}")
@@ -304,13 +316,13 @@ def spoken(answer: Any, parts: tuple[str, ...], unit: str) -> str:
     return answer if isinstance(answer, str) else f"{answer:,g} {unit}".strip()
 
 
-def reveal(name: str, truth: Any) -> Any:
-    """Say what it is, beside what was predicted; return the prediction, or None."""
+def reveal(name: str, truth: Any) -> None:
+    """Say what it is, beside what was predicted."""
     asked = current().predictions.setdefault(name, Prediction((), "", TOLERANCE))
     found = truth if isinstance(truth, str) else f"{truth:,} {asked.unit}".strip()
     if asked.mine is ...:
         print(f"It is: {found}. (You made no prediction.)")
-        return None
+        return
     if isinstance(truth, str):
         meant = max(filter(truth.startswith, asked.choices), key=len, default=truth)
         asked.right = asked.mine == meant
@@ -321,7 +333,6 @@ def reveal(name: str, truth: Any) -> Any:
     verdict = "right" if asked.right else "not so"
     score = f"({sum(made)} of {len(made)} right so far)"
     say(f"It is: {found}. You said {said}: {verdict}. {score}", "green" if asked.right else "red")
-    return asked.mine
 
 
 def picture(figure: Any, text: str) -> None:
@@ -367,15 +378,12 @@ def card(name: str, mine: Any = ...) -> None:
         print(f"{mine!r} is no answer here, expected a number from 1 to {len(symptoms)}")
 
 
-def _with_solutions(**texts: str) -> Any:
-    """Return what a lesson's file defines, all of it the solutions', some changed."""
-    return SimpleNamespace(**lesson.defined(current().number, texts))
-
-
 def _with_mutant(one: Card) -> Any:
+    """Return what the lesson defines, one line of one solution changed."""
     name = one.exercise.name
     source = lesson.solution(current().number, name).source
-    return _with_solutions(**{name: source.replace(one.row.old, one.row.new)})
+    changed = {name: source.replace(one.row.old, one.row.new)}
+    return SimpleNamespace(**lesson.defined(current().number, changed))
 
 
 # Proving

@@ -14,7 +14,7 @@ The learner sees `...` between the markers.
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "materials" / "lessons"
 GIVEN = Path(__file__).parent / "play" / "given"
 """Modules that are copied beside the learner's files; a lesson may import them, too."""
+sys.path.append(str(GIVEN))
 REGION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION\n?", re.M | re.S)
 CELL = re.compile(r"^# %%( \[markdown\])?(?: tags=(\[.*\]))?[ \t]*\n", re.M)
 CHECKED = re.compile(r"^@check\n", re.M)
@@ -37,9 +38,12 @@ class Solution:
     source: str
     names: dict[str, Any]
 
-    def define(self, source: str | None = None) -> Any:
-        """Run the definition, or an altered version of it, and return what it defines."""
-        names = dict(self.names)
+    def define(self, source: str = "", names: Mapping[str, Any] | None = None) -> Any:
+        """Run the definition, or an altered one, and return what it defines.
+
+        It sees `names` before the lesson's own.
+        """
+        names = {**self.names, **(names or {})}
         exec(source or self.source, names)
         return names[self.name]
 
@@ -82,34 +86,29 @@ def definition(source: str) -> str:
     return CHECKED.sub("", solved(source))
 
 
-@cache
-def given(number: str) -> dict[str, Any]:
-    """Return the names that a lesson's `given` cells define: what solutions may use."""
+def defined(number: str, texts: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what a lesson defines: its `given` and build cells, run in order in one namespace.
+
+    `texts` replaces the solutions of some exercises.
+    """
     names: dict[str, Any] = {"__name__": f"lesson_{number}"}
-    if (given_files := str(GIVEN)) not in sys.path:
-        sys.path.append(given_files)
-    for _, text in tagged(number, "given"):
-        exec(solved(text), names)
+    for tags, source in code_cells(number):
+        if (name := built(tags)) or "given" in tags:
+            exec((texts or {}).get(name or "") or definition(source), names)
     return names
+
+
+_defined = cache(defined)
+
+
+def built(tags: Iterable[str]) -> str | None:
+    """Return the name of the exercise that a cell is."""
+    return next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), None)
 
 
 def solution(number: str, name: str) -> Solution:
-    """Return the solution of one of a lesson's exercises; it sees those before it."""
-    names = given(number)
+    """Return the solution of one of a lesson's exercises."""
     for tags, text in code_cells(number):
-        built = next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), None)
-        if built and built not in names:
-            names[built] = Solution(built, definition(text), names).define()
-        if built == name:
-            return Solution(name, definition(text), names)
+        if built(tags) == name:
+            return Solution(name, definition(text), _defined(number))
     raise KeyError(f"lesson {number} has no exercise:{name}")
-
-
-def defined(number: str, texts: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return what a lesson's given and build cells define, some of them replaced by other texts."""
-    names: dict[str, Any] = {"__name__": f"lesson_{number}"}
-    for tags, source in code_cells(number):
-        built = next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), "")
-        if built or "given" in tags:
-            exec((texts or {}).get(built) or definition(source), names)
-    return names

@@ -25,8 +25,8 @@ WALL_S = 10.0
 """Seconds until a child that waits is given up: thousands of times what a right answer takes."""
 MEMORY_BYTES = 4 << 30
 """What a child may take beyond what its parent has: a list without end raises MemoryError."""
-MOST_PRINTED = 5
-"""Lines of what the learner's code prints."""
+MOST_PRINTED = 7
+"""Lines shown of what the learner's code prints."""
 KILLED = "the process dies"
 SLOW = "it computed for seconds, and had not come to an end"
 BUSY_S = 0.5
@@ -144,7 +144,9 @@ def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
             value = work(at)
         except BaseException as error:
             why = in_one_line(error)
-    lines = printed.getvalue().splitlines()[:MOST_PRINTED]
+    lines = printed.getvalue().splitlines()
+    if len(lines) > MOST_PRINTED:  # of a traceback the last line says most
+        lines = [*lines[:2], "...", *lines[-MOST_PRINTED + 3 :]]
     send.send((value, "\n".join(lines), why))
     os._exit(0)
 

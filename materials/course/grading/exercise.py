@@ -87,6 +87,10 @@ class Exercise:
 
     def mutant(self, *rows: Row) -> Any:
         """Return the wrong answer that some misconceptions lead to; without any, the right one."""
+        return self.solution.define(self.changed(*rows))
+
+    def changed(self, *rows: Row) -> str:
+        """Return the solution's text with some misconceptions in it."""
         source = self.solution.source
         for row in rows:
             if (times := source.count(row.old)) != 1:
@@ -94,7 +98,7 @@ class Exercise:
                     f"{self.name}: {row.old!r} occurs {times} times in the solution, expected once"
                 )
             source = source.replace(row.old, row.new)
-        return self.solution.define(source)
+        return source
 
     def wrong(self) -> Iterator[tuple[list[str], Callable[[], Any]]]:
         """Yield (sentences, how to make the wrong answer): one mistake each, then two."""
@@ -136,7 +140,7 @@ class Exercise:
                 fails,
                 settings=hypothesis.settings(max_examples=200, derandomize=True, database=None),
             )
-        except hypothesis.errors.NoSuchExample:
+        except hypothesis.errors.HypothesisException:  # none, or one that comes and goes
             return case
 
     def call(self, case: Case) -> str:

@@ -18,6 +18,7 @@ import copy
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,8 +26,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-ENDS_S = 1.0
-"""Seconds in which a thread whose work is done comes to its end."""
+ENDS_S = 0.5
+"""Seconds in which threads whose work is done come to their ends."""
 
 
 def listed(value: Any) -> Any:
@@ -124,8 +125,9 @@ def threads() -> Iterator[Callable[[], dict[str, int]]]:
 
     def count() -> dict[str, int]:
         left = set(threading.enumerate()) - before
+        end = time.monotonic() + ENDS_S
         for thread in left:
-            thread.join(ENDS_S)
+            thread.join(max(0, end - time.monotonic()))
         return {"threads started": len(started), "still running": sum(t.is_alive() for t in left)}
 
     with patch.object(threading.Thread, "start", start):
