@@ -40,15 +40,15 @@ STANDARD_LIBRARY = str(Path(os.__file__).parent / "*.py")
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 LINES = {  # of the last table: bench, and patterns of group, name and setting; the best row counts
-    "naive, file in memory": ("dataset", "warm", "naive DataLoader", "*"),
-    "ours, file in memory": ("dataset", "warm", "ours", "random*"),
-    "plain mmap, file on disk": ("dataset", "cold", "plain mmap", "readahead*"),
-    "ours, file on disk": ("dataset", "cold", "ours", "hints 4*"),
-    "ours, through loader": ("loader", "warm", "ours", "[!i]*"),
-    "torch.load, one tensor": ("reader", "legacy warm", "torch.load", "*"),
-    "ours, one tensor": ("reader", "legacy warm", "ours", "*"),
-    "torch.save, stall": ("checkpoint", "stall", "torch.save*", "*"),
-    "ours, stall": ("checkpoint", "stall", "ours", "*"),
+    "naive, file in memory": ("dataset", "warm | naive DataLoader | *"),
+    "ours, file in memory": ("dataset", "warm | ours | random*"),
+    "plain mmap, file on disk": ("dataset", "cold | plain mmap | readahead*"),
+    "ours, file on disk": ("dataset", "cold | ours | hints 4*"),
+    "ours, through loader": ("loader", "warm | ours | [!i]*"),
+    "torch.load, one tensor": ("reader", "legacy warm | torch.load | *"),
+    "ours, one tensor": ("reader", "legacy warm | ours | *"),
+    "torch.save, stall": ("checkpoint", "stall | torch.save* | *"),
+    "ours, stall": ("checkpoint", "stall | ours | *"),
 }
 SECTIONS = {  # what is measured of each
     "dataset": ("warm", "cold"),
@@ -323,7 +323,7 @@ def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, secon
 
 def figure(reports: dict[str, dict[str, Any]], line: tuple[str, ...]) -> str:
     """The best median of the rows that a line of the last table is about."""
-    row = best(reports[line[0]]["rows"], line[1:])
+    row = best(reports[line[0]]["rows"], line[1])
     return f"{row['median']:,.1f} {row['unit']}" if row else "not measured"
 
 

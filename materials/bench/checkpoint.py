@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 import warnings
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,7 +25,6 @@ from harness import (
     MIB,
     SHARE,
     Bench,
-    Row,
     Target,
     limit,
     main,
@@ -37,7 +35,7 @@ from harness import (
     peer,
 )
 from safetensors.torch import save_file
-from states import State, make_state, tiny_state
+from states import make_state, tiny_state
 
 from npydata import AsyncCheckpointer, TrainingState
 
@@ -58,13 +56,13 @@ class Saver:
 
 
 def our_saver(
-    state: State,
+    state,
     *,
-    snapshot: str = "host",
-    prepared: bool = True,
-    save: Callable[..., Any] = AsyncCheckpointer.save,
-    **options: Any,
-) -> Saver:
+    snapshot="host",
+    prepared=True,
+    save=AsyncCheckpointer.save,
+    **options,
+):
     checkpointer = AsyncCheckpointer(snapshot=snapshot)
     optimizer = torch.optim.SGD(list(state.values()), lr=0.1)  # only one that lives is protected
     if prepared:
@@ -72,19 +70,19 @@ def our_saver(
     if snapshot == "overlap":
         checkpointer.protect(optimizer)
 
-    def saved(folder: Path) -> None:
+    def saved(folder):
         save(checkpointer, folder, state, None, TrainingState(step=1), **options)
 
     return Saver(saved, lambda folder: checkpointer.wait(), checkpointer.wait, optimizer)
 
 
 def dcp_saver(
-    state: State,
+    state,
     *,
-    background: bool = False,
-    reused: bool = False,
-    writer: Callable[[Path], Any] = lambda folder: None,
-) -> Saver:
+    background=False,
+    reused=False,
+    writer=lambda folder: None,
+):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
@@ -96,13 +94,13 @@ def dcp_saver(
     stager = {"async_stager": DefaultStager(StagingOptions(**plain))} if reused else {}
     uploads: list[Any] = []
 
-    def save(folder: Path) -> None:
+    def save(folder):
         if background:
             uploads.append(dcp.async_save(state, checkpoint_id=folder, **stager))
         else:
             dcp.save(state, checkpoint_id=folder, storage_writer=writer(folder))
 
-    def finish(folder: Path) -> None:
+    def finish(folder):
         while uploads:
             upload = uploads.pop()
             getattr(upload, "upload_completion", upload).result()
@@ -110,10 +108,10 @@ def dcp_saver(
     return Saver(save, finish, lambda: [one.close() for one in stager.values()])
 
 
-def one_file(state: State, *, write: Callable[[State, Path], object]) -> Saver:
+def one_file(state, *, write):
     """Write a file and flush it while training waits."""
 
-    def save(folder: Path) -> None:
+    def save(folder):
         folder.mkdir()
         write({name: one.detach() for name, one in state.items()}, folder / "model")
         with open(folder / "model", "rb") as file:
@@ -123,17 +121,17 @@ def one_file(state: State, *, write: Callable[[State, Path], object]) -> Saver:
     return Saver(save)
 
 
-def no_saves(state: State) -> Saver:
+def no_saves(state):
     """What a training loop would be without checkpoints."""
     return Saver(lambda folder: None)
 
 
-def memory_copy(nbytes: int, folder: Path) -> Callable[[], object]:
+def memory_copy(nbytes, folder):
     source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
     return partial(target.copy_, source)
 
 
-def write_directly(nbytes: int, folder: Path) -> Callable[[], object]:
+def write_directly(nbytes, folder):
     return partial(direct_write, folder / f"direct-{os.getpid()}", aligned_memory(nbytes))
 
 
@@ -163,33 +161,33 @@ ROWS = [
     *(ours("kept", "ours", f"{few} in the folder already", our_saver, kept=few) for few in KEPT),
 ]  # fmt: skip
 TARGETS = [
-    Target("a save stalls training for {} of a memory copy", ("stall", "ours", "*"),
-           ("stall", "memory copy", "*"), at_most=1.15),
-    Target("with overlap, for {} of a memory copy", ("stall", "ours, overlap", "*"),
-           ("stall", "memory copy", "*"), at_most=0.05),
-    Target("the disk has it at {} of the direct write limit", ("durable", "ours", "*"),
-           ("durable", "direct*", "*"), 0.85, style=SHARE),
-    Target("... {} as fast as save_file + fsync", ("durable", "ours", "*"),
-           ("durable", "save_file*", "*"), 1.3),
-    Target("... {} as fast as torch.distributed.checkpoint's best", ("durable", "ours", "*"),
-           ("durable", "dcp*", "*"), 2),
-    Target("the first save, prepared, takes {} of a later one", ("first durable", "ours", "*"),
-           ("durable", "ours", "*"), at_most=1.5),
-    Target("memory beside the state: {} of its size", ("peak", "ours", "*"),
-           ("peak", "the state itself", "*"), at_most=1.05),
-    Target("a training loop that saves every 20 steps loses {}", ("loop", "ours", "*"),
-           ("loop", "no saves", "*"), at_most=0.03, style=SHARE, extra=True),
+    Target("a save stalls training for {} of a memory copy", "stall | ours",
+           "stall | memory copy", at_most=1.15),
+    Target("with overlap, for {} of a memory copy", "stall | ours, overlap",
+           "stall | memory copy", at_most=0.05),
+    Target("the disk has it at {} of the direct write limit", "durable | ours",
+           "durable | direct*", 0.85, style=SHARE),
+    Target("... {} as fast as save_file + fsync", "durable | ours",
+           "durable | save_file*", 1.3),
+    Target("... {} as fast as torch.distributed.checkpoint's best", "durable | ours",
+           "durable | dcp*", 2),
+    Target("the first save, prepared, takes {} of a later one", "first durable | ours",
+           "durable | ours", at_most=1.5),
+    Target("memory beside the state: {} of its size", "peak | ours",
+           "peak | the state itself", at_most=1.05),
+    Target("a training loop that saves every 20 steps loses {}", "loop | ours",
+           "loop | no saves", at_most=0.03, style=SHARE, extra=True),
     Target("very many tiny tensors: training stands still for {} of torch.save's time",
-           ("tiny", "ours", "*"), ("tiny", "torch.save*", "*"), at_most=0.5),
+           "tiny | ours", "tiny | torch.save*", at_most=0.5),
     Target("with many checkpoints in the folder, a small save takes {} of one with few",
-           ("kept", "ours", "many*"), ("kept", "ours", "few*"), at_most=1.2),
+           "kept | ours | many*", "kept | ours | few*", at_most=1.2),
 ]  # fmt: skip
 
 
 # Measuring
 
 
-def save_twice(saver: Saver, folder: Path, before=lambda: None, remove=shutil.rmtree):
+def save_twice(saver, folder, before=lambda: None, remove=shutil.rmtree):
     """Save twice into fresh folders; return the milliseconds of each.
 
     ``before`` a save and ``remove`` after it are outside the timing.
@@ -208,18 +206,18 @@ def save_twice(saver: Saver, folder: Path, before=lambda: None, remove=shutil.rm
     return rates
 
 
-def turn(row: Row, args: Namespace) -> dict[str, float]:
+def turn(row, args):
     if row.role == "limit" and row.section == "saves":
         work = row.work(args.size_mb * MIB, args.folder)
         return {row.options["group"]: milliseconds(work)}
     return MEASURES[row.section](row, args)
 
 
-def saves(row: Row, args: Namespace) -> dict[str, float]:
+def saves(row, args):
     return save_twice(row.work(state_of(args.size_mb), **row.options), args.folder)
 
 
-def loop(row: Row, args: Namespace) -> dict[str, float]:
+def loop(row, args):
     """Return the mean milliseconds of a step; every 20th of 40 is followed by a save."""
     saver, target = row.work(state_of(args.loop_mb), **row.options), args.folder
     left, right, product = (torch.randn(512, 512) for _ in range(3))
@@ -239,19 +237,19 @@ def loop(row: Row, args: Namespace) -> dict[str, float]:
     return {"loop": mean}
 
 
-def memory(row: Row, args: Namespace) -> dict[str, float]:
+def memory(row, args):
     if row.role == "limit":
         return {"peak": float(args.size_mb)}
     return {"peak": peak_memory(two_saves, row.work, row.options, args.size_mb, args.folder)}
 
 
-def two_saves(work, options, megabytes: int, folder: Path) -> Callable[[], object]:
+def two_saves(work, options, megabytes, folder):
     save_twice(work(make_state(4096, 4096), **options), folder)  # imports are no one's fault
     state = make_state(megabytes * MIB)
     return lambda: save_twice(work(state, **options), folder)
 
 
-def page_cache(row: Row, args: Namespace) -> dict[str, float]:
+def page_cache(row, args):
     """Return how much of what was written stays in memory, in the place of other files."""
     saver, target = row.work(state_of(args.size_mb), **row.options), args.folder / "cached"
     saver.save(target)
@@ -266,20 +264,20 @@ def page_cache(row: Row, args: Namespace) -> dict[str, float]:
 
 
 @cache
-def state_of(megabytes: int) -> State:
+def state_of(megabytes):
     return make_state(megabytes * MIB)
 
 
 @cache
-def tiny_of(count: int) -> State:
+def tiny_of(count):
     return tiny_state(count)
 
 
-def tiny(row: Row, args: Namespace) -> dict[str, float]:
+def tiny(row, args):
     return {"tiny": save_twice(row.work(tiny_of(args.tiny), **row.options), args.folder)["stall"]}
 
 
-def small_save(row: Row, args: Namespace) -> dict[str, float]:
+def small_save(row, args):
     """Return the milliseconds of a small save, durable, beside older checkpoints."""
     root = args.folder / f"root-{os.getpid()}-{row.options['kept']}"
     saver = our_saver(make_state(1 << 16, 1 << 16))

@@ -10,10 +10,9 @@ the processor's cache), and the disk's random reads.
 
 import sys
 
-from harness import SHARE, Bench, Row, Target, limit, main, naive, ours, peer
+from harness import SHARE, Bench, Target, limit, main, naive, ours, peer
 from tokens import (
     OPTIONS,
-    Task,
     as_is,
     batch_items,
     batches_of,
@@ -34,54 +33,53 @@ from npydata import MmapDataset
 HINTED = "hints 4 ahead"
 
 
-def in_order(task: Task):
+def in_order(task):
     dataset = MmapDataset(task.path, task.seq_len, dtype=task.dtype)
     for indices, _ in batches_of(len(dataset), task.batch_size):
         yield dataset.fetch(indices)
 
 
+def text(workers):
+    return f"{workers} worker{'s' * (workers != 1)}"
+
+
 ROWS = [
     ours("warm", "ours", "random windows, in process", random_windows),
     ours("warm", "ours", "in order, in process", in_order),
-    peer("warm", "ours in DataLoader, by batch", "0 workers", by_batch, workers=0),
-    peer("warm", "ours in DataLoader, by batch", "2 workers", by_batch, workers=2),
-    peer("warm", "ours in DataLoader, as is", "0 workers", as_is, workers=0),
-    naive("warm", "DataLoader, item = batch", "0 workers", batch_items, workers=0),
-    naive("warm", "DataLoader, item = batch", "2 workers", batch_items, workers=2),
-    naive("warm", "naive DataLoader", "0 workers", naive_items, workers=0),
-    naive("warm", "naive DataLoader", "1 worker", naive_items, workers=1),
-    naive("warm", "naive DataLoader", "2 workers", naive_items, workers=2),
-    naive("warm", "naive DataLoader", "4 workers", naive_items, workers=4),
+    *(peer("warm", "ours in DataLoader, by batch", text(n), by_batch, workers=n) for n in (0, 2)),
+    peer("warm", "ours in DataLoader, as is", text(0), as_is, workers=0),
+    *(naive("warm", "DataLoader, item = batch", text(n), batch_items, workers=n) for n in (0, 2)),
+    *(naive("warm", "naive DataLoader", text(n), naive_items, workers=n) for n in (0, 1, 2, 4)),
     naive("warm", "nanoGPT style", "in process", nanogpt_style),
     limit("warm", "memory copy", "limit", memory_copies),
     ours("hints", "ours", "no hints", random_windows),
     ours("hints", "ours", HINTED, random_windows, ahead=4),
-    *(ours("cold", "ours", f"hints {n} ahead", random_windows, ahead=n, cold=True, quick=n == 4)
+    *(ours("cold", "ours", f"hints {n} ahead", random_windows, ahead=n, quick=n == 4)
       for n in (4, 1, 2, 8, 16)),
-    ours("cold", "ours, pread", HINTED, random_windows, ahead=4, cold=True, access="pread"),
-    peer("cold", "ours, pread", "no hints", random_windows, cold=True, access="pread"),
+    ours("cold", "ours, pread", HINTED, random_windows, ahead=4, access="pread"),
+    peer("cold", "ours, pread", "no hints", random_windows, access="pread"),
     naive("cold", "plain mmap", "MADV_RANDOM", plain_mmap, random=True),
     naive("cold", "plain mmap", "readahead as it is", plain_mmap, random=False),
-    naive("cold", "nanoGPT style", "readahead as it is", nanogpt_style, cold=True),
+    naive("cold", "nanoGPT style", "readahead as it is", nanogpt_style),
     limit("cold", "random reads", "limit, 64 at once", random_pages),
 ]  # fmt: skip
 
-RANDOM = "warm", "ours", "random*"
+RANDOM = "warm | ours | random*"
 TARGETS = [
-    Target("warm: ours is {} nanoGPT style", RANDOM, ("warm", "nanoGPT*", "*"), 15),
-    Target("warm: ours is {} the naive DataLoader's best", RANDOM, ("warm", "naive*", "*"), 8),
+    Target("warm: ours is {} nanoGPT style", RANDOM, "warm | nanoGPT*", 15),
+    Target("warm: ours is {} the naive DataLoader's best", RANDOM, "warm | naive*", 8),
     Target("warm: ours is {} a DataLoader whose item is a batch",
-           RANDOM, ("warm", "DataLoader, item*", "*"), 1.8),
+           RANDOM, "warm | DataLoader, item*", 1.8),
     Target("cold: ours reaches {} of the disk's random-read limit",
-           ("cold", "ours", HINTED), ("cold", "random reads", "*"), 0.9, style=SHARE),
+           f"cold | ours | {HINTED}", "cold | random reads", 0.9, style=SHARE),
     Target("cold: ours is {} plain mmap given MADV_RANDOM",
-           ("cold", "ours", HINTED), ("cold", "plain mmap", "MADV_RANDOM"), 7),
-    Target("warm: hints add {} to the time of a fetch", ("hints", "ours", HINTED),
-           ("hints", "ours", "no hints"), at_most=0.05, style=SHARE, extra=True),
+           f"cold | ours | {HINTED}", "cold | plain mmap | MADV_RANDOM", 7),
+    Target("warm: hints add {} to the time of a fetch", f"hints | ours | {HINTED}",
+           "hints | ours | no hints", at_most=0.05, style=SHARE, extra=True),
 ]  # fmt: skip
 
 
-def turn(row: Row, task: Task) -> dict[str, float]:
+def turn(row, task):
     if row.section == "cold":
         return cold_rates(row, task)
     return {row.section: warm_rate(row, task)}

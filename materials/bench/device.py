@@ -10,13 +10,12 @@ bytes into pinned memory. Batches come from a file in memory, by the loader and 
 
 import shutil
 import sys
-from argparse import Namespace
 from functools import cache
 from statistics import median
 
 import torch
-from harness import MIB, Bench, Row, limit, main, milliseconds, ours, peer
-from states import State, make_state
+from harness import MIB, Bench, limit, main, milliseconds, ours, peer
+from states import make_state
 from tokens import make_file
 
 from npydata import AsyncCheckpointer, AsyncDataLoader, NpyDataError, NpyTokensDataset
@@ -24,39 +23,39 @@ from npydata import AsyncCheckpointer, AsyncDataLoader, NpyDataError, NpyTokensD
 BATCH_SIZE, SEQ_LEN, BATCHES = 32, 1024, 64
 
 
-def prepare(args: Namespace) -> None:
+def prepare(args):
     if not torch.accelerator.is_available():
         raise NpyDataError("torch finds no accelerator, expected one")
     make_file(args.folder, 64)
 
 
 @cache
-def state_of(size_mb: int) -> State:
+def state_of(size_mb):
     device = torch.accelerator.current_accelerator()
     state = make_state(size_mb * MIB, device=device)
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
 @cache
-def checkpointer_of(snapshot: str, size_mb: int):
+def checkpointer_of(snapshot, size_mb):
     checkpointer = AsyncCheckpointer(snapshot=snapshot)
     optimizer = torch.optim.SGD(state_of(size_mb).values(), lr=1.0)
     checkpointer.protect(optimizer)
     return checkpointer, optimizer
 
 
-def step(args: Namespace) -> None:
+def step(args):
     """Change everything, and wait until the device has done it."""
     torch._foreach_add_(list(state_of(args.size_mb).values()), 1.0)
     torch.accelerator.synchronize()
 
 
-def save(args: Namespace, *, snapshot: str) -> dict[str, float]:
+def save(args, *, snapshot):
     """Save once with a step after it."""
     checkpointer, optimizer = checkpointer_of(snapshot, args.size_mb)
     took: list[float] = []
 
-    def save_and_step() -> None:
+    def save_and_step():
         took.append(
             milliseconds(lambda: checkpointer.save(args.folder / "saved", state_of(args.size_mb)))
         )
@@ -71,23 +70,23 @@ def save(args: Namespace, *, snapshot: str) -> dict[str, float]:
 
 
 @cache
-def flat(size_mb: int) -> tuple[torch.Tensor, torch.Tensor]:
+def flat(size_mb):
     source = torch.cat([one.flatten() for one in state_of(size_mb).values()])
     return source, torch.empty_like(source, device="cpu").pin_memory()
 
 
-def copy(args: Namespace) -> dict[str, float]:
+def copy(args):
     """Copy the state to pinned memory as fast as the device does it."""
     source, target = flat(args.size_mb)
 
-    def work() -> None:
+    def work():
         target.copy_(source, non_blocking=True)
         torch.accelerator.synchronize()
 
     return {"stall": milliseconds(work)}
 
 
-def batches(args: Namespace, **options) -> dict[str, float]:
+def batches(args, **options):
     """Return the Mtok/s that arrive on the device."""
     device = torch.accelerator.current_accelerator()
     loader = AsyncDataLoader(
@@ -96,7 +95,7 @@ def batches(args: Namespace, **options) -> dict[str, float]:
         **dict.fromkeys(options, device),
     )
 
-    def consume() -> None:
+    def consume():
         for (x, y), _ in zip(loader, range(BATCHES), strict=False):
             x.to(device).sum().add_(y.to(device).sum())
         torch.accelerator.synchronize()
@@ -113,7 +112,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def turn(row: Row, args: Namespace) -> dict[str, float]:
+def turn(row, args):
     return row.work(args, **row.options)
 
 

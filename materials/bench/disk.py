@@ -5,7 +5,6 @@ import gc
 import mmap
 import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def resident_share(path: Path) -> float:
+def resident_share(path):
     """Return the share of a file's pages that are in memory."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         content = np.frombuffer(view, np.uint8)
@@ -30,7 +29,7 @@ def resident_share(path: Path) -> float:
         return float((pages & 1).mean())
 
 
-def make_warm(path: Path) -> None:
+def make_warm(path):
     """Bring a file into memory, unless it is there."""
     for _ in range(3):  # a page that is just being evicted can be missed
         if resident_share(path) > 0.99:
@@ -41,7 +40,7 @@ def make_warm(path: Path) -> None:
     raise Skip(f"only {resident_share(path):.0%} of the file stays in memory")
 
 
-def make_cold(path: Path) -> None:
+def make_cold(path):
     """Leave a file on the disk only."""
     gc.collect()  # a map that is still open would keep its pages in memory
     descriptor = os.open(path, os.O_RDONLY)
@@ -52,19 +51,19 @@ def make_cold(path: Path) -> None:
         raise Skip(f"{left:.0%} of the file stays in memory when it is evicted")
 
 
-def bytes_read() -> int:
+def bytes_read():
     """Return how many bytes this process has fetched from storage."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["read_bytes"])
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder):
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
-def aligned_memory(nbytes: int) -> np.ndarray:
+def aligned_memory(nbytes):
     """Return memory for direct I/O, in huge pages, all of it touched."""
     memory = mmap.mmap(-1, -(-nbytes // PAGE) * PAGE)
     memory.madvise(getattr(mmap, "MADV_HUGEPAGE", 14))
@@ -73,7 +72,7 @@ def aligned_memory(nbytes: int) -> np.ndarray:
     return content
 
 
-def direct_write(path: Path, memory: np.ndarray) -> None:
+def direct_write(path, memory):
     """Write memory to a new file past the page cache, and flush it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | DIRECT, 0o600)
     for begin in range(0, len(memory), 64 << 20):
@@ -83,7 +82,7 @@ def direct_write(path: Path, memory: np.ndarray) -> None:
     path.unlink()
 
 
-def direct_read(path: Path, memory: np.ndarray) -> None:
+def direct_read(path, memory):
     """Read a file past the page cache."""
     descriptor = os.open(path, os.O_RDONLY | DIRECT)
     for begin in range(0, len(memory), 16 << 20):
@@ -106,7 +105,7 @@ IOCB = np.dtype([
 EVENT = np.dtype([("data", "u8"), ("iocb", "u8"), ("result", "i8"), ("result2", "i8")])
 
 
-def random_reads(path: Path) -> Iterator[int]:
+def random_reads(path):
     """Read random pages without end, 64 at a time in flight; yield the bytes that arrived."""
     if platform.machine() not in SYSCALLS or not DIRECT:
         raise Skip("direct random reads are known for Linux on x86_64 and aarch64")
@@ -149,7 +148,7 @@ def random_reads(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def system_call(number: int, *arguments: object) -> int:
+def system_call(number, *arguments):
     result = LIBC.syscall(number, *arguments)
     if result < 0:
         raise Skip(f"no random-read limit: {os.strerror(ctypes.get_errno())}")

@@ -9,11 +9,8 @@ slowest. A state is spread over them, or is the same on each (then it is a quart
 import os
 import shutil
 import sys
-from argparse import Namespace
 from functools import cache
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +24,7 @@ from checkpoint import (
 )
 from disk import sync_folder
 from harness import MIB, Bench, Row, Target, main, milliseconds, ours, peer
-from states import LAYER, State, make_state
+from states import LAYER, make_state
 
 from npydata import AsyncCheckpointer, ShardingConfig
 
@@ -35,15 +32,15 @@ RANKS, KINDS = (2, 4), ("sharded", "replicated")
 CASES = [f"{ranks} processes, {kind}" for ranks, kind in product(RANKS, KINDS)]
 
 
-def our_ranks(state: State, **options: Any) -> Saver:
+def our_ranks(state, **options):
     sharding = ShardingConfig(timeout_s=600)
     return our_saver(state, save=AsyncCheckpointer.save_distributed, sharding=sharding, **options)
 
 
-def dcp_ranks(state: State, *, threads: int = 0, safetensors: bool = False, **options: Any):
+def dcp_ranks(state, *, threads=0, safetensors=False, **options):
     """Save with DCP, and flush the folders that torch leaves to the system."""
 
-    def writer(folder: Path) -> Any:
+    def writer(folder):
         if safetensors:
             from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -54,7 +51,7 @@ def dcp_ranks(state: State, *, threads: int = 0, safetensors: bool = False, **op
 
     alone = dcp_saver(state, writer=writer, **options)
 
-    def finish(folder: Path) -> None:
+    def finish(folder):
         alone.finish(folder)
         if dist.get_rank() == 0:
             sync_folder(folder)
@@ -68,16 +65,14 @@ ROWS = [
         ours(case, "ours", "", our_ranks),
         ours(case, "ours, overlap", "", our_ranks, snapshot="overlap"),
         ours(case, "ours, not prepared", "", our_ranks, prepared=False),
-        peer(case, "dcp.save", "1 thread (default)", dcp_ranks, threads=1),
-        peer(case, "dcp.save", "2 threads", dcp_ranks, threads=2),
-        peer(case, "dcp.save", "4 threads", dcp_ranks, threads=4),
+        *(peer(case, "dcp.save", f"{n} threads", dcp_ranks, threads=n) for n in (1, 2, 4)),
         peer(case, "dcp.save, safetensors", "", dcp_ranks, safetensors=True),
         peer(case, "dcp.async_save", "", dcp_ranks, background=True),
         peer(case, "dcp.async_save, reused stager", "", dcp_ranks, **REUSED),
         *(Row(case, one.name, "", "limit", one.work, one.options) for one in LIMITS))
 ]  # fmt: skip
 TARGETS = [
-    Target(f"{case}: {claim}", (f"{what}, {case}", name, "*"), (f"{what}, {case}", "dcp*", "*"), 2)
+    Target(f"{case}: {claim}", f"{what}, {case} | {name}", f"{what}, {case} | dcp*", 2)
     for case in CASES for what, name, claim in (
         ("stall", "ours", "a save stalls training {} less than torch's best"),
         ("stall", "ours, overlap", "with overlap, {} less than torch's best"),
@@ -85,7 +80,7 @@ TARGETS = [
 ]  # fmt: skip
 
 
-def join(rank: int, count: int, store: Path) -> None:
+def join(rank, count, store):
     """Become one process of a group."""
     for output in (1, 2):  # gloo says whom it met
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
@@ -96,7 +91,7 @@ def join(rank: int, count: int, store: Path) -> None:
 
 
 @cache
-def state_of(case: str, nbytes: int) -> State:
+def state_of(case, nbytes):
     torch.manual_seed(0)
     each = min(LAYER, nbytes // 8)
     if case.endswith("replicated"):
@@ -111,7 +106,7 @@ def state_of(case: str, nbytes: int) -> State:
     }
 
 
-def turn(row: Row, args: Namespace) -> dict[str, float]:
+def turn(row, args):
     """Measure in step with the other ranks."""
     case, nbytes = row.section, args.size_mb * MIB
     if case.endswith("replicated"):
@@ -123,7 +118,7 @@ def turn(row: Row, args: Namespace) -> dict[str, float]:
         dist.barrier()
         return {f"{row.options['group']}, {case}": milliseconds(work)}
 
-    def remove(folder: Path) -> None:
+    def remove(folder):
         """Refuse to time what did not save everything, and make room for the next."""
         dist.barrier()
         if dist.get_rank() == 0:

@@ -30,7 +30,6 @@ CHECKOUT = "NPYDATA_CHECKOUT"
 HERE = Path(os.environ.get(CHECKOUT, ROOT))
 sys.path.insert(0, str(HERE))
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # on purpose
@@ -38,7 +37,13 @@ warnings.filterwarnings("ignore", message="This DataLoader will create")  # on p
 MIB = 1 << 20
 LESS_IS_BETTER = ("ms", "MiB", "x")
 ROLES = ("ours", "peer", "naive", "limit")
-COLORS = {"ours": "#0f766e", "before": "#7fb8b3", "peer": "#9aa5b1", "naive": "#e8a33d"}
+COLORS = {
+    "ours": "#0f766e",
+    "before": "#7fb8b3",
+    "peer": "#9aa5b1",
+    "naive": "#e8a33d",
+    "limit": "#374151",
+}
 INK = "#222222"
 TIMES, SHARE = "{:.2f}x", "{:.1%}"
 
@@ -60,11 +65,11 @@ class Row:
     quick: bool = True
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self):
         return self.section, self.name, self.setting
 
 
-def _role(role: str) -> Callable[..., Row]:
+def _role(role):
     def row(section, name, setting, work, *, quick=True, **options):
         return Row(section, name, setting, role, work, options, quick)
 
@@ -72,8 +77,6 @@ def _role(role: str) -> Callable[..., Row]:
 
 
 ours, peer, naive, limit = map(_role, ROLES)
-Cell = tuple[str, ...]
-"""Group, name and setting of a row; of several that match these patterns the best counts."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,9 @@ class Target:
     """What we set out to reach: a figure of ours, alone or beside another row."""
 
     claim: str
-    cell: Cell
-    other: Cell | None = None
+    cell: str
+    """``group | name | setting`` of a row, or patterns of these; of several the best row counts."""
+    other: str | None = None
     at_least: float | None = None
     at_most: float | None = None
     style: str = TIMES
@@ -115,7 +119,7 @@ class Bench:
     """Called in each of those processes before its first turn."""
 
 
-def main(bench: Bench, argv: Sequence[str] | None = None) -> int:
+def main(bench, argv=None):
     """Measure, print, and write what was asked for; a missed target is not an error."""
     from npydata import NpyDataError
 
@@ -135,7 +139,7 @@ def main(bench: Bench, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(bench: Bench, argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(bench, argv):
     parser = argparse.ArgumentParser(description=bench.about)
     sections = list(dict.fromkeys(row.section for row in bench.rows))
     parser.add_argument("--quick", action="store_true", help="about a minute, and rougher")
@@ -147,20 +151,17 @@ def parse(bench: Bench, argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the figures")
     parser.add_argument("--dir", type=Path, default=Path(), help="the disk to measure (default .)")
-    options = {"repeats": (5, 3), **bench.options}
-    for name, default in options.items():
-        full, quick = default if isinstance(default, tuple) else (default, default)
-        text = f"default {full}" + (f", quick {quick}" if quick != full else "")
-        kind = str if full is None else type(full)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
-    args = parser.parse_args(argv)
-    for name, default in options.items():
-        if getattr(args, name) is None:
-            setattr(args, name, default[args.quick] if isinstance(default, tuple) else default)
-    return args
+    quick = "--quick" in (sys.argv if argv is None else argv)
+    for name, default in {"repeats": (5, 3), **bench.options}.items():
+        value = default[quick] if isinstance(default, tuple) else default
+        kind = str if value is None else type(value)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, default=value, help=f"default {default}"
+        )
+    return parser.parse_args(argv)
 
 
-def measure(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+def measure(bench, args):
     """Measure every section; return what goes into the JSON."""
     bench.prepare(args)
     notes, rows = [], []
@@ -189,9 +190,7 @@ def measure(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def measure_section(
-    bench: Bench, rows: Sequence[Row], args: argparse.Namespace
-) -> list[dict[str, Any]]:
+def measure_section(bench, rows, args):
     """Measure rows in turn; return them as they go into the JSON."""
     section, taken = rows[0].section, {}
     with ExitStack() as stack:
@@ -238,7 +237,7 @@ def measure_section(
     ]
 
 
-def show(text: str) -> None:
+def show(text):
     """Say in a terminal's last line what is being measured."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text[:78]}", end="", file=sys.stderr, flush=True)
@@ -250,7 +249,7 @@ def show(text: str) -> None:
 class Workers:
     """Processes with the npydata of one checkout, all of which answer each call."""
 
-    def __init__(self, checkout: Path, count: int = 1, join=None, folder: Path | None = None):
+    def __init__(self, checkout, count=1, join=None, folder=None):
         context, self.ends, self.processes = get_context("spawn"), [], []
         shared = folder / f"store-{time.monotonic_ns()}" if folder else None
         os.environ[CHECKOUT] = str(checkout.resolve())
@@ -285,7 +284,7 @@ class Workers:
             return answers[0]
         return {group: max(one[group] for one in answers) for group in answers[0]}
 
-    def close(self) -> None:
+    def close(self):
         for end in self.ends:
             end.close()  # a worker that waits for work ends
         for process in self.processes:
@@ -293,7 +292,7 @@ class Workers:
             process.kill()
 
 
-def serve(end, setup) -> None:
+def serve(end, setup):
     """Answer calls until the other end is closed."""
     with suppress(EOFError, BrokenPipeError):
         if setup:
@@ -306,13 +305,13 @@ def serve(end, setup) -> None:
                 end.send((None, error if isinstance(error, Skip) else OSError(repr(error))))
 
 
-def peak_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
+def peak_memory(prepare, *arguments):
     """Return the MiB that ``prepare(*arguments)()`` takes at its peak, in a process of its own."""
     with closing(Workers(HERE)) as worker:
         return worker(count_memory, prepare, arguments)
 
 
-def count_memory(prepare, arguments) -> float:
+def count_memory(prepare, arguments):
     work = prepare(*arguments)
     int(torch.zeros(4096, dtype=torch.uint8).sum())  # torch's threads and buffers are there
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -323,7 +322,7 @@ def count_memory(prepare, arguments) -> float:
     return peak - before
 
 
-def resident(name: str) -> float:
+def resident(name):
     """Return one of the kernel's counters for this process, in MiB."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) / 1024
@@ -332,78 +331,83 @@ def resident(name: str) -> float:
 # Clocks
 
 
-def milliseconds(work: Callable[[], object]) -> float:
+def milliseconds(work):
     begin = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - begin)
 
 
-def installed(module: str) -> bool:
+def installed(module):
     return find_spec(module) is not None
 
 
 # What the figures say
 
 
-def best(rows, cell: Cell) -> dict[str, Any] | None:
+def best(rows, cell):
     """Return the best row whose group, name and setting match these patterns."""
+    patterns = [*cell.split(" | "), "*", "*"][:3]
     found = [
         row
         for row in rows
-        if all(map(fnmatchcase, (row["group"], row["name"], row["setting"]), cell))
+        if all(map(fnmatchcase, (row["group"], row["name"], row["setting"]), patterns))
     ]
     return max(found, key=score, default=None)
 
 
-def score(row) -> float:
+def score(row):
     """The median, with a sign that makes more of it better."""
     return -row["median"] if row["unit"] in LESS_IS_BETTER else row["median"]
 
 
-def judge(target: Target, rows) -> list[dict[str, Any]]:
+def gains(row, other):
+    """Return how many times as good a row was as another, round by round."""
+    less = row["unit"] in LESS_IS_BETTER
+    pairs = zip(row["rates"], other["rates"], strict=True)
+    return [(b / a if less else a / b) if a and b else 1.0 for a, b in pairs]
+
+
+def judge(target, rows):
     """Return a target beside what was measured; nothing where a row did not run."""
     row, other = best(rows, target.cell), target.other and best(rows, target.other)
     if row is None or (target.other and other is None):
         return []
+    bound, at_most = target.at_least, target.at_most is not None
     value = row["median"] / (other["median"] if other else 1)
     if target.extra:
-        ratios = [a / b for a, b in zip(row["rates"], other["rates"], strict=True)]
-        value = median(ratios if row["unit"] in LESS_IS_BETTER else [1 / one for one in ratios]) - 1
-    elif other and target.at_most is None and row["unit"] in LESS_IS_BETTER:
+        value = median(1 / gain for gain in gains(row, other)) - 1
+    elif other and not at_most and row["unit"] in LESS_IS_BETTER:
         value = 1 / value
-    at_most = target.at_most is not None
-    bound = target.at_most if at_most else target.at_least
-    met = value <= bound if at_most else value >= bound
+    if at_most:
+        bound = target.at_most
     wanted = ("at most " if at_most else "target ") + target.style.format(bound)
+    text = f"{target.claim.format(target.style.format(value))} ({wanted})"
     return [
         {
-            "text": f"{target.claim.format(target.style.format(value))} ({wanted})",
+            "text": text,
             "value": value,
             "target": bound,
             "at_most": at_most,
-            "met": met,
+            "met": value <= bound if at_most else value >= bound,
         }
     ]
 
 
-def changes(rows) -> list[str]:
+def changes(rows):
     """Say of each row of ours how many times as good it is as in the other checkout."""
-    found = {(row["group"], row["name"], row["setting"]): row for row in rows}
     lines = []
-    for (group, name, setting), row in found.items():
-        if before := found.get((group, f"{name}, before", setting)):
-            ratios = [
-                a / b if b else 1.0 for a, b in zip(row["rates"], before["rates"], strict=True)
-            ]
-            if row["unit"] in LESS_IS_BETTER:
-                ratios = [1 / one if one else 1.0 for one in ratios]
-            what = ", ".join(part for part in (group, name, setting) if part)
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            lines.append(f"{what}: {median(ratios):.2f}x as good as before ({spread})")
+    for row in rows:
+        cell = f"{row['group']} | {row['name']}, before | {row['setting']}"
+        if before := best(rows, cell):
+            times = gains(row, before)
+            lines.append(
+                f"{row['group']}, {row['name']}, {row['setting']}: {median(times):.2f}x "
+                f"as good as before ({min(times):.2f} to {max(times):.2f})"
+            )
     return lines
 
 
-def as_text(bench: Bench, result, *, targets: bool) -> str:
+def as_text(bench, result, *, targets):
     facts = {**result["machine"], **result["settings"]}
     parts = [" · ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())]
     parts += tables(bench, result)
@@ -412,7 +416,7 @@ def as_text(bench: Bench, result, *, targets: bool) -> str:
     return "\n\n".join([*parts, "\n".join(lines + [f"note    {one}" for one in result["notes"]])])
 
 
-def tables(bench: Bench, result) -> list[str]:
+def tables(bench, result):
     """Return a Markdown table for each group, the best rows first."""
     found = []
     for group, (title, unit) in bench.groups.items():
@@ -431,7 +435,7 @@ def tables(bench: Bench, result) -> list[str]:
     return found
 
 
-def aligned(lines: Sequence[Sequence[str]], sides: str) -> str:
+def aligned(lines, sides):
     """Return a Markdown table that reads well as text; the first line is its head."""
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     rule = [
@@ -445,80 +449,49 @@ def aligned(lines: Sequence[Sequence[str]], sides: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], rule, *cells[1:]])
 
 
-def figure(value: float) -> str:
+def figure(value):
     """Three digits, or all before the point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
-def write_json(path: Path, result) -> None:
-    """Write a result, a row to a line, so that a diff shows rows."""
-
-    def lines(value):
-        if isinstance(value, list) and value:
-            return "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
-        return json.dumps(value)
-
-    short = json.loads(json.dumps(result), parse_float=lambda text: float(f"{float(text):.5g}"))
-    members = ",\n".join(f"{json.dumps(key)}: {lines(value)}" for key, value in short.items())
+def write_json(path, result):
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(f"{{\n{members}\n}}\n", encoding="utf-8")
+    partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
-def draw(bench: Bench, result, path: Path) -> None:
-    """Draw a panel of bars for each group; limits are lines across it."""
+def draw(bench, result, path):
+    """Draw a panel of bars for each group, each with its figure and its range."""
     from matplotlib.figure import Figure
 
-    groups = [name for name in bench.groups if any(r["group"] == name for r in result["rows"])]
-    rows = [[r for r in result["rows"] if r["group"] == name] for name in groups]
-    heights = [len(one) + 2 for one in rows]
-    canvas = Figure(figsize=(10, 0.36 * sum(heights) + 0.8), layout="constrained")
-    panels = canvas.subplots(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for panel, name, own in zip(panels, groups, rows, strict=True):
-        draw_panel(panel, sorted(own, key=score, reverse=True))
-        panel.set_title(
-            f"{bench.groups[name][0]} ({bench.groups[name][1]})", loc="left", color=INK, fontsize=13
+    rows = {
+        group: [row for row in result["rows"] if row["group"] == group] for group in bench.groups
+    }
+    rows = {group: sorted(own, key=score) for group, own in rows.items() if own}
+    heights = [len(own) + 2 for own in rows.values()]
+    canvas = Figure(figsize=(10, 0.36 * sum(heights)), layout="constrained")
+    panels = canvas.subplots(len(rows), height_ratios=heights, squeeze=False)[:, 0]
+    for panel, (group, own) in zip(panels, rows.items(), strict=True):
+        names = [", ".join(filter(None, (row["name"], row["setting"]))) for row in own]
+        medians = [row["median"] for row in own]
+        spread = [
+            [row["median"] - row["min"] for row in own],
+            [row["max"] - row["median"] for row in own],
+        ]
+        bars = panel.barh(
+            names, medians, xerr=spread, ecolor=INK, color=[COLORS[row["role"]] for row in own]
         )
-    machine = result["machine"]
-    canvas.supxlabel(
-        f"median and range of {result['settings']['repeats']} · {machine['cpu']}, "
-        f"{machine['cores']} cores",
-        color=INK,
-        fontsize=10,
-    )
+        panel.bar_label(bars, map(figure, medians), padding=4, color=INK)
+        panel.margins(x=0.12)
+        panel.set_title("{} ({})".format(*bench.groups[group]), loc="left", color=INK)
+        panel.spines[["top", "right"]].set_visible(False)
     canvas.savefig(path, dpi=150)
-
-
-def draw_panel(panel, rows) -> None:
-    bars = [row for row in rows if row["role"] != "limit"]
-    right = max(row["max"] for row in rows) or 1
-    for y, row in enumerate(bars):
-        panel.barh(y, row["median"], color=COLORS[row["role"]], height=0.7)
-        panel.plot([row["min"], row["max"]], [y, y], color=INK, linewidth=1.2)
-        panel.text(row["max"] + right / 100, y, figure(row["median"]), va="center", color=INK)
-    for number, row in enumerate(row for row in rows if row["role"] == "limit"):
-        panel.axvline(row["median"], color=INK, linestyle="--", linewidth=1.5)
-        panel.text(
-            row["median"],
-            len(bars) - 0.2 + 0.7 * number,
-            f" {row['name']} {row['setting']}: {figure(row['median'])} ",
-            va="center",
-            ha="right" if row["median"] > right / 3 else "left",
-            color=INK,
-        )
-    panel.set_yticks(
-        range(len(bars)), [", ".join(filter(None, (row["name"], row["setting"]))) for row in bars]
-    )
-    panel.set_xlim(0, right * 1.15)
-    panel.set_ylim(len(rows) - 0.2, -0.6)
-    panel.tick_params(colors=INK, length=0)
-    panel.spines[["top", "right", "left"]].set_visible(False)
 
 
 # The machine
 
 
-def machine_facts(folder: Path) -> dict[str, Any]:
+def machine_facts(folder):
     """What a figure must be read with; never a host name, a user or a path."""
     model = [
         line.partition(":")[2].strip()
@@ -535,11 +508,9 @@ def machine_facts(folder: Path) -> dict[str, Any]:
     return {
         "cpu": model[0] if model else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": np.__version__,
         "file_system": kinds.get(number, "unknown"),
         "readahead_kb": int(ahead.read_text()) if ahead.exists() else None,
     }

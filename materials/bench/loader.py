@@ -9,7 +9,6 @@ a step in pure Python, and a tiny model. Cold, the file is evicted before every 
 
 import sys
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from harness import (
     Bench,
     Row,
     Target,
-    installed,
     limit,
     main,
     milliseconds,
@@ -29,13 +27,9 @@ from harness import (
 )
 from tokens import (
     OPTIONS,
-    SEED,
-    Task,
     as_is,
     by_batch,
     cold_rates,
-    dataset_of,
-    in_nodes,
     naive_items,
     one_batch,
     prepare,
@@ -46,67 +40,57 @@ from tokens import (
     without_hints,
 )
 
-from npydata import AsyncDataLoader
-
 DEFAULT, CEILING = "default", "in process, no loader"
 STEPS = ("fed", "python", "train")
 
 
-def both(workers: int, prefetch: int) -> dict[str, Any]:
-    return {"workers": workers, "prefetch": prefetch}
-
-
-def text(workers: int, prefetch: int) -> str:
+def text(workers, prefetch):
     return f"{workers} worker{'s' * (workers != 1)}, prefetch {prefetch}"
 
 
 ROWS = [
     ours("warm", "ours", CEILING, random_windows),
     ours("warm", "ours", DEFAULT, through_loader, workers=None),
-    *(ours("warm", "ours", text(w, p), through_loader, **both(w, p), quick=(w, p) == (1, 16))
-      for w, p in ((1, 8), (1, 16), (1, 32), (2, 2), (2, 8), (2, 16))),
+    *(ours("warm", "ours", text(w, p), through_loader, workers=w, prefetch=p,
+           quick=(w, p) == (1, 16))
+      for w, p in ((1, 8), (1, 16), (2, 2), (2, 8), (2, 16))),
     peer("warm", "ours in DataLoader, by batch", "0 workers", by_batch, workers=0),
-    peer("warm", "ours in DataLoader, by batch", text(2, 2), by_batch, **both(2, 2)),
-    peer("warm", "ours in DataLoader, by batch", text(2, 4), by_batch, **both(2, 4), quick=False),
-    peer("warm", "ours in DataLoader, as is", text(2, 2), as_is, **both(2, 2)),
-    *(peer("warm", "ours in torchdata.nodes", text(w, p), in_nodes, **both(w, p))
-      for w, p in ((1, 8), (2, 2)) if installed("torchdata")),
+    peer("warm", "ours in DataLoader, by batch", text(2, 2), by_batch, workers=2, prefetch=2),
+    peer("warm", "ours in DataLoader, as is", text(2, 2), as_is, workers=2, prefetch=2),
     naive("warm", "naive DataLoader", "0 workers", naive_items, workers=0),
-    *(naive("warm", "naive DataLoader", text(w, p), naive_items, **both(w, p), quick=p == 2)
+    *(naive("warm", "naive DataLoader", text(w, p), naive_items, workers=w, prefetch=p,
+            quick=p == 2)
       for p in (2, 4) for w in (1, 2, 4)),
     *(row for step in STEPS for row in (
         limit(step, "data in memory", "one batch, kept", one_batch),
         ours(step, "ours", DEFAULT, through_loader, workers=None),
-        naive(step, "naive DataLoader", text(2, 2), naive_items, **both(2, 2)))),
-    ours("waits", "ours", DEFAULT, through_loader, workers=None),
-    ours("cold", "ours", DEFAULT, through_loader, workers=None, cold=True),
-    ours("cold", "ours", text(4, 4), through_loader, **both(4, 4), cold=True),
-    *(peer("cold", "ours, no hints", text(w, p), without_hints, **both(w, p), cold=True,
+        naive(step, "naive DataLoader", text(2, 2), naive_items, workers=2, prefetch=2))),
+    ours("cold", "ours", DEFAULT, through_loader, workers=None),
+    ours("cold", "ours", text(4, 4), through_loader, workers=4, prefetch=4),
+    *(peer("cold", "ours, no hints", text(w, p), without_hints, workers=w, prefetch=p,
            quick=(w, p) in ((1, 8), (8, 2)))
       for w, p in ((1, 8), (2, 8), (4, 4), (8, 2), (16, 2))),
-    naive("cold", "naive DataLoader", "0 workers", naive_items, workers=0, cold=True),
-    naive("cold", "naive DataLoader", text(4, 2), naive_items, **both(4, 2), cold=True),
+    naive("cold", "naive DataLoader", "0 workers", naive_items, workers=0),
+    naive("cold", "naive DataLoader", text(4, 2), naive_items, workers=4, prefetch=2),
     limit("cold", "random reads", "limit, 64 at once", random_pages),
 ]  # fmt: skip
 
-THROUGH, GATHER = ("warm", "ours", DEFAULT), ("warm", "ours", CEILING)
+THROUGH, GATHER = f"warm | ours | {DEFAULT}", f"warm | ours | {CEILING}"
 TARGETS = [
     Target("warm: the default setting reaches {} of the in-process gather", THROUGH, GATHER, 0.65,
            style=SHARE),
     Target("warm: at the best setting, {} of the in-process gather",
-           ("warm", "ours", "[!i]*"), GATHER, 0.65, style=SHARE),
+           "warm | ours | [!i]*", GATHER, 0.65, style=SHARE),
     Target("warm: the default setting is {} the naive DataLoader's best with workers",
-           THROUGH, ("warm", "naive DataLoader", "[!0]*"), 20),
+           THROUGH, "warm | naive DataLoader | [!0]*", 20),
     Target("cold: through the loader, {} of the random-read limit",
-           ("cold", "ours", "*"), ("cold", "random reads", "*"), 0.9, style=SHARE),
+           "cold | ours", "cold | random reads", 0.9, style=SHARE),
     Target("cold: hints are {} the best number of workers without them",
-           ("cold", "ours", "*"), ("cold", "ours, no hints", "*"), 1),
-    Target("a step in pure Python takes {} longer beside the loader", ("python", "ours", "*"),
-           ("python", "data in memory", "*"), at_most=0.05, style=SHARE, extra=True),
-    Target("a tiny model's step takes {} longer than with data in memory", ("train", "ours", "*"),
-           ("train", "data in memory", "*"), at_most=0.05, style=SHARE, extra=True),
-    Target("fed: a consumer whose step is twice the fetch waits {} % of its time",
-           ("waits", "ours", "*"), at_most=1, style="{:.1f}"),
+           "cold | ours", "cold | ours, no hints", 1),
+    Target("a step in pure Python takes {} longer beside the loader", "python | ours",
+           "python | data in memory", at_most=0.05, style=SHARE, extra=True),
+    Target("a tiny model's step takes {} longer than with data in memory", "train | ours",
+           "train | data in memory", at_most=0.05, style=SHARE, extra=True),
 ]  # fmt: skip
 
 
@@ -116,7 +100,7 @@ TARGETS = [
 STEP: dict[str, Callable[[Any], Any]] = {}
 
 
-def step_of(name: str, task: Task) -> Callable[[Any], Any]:
+def step_of(name, task):
     if name not in STEP:
         STEP[name] = (
             tiny_model(task)
@@ -128,7 +112,7 @@ def step_of(name: str, task: Task) -> Callable[[Any], Any]:
     return STEP[name]
 
 
-def calibrated(work: Callable[[float], Any], seconds: float) -> Callable[[Any], Any]:
+def calibrated(work, seconds):
     """Return work of about so many seconds on one core."""
     rounds = 1e3 * seconds / min(milliseconds(lambda: work(1)) for _ in range(20))
     return lambda batch: work(rounds)
@@ -138,7 +122,7 @@ VALUES = np.linspace(0, 1, 1 << 15)
 OUT = np.empty_like(VALUES)
 
 
-def sines(rounds: float) -> None:
+def sines(rounds):
     """Without the interpreter's lock: few calls, on values that stay in the processor's cache."""
     for _ in range(int(rounds)):
         np.sin(VALUES, out=OUT)
@@ -146,7 +130,7 @@ def sines(rounds: float) -> None:
     np.sin(VALUES[:part], out=OUT[:part])
 
 
-def python_loop(rounds: float) -> int:
+def python_loop(rounds):
     """Keeps the interpreter busy."""
     total = 0
     for k in range(int(1000 * rounds)):
@@ -154,7 +138,7 @@ def python_loop(rounds: float) -> int:
     return total
 
 
-def tiny_model(task: Task) -> Callable[[Any], Any]:
+def tiny_model(task):
     """A step of some milliseconds: the next token from the last one, of a small vocabulary."""
     used = max(1, 4096 // task.batch_size)
     model = torch.nn.Sequential(torch.nn.Embedding(4096, 16), torch.nn.Linear(16, 256))
@@ -172,12 +156,12 @@ def tiny_model(task: Task) -> Callable[[Any], Any]:
     return step
 
 
-def fetch_seconds(task: Task) -> float:
+def fetch_seconds(task):
     batches = random_windows(task)
     return min(milliseconds(lambda: next(batches)) for _ in range(50)) / 1e3
 
 
-def stepping(task: Task, name: str, work, **options):
+def stepping(task, name, work, **options):
     """Do a step on every batch, as training does."""
     step = step_of(name, task)
     for batch in work(task, **options):
@@ -185,26 +169,7 @@ def stepping(task: Task, name: str, work, **options):
         yield batch
 
 
-def wait_share(task: Task) -> float:
-    """Return the percentage of its time that a fed consumer waits: the loader's own count.
-
-    It includes the call itself, a few microseconds a batch, even where the batch is there. The
-    start is left out, at which no batch can be ready yet.
-    """
-    step = step_of("fed", task)
-    loader = AsyncDataLoader(dataset_of(task), batch_size=task.batch_size, seed=SEED)
-    batches = iter(loader)
-    for batch in islice(batches, 40):
-        step(batch)
-    waited, begun = loader.stats.wait_s, loader.stats.elapsed_s
-    for batch in batches:
-        step(batch)
-        if loader.stats.elapsed_s > begun + task.warm_s:
-            break
-    return 100 * (loader.stats.wait_s - waited) / (loader.stats.elapsed_s - begun)
-
-
-def turn(row: Row, task: Task) -> dict[str, float]:
+def turn(row, task):
     if row.section == "cold":
         return cold_rates(row, task)
     if row.section == "warm":
@@ -212,8 +177,6 @@ def turn(row: Row, task: Task) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the other cores are the workers': torch would take them all
     try:
-        if row.section == "waits":
-            return {"waits": wait_share(task)}
         options = {**row.options, "name": row.section, "work": row.work}
         stepped = Row(row.section, row.name, row.setting, row.role, stepping, options)
         return {row.section: warm_rate(stepped, task, BENCH.rounds[row.section])}
@@ -229,7 +192,6 @@ BENCH = Bench(
         "fed": ("A consumer whose step takes twice as long as a fetch", "Mtok/s"),
         "python": ("Beside a training step in pure Python", "Mtok/s"),
         "train": ("Training a tiny model", "Mtok/s"),
-        "waits": ("Share of its time that a fed consumer waits", "%"),
         "cold": ("File on the disk, evicted before each run", "Mtok/s"),
         "amplification": ("Bytes read from the disk per byte of a window", "x"),
     },

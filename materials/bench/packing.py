@@ -9,16 +9,14 @@ the share of all tokens that are in no row.
 
 import sys
 import sysconfig
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
-from harness import SHARE, Bench, Row, Target, installed, main, naive, ours, peer
+from harness import SHARE, Bench, Target, installed, main, naive, ours, peer
 from tokens import (
     SEED,
-    Task,
     batches_of,
     dataset_of,
     loader,
@@ -35,7 +33,7 @@ BUFFERED = 1000
 """Documents that nanochat's loader chooses from."""
 
 
-def prepare(args: Task) -> None:
+def prepare(args):
     args.path = Path(args.tokens) if args.tokens else args.folder / "library.npy"
     if not args.tokens:
         library = Path(sysconfig.get_path("stdlib"))
@@ -48,26 +46,26 @@ def prepare(args: Task) -> None:
         prepare_tokens(sources[::every], args.path, sample_mb=2, progress=False)
 
 
-def packed(task: Task) -> PackedDataset:
+def packed(task):
     """Open the documents; where the format does not know their ends, a token ends them."""
     known = open_tokens(task.path, dtype=task.dtype).document_ends is not None
     return dataset_of(task, PackedDataset, eot_id=None if known else END_OF_TEXT)
 
 
-def packed_rows(task: Task):
+def packed_rows(task):
     dataset = packed(task)
     for indices, _ in batches_of(len(dataset), task.batch_size):
         yield dataset.fetch(indices)
 
 
-def packed_through_loader(task: Task, *, workers=None, prefetch=None):
+def packed_through_loader(task, *, workers=None, prefetch=None):
     return loader(task, packed(task), workers, prefetch)
 
 
 # Others: each yields rows of ``seq_len + 1`` tokens, and how many of them are padding
 
 
-def documents(task: Task) -> Iterator[np.ndarray]:
+def documents(task):
     """Yield the documents, each with the token that ends it, in a shuffled order."""
     file = open_tokens(task.path, dtype=task.dtype)
     tokens = file.read(0, file.num_tokens)
@@ -78,7 +76,7 @@ def documents(task: Task) -> Iterator[np.ndarray]:
         yield tokens[begins[k] : ends[k]]
 
 
-def concatenated(task: Task) -> Iterator[tuple[np.ndarray, int]]:
+def concatenated(task):
     """torchtitan's way: a buffer grows by a document, and rows are cut off its front."""
     buffer: list[int] = []
     for document in documents(task):
@@ -88,7 +86,7 @@ def concatenated(task: Task) -> Iterator[tuple[np.ndarray, int]]:
             buffer = buffer[task.seq_len + 1 :]
 
 
-def best_fit(task: Task) -> Iterator[tuple[np.ndarray, int]]:
+def best_fit(task):
     """nanochat's way: the longest document that fits, again and again; the shortest is cropped."""
     rest = documents(task)
     buffer = list(islice(rest, BUFFERED))
@@ -108,7 +106,7 @@ def best_fit(task: Task) -> Iterator[tuple[np.ndarray, int]]:
             yield np.concatenate(row), 0
 
 
-def first_fit(task: Task) -> Iterator[tuple[np.ndarray, int]]:
+def first_fit(task):
     """Grain's packing; documents longer than a row are cut before."""
     from grain import MapDataset
     from grain import experimental as grain
@@ -127,7 +125,7 @@ def first_fit(task: Task) -> Iterator[tuple[np.ndarray, int]]:
         yield row["tokens"], int((row["tokens_segment_ids"] == 0).sum())
 
 
-def batches(task: Task, rows):
+def batches(task, rows):
     """Stack rows into batches, epoch after epoch."""
     while True:
         left = rows(task)
@@ -154,19 +152,17 @@ ROWS = [
     peer("loader", WINDOWS, "1 worker, prefetch 8", through_loader, workers=1, prefetch=8),
 ]  # fmt: skip
 TARGETS = [
-    Target("a packed row through the loader is {} the best peer's", ("loader", "ours", DEFAULT),
-           ("row", "[!or]*", "*"), 5),
+    Target("a packed row through the loader is {} the best peer's", f"loader | ours | {DEFAULT}",
+           "row | [!or]*", 5),
     Target("through the loader at its default, packed rows reach {} of random windows",
-           ("loader", "ours", DEFAULT), ("loader", WINDOWS, DEFAULT), 0.2, style=SHARE),
-    Target("a packed row costs {} a random window", ("row", WINDOWS, "*"), ("row", "ours", "*"),
-           at_most=5),
-    Target("{} % of the places hold a token", ("filled", "ours", "*"), None, 99, style="{:.2f}"),
-    Target("{} % of the tokens are cropped", ("cropped", "ours", "*"), at_most=10,
+           f"loader | ours | {DEFAULT}", f"loader | {WINDOWS} | {DEFAULT}", 0.2, style=SHARE),
+    Target("{} % of the places hold a token", "filled | ours", None, 99, style="{:.2f}"),
+    Target("{} % of the tokens are cropped", "cropped | ours", at_most=10,
            style="{:.2f}"),
 ]  # fmt: skip
 
 
-def turn(row: Row, task: Task) -> dict[str, float]:
+def turn(row, task):
     if row.section != "epoch":
         return {row.section: warm_rate(row, task)}
     if row.work is packed:

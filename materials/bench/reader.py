@@ -10,11 +10,7 @@ a few rows instead of a tensor, opening a file of very many tensors, and convert
 import os
 import shutil
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Mapping
 from functools import cache, partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +19,6 @@ from harness import (
     MIB,
     SHARE,
     Bench,
-    Row,
     Target,
     limit,
     main,
@@ -34,57 +29,57 @@ from harness import (
     peer,
 )
 from safetensors import safe_open
-from states import FORMATS, mapped_state, name_of, tiny_state, write_as
+from states import FORMATS, name_of, plain_state, tiny_state, write_as
 
 from npydata import open_checkpoint
 
 SLICE_ROWS = 64
 
 
-def our_tensor(path: Path, name: str) -> torch.Tensor:
+def our_tensor(path, name):
     with open_checkpoint(path) as checkpoint:
         return checkpoint[name]
 
 
-def our_slice(path: Path, name: str) -> torch.Tensor:
+def our_slice(path, name):
     with open_checkpoint(path) as checkpoint:
         return checkpoint.get_slice(name)[:SLICE_ROWS]
 
 
-def our_open(path: Path) -> None:
+def our_open(path):
     open_checkpoint(path).close()
 
 
-def convert(path: Path, out: Path) -> None:
+def convert(path, out):
     with open_checkpoint(path) as checkpoint:
         checkpoint.to_safetensors(out)
 
 
-def safe_tensor(path: Path, name: str) -> torch.Tensor:
+def safe_tensor(path, name):
     with safe_open(path, "pt") as file:
         return file.get_tensor(name)
 
 
-def safe_slice(path: Path, name: str) -> torch.Tensor:
+def safe_slice(path, name):
     with safe_open(path, "pt") as file:
         return file.get_slice(name)[:SLICE_ROWS]
 
 
-def safe_opened(path: Path) -> None:
+def safe_opened(path):
     with safe_open(path, "pt"):
         pass
 
 
-def torch_tensor(path: Path, name: str, *, mmap: bool = False) -> torch.Tensor:
+def torch_tensor(path, name, *, mmap=False):
     """Read or map everything and keep one tensor."""
     return torch.load(path, weights_only=True, mmap=mmap)[name]
 
 
-def torch_opened(path: Path, *, mmap: bool = False) -> None:
+def torch_opened(path, *, mmap=False):
     torch.load(path, weights_only=True, mmap=mmap)
 
 
-def raw_read(path: Path, name: str) -> torch.Tensor:
+def raw_read(path, name):
     """Do the least that a reader does who copies: read bytes whose place is known."""
     offset, nbytes = span_of(path, name)
     memory = np.empty(nbytes, np.uint8)
@@ -94,13 +89,13 @@ def raw_read(path: Path, name: str) -> torch.Tensor:
 
 
 @cache
-def span_of(path: Path, name: str) -> tuple[int, int]:
+def span_of(path, name):
     with open_checkpoint(path) as checkpoint:
         info = checkpoint.info(name)
     return info.file_offset, info.nbytes
 
 
-def copied(path: Path, out: Path) -> None:
+def copied(path, out):
     """Copy a file as ``cp`` does, and wait until the disk has it."""
     shutil.copyfile(path, out)
     with out.open("rb") as file:
@@ -136,43 +131,37 @@ ROWS = [
         peer("convert", "copy + fsync", kind, copied))),
 ]  # fmt: skip
 TARGETS = [
-    *(Target(f"{kind}, {cache}: ours is {{}} as fast as {other}", (f"{kind} {cache}", "ours", "*"),
-             (f"{kind} {cache}", other, "*"), times)
+    *(Target(f"{kind}, {cache}: ours is {{}} as fast as {other}", f"{kind} {cache} | ours",
+             f"{kind} {cache} | {other}", times)
       for kind, other, times in (("legacy", "torch.load", 25), ("zip", MMAP, 1),
                                  ("safetensors", "safe_open", 0.7))
       for cache in ("cold", "warm")),
-    *(Target(f"{kind}: ours takes {{}} MiB of memory", ("memory", "ours", kind),
+    *(Target(f"{kind}: ours takes {{}} MiB of memory", f"memory | ours | {kind}",
              at_most=32, style="{:.1f}") for kind in FORMATS),
     *(Target(f"{kind}: converting reaches {{}} of a copy with fsync",
-             ("convert", "to_safetensors", kind), ("convert", "copy*", kind), 0.7, style=SHARE)
+             f"convert | to_safetensors | {kind}", f"convert | copy* | {kind}", 0.7, style=SHARE)
       for kind in ("zip", "legacy")),
-    *(Target(f"{kind}: converting takes {{}} MiB of memory", ("memory", "to_safetensors", kind),
+    *(Target(f"{kind}: converting takes {{}} MiB of memory", f"memory | to_safetensors | {kind}",
              at_most=80, style="{:.1f}") for kind in ("zip", "legacy")),
 ]  # fmt: skip
 
 
-def touch(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Look at one byte of each page of a tensor."""
-    if tensor is not None:
-        int(tensor.view(torch.uint8).flatten()[::PAGE].sum())
-    return tensor
-
-
-def prepare(args: Namespace) -> None:
+def prepare(args):
     """Make every checkpoint; the disk has them before anything is timed."""
     each = args.tensor_mb * MIB
-    for name, state in {
-        "one": mapped_state(args.folder / "random", args.size_mb * MIB, each),
+    states = {
+        "one": plain_state(args.size_mb * MIB, each),
         "tiny": tiny_state(args.tiny),
-        "converted": mapped_state(args.folder / "random", args.convert_mb * MIB, each),
-    }.items():
+        "converted": plain_state(args.convert_mb * MIB, each),
+    }
+    for name, state in states.items():
         (args.folder / name).mkdir()
         for kind in FORMATS:
             make_cold(write_as(kind, state, args.folder / name))
     args.tensor = name_of(args.size_mb // args.tensor_mb // 2)
 
 
-def turn(row: Row, args: Namespace) -> dict[str, float]:
+def turn(row, args):
     section, kind = row.section, row.setting
     folder = {"many": "tiny", "convert": "converted"}.get(section, "one")
     path = args.folder / folder / FORMATS[kind][0]
@@ -200,17 +189,20 @@ def turn(row: Row, args: Namespace) -> dict[str, float]:
     return {f"{kind} warm": warm, f"{kind} cold": milliseconds(read)}
 
 
-def read_one(work, path: Path, name: str, options: Mapping[str, Any]) -> torch.Tensor | None:
-    return touch(work(path, name, **options))
+def read_one(work, path, name, options):
+    """Read a tensor, and look at one byte of each of its pages."""
+    tensor = work(path, name, **options)
+    int(tensor.view(torch.uint8).flatten()[::PAGE].sum())
+    return tensor
 
 
-def check(tensor: torch.Tensor, path: Path, name: str) -> None:
+def check(tensor, path, name):
     """Refuse to time a reader that reads something else."""
     right = raw_read(path, name)
     assert torch.equal(tensor.view(torch.uint8).flatten(), right), f"{path.name}: wrong bytes"
 
 
-def repeated(work: Callable[[], object], seconds: float = 0.1) -> float:
+def repeated(work, seconds=0.1):
     """Return the mean milliseconds of work that is done again for a while."""
     took = [milliseconds(work)]
     while sum(took) < 1e3 * seconds:

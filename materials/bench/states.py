@@ -1,9 +1,7 @@
 """What is in the checkpoints that the tables read and write."""
 
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import torch
 from harness import MIB
 from safetensors.torch import save_file
@@ -20,11 +18,11 @@ LAYER = 16 * MIB
 """Bytes of a tensor: a layer's size."""
 
 
-def name_of(number: int) -> str:
+def name_of(number):
     return f"model.layers.{number}.weight"
 
 
-def make_state(nbytes: int, each: int = LAYER, device: str | torch.device = "cpu") -> State:
+def make_state(nbytes, each=LAYER, device="cpu"):
     """Return random float32 parameters of so many bytes together."""
     shape = max(1, min(each, nbytes) // (4 * COLUMNS)), COLUMNS
     return {
@@ -33,25 +31,16 @@ def make_state(nbytes: int, each: int = LAYER, device: str | torch.device = "cpu
     }
 
 
-def mapped_state(path: Path, nbytes: int, each: int = LAYER) -> State:
-    """Return such tensors in a file of random bytes, none of them in memory."""
-    if not path.exists() or path.stat().st_size < nbytes:
-        rng = np.random.default_rng(0)
-        with path.open("wb") as file:
-            for _ in range(-(-nbytes // LAYER)):
-                file.write(rng.standard_normal(LAYER // 4, dtype=np.float32).data)
-    shape = each // (4 * COLUMNS), COLUMNS
-    return {
-        name_of(k): torch.from_numpy(np.memmap(path, np.float32, "c", k * each, shape))
-        for k in range(nbytes // each)
-    }
+def plain_state(nbytes, each=LAYER):
+    """Return the same as plain tensors."""
+    return {name: tensor.detach() for name, tensor in make_state(nbytes, each).items()}
 
 
-def tiny_state(count: int) -> State:
+def tiny_state(count):
     return {name_of(k): torch.full((16,), float(k)) for k in range(count)}
 
 
-def write_as(kind: str, state: State, folder: Path) -> Path:
+def write_as(kind, state, folder):
     name, writer = FORMATS[kind]
     writer(state, folder / name)
     return folder / name

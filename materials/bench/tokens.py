@@ -7,7 +7,7 @@ import argparse
 import mmap
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from disk import PAGE, bytes_read, make_cold, make_warm, random_reads
-from harness import Row
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from npydata import AsyncDataLoader, NpyTokensDataset, open_tokens, write_tokens
@@ -32,41 +31,33 @@ OPTIONS = {
 
 
 Task = argparse.Namespace
-"""The options, and ``path``, the file to read in memory, and ``cold_path``, the one on the disk."""
+"""The options, ``path``, the file to read, and ``cold``, the same for a file that stays cold."""
 
 
-def prepare(args: Task) -> None:
+def prepare(args):
     """Find the files: the one that was given, or one made for it."""
     args.path = Path(args.tokens) if args.tokens else make_file(args.folder, args.size_mb)
-    small = args.path.stat().st_size < 200_000_000  # too small to stay cold
-    args.cold_path = make_file(args.folder, 256) if args.tokens and small else args.path
+    args.cold = argparse.Namespace(**vars(args))
+    if args.tokens and args.path.stat().st_size < 200_000_000:  # too small to stay cold
+        args.cold.path, args.cold.dtype = make_file(args.folder, 256), None
     x, y = dataset_of(args).fetch(np.arange(args.batch_size))
     assert x.shape == y.shape == (args.batch_size, args.seq_len), x.shape
     assert x.dtype == y.dtype == torch.int64, x.dtype
     assert torch.equal(x[:, 1:], y[:, :-1]), "y is not x shifted by one"
-    assert x.is_contiguous(), x.stride()
 
 
-def which(task: Task, cold: bool) -> tuple[Path, str | None]:
-    """Return the file to read, and its dtype if it is headerless."""
-    path = task.cold_path if cold else task.path
-    return path, None if path.name == "made.npy" else task.dtype
+def dataset_of(task, cls=NpyTokensDataset, **options):
+    return cls(task.path, task.seq_len, dtype=task.dtype, seed=SEED, **options)
 
 
-def dataset_of(task: Task, cls=NpyTokensDataset, *, cold: bool = False, **options):
-    path, dtype = which(task, cold)
-    return cls(path, task.seq_len, dtype=dtype, seed=SEED, **options)
-
-
-def array_of(task: Task, *, cold: bool = False) -> np.ndarray:
+def array_of(task):
     """Map the file as people commonly do."""
-    path, dtype = which(task, cold)
-    file = open_tokens(path, dtype=dtype)
-    offset = path.stat().st_size - file.num_tokens * file.dtype.itemsize
-    return np.memmap(path, file.dtype, "r", offset, (file.num_tokens,))
+    file = open_tokens(task.path, dtype=task.dtype)
+    offset = task.path.stat().st_size - file.num_tokens * file.dtype.itemsize
+    return np.memmap(task.path, file.dtype, "r", offset, (file.num_tokens,))
 
 
-def make_file(folder: Path, megabytes: int) -> Path:
+def make_file(folder, megabytes):
     """Write random uint16 tokens, which no disk can compress."""
     rng, path = np.random.default_rng(SEED), folder / "made.npy"
     write_tokens(
@@ -81,7 +72,7 @@ def make_file(folder: Path, megabytes: int) -> Path:
 KEPT: dict[tuple[str, str, str], Iterator[Any]] = {}
 
 
-def warm_rate(row: Row, task: Task, pieces: int = 1) -> float:
+def warm_rate(row, task, pieces=1):
     """Return the Mtok/s of a row on a file in memory.
 
     What works in this process alone goes on where it stopped, as a training run that maps its
@@ -99,26 +90,27 @@ def warm_rate(row: Row, task: Task, pieces: int = 1) -> float:
         return timed(islice(steps, 4 + ready, None), task.warm_s / pieces)
 
 
-def timed(steps: Iterator[Any], seconds: float, limit: float = float("inf")) -> float:
+def timed(steps, seconds):
     """Take steps for some seconds, one at least; return the millions of tokens a second."""
-    before, tokens, begin = bytes_read(), 0.0, None
+    tokens, begin = 0.0, None
     for step in steps:
         now = time.perf_counter()
         if begin is None:  # the first step sets up
             begin = now
             continue
         tokens += step if isinstance(step, float) else step[0].numel()
-        if now - begin > seconds or (limit < float("inf") and bytes_read() - before > limit):
+        if now - begin > seconds:
             break
     return tokens / (time.perf_counter() - begin) / 1e6
 
 
-def cold_rates(row: Row, task: Task) -> dict[str, float]:
+def cold_rates(row, task):
     """Return the Mtok/s on a file that was just evicted, and bytes read per byte of a window."""
     KEPT.clear()  # a map that is still open would keep the file in memory
-    make_cold(task.cold_path)
+    task = task.cold
+    make_cold(task.path)
     before, done = bytes_read(), 0.0
-    limit = COLD_SHARE * task.cold_path.stat().st_size
+    limit = COLD_SHARE * task.path.stat().st_size
     with closing(row.work(task, **row.options)) as steps:
         begin = time.perf_counter()
         for step in steps:
@@ -128,7 +120,7 @@ def cold_rates(row: Row, task: Task) -> dict[str, float]:
                 break
     rates = {"cold": done / took / 1e6}
     if row.role != "limit" and not (row.role == "naive" and row.options.get("workers")):
-        useful = done * array_of(task, cold=True).itemsize * (task.seq_len + 1) / task.seq_len
+        useful = done * array_of(task).itemsize * (task.seq_len + 1) / task.seq_len
         rates["amplification"] = read / useful
     return rates
 
@@ -136,7 +128,7 @@ def cold_rates(row: Row, task: Task) -> dict[str, float]:
 # Limits: what they move, as tokens
 
 
-def memory_copies(task: Task) -> Iterator[float]:
+def memory_copies(task):
     """Copy without end; a token is 8 bytes in x and 8 in y, each written at least once."""
     source = np.ones(1 << 28, np.uint8)
     target = np.zeros_like(source)
@@ -145,23 +137,23 @@ def memory_copies(task: Task) -> Iterator[float]:
         yield len(source) / 16
 
 
-def random_pages(task: Task) -> Iterator[float]:
+def random_pages(task):
     """Read random pages; a window costs the pages that it touches."""
-    tokens = array_of(task, cold=True)
+    tokens = array_of(task)
     starts = np.random.default_rng(SEED).integers(len(tokens) - task.seq_len, size=4096)
     begins = tokens.offset + starts * tokens.itemsize
     ends = begins + (task.seq_len + 1) * tokens.itemsize
     window = PAGE * ((ends - 1) // PAGE - begins // PAGE + 1).mean()
-    for nbytes in random_reads(task.cold_path):
+    for nbytes in random_reads(task.path):
         yield float(nbytes / window * task.seq_len)
 
 
 # Ours
 
 
-def random_windows(task: Task, *, ahead: int = 0, cold: bool = False, access: str = "mmap"):
+def random_windows(task, *, ahead=0, access="mmap"):
     """Fetch random windows, advising the kernel ``ahead`` batches before."""
-    dataset = dataset_of(task, cold=cold, access=access)
+    dataset = dataset_of(task, access=access)
     advised: deque[tuple[np.ndarray, int]] = deque()
     for indices, epoch in batches_of(len(dataset), task.batch_size):
         if ahead:
@@ -172,7 +164,7 @@ def random_windows(task: Task, *, ahead: int = 0, cold: bool = False, access: st
             yield dataset.fetch(indices, epoch=epoch)
 
 
-def batches_of(length: int, batch_size: int) -> Iterator[tuple[np.ndarray, int]]:
+def batches_of(length, batch_size):
     """Yield the indices and the epoch of each batch, epoch after epoch."""
     within, epoch = np.arange(batch_size) % length, 0
     while True:
@@ -181,14 +173,14 @@ def batches_of(length: int, batch_size: int) -> Iterator[tuple[np.ndarray, int]]
         epoch += 1
 
 
-def one_batch(task: Task):
+def one_batch(task):
     """Give the same batch again and again: what no loader can beat."""
     batch = dataset_of(task).fetch(range(task.batch_size))
     while True:
         yield batch
 
 
-def loader(task: Task, dataset, workers: int | None, prefetch: int | None):
+def loader(task, dataset, workers, prefetch):
     """Take batches through our loader, epoch after epoch; None: at its default."""
     given = {"num_workers": workers, "prefetch_factor": prefetch}
     given = {name: value for name, value in given.items() if value is not None}
@@ -197,52 +189,50 @@ def loader(task: Task, dataset, workers: int | None, prefetch: int | None):
         yield from batches
 
 
-def through_loader(task: Task, *, workers=None, prefetch=None, cold: bool = False):
-    return loader(task, dataset_of(task, cold=cold), workers, prefetch)
+def through_loader(task, *, workers=None, prefetch=None):
+    return loader(task, dataset_of(task), workers, prefetch)
 
 
 class WithoutHints(NpyTokensDataset):
     """Keeps from the kernel which windows come next."""
 
-    def will_need(self, *_: Any, **__: Any) -> None:
+    def will_need(self, *_, **__):
         pass
 
     advise_windows = will_need
 
 
-def without_hints(task: Task, *, workers: int, prefetch: int, cold: bool = False):
+def without_hints(task, *, workers, prefetch):
     """The same without hints, read by pread: a fault in a map would also read ahead."""
-    return loader(
-        task, dataset_of(task, WithoutHints, cold=cold, access="pread"), workers, prefetch
-    )
+    return loader(task, dataset_of(task, WithoutHints, access="pread"), workers, prefetch)
 
 
 # Others
 
 
-def nanogpt_style(task: Task, *, cold: bool = False):
+def nanogpt_style(task):
     """For every batch, open the map anew, convert every window apart, stack twice."""
     length = task.seq_len
     while True:
-        data = array_of(task, cold=cold)
+        data = array_of(task)
         starts = torch.randint(len(data) - length, (task.batch_size,))
-        x = torch.stack([torch.from_numpy(data[i : i + length].astype(np.int64)) for i in starts])
-        y = torch.stack(
-            [torch.from_numpy(data[i + 1 : i + 1 + length].astype(np.int64)) for i in starts]
+        x, y = (
+            torch.stack([torch.from_numpy(data[i + k :][:length].astype(np.int64)) for i in starts])
+            for k in (0, 1)
         )
         yield x, y
 
 
-def plain_mmap(task: Task, *, random: bool, cold: bool = True):
+def plain_mmap(task, *, random):
     """Make batches from one plain map; ``random`` switches readahead off."""
-    data = array_of(task, cold=cold)
+    data = array_of(task)
     if random:
         data._mmap.madvise(mmap.MADV_RANDOM)
     while True:
         yield stacked_batch(data, task)
 
 
-def stacked_batch(data: np.ndarray, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+def stacked_batch(data, task):
     """Slice random windows one by one, stack them, and convert."""
     starts = np.random.randint(0, len(data) - task.seq_len, task.batch_size)
     rows = np.stack([data[start : start + task.seq_len + 1] for start in starts])
@@ -250,7 +240,7 @@ def stacked_batch(data: np.ndarray, task: Task) -> tuple[torch.Tensor, torch.Ten
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def stock(dataset, workers: int, prefetch: int | None, batch_size=None, **rest):
+def stock(dataset, workers, prefetch, batch_size=None, **rest):
     """Go again and again through a ``DataLoader``, otherwise as it comes."""
     # fork, for all: started otherwise, a common version would send its workers the whole file
     more = {"multiprocessing_context": "fork", "prefetch_factor": prefetch} if workers else {}
@@ -259,57 +249,44 @@ def stock(dataset, workers: int, prefetch: int | None, batch_size=None, **rest):
         yield from batches
 
 
-def by_batch(task: Task, *, workers: int = 0, prefetch: int | None = None):
+def by_batch(task, *, workers=0, prefetch=None):
     """Ours in a DataLoader as the README recommends: a sampler that gives batches of indices."""
     dataset = dataset_of(task)
     batches = BatchSampler(SequentialSampler(dataset), task.batch_size, drop_last=False)
     return stock(dataset, workers, prefetch, sampler=batches)
 
 
-def as_is(task: Task, *, workers: int = 0, prefetch: int | None = None):
+def as_is(task, *, workers=0, prefetch=None):
     """Ours in a DataLoader without further ado; its ``__getitems__`` is used."""
     return stock(dataset_of(task), workers, prefetch, task.batch_size)
-
-
-def in_nodes(task: Task, *, workers: int, prefetch: int):
-    """Ours in torchdata's ``ParallelMapper``."""
-    from torchdata import nodes
-
-    dataset = dataset_of(task)
-    indices = (one for one, _ in batches_of(len(dataset), task.batch_size))
-    mapper = nodes.ParallelMapper(
-        nodes.IterableWrapper(indices), dataset.fetch, num_workers=workers, method="thread"
-    )
-    yield from nodes.Loader(nodes.Prefetcher(mapper, prefetch_factor=prefetch))
 
 
 class Items(Dataset):
     """A dataset without end, whose item is what a function makes."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make):
         self.make = make
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1 << 40
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.make()
 
 
-def batch_items(task: Task, *, workers: int = 0, prefetch: int | None = None):
+def batch_items(task, *, workers=0, prefetch=None):
     """For people in a hurry: an item is a whole batch, made by hand."""
     data = array_of(task)
     return stock(Items(lambda: stacked_batch(data, task)), workers, prefetch)
 
 
-def naive_items(task: Task, *, workers: int = 0, prefetch: int | None = None, cold: bool = False):
+def naive_items(task, *, workers=0, prefetch=None):
     """A common version: an item is one random window, x and y sliced and converted apart."""
-    data, length = array_of(task, cold=cold), task.seq_len
+    data, length = array_of(task), task.seq_len
 
     def window():
         start = np.random.randint(0, len(data) - length)
-        x = data[start : start + length].astype(np.int64)
-        y = data[start + 1 : start + 1 + length].astype(np.int64)
+        x, y = (data[start + k :][:length].astype(np.int64) for k in (0, 1))
         return torch.from_numpy(x), torch.from_numpy(y)
 
     return stock(Items(window), workers, prefetch, task.batch_size)

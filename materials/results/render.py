@@ -23,65 +23,64 @@ PAGES = (ROOT / "README.md", RESULTS / "figures.md", RESULTS / "survival.md", AR
 BLOCK = re.compile(r"<!-- (\w+)(?:: (\w+))? -->\n.*?<!-- /\1 -->", re.S)
 KINDS = ("summary", "figures", "survival", "gain")
 
-Row = tuple[str, str, str, str]
-"""Benchmark, and patterns of group, name and setting: the best row that matches is quoted."""
-OURS = "ours"
-SUMMARY: list[tuple[str, Row, list[tuple[str, str]]]] = [
-    ("random windows, file in memory", ("dataset", "warm", OURS, "random*"),
-     [("nanoGPT*", "*"), ("naive DataLoader", "*")]),
-    ("random windows, file on the disk", ("dataset", "cold", OURS, "hints 4*"),
-     [("nanoGPT*", "*"), ("plain mmap", "MADV*")]),
-    ("through a loader, file in memory", ("loader", "warm", OURS, "[!i]*"),
-     [("naive DataLoader", "[!0]*"), ("naive DataLoader", "0*")]),
-    ("one tensor of a 1 GiB legacy file", ("reader", "legacy warm", OURS, "*"),
-     [("torch.load", "*")]),
-    ("... of a zip file", ("reader", "zip warm", OURS, "*"),
-     [("torch.load(mmap=True)", "*"), ("torch.load", "*")]),
-    ("... of a safetensors file", ("reader", "safetensors warm", OURS, "*"), [("safe_open", "*")]),
-    ("... that is not in memory", ("reader", "safetensors cold", OURS, "*"), [("safe_open", "*")]),
-    ("a save of 1 GiB stalls training", ("checkpoint", "stall", OURS, "*"),
-     [("dcp.async_save", "*"), ("save_file*", "*"), ("torch.save*", "*")]),
-    ('... with `snapshot="overlap"`', ("checkpoint", "stall", "ours, overlap", "*"),
-     [("dcp.async_save, reused*", "*")]),
-    ("... until the disk has it", ("checkpoint", "durable", OURS, "*"),
-     [("dcp.save", "*"), ("save_file*", "*"), ("torch.save*", "*")]),
+Row = tuple[str, str]
+"""Benchmark, and ``group | name | setting``: the best row that matches is quoted."""
+SUMMARY: list[tuple[str, Row, list[str]]] = [
+    ("random windows, file in memory", ("dataset", "warm | ours | random*"),
+     ["nanoGPT*", "naive DataLoader"]),
+    ("random windows, file on the disk", ("dataset", "cold | ours | hints 4*"),
+     ["nanoGPT*", "plain mmap | MADV*"]),
+    ("through a loader, file in memory", ("loader", "warm | ours | [!i]*"),
+     ["naive DataLoader | [!0]*", "naive DataLoader | 0*"]),
+    ("one tensor of a 1 GiB legacy file", ("reader", "legacy warm | ours"),
+     ["torch.load"]),
+    ("... of a zip file", ("reader", "zip warm | ours"),
+     ["torch.load(mmap=True)", "torch.load"]),
+    ("... of a safetensors file", ("reader", "safetensors warm | ours"), ["safe_open"]),
+    ("... that is not in memory", ("reader", "safetensors cold | ours"), ["safe_open"]),
+    ("a save of 1 GiB stalls training", ("checkpoint", "stall | ours"),
+     ["dcp.async_save", "save_file*", "torch.save*"]),
+    ('... with `snapshot="overlap"`', ("checkpoint", "stall | ours, overlap"),
+     ["dcp.async_save, reused*"]),
+    ("... until the disk has it", ("checkpoint", "durable | ours"),
+     ["dcp.save", "save_file*", "torch.save*"]),
     ("... by 2 processes, 1 GiB between them",
-     ("distributed", "durable, 2 processes, sharded", OURS, "*"),
-     [("dcp.save", "*"), ("dcp.async_save, reused*", "*")]),
-    ("... and their training stalls", ("distributed", "stall, 2 processes, sharded", OURS, "*"),
-     [("dcp.async_save, reused*", "*"), ("dcp.async_save", "*")]),
+     ("distributed", "durable, 2 processes, sharded | ours"),
+     ["dcp.save", "dcp.async_save, reused*"]),
+    ("... and their training stalls", ("distributed", "stall, 2 processes, sharded | ours"),
+     ["dcp.async_save, reused*", "dcp.async_save"]),
 ]  # fmt: skip
 GAINS: dict[str, list[tuple[str, Row]]] = {
     "dataloader": [
-        ("`DataLoader`, 0 workers", ("loader", "warm", "naive DataLoader", "0*")),
-        ("`DataLoader`, 2 workers", ("loader", "warm", "naive DataLoader", "2 workers*2")),
-        ("`AsyncDataLoader`, default setting", ("loader", "warm", OURS, "*default*")),
-        ("`DataLoader`, 0 workers, file on the disk", ("loader", "cold", "naive DataLoader", "0*")),
+        ("`DataLoader`, 0 workers", ("loader", "warm | naive DataLoader | 0*")),
+        ("`DataLoader`, 2 workers", ("loader", "warm | naive DataLoader | 2 workers*2")),
+        ("`AsyncDataLoader`, default setting", ("loader", "warm | ours | *default*")),
+        ("`DataLoader`, 0 workers, file on the disk", ("loader", "cold | naive DataLoader | 0*")),
         ("`AsyncDataLoader`, default setting, file on the disk",
-         ("loader", "cold", OURS, "*default*")),
+         ("loader", "cold | ours | *default*")),
     ],
     "nanogpt": [
-        ("`get_batch` before", ("dataset", "warm", "nanoGPT*", "*")),
-        ("`get_batch` after", ("dataset", "warm", OURS, "random*")),
-        ("before, file on the disk", ("dataset", "cold", "nanoGPT*", "*")),
-        ("after, announced as below, file on the disk", ("dataset", "cold", OURS, "hints 4*")),
+        ("`get_batch` before", ("dataset", "warm | nanoGPT*")),
+        ("`get_batch` after", ("dataset", "warm | ours | random*")),
+        ("before, file on the disk", ("dataset", "cold | nanoGPT*")),
+        ("after, announced as below, file on the disk", ("dataset", "cold | ours | hints 4*")),
     ],
     "save": [
         ("training stands still: `torch.save` and fsync",
-         ("checkpoint", "stall", "torch.save*", "*")),
-        ("... `AsyncCheckpointer()`", ("checkpoint", "stall", OURS, "*")),
+         ("checkpoint", "stall | torch.save*")),
+        ("... `AsyncCheckpointer()`", ("checkpoint", "stall | ours")),
         ('... `AsyncCheckpointer(snapshot="overlap")`',
-         ("checkpoint", "stall", "ours, overlap", "*")),
+         ("checkpoint", "stall | ours, overlap")),
         ("until the disk has it: `torch.save` and fsync",
-         ("checkpoint", "durable", "torch.save*", "*")),
-        ("... `AsyncCheckpointer()`", ("checkpoint", "durable", OURS, "*")),
-        ("memory beside the state: `torch.save`", ("checkpoint", "peak", "torch.save*", "*")),
-        ("... `AsyncCheckpointer()`", ("checkpoint", "peak", OURS, "*")),
+         ("checkpoint", "durable | torch.save*")),
+        ("... `AsyncCheckpointer()`", ("checkpoint", "durable | ours")),
+        ("memory beside the state: `torch.save`", ("checkpoint", "peak | torch.save*")),
+        ("... `AsyncCheckpointer()`", ("checkpoint", "peak | ours")),
     ],
     "load": [
-        ("`torch.load`", ("reader", "zip cold", "torch.load", "*")),
-        ("`torch.load(mmap=True)`", ("reader", "zip cold", "torch.load(mmap=True)", "*")),
-        ("`open_checkpoint`", ("reader", "zip cold", OURS, "*")),
+        ("`torch.load`", ("reader", "zip cold | torch.load")),
+        ("`torch.load(mmap=True)`", ("reader", "zip cold | torch.load(mmap=True)")),
+        ("`open_checkpoint`", ("reader", "zip cold | ours")),
     ],
 }  # fmt: skip
 
@@ -92,8 +91,8 @@ def saved(name: str) -> dict[str, Any]:
 
 
 def quoted(row: Row) -> dict[str, Any]:
-    benchmark, *cell = row
-    if (found := best(saved(benchmark)["rows"], tuple(cell))) is None:
+    benchmark, cell = row
+    if (found := best(saved(benchmark)["rows"], cell)) is None:
         raise LookupError(f"{benchmark}.json has no row {cell}")
     return found
 
@@ -103,8 +102,8 @@ def summary(_: str) -> str:
     lines = [("", "ours", "times as good as (their figure)", "measured by")]
     for what, row, others in SUMMARY:
         ours, against = quoted(row), []
-        for name, setting in others:
-            other = quoted((*row[:2], name, setting))
+        for name in others:
+            other = quoted((row[0], f"{row[1].split(' | ')[0]} | {name}"))
             times = ours["median"] / other["median"]
             times = 1 / times if ours["unit"] in LESS_IS_BETTER else times
             label = ", ".join(filter(None, (other["name"], other["setting"])))

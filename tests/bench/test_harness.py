@@ -98,7 +98,7 @@ def test_another_checkout_is_measured_in_the_same_turns(tmp_path):
     assert found["speed", "a"] == found["speed", "b"] == len(str(here))
     assert found["speed", "a, before"] == len(str(there))
     assert ("speed", "b, before") not in found
-    assert any(note.startswith("cost, a: 1.00x as good") for note in result["notes"])
+    assert any(note.startswith("cost, a,") and "1.00x" in note for note in result["notes"])
 
 
 def row(name, rates, unit, group="g", setting=""):
@@ -107,7 +107,7 @@ def row(name, rates, unit, group="g", setting=""):
             "median": sorted(rates)[len(rates) // 2]}  # fmt: skip
 
 
-OURS, OTHER = ("g", "ours", "*"), ("g", "other", "*")
+OURS, OTHER = "g | ours", "g | other"
 
 
 @pytest.mark.parametrize(("target", "mine", "theirs", "unit", "value", "met"), [
@@ -130,13 +130,13 @@ def test_a_target_without_its_rows_has_no_verdict():
 
 def test_of_several_rows_that_match_the_best_counts():
     rows = [row("a", [5], "ms", setting="x"), row("a", [3], "ms", setting="y")]
-    assert best(rows, ("g", "a", "*"))["setting"] == "y"
-    assert best(rows, ("g", "a", "x"))["median"] == 5
+    assert best(rows, "g | a")["setting"] == "y"
+    assert best(rows, "g | a | x")["median"] == 5
 
 
 def test_what_was_measured_is_printed_written_and_drawn(tmp_path, capsys):
     made = bench(ours("s", "ours", "fast", calls_so_far), limit("s", "copy", "", calls_so_far),
-                 targets=[Target("{} of it", ("cost", "ours", "*"), at_most=1, style="{:.1f}")],
+                 targets=[Target("{} of it", "cost | ours", at_most=1, style="{:.1f}")],
                  options={"tokens": None})  # fmt: skip
     out, plot = tmp_path / "out.json", tmp_path / "out.png"
     arguments = ["--targets", "--dir", str(tmp_path), "--json", str(out), "--plot", str(plot)]

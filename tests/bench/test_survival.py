@@ -30,7 +30,7 @@ def seen(tmp_path, *arguments):
 ])  # fmt: skip
 def test_ours_survives_what_its_control_does_not(fault, tmp_path):
     for name, survives in (("ours, a folder per step", True), (LOSERS[fault], False)):
-        (row,) = seen(tmp_path, "--saver", name, "--fault", fault)["savers"]
+        (row,) = seen(tmp_path, "--row", name, "--column", fault)["savers"]
         outcomes = row["cells"][fault]
         assert isinstance(outcomes, dict), outcomes
         assert sum(outcomes.values()) >= 2
@@ -39,10 +39,10 @@ def test_ours_survives_what_its_control_does_not(fault, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "exact"), [
-    ("ours", True), ("DataLoader, begins again", False),
+    ("ours, AsyncDataLoader", True), ("DataLoader, begins again", False),
 ])  # fmt: skip
 def test_ours_resumes_twice_exactly(name, exact, tmp_path):
-    (row,) = seen(tmp_path, "--loader", name)["loaders"]
+    (row,) = seen(tmp_path, "--row", name)["loaders"]
     assert ({*row["cells"].values()} == {"exact"}) is exact, row["cells"]
 
 

@@ -5,7 +5,6 @@ saver's documentation calls the newest checkpoint. Faults come from the engine t
 a save is filmed, and every disk that a power cut may leave of it is looked at.
 """
 
-import builtins
 import logging
 import os
 import random
@@ -16,7 +15,6 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,40 +47,40 @@ class Trials:
     most: int
     outcomes: Counter = field(default_factory=Counter)
 
-    def save(self, fault: Callable[[Path, int], object], *, root: str = "root", last: int = 2):
-        """Save in a forked process; ``fault(root, step)`` comes before each step, and at the end.
+    def save(self, fault):
+        """Save in a forked process; ``fault(root, step, report)`` comes before each step.
 
-        Returns the root, and the last step that was called saved.
+        Returns the root, the last step that was called saved, and what the fault reported.
         """
-        folder = self.folder / root
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        root = self.folder / "root"
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
 
-        def work(report: Callable[[object], object]) -> None:
-            training = Training(folder, last, lambda step: fault(folder, step), report)
-            self.saver.train(training)
-            fault(folder, 0)
+        def work(report):
+            self.saver.train(Training(root, 2, lambda step: fault(root, step, report), report))
+            fault(root, 0, report)
 
         child = start(work)
-        saved = [int(line) for line in child.lines() if line.isdigit()]
+        lines = child.lines()
         if child.code == -signal.SIGALRM:
             self.outcomes["hung"] += 1
         child.close()
+        saved = [int(line) for line in lines if line.isdigit()]
         if not saved:
             raise RuntimeError("it saves nothing here")
-        return folder, max(saved)
+        return root, max(saved), [line for line in lines if not line.isdigit()]
 
-    def judge(self, root: Path, saved: int) -> None:
+    def judge(self, root, saved):
         """Ask the loader in a process of its own, and count what it says."""
         child = start(lambda report: report(looked_at(self.saver, root, saved)))
         self.outcomes[([*child.lines()] or ["error"])[0]] += 1
         child.close()
 
 
-def start(work) -> Child:
+def start(work):
     """Fork a process that works in silence."""
 
-    def silently(report) -> None:
+    def silently(report):
         for output in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         warnings.simplefilter("ignore")
@@ -93,7 +91,7 @@ def start(work) -> Child:
     return Child(silently)
 
 
-def looked_at(saver: Saver, root: Path, saved: int, last: int = 2) -> str:
+def looked_at(saver, root, saved, last=2):
     try:
         verdict, step = verdict_on(saver.load(root), last)
         return "older" if verdict == "whole" and step < saved else verdict
@@ -109,19 +107,12 @@ def looked_at(saver: Saver, root: Path, saved: int, last: int = 2) -> str:
     return "error"
 
 
-PLAIN = (list, dict, str, tuple, set, bytes, type, torch.Tensor, torch.nn.Parameter)
-"""Whose methods change no file: looking at the folder after each call of them would take long."""
-
-
-def watched(root: Path, changed: Callable[[], object]) -> Callable[[], None]:
+def watched(root, changed):
     """Call ``changed`` after every call of a function that changed a root; return what ends it."""
     last = [signature(root)]
 
-    def hook(frame, event, function) -> None:
+    def hook(frame, event, function):
         if event not in ("c_return", "c_exception"):
-            return
-        owner = getattr(function, "__self__", None)
-        if type(owner) in PLAIN or owner is builtins:
             return
         if (now := signature(root)) != last[0]:
             last[0] = now
@@ -132,7 +123,7 @@ def watched(root: Path, changed: Callable[[], object]) -> Callable[[], None]:
     return lambda: sys.setprofile(None)
 
 
-def signature(root: Path) -> list[tuple]:
+def signature(root):
     """Return what tells one content of a folder from another, without reading it."""
     found = []
     with os.scandir(root) as entries:
@@ -150,31 +141,29 @@ def signature(root: Path) -> list[tuple]:
 # The faults
 
 
-def kill(trials: Trials) -> None:
+def kill(trials):
     """SIGKILL after a change of a file that step 2 makes, one after the other."""
-    count = trials.folder / "count"
 
-    def counting(root: Path, step: int) -> None:
+    def counting(root, step, report):
         if step == 2:
-            watched(root, lambda: count.open("ab").write(b"."))
+            watched(root, lambda: report("change"))
 
-    trials.save(counting)
-    changes = count.stat().st_size
-    for number in evenly(changes, trials.most):
+    *_, changes = trials.save(counting)
+    for number in evenly(len(changes), trials.most):
 
-        def killing(root: Path, step: int, number: int = number) -> None:
+        def killing(root, step, report, number=number):
             left = iter(range(number, -1, -1))
             if step == 2:
                 watched(root, lambda: next(left) or os.kill(os.getpid(), signal.SIGKILL))
 
-        trials.judge(*trials.save(killing))
+        trials.judge(*trials.save(killing)[:2])
 
 
-def power_cut(trials: Trials) -> None:
+def power_cut(trials):
     """The disks that POSIX allows after a power cut during or after step 2, or a sample."""
     film, stack = trials.folder / "film", ExitStack()
 
-    def filming(root: Path, step: int) -> None:
+    def filming(root, step, report):
         if step == 2:
             camera = stack.enter_context(Camera(root, film).running())
             stack.callback(watched(root, lambda: camera.note("seen", None)))
@@ -193,18 +182,17 @@ def power_cut(trials: Trials) -> None:
         shutil.rmtree(left)
 
 
-def fsync_fails(trials: Trials) -> None:
+def fsync_fails(trials):
     """Each fsync of step 2 in turn fails with EIO; whoever says "saved" then has not looked."""
-    count = trials.folder / "count"
 
-    def failing(number: int):
-        def fault(root: Path, step: int) -> None:
+    def failing(number):
+        def fault(root, step, report):
             if step == 2:
-                real, left = os.fsync, iter(range(number, -1 << 30, -1))
+                real, calls = os.fsync, iter(range(1 << 30))
 
-                def fsync(file) -> None:
-                    count.open("ab").write(b".")
-                    if next(left) == 0:
+                def fsync(file):
+                    report("fsync")
+                    if next(calls) == number:
                         raise OSError(5, os.strerror(5))
                     real(file)
 
@@ -212,29 +200,29 @@ def fsync_fails(trials: Trials) -> None:
 
         return fault
 
-    trials.save(failing(-1))
-    for number in range(count.stat().st_size if count.exists() else 0):
-        root, saved = trials.save(failing(number))
+    *_, calls = trials.save(failing(None))
+    for number in range(len(calls)):
+        root, saved, _ = trials.save(failing(number))
         if saved == 2:
             trials.outcomes["unnoticed"] += 1
         else:
             trials.judge(root, saved)
 
 
-def disk_full(trials: Trials) -> None:
+def disk_full(trials):
     """No file may grow beyond a limit, at limits up to the size of the largest file."""
-    root, _ = trials.save(lambda root, step: None)
+    root, *_ = trials.save(lambda *_: None)
     largest = max(path.stat().st_size for path in root.rglob("*") if path.is_file())
     for limit in evenly(largest, max(2, trials.most // 10)):
 
-        def filling(root: Path, step: int, limit: int = limit) -> None:
+        def filling(root, step, report, limit=limit):
             if step == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-        trials.judge(*trials.save(filling))
+        trials.judge(*trials.save(filling)[:2])
 
 
-def reader(trials: Trials) -> None:
+def reader(trials):
     """Another process loads all the time while one step after the other is saved."""
     folder = trials.folder / "read"
     folder.mkdir()
@@ -242,7 +230,7 @@ def reader(trials: Trials) -> None:
     if saving.line() is None:
         raise RuntimeError("it saves nothing beside a reader")
 
-    def load(report) -> None:
+    def load(report):
         for _ in range(trials.most):
             report(looked_at(Saver(trials.saver.train, trials.saver.load), folder, 0, 1 << 20))
 
@@ -254,7 +242,7 @@ def reader(trials: Trials) -> None:
         child.close()
 
 
-def evenly(count: int, most: int) -> list[int]:
+def evenly(count, most):
     """Return at most so many of the numbers below ``count``, the first and the last included."""
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
 

@@ -1,8 +1,7 @@
 """Who survives kills, power cuts, full disks and failing flushes, and who resumes exactly?
 
-    python materials/bench/survival/run.py --quick
-    python materials/bench/survival/run.py --saver "torch.save, over" --fault kill
-    python materials/bench/survival/run.py --loader torchdata
+    python materials/bench/survival/run.py --trials 20
+    python materials/bench/survival/run.py --row "torch.save, over" --column kill
 
 Each row and column is tried in a process of its own, which imports what it needs and is forked for
 every trial. What is not installed is said to be so.
@@ -28,44 +27,33 @@ from training import Training  # noqa: E402
 COMPLETE = "whole", "older"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer trials")
-    parser.add_argument("--saver", default="", help="attack only savers with this in their name")
-    parser.add_argument("--loader", default="", help="resume only loaders with this in it")
-    parser.add_argument("--fault", choices=FAULTS, help="attack only so")
-    parser.add_argument("--trials", type=int, help="kills a saver (default 100, quick 20)")
+    parser.add_argument("--row", default="", help="try only those with this in their name")
+    parser.add_argument("--column", choices=[*FAULTS, *CASES], help="try only so")
+    parser.add_argument("--trials", type=int, default=100, help="kills a saver (default 100)")
     parser.add_argument("--json", type=Path, help="write what was seen as JSON")
     parser.add_argument("--dir", type=Path, default=Path(), help="where files are made")
     args = parser.parse_args(argv)
-    trials = args.trials or (20 if args.quick else 100)
     result = {
         "benchmark": "survival",
         "version": 2,
         "machine": machine_facts(args.dir),
-        "settings": {"trials": trials},
+        "settings": {"trials": args.trials},
     }
-    for kind, rows, columns, wanted, other, work in (
-        (
-            "savers",
-            SAVERS,
-            [args.fault] if args.fault else FAULTS,
-            args.saver or args.fault,
-            args.loader,
-            attacked,
-        ),
-        ("loaders", LOADERS, CASES, args.loader, args.saver or args.fault, resumed),
+    for kind, rows, columns, work in (
+        ("savers", SAVERS, FAULTS, attacked),
+        ("loaders", LOADERS, CASES, resumed),
     ):
+        chosen = [one for one in columns if args.column in (None, one)]
         result[kind] = [
             {
                 "name": name,
                 "version": found_version(package),
-                "cells": {
-                    one: cell(work, row, package, one, args.dir, trials, name) for one in columns
-                },
+                "cells": {one: cell(work, row, package, one, args, name) for one in chosen},
             }
             for name, (package, row) in rows.items()
-            if (wanted or not other) and (args.loader if kind == "loaders" else args.saver) in name
+            if chosen and args.row in name
         ]
     show("")
     print(table(result, "savers"), table(result, "loaders"), sep="\n\n")
@@ -74,44 +62,45 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def found_version(package: str) -> str:
+def found_version(package):
     return version(package) if package != "npydata" and installed(package) else ""
 
 
-def cell(work, row, package: str, column: str, where: Path, trials: int, name: str):
+def cell(work, row, package, column, args, name):
     """Return what a process found that alone imports a row's package, or what went wrong."""
     if not installed(package):
         return "not installed"
     show(f"{name}: {column}")
-    with TemporaryDirectory(dir=where) as folder:
-        answer = Path(folder, "answer")
+    with TemporaryDirectory(dir=args.dir) as folder:
 
-        def serve(report) -> None:
+        def serve(report):
             signal.alarm(0)  # it may take longer than one of its trials
             try:
-                found = work(row, column, Path(folder), trials)
+                found = work(row, column, Path(folder), args.trials)
             except Exception as error:
                 found = f"{type(error).__name__}: {error}"
-            answer.write_text(json.dumps(found))
+            report(json.dumps(found))
 
         child = start(serve)
+        answer = child.line()
+        child.kill()
         child.end()
         child.close()
-        return json.loads(answer.read_text()) if answer.exists() else "it died"
+        return json.loads(answer) if answer else "it died"
 
 
-def attacked(saver, fault: str, folder: Path, most: int) -> dict[str, int]:
+def attacked(saver, fault, folder, most):
     Training(folder)  # imports what each trial would import
     trials = Trials(saver(), folder, most)
     FAULTS[fault](trials)
     return trials.outcomes
 
 
-def resumed(loader, case: str, folder: Path, most: int) -> str:
+def resumed(loader, case, folder, most):
     return resumed_twice(loader, folder, CASES[case], max(2, most // 20))
 
 
-def table(result, kind: str) -> str:
+def table(result, kind):
     """Return the rows of ``savers`` or ``loaders``; each cell says what was seen."""
     if not (rows := result[kind]):
         return ""
@@ -126,7 +115,7 @@ def table(result, kind: str) -> str:
     return aligned([[kind[:-1], *columns], *body], "<" * (1 + len(columns)))
 
 
-def cell_text(found) -> str:
+def cell_text(found):
     """Return ``40 %: error 12 (of 20)``, or a note in place of trials."""
     if isinstance(found, str):
         return found[:60]

@@ -1,6 +1,6 @@
 """Savers under attack: what people write themselves, torch's, frameworks', and ours.
 
-Each saves and loads as its documentation or its best known user shows. ``pip install accelerate
+Each saves and loads as its documentation or its best known user shows. ``pip install
 lightning transformers`` adds those of frameworks.
 """
 
@@ -17,7 +17,6 @@ import torch
 from disk import sync_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch.utils.data import DataLoader
 from training import Training, tensors_of
 
 from npydata import AsyncCheckpointer, TrainingState, latest_checkpoint, load_checkpoint
@@ -34,20 +33,20 @@ class Saver:
     """A pattern of what one may delete by hand when the newest does not load."""
 
 
-def by_function(save, load, checkpoints: str = "") -> Saver:
+def by_function(save, load, checkpoints=""):
     """Return a saver that is one function, called after each step."""
 
-    def train(training: Training) -> None:
+    def train(training):
         for step in training.steps():
             save(training, step)
 
     return Saver(train, load, checkpoints)
 
 
-def ours(*, per_step: bool) -> Saver:
+def ours(*, per_step):
     checkpointers: list[AsyncCheckpointer] = []
 
-    def save(training: Training, step: int) -> None:
+    def save(training, step):
         if not checkpointers:
             checkpointers.append(AsyncCheckpointer(keep_last=2))
         folder = training.root / (f"step-{step}" if per_step else "checkpoint")
@@ -55,7 +54,7 @@ def ours(*, per_step: bool) -> Saver:
         checkpointers[0].save(folder, state["model"], state["optimizer"], TrainingState(step=step))
         checkpointers[0].wait()
 
-    def load(root: Path) -> dict[str, Any]:
+    def load(root):
         folder = latest_checkpoint(root) if per_step else root / "checkpoint"
         if folder is None:
             raise FileNotFoundError("no checkpoint")
@@ -65,10 +64,10 @@ def ours(*, per_step: bool) -> Saver:
     return by_function(save, load, "step-*" if per_step else "")
 
 
-def torch_save(*, rename: bool = False, careful: bool = True) -> Saver:
+def torch_save(*, rename=False, careful=True):
     """One file: written over, or a temporary that is flushed and renamed."""
 
-    def save(training: Training, step: int) -> None:
+    def save(training, step):
         path = training.root / "ckpt.pt"
         if not rename:
             torch.save(training.state(step), path)
@@ -84,16 +83,16 @@ def torch_save(*, rename: bool = False, careful: bool = True) -> Saver:
     return by_function(save, lambda root: torch.load(root / "ckpt.pt", weights_only=True))
 
 
-def safetensors() -> Saver:
+def safetensors():
     """Weights and moments in one file each, as Hugging Face's tools lay them out."""
 
-    def save(training: Training, step: int) -> None:
+    def save(training, step):
         state = training.state(step)
         save_file(state["model"], training.root / "model.safetensors")
         moments = {str(k): one for k, one in enumerate(tensors_of(state["optimizer"]))}
         save_file(moments, training.root / "optimizer.safetensors", {"step": str(step)})
 
-    def load(root: Path) -> dict[str, Any]:
+    def load(root):
         with safe_open(root / "optimizer.safetensors", "pt") as file:
             step = int(file.metadata()["step"])
         return {
@@ -105,17 +104,17 @@ def safetensors() -> Saver:
     return by_function(save, load)
 
 
-def dcp(*, per_step: bool, background: bool = False) -> Saver:
+def dcp(*, per_step, background=False):
     import torch.distributed.checkpoint as dcp
 
-    def save(training: Training, step: int) -> None:
+    def save(training, step):
         folder = training.root / (f"step-{step}" if per_step else "checkpoint")
         call = dcp.async_save if background else dcp.save
         done: Any = call(training.state(step), checkpoint_id=folder, no_dist=True)
         if background:
             getattr(done, "upload_completion", done).result()
 
-    def load(root: Path) -> dict[str, Any]:
+    def load(root):
         """Load the newest folder that DCP finished, as torchtitan looks for it."""
         state = Training(root).state(0)
         finished = [one.parent for one in root.glob("*/.metadata")]
@@ -126,137 +125,46 @@ def dcp(*, per_step: bool, background: bool = False) -> Saver:
     return by_function(save, load, "step-*" if per_step else "")
 
 
-class Count:
-    """A step that a framework saves with the rest."""
-
-    step = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
-
-
-def accelerate() -> Saver:
-    """Its own numbered folders, the newest two of them kept."""
-    from accelerate import Accelerator
-    from accelerate.utils import ProjectConfiguration
-
-    def accelerator(training: Training, count: Count) -> Any:
-        project = ProjectConfiguration(
-            str(training.root), total_limit=2, automatic_checkpoint_naming=True
-        )
-        made = Accelerator(project_config=project, cpu=True)
-        made.prepare(training.model, training.optimizer)
-        made.register_for_checkpointing(count)
-        return made
-
-    def train(training: Training) -> None:
-        count = Count()
-        made = accelerator(training, count)
-        for count.step in training.steps():
-            made.save_state()
-
-    def load(root: Path) -> dict[str, Any]:
-        training, count = Training(root), Count()
-        accelerator(training, count).load_state()
-        return training.state(count.step)
-
-    return Saver(train, load, "checkpoints/checkpoint_*")
-
-
 class Loaded(Exception):  # noqa: N818
     """Leaves a framework's training when it has resumed."""
 
 
-def raise_loaded(*_: Any, **__: Any) -> None:
+def raise_loaded(*_, **__):
     raise Loaded
 
 
-def lightning() -> Saver:
-    """A file per step, the newest two of them kept; resumed from ``last``."""
-    from lightning import LightningModule, Trainer
-    from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-
-    class Module(LightningModule):
-        def __init__(self, training: Training) -> None:
-            super().__init__()
-            self.run, self.layers = [training], training.model
-
-        def configure_optimizers(self) -> Any:
-            return self.run[0].optimizer
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return sum(p.sum() for p in self.layers.parameters()) * 0.0
-
-    def fit(training: Training, *callbacks: Any, **options: Any) -> Any:
-        kept = ModelCheckpoint(
-            training.root,
-            "{step}",
-            save_last=True,
-            save_top_k=2,
-            monitor="step",
-            mode="max",
-            every_n_train_steps=1,
-        )
-        trainer = Trainer(
-            default_root_dir=training.root, max_steps=training.last, accelerator="cpu",
-            logger=False, enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[*callbacks, kept],
-        )  # fmt: skip
-        with suppress(Loaded):
-            trainer.fit(Module(training), DataLoader([0.0] * 64), **options)
-        return trainer
-
-    def train(training: Training) -> None:
-        steps = training.steps()
-        fit(training, LambdaCallback(on_train_batch_end=lambda *_: next(steps)))
-        next(steps, None)
-
-    def load(root: Path) -> dict[str, Any]:
-        training = Training(root, last=60)
-        resumed = LambdaCallback(on_train_start=raise_loaded)
-        trainer = fit(training, resumed, ckpt_path=str(root / "last.ckpt"))
-        return training.state(trainer.global_step)
-
-    return Saver(train, load, "*.ckpt")
-
-
-def hugging_face() -> Saver:
+def hugging_face():
     """A folder per step, the newest two of them kept; resumed with ``resume_from_checkpoint``."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Model(torch.nn.Module):
-        def __init__(self, training: Training) -> None:
+        def __init__(self, training):
             super().__init__()
             self.layers = training.model
 
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(self, x):
             return {"loss": sum(p.sum() for p in self.layers.parameters()) * 0.0}
 
-    def trainer(training: Training, **hooks: Any) -> Any:
+    def trainer(training, **hooks):
         arguments = TrainingArguments(
             output_dir=str(training.root), max_steps=training.last, save_steps=1,
             save_total_limit=2, per_device_train_batch_size=1, report_to=[], use_cpu=True,
-            disable_tqdm=True, logging_strategy="no", max_grad_norm=0.0,
         )  # fmt: skip
-        schedule = torch.optim.lr_scheduler.ConstantLR(training.optimizer, 1.0)
         callback = type("Hooks", (TrainerCallback,), hooks)()
         return Trainer(
             Model(training),
             arguments,
             train_dataset=[{"x": torch.zeros(1)}] * 64,
             callbacks=[callback],
-            optimizers=(training.optimizer, schedule),
+            optimizers=(training.optimizer, None),
         )
 
-    def train(training: Training) -> None:
+    def train(training):
         steps = training.steps()
         trainer(training, on_step_end=lambda *_, **__: next(steps) and None).train()
         next(steps, None)
 
-    def load(root: Path) -> dict[str, Any]:
+    def load(root):
         training = Training(root, last=60)
         resumed = trainer(training, on_train_begin=raise_loaded)
         with suppress(Loaded):
@@ -272,8 +180,6 @@ SAVERS: dict[str, tuple[str, Callable[[], Saver]]] = {
     f"ours, {OVER}": ("npydata", partial(ours, per_step=False)),
     f"dcp.save, {OVER}": ("torch", partial(dcp, per_step=False)),
     f"dcp.async_save, {STEPS}": ("torch", partial(dcp, per_step=True, background=True)),
-    "accelerate save_state, total_limit=2": ("accelerate", accelerate),
-    "Lightning ModelCheckpoint, save_last": ("lightning", lightning),
     "HF Trainer, save_total_limit=2": ("transformers", hugging_face),
     f"torch.save, {OVER}": ("torch", torch_save),
     "torch.save, fsync and rename": ("torch", partial(torch_save, rename=True)),

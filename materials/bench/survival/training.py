@@ -1,9 +1,8 @@
 """A training run of which every number says what step it is from, and what was loaded of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ class Training:
     model: torch.nn.Module = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.model = torch.nn.Sequential(*(torch.nn.Linear(UNITS, UNITS) for _ in range(2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0)
         for parameter in self.model.parameters():
@@ -33,19 +32,19 @@ class Training:
         self.optimizer.zero_grad()
         self.fill(float(1 << 23))  # of no step
 
-    def fill(self, value: float) -> None:
+    def fill(self, value):
         with torch.no_grad():
             for tensor in tensors_of(self.state(0)):
                 tensor.fill_(value)
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step):
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": step,
         }
 
-    def steps(self) -> Iterator[int]:
+    def steps(self):
         """Yield the steps to save, their states ready; to go on is to say that one is saved."""
         for step in range(1, self.last + 1):
             self.before(step)
@@ -54,7 +53,7 @@ class Training:
             self.after(step)
 
 
-def tensors_of(state: Any) -> Iterator[torch.Tensor]:
+def tensors_of(state):
     if isinstance(state, dict):
         state = list(state.values())
     if isinstance(state, torch.Tensor):
@@ -64,7 +63,7 @@ def tensors_of(state: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(one)
 
 
-def verdict_on(state: Any, last: int) -> tuple[str, int]:
+def verdict_on(state, last):
     """Return what a loaded state is, ``whole``, ``mixed`` or ``garbage``, and its step."""
     tensors = list(tensors_of(state))
     values = set(np.unique(np.concatenate([one.numpy().ravel() for one in tensors])).tolist())
