@@ -16,9 +16,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from npydata import CheckpointError
-from npydata.checkpointer.manifest import MODEL, TRAINING, check_content, read_manifest
 from tutorial.figures import WIDTH, ink_on, use_style
+from tutorial.kept import CheckpointError
+from tutorial.kept.checkpointer.manifest import MODEL, TRAINING, check_content, read_manifest
 from tutorial.killed_writer import MOST, after_each_call, in_fork
 from tutorial.saving import COLORS
 from tutorial.sliders import is_live, with_sliders
