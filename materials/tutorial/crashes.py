@@ -171,7 +171,7 @@ def saved_share(saver: str, fault: str) -> int:
     """Percent of the trials in the saved run after which a complete checkpoint loaded."""
     page = json.loads((ROOT / "materials/results/survival.json").read_text(encoding="utf-8"))
     cell = next(one for one in page["savers"] if one["name"] == saver)["cells"][fault]
-    return round(100 * cell["complete"] / cell["trials"])
+    return round(100 * cell.get("whole", 0) / sum(cell.values()))
 
 
 def verdicts(**mine: dict[str, Any]) -> None:

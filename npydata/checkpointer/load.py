@@ -143,14 +143,14 @@ def read_whole(
                     if names := files_of(part, manifest.files):
                         path = folder / (part if "/" in names[0] else names[0])
                         parts[part] = opened.enter_context(open_checkpoint(path))
+                if verify and manifest_in(folder) == manifest:
+                    compare(folder, manifest, parts, progress=progress)
             except (CheckpointError, OSError):
                 if manifest_in(folder) != manifest:
                     continue  # it was replaced meanwhile
                 raise
             if manifest_in(folder) != manifest:
                 continue
-            if verify:
-                compare(folder, manifest, parts, progress=progress)
             return read(manifest, values, parts)
     raise CheckpointError(f"{folder}: was replaced again and again while it was read")
 

@@ -117,7 +117,7 @@ VALUES = {
     "a dtype that is none": {"$dtype": "torch.nn"}, "a huge size": {"$size": [1 << 70]},
     "pairs that are none": {"$dict": [[1]]}, "a tensor that is not there": {"$tensor": "nope"},
     "a class": {"$numpy": ["object", 1]}, "deep": None,
-    "one hash": {"$dict": [[k * (2**61 - 1), 0] for k in range(99)]},
+    "one hash": {"$dict": [[k * (2**61 - 1), 0] for k in range(30_000)]},
 }  # fmt: skip
 
 
@@ -165,7 +165,7 @@ class Anew(torch.nn.Linear):
 
 MISFITS = {
     "another shape": (lambda: torch.nn.Linear(3, 5), "shape|weight"),
-    "another name": (lambda: torch.nn.Sequential(torch.nn.Linear(3, 4)), "weight"),
+    "another name": (lambda: torch.nn.Sequential(torch.nn.Linear(3, 4)), "lacks"),
     "tensors made anew": (lambda: Anew(3, 4), "makes it anew"),
     "an optimizer that is not there": (lambda: (torch.nn.Linear(3, 4), {"m": torch.ones(1)}),
                                        "has no optimizer"),
