@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from tutorial.kept.system.atomic_write import sync_folder
 from tutorial.building import Build
 from tutorial.crashes import files_of
 from tutorial.kept import CheckpointError
@@ -39,6 +38,7 @@ from tutorial.kept.checkpointer.manifest import (
     check_sizes,
     checksums,
 )
+from tutorial.kept.system.atomic_write import sync_folder
 from tutorial.killed_writer import shown
 from tutorial.promised.checkpointer import (
     CARDS,  # noqa: F401

@@ -17,7 +17,6 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.system.accelerator import is_queued
-from tutorial.kept.system.garbage import without_collecting
 from tutorial.kept.checkpointer.background import (
     THREAD_NAME,
     BackgroundTask,
@@ -48,6 +47,7 @@ from tutorial.kept.checkpointer.staging import (
 )
 from tutorial.kept.checkpointer.training_state import TrainingState, serialized, training_json
 from tutorial.kept.checkpointer.writer import Writer
+from tutorial.kept.system.garbage import without_collecting
 
 SNAPSHOTS = ("host", "overlap", "device")
 Snapshot = tuple[StagingTask, BackgroundTask]

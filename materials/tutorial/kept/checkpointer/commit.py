@@ -22,13 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path, PosixPath
 
 from npydata.errors import CheckpointError
-from tutorial.kept.system.atomic_write import (
-    current_umask,
-    lock_folder,
-    remove_unless_locked,
-    replacing,
-    sync_folder,
-)
 from tutorial.kept.checkpointer.destination import (
     LATEST,
     LOOKS,
@@ -53,6 +46,13 @@ from tutorial.kept.reader.manifest import (
     in_place,
     is_ours,
     set_aside,
+)
+from tutorial.kept.system.atomic_write import (
+    current_umask,
+    lock_folder,
+    remove_unless_locked,
+    replacing,
+    sync_folder,
 )
 
 TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 
 from npydata.errors import CheckpointError
-from tutorial.kept.system.garbage import without_collecting
 from npydata.system.progress import NoBar, progress_bar
 from tutorial.kept.checkpointer.commit import latest_in, named_latest
 from tutorial.kept.checkpointer.file_layout import flatten_state_dict, unflatten_state_dict
@@ -47,6 +46,7 @@ from tutorial.kept.reader.open import open_files
 from tutorial.kept.reader.targets import own_state
 from tutorial.kept.reader.training_folder import PARTS, files_of
 from tutorial.kept.reader.typed_json import decode
+from tutorial.kept.system.garbage import without_collecting
 
 ReadTensors = Callable[[LazyCheckpoint, list[str]], dict[str, torch.Tensor]]
 Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]

@@ -19,9 +19,9 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.system.accelerator import PinnedPages, is_queued
-from tutorial.kept.system.event import InterruptSafeEvent
 from tutorial.kept.checkpointer.background import Watermark, run_parallel
 from tutorial.kept.checkpointer.file_layout import PLAIN_TYPES, FileLayout, TensorSlot
+from tutorial.kept.system.event import InterruptSafeEvent
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: map all pages now."""

@@ -16,13 +16,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import Protocol
 
-from tutorial.kept.system.atomic_write import sync_folder
 from tutorial.kept.checkpointer.background import THREAD_NAME, BackgroundTask
 from tutorial.kept.checkpointer.commit import write_small
 from tutorial.kept.checkpointer.file_layout import PAGE
 from tutorial.kept.checkpointer.manifest import PIECE_BYTES, FileEntry, checksums
 from tutorial.kept.checkpointer.staging import StagedFile
 from tutorial.kept.reader.checksums import crc32_of, lengths_up_to
+from tutorial.kept.system.atomic_write import sync_folder
 
 DIRECT = getattr(os, "O_DIRECT", 0)
 WRITE_BYTES = 1 << 26

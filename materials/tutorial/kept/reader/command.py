@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npydata.errors import NpyDataError
-from tutorial.kept.system.progress import MESSAGE_LENGTH, harmless, human_bytes, human_rate, printable
+from tutorial.kept.system.progress import (
+    MESSAGE_LENGTH,
+    harmless,
+    human_bytes,
+    human_rate,
+    printable,
+)
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 NAMES_SHOWN = 5
