@@ -52,10 +52,15 @@ class Card:
     """Why another symptom is not what happens, by its number."""
 
 
+def own_name(module: str) -> str:
+    """Return the name under which a module is imported: these two folders are on the path."""
+    return module.removeprefix("examples.").removeprefix("materials.")
+
+
 def infect(card: Card) -> None:
     """Give the library's function the mutant's code, wherever it is used; in a child, for good."""
     symbol = parse_symbol(card.symbol)
-    module = import_module(symbol.module.removeprefix("examples."))  # whose folder is on the path
+    module = import_module(own_name(symbol.module))
     mutant = {"__name__": symbol.module, "__file__": "<mutant>"}
     exec(mutated(card.symbol, card.line, card.mutant), mutant)
     healthy, ill = getattr(module, symbol.name), mutant[symbol.name]

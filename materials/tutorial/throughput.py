@@ -19,11 +19,11 @@ import torch
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from npydata import AsyncDataLoader, NpyTokensDataset
-from npydata.loader.pipeline import Pipeline, Timeline, in_chunks, lanes
-from npydata.loader.tuning import PROBES, Costs, costs_of
 from npydata.system.page_cache import evict, resident_pages
 from tutorial import figures, scoreboard
 from tutorial.kept.bench.sweep import plot_sweep, sweep
+from tutorial.lesson_loader import LessonLoader
+from tutorial.pipeline import PROBES, Costs, Pipeline, Timeline, costs_of, in_chunks, lanes
 from tutorial.sliders import with_sliders
 
 BATCH, SEQ_LEN = 32, 1024
@@ -215,8 +215,7 @@ def draw_model(
 
 def predicted(follow: Any, costs: Costs, step_s: float, row: Mapping[str, Any]) -> float:
     """What the learner's model says of a setting, in Mtok/s."""
-    config = AsyncDataLoader(range(1), num_workers=row["workers"],
-                             prefetch_factor=row["prefetch"]).config  # fmt: skip
+    config = LessonLoader(range(1), num_workers=row["workers"], prefetch_factor=row["prefetch"])
     p = Pipeline(step_s, costs.fetch_s, config.busy_workers, config.capacity,
                  config.batches_per_handoff, costs.serial_s, costs.wake_s)  # fmt: skip
     trips = follow(in_chunks(p), max(2, 512 // p.batches_per_handoff))

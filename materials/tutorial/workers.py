@@ -23,8 +23,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from npydata import NpyTokensDataset
-from npydata.loader.prefetcher import ExceptionWrapper
 from tutorial.figures import WIDTH, use_style
+from tutorial.lesson_loader import ExceptionWrapper
 from tutorial.tracing import (
     ENDED_BY,
     PATIENCE,

@@ -14,7 +14,8 @@ from npydata.errors import NpyDataError
 
 def collate(samples: list[Any]) -> Any:
     """Return samples as a batch: as they say themselves, else as torch does it."""
-    own = getattr(samples[0], "join", None) if samples else None
+    own = None if not samples or isinstance(samples[0], str | bytes) else getattr(
+        samples[0], "join", None)  # fmt: skip
     return own(samples) if own else default_collate(samples)
 
 

@@ -16,7 +16,7 @@ Built in ``notebooks/01_memmap_dataset``.
 import inspect
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +91,7 @@ class TokenDataset(Described, Dataset[Pair]):
         *,
         seed: int | None = None,
         epoch: int | None = None,
+        empty: Callable[[tuple[int, ...]], IntArray] | None = None,
     ) -> Pair:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
@@ -101,6 +102,7 @@ class TokenDataset(Described, Dataset[Pair]):
             indices: Samples, a 1-D list or array of integers; negative ones count from the end.
             seed: Of random windows; the dataset's own if not given.
             epoch: Of random windows; the dataset's own if not given.
+            empty: Gives the memory for the batch, as ``numpy.empty`` does for int64.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -108,7 +110,8 @@ class TokenDataset(Described, Dataset[Pair]):
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
         windows = self.windows_of(as_indices(indices, len(self)), seed, epoch)
-        batch: Pair = self.named(self.fetch_windows(windows))
+        out = empty((2, len(windows), self.seq_len)) if empty else None
+        batch: Pair = self.named(self.fetch_windows(windows, out=out))
         return batch
 
     def fetch_windows(self, windows: IntArray, *, out: IntArray | None = None) -> Pair:
@@ -220,6 +223,7 @@ class MmapDataset(TokenDataset):
     """
 
     described_by = ("seq_len", "stride")
+    shuffle_by_default = False
 
     def __init__(
         self,

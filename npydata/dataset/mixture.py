@@ -89,7 +89,7 @@ class MixtureDataset(InEpochs, Described, Dataset[Any]):
     over all epochs of the mixture.
     """
 
-    refuses_shuffle = OWN_ORDER
+    refuses_shuffle, shuffle_by_default = OWN_ORDER, False
     """Why a loader must not shuffle the samples."""
 
     def __init__(

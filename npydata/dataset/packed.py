@@ -10,7 +10,7 @@ Example::
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -260,14 +260,21 @@ class PackedDataset(Described, Dataset[Packed]):
         """Return the rows of some indices: those numbers, whatever seed and epoch."""
         return indices
 
-    def fetch(self, indices: npt.ArrayLike) -> Packed:
+    def fetch(
+        self,
+        indices: npt.ArrayLike,
+        *,
+        empty: Callable[[tuple[int, ...]], IntArray] | None = None,
+    ) -> Packed:
         """Return some rows as one batch; safe to call from many threads.
 
         Raises:
             IndexError: An index is not in the dataset.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
-        return self.fetch_windows(as_indices(indices, len(self)))
+        rows = as_indices(indices, len(self))
+        out = empty((self.batch_tensors, len(rows), self.seq_len)) if empty else None
+        return self.fetch_windows(rows, out=out)
 
     def fetch_windows(self, rows: IntArray, *, out: IntArray | None = None) -> Packed:
         """Return some rows as one batch; they must be in the dataset.

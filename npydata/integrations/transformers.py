@@ -13,18 +13,46 @@ folder whose ``model.safetensors`` has the names that ``from_pretrained`` expect
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from npydata.checkpointer.checkpointer import SnapshotMode
-from npydata.checkpointer.commit import latest_checkpoint
-from npydata.checkpointer.load import load_checkpoint
-from npydata.checkpointer.state import TrainingState, capture_rng, restore_rng
-from npydata.distributed.save import AsyncCheckpointer
+from npydata.checkpointer.load import latest_checkpoint, load_checkpoint
+from npydata.checkpointer.training_state import TrainingState, capture_rng, restore_rng
+from npydata.distributed.checkpointer import AsyncCheckpointer
 from npydata.errors import CheckpointError
+from npydata.loader.loader import AsyncDataLoader
+
+
+class LoaderBatches(IterableDataset[Any]):
+    """A loader's batches as a dataset, for a torch ``DataLoader`` that hands them on as they are.
+
+    That is what the Trainer knows how to resume: it tells the epoch, and skips what was given.
+    """
+
+    def __init__(self, loader: AsyncDataLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        self.loader.set_epoch(epoch)
+
+
+def train_dataloader(trainer: Trainer, loader: AsyncDataLoader) -> DataLoader[Any]:
+    """Return a loader's batches as ``Trainer.get_train_dataloader`` should give them."""
+    batches: DataLoader[Any] = DataLoader(LoaderBatches(loader), batch_size=None)
+    prepared: DataLoader[Any] = trainer.accelerator.prepare(batches)
+    return prepared
 
 
 class SaveCheckpoints(TrainerCallback):
@@ -32,7 +60,7 @@ class SaveCheckpoints(TrainerCallback):
 
     Args:
         root: The folder of this run's checkpoints.
-        every_n_steps: Optimizer steps from one to the next; the last step is saved as well.
+        every_n_steps: Optimizer steps from one to the next.
         keep_last: How many of the newest to keep; ``None`` keeps all.
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
@@ -46,7 +74,7 @@ class SaveCheckpoints(TrainerCallback):
         *,
         every_n_steps: int,
         keep_last: int | None = None,
-        snapshot: SnapshotMode = "host",
+        snapshot: str = "host",
     ) -> None:
         if type(every_n_steps) is not int or every_n_steps < 1:
             raise CheckpointError(f"every_n_steps={every_n_steps!r}, expected 1 or more")
@@ -97,10 +125,8 @@ class SaveCheckpoints(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save, if it is time, or the last step."""
-        last = state.global_step >= state.max_steps
-        due = last or state.global_step % self.every_n_steps == 0
-        if not due or not state.is_world_process_zero:
+        """Save, if it is time."""
+        if state.global_step % self.every_n_steps or not state.is_world_process_zero:
             return
         now = TrainingState(
             step=state.global_step,

@@ -11,223 +11,325 @@ Built in ``notebooks/03_async_loader``; how to set it, in ``notebooks/04_through
 """
 
 import copy
+import os
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from numbers import Integral
+from typing import Any, Never, TypeGuard
 
 import torch
+from torch.utils.data import IterableDataset
 
-from npydata.loader.accelerated import Accelerated, TrackedBatches
-from npydata.loader.adaptive import AdaptivePrefetcher
-from npydata.loader.buffer_pool import BufferPool
-from npydata.loader.config import AsyncDataLoaderConfig, configured
-from npydata.loader.device_transfer import StreamTransfer, Transfer, require_device, transfer_to
-from npydata.loader.fetcher import (
-    ADVISED_BATCHES,
-    BatchFetcher,
-    Cancellation,
-    EpochFetcher,
-    Fetcher,
-    ReadAhead,
-    SampleFetcher,
-    WindowFetcher,
-    cast,
-    gives_windows,
+from npydata.errors import LoaderError
+from npydata.loader.buffers import BufferPool
+from npydata.loader.device import Transfer, require_device
+from npydata.loader.fetch import Fetcher, Transform
+from npydata.loader.iterator import LoaderStats, PrefetchIterator
+from npydata.loader.prefetch import Prefetcher, ReorderBuffer
+from npydata.loader.sampler import (
+    BatchSampler,
+    EpochOrder,
+    PulledOrder,
+    draw_seed,
+    rank_and_world_size,
 )
-from npydata.loader.given import GivenCursor, GivenOrder, Turns
-from npydata.loader.identity import DatasetIdentity
-from npydata.loader.iterator import LoaderStats, NamedBatches, PrefetchIterator
-from npydata.loader.prefetcher import Fetch, Prefetcher, SynchronousFetcher
-from npydata.loader.pulled import GivenFetcher, PulledBatches, PulledIterator
-from npydata.loader.ranks import rank_and_world_size, shared_seed
-from npydata.loader.sampler import BatchSampler, EpochOrder
-from npydata.loader.state import STATE_VERSION, Cursor, validate_order, validate_state
-from npydata.loader.timeouts import TimedPrefetcher
-from npydata.loader.transforms import Transform, TransformedBatches
-from npydata.loader.vocabulary import (
-    SingleSamples,
-    Vocabulary,
-    as_list,
-    collate_single,
-    given_order,
-    require_lossless,
-    require_one_order,
-    require_own_order,
-    require_usable,
-    seed_from,
-    without_refused,
-)
-from npydata.loader.workers import AsWorker
+from npydata.loader.state import STATE_VERSION, Cursor, Position, require_state
 
 __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
 
+STOCK_ARGUMENTS = {
+    "worker_init_fn": "workers are threads of this process: prepare what they need before the loop",
+    "generator": "write seed=",
+    "timeout": "leave it out: a batch is waited for until it comes or Ctrl-C",
+    "persistent_workers": "leave it out: threads share the one dataset and start at once",
+    "multiprocessing_context": "leave it out: workers are threads",
+    "in_order": "leave it out: batches always come in order",
+    "pin_memory_device": "write pin_memory=True, or device= to have batches brought there",
+}
+"""Arguments of torch's ``DataLoader`` that there aren't here, and what to write instead."""
 
-class AsyncDataLoader(Accelerated, Vocabulary):
+SMALLEST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 0, "seed": None, "rank": 0,
+            "world_size": 1}  # fmt: skip
+"""Settings that are integers, and the least they may be."""
+
+DECIDED_BY = {
+    "sampler": ("shuffle", "rank", "world_size"),
+    "batch_sampler": ("sampler", "shuffle", "rank", "world_size", "batch_size", "drop_last"),
+}
+"""What is left to whoever decides the order."""
+
+
+class ArgumentTypeError(LoaderError, TypeError):
+    """An argument of the wrong type, or one that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncDataLoaderConfig:
+    """The settings of an :class:`AsyncDataLoader`, whose arguments say what each of them means.
+
+    Raises:
+        LoaderError: A setting has an impossible value; the message names both. For a value of the
+            wrong type it is a ``TypeError`` as well.
+    """
+
+    batch_size: int = 32
+    shuffle: bool | None = None
+    drop_last: bool = False
+    num_workers: int = 2
+    prefetch_factor: int = 16
+    seed: int | None = None
+    sampler: Iterable[Any] | None = None
+    batch_sampler: Iterable[Any] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    transforms: Iterable[Transform] = ()
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+    pin_memory: bool = False
+    rank: int | None = None
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        expected: dict[str, tuple[Any, str]] = {
+            **dict.fromkeys(("shuffle", "drop_last", "pin_memory"), (bool, "True or False")),
+            **dict.fromkeys(SMALLEST, (Integral, "an integer")),
+            **dict.fromkeys(("sampler", "batch_sampler", "transforms"), (Iterable, "an iterable")),
+            "dtype": (torch.dtype, "a torch.dtype such as torch.int32"),
+        }
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, (kind, text) in expected.items():
+            value = getattr(self, name)
+            is_wrong_number = kind is Integral and isinstance(value, bool)
+            if value is not defaults[name] and (not isinstance(value, kind) or is_wrong_number):
+                raise ArgumentTypeError(f"{name}={value!r}, expected {text}")
+        for name, least in SMALLEST.items():
+            value = getattr(self, name)
+            if value is not None and least is not None and value < least:
+                raise LoaderError(f"{name}={value!r}, expected an integer of {least} or more")
+        if (self.rank is None) != (self.world_size is None):
+            raise LoaderError(f"rank={self.rank}, world_size={self.world_size}: expected both or "
+                              "neither")  # fmt: skip
+        if self.rank is not None and self.rank >= (self.world_size or 0):
+            raise LoaderError(f"rank={self.rank}, expected 0 to {(self.world_size or 0) - 1}")
+        for owner, others in DECIDED_BY.items():
+            for name in others if getattr(self, owner) is not None else ():
+                if getattr(self, name) is not defaults[name] and getattr(self, name) is not False:
+                    raise LoaderError(f"{name}={getattr(self, name)!r} with {owner}=, which "
+                                      f"decides that; leave {name} out")  # fmt: skip
+
+
+class AsyncDataLoader:
     """Batches of a dataset, made ahead by worker threads.
 
     Args:
         dataset: Anything with ``len`` and ``[index]``. One with ``fetch(indices)``, as npydata's
-            own, gives whole batches, which is many times faster; ``seed`` and ``epoch`` are passed
-            to it if it has such parameters. ``will_need(indices)`` beside it is called some batches
-            ahead. Or an iterable-style dataset, which one thread goes through, in its own order; it
-            resumes by its ``state_dict``, or else by skipping what was given.
-        config: How to work; its fields may be given as keywords instead. An integer is the batch
-            size.
-        device: Where tensors should be. For a GPU they are copied on a stream of their own.
-        transforms: Called on each sample, in order. One that has a parameter ``rng`` gets a
-            ``numpy.random.Generator`` that depends on (seed, epoch, index) only.
-        collate_fn: Makes a batch of a list of samples; torch's own if not given. With
-            ``batch_size=None`` it gets the single sample.
+            own, gives whole batches, which is many times faster; ``seed``, ``epoch`` and ``empty``
+            (memory for the batch, as ``numpy.empty`` gives it) are passed to it if it has such
+            parameters. ``will_need(indices)`` beside it is called some batches ahead. Or an
+            iterable-style dataset, which one thread goes through in its own order.
+        config: Settings, which take the place of the defaults below; those that are given as
+            keywords as well take the keyword's value. An integer is the batch size.
+        batch_size: Samples per batch, of one rank.
+        shuffle: Another order in each epoch, or the dataset's own; ``None`` asks the dataset:
+            windows in order and mixtures are not shuffled, all others are.
+        drop_last: Leave out the last batch of an epoch if it is short.
+        num_workers: Threads that fetch batches. With 0, one still prefetches.
+        prefetch_factor: Batches ahead per worker; with 0, the caller fetches each batch itself.
+        seed: Decides order, random windows and transforms. The dataset's own if not given, else
+            drawn; part of the state.
         sampler: Decides which indices come, and in which order, for this rank.
         batch_sampler: Decides which indices make each batch.
-        generator: What the seed is drawn from if none is given; else torch's global one.
-        worker_init_fn: Called with its number in each worker thread that begins; not for
-            ``num_workers=0``.
-        settings: Fields of :class:`AsyncDataLoaderConfig`, which replace those of ``config``.
+        collate_fn: Makes a batch of a list of samples; torch's own if not given.
+        transforms: Called on each sample, in order. One that has a parameter ``rng`` gets a
+            ``numpy.random.Generator`` that depends on (seed, epoch, index) only.
+        dtype: Cast tensors of the same kind (floats, or integers) to this; ``None`` leaves them.
+        device: Where tensors should be. For a GPU they are copied on a stream of their own.
+        pin_memory: Leave batches in memory that a GPU can copy from by itself.
+        rank: Which slice of each global batch is ours; from ``torch.distributed`` if not given.
+        world_size: How many ranks share an epoch; from ``torch.distributed`` if not given.
 
     An epoch is ``for batch in loader``. A batch of npydata's datasets is ``x, y``, ``(batch_size,
-    seq_len)`` int64 each, on ``device``. ``loader.stats`` says how the newest iterator is doing:
-    batches, tokens per second, share of time waited
-    (a :class:`~npydata.loader.iterator.LoaderStats`).
+    seq_len)`` int64 each, on ``device``. ``loader.stats`` says how the newest iterator is doing.
     ``len(loader)`` counts the batches of a full epoch.
 
     Promises: the same seed gives the same batches in the same order, whatever the number of
     workers; an exception in a worker is raised at its batch; leaving early stops every thread; a
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
     one, also on another number of ranks or with another batch size. Where a sampler or a stream
-    decides the order, a state is of this rank, and the epoch ends when the order is asked for more:
-    a state behind its last batch has an end without batches to come. Every argument of
-    ``torch.utils.data.DataLoader`` may be given by its name, and read as an attribute. Built in
-    ``notebooks/03_async_loader``.
+    decides the order, a state is of this rank. Built in ``notebooks/03_async_loader``.
 
     Raises:
         LoaderError: A setting is impossible, or loses data.
+        TypeError: An argument is of the wrong type, or there is none of that name.
     """
-
-    _new_iterator: Callable[..., PrefetchIterator] = PrefetchIterator
 
     def __init__(
         self,
         dataset: Any,
         config: AsyncDataLoaderConfig | int | None = None,
-        *,
-        device: torch.device | str | None = None,
-        transforms: Iterable[Transform] = (),
-        collate_fn: Callable[[Any], Any] | None = None,
+        *positional: Never,
+        batch_size: int = 32,
+        shuffle: bool | None = None,
+        drop_last: bool = False,
+        num_workers: int = 2,
+        prefetch_factor: int = 16,
+        seed: int | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-        worker_init_fn: Callable[[int], Any] | None = None,
-        **settings: Any,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        transforms: Iterable[Transform] = (),
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        pin_memory: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **unknown: Never,
     ) -> None:
-        require_usable(dataset)
-        require_one_order(dataset, sampler, batch_sampler, settings)
-        self.dataset, self.config = dataset, configured(config, without_refused(settings))
-        require_lossless(dataset, self.config.dtype)
-        self._given_sampler, self._given_batch_sampler = sampler, batch_sampler
-        require_own_order(dataset, self.config.shuffle and sampler is batch_sampler is None)
-        self.rank, self.world_size = rank_and_world_size(self.config)
-        self.generator, self.worker_init_fn = generator, worker_init_fn
-        self.seed = shared_seed(self.config.seed, self.world_size, partial(seed_from, generator))
-        self.device, self.collate_fn = require_device(device), collate_fn
-        self.transforms = as_list(transforms)
-        self._kind, self._source = given_order(dataset, sampler, batch_sampler)
-        self._turns = Turns()
-        self._cursor = self._cursor_at(0)
+        refuse_unknown(positional, unknown)
+        given = {
+            "batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last,
+            "num_workers": num_workers, "prefetch_factor": prefetch_factor, "seed": seed,
+            "sampler": sampler, "batch_sampler": batch_sampler, "collate_fn": collate_fn,
+            "transforms": transforms, "dtype": dtype, "device": device, "pin_memory": pin_memory,
+            "rank": rank, "world_size": world_size,
+        }  # fmt: skip
+        self.config = config = with_given(config, given)
+        self._kind, self._source = order_of(dataset, config)
+        self.dataset, self.transforms = dataset, list(config.transforms)
+        self.batch_size = None if self._kind == "batch_sampler" else config.batch_size
+        self.drop_last, self.num_workers = config.drop_last, config.num_workers
+        self.prefetch_factor, self.pin_memory = config.prefetch_factor, config.pin_memory
+        self._shuffle = self._source is None and wants_shuffle(dataset, config.shuffle)
+        self.rank, self.world_size = rank_and_world_size(config.rank, config.world_size)
+        self.seed = choose_seed(dataset, config.seed, self.world_size)
+        self.device = config.device
+        require_device(self.device)
+        self._cursor = Cursor(Position())
         self._iterator: weakref.ref[PrefetchIterator] | None = None
-        self._identity = DatasetIdentity(dataset)
+        self._lock = threading.RLock()
         self.stats = LoaderStats()
 
+    def __repr__(self) -> str:
+        order = (
+            f"order of a {self._kind}" if self._source is not None else f"shuffle={self._shuffle}"
+        )
+        ranks = f", rank={self.rank}, world_size={self.world_size}" if self.world_size > 1 else ""
+        return (
+            f"{type(self).__name__}({describe(self.dataset)}, batch_size={self.batch_size}, "
+            f"{order}, num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}, "
+            f"seed={self.seed}{ranks})"
+        )
+
     def __len__(self) -> int:
-        if self._source is not None:
-            return self._length(0)
-        return len(self._sampler(0))
+        found = self._batches_left(Position())
+        if found is None:
+            raise TypeError(f"how many batches there are is not known: the {self._kind} has no "
+                            "len()")  # fmt: skip
+        return found
 
     @property
     def num_batches(self) -> int:
         """Batches in a full epoch, the same for every rank."""
         return len(self)
 
-    @property
-    def dropped(self) -> int:
-        """Samples of a full epoch that no rank gets, because they don't go round."""
-        return 0 if self._source is not None else self._sampler(0).dropped
-
-    def __iter__(self) -> "PrefetchIterator | TrackedBatches":
+    def __iter__(self) -> PrefetchIterator:
         """Begin the next epoch, or the one a loaded state points into.
 
-        An iterator that gave no batch has not begun its epoch: the next one begins the same. One
-        that ended with a worker's error is followed by the rest of its epoch, without the batch
-        that failed; a state taken in between still has that batch to come. A running iterator is
+        The same epoch again if the iterator before delivered no second batch. A running iterator is
         ended, and raises a ``LoaderError`` if it is asked again.
         """
-        self._invalidate_iterator("a newer iter(loader)")
-        self._cursor, self.stats = self._cursor.for_next_iterator(), LoaderStats()
-        iterator = self._iterate() if self._source is None else self._iterate_given()
-        self._iterator = weakref.ref(iterator)
-        return self.tracked(iterator)
+        self._end_iterator("a newer iter(loader)")
+        window = self.prefetch_factor * max(1, self.num_workers)
+        buffer = ReorderBuffer(window)
 
-    def _iterate(self) -> PrefetchIterator:
-        """Begin an epoch in an order of ours."""
-        sampler, transfer, cancellation = self._sampler(), self._transfer(), Cancellation()
-        fetch = self._epoch_fetcher(sampler, transfer, cancellation)
-        iterator = self._new_iterator(self._prefetcher(fetch, len(sampler)), cancellation, sampler,
-                                      self._cursor, transfer, self.stats)  # fmt: skip
-        self.stats.progress = getattr(self.dataset, "progress", None)
-        self.stats.cursor = self._cursor
+        def require_open() -> None:
+            if buffer.closed:
+                raise LoaderError("the iterator was closed")
+
+        start = self._cursor.next_start()
+        order: EpochOrder | PulledOrder
+        if self._source is None:
+            order = EpochOrder(self._batches_from(start.samples), self.seed, start.epoch,
+                               shuffle=self._shuffle, window=window)  # fmt: skip
+        else:
+            if self._cursor.source_is_there:
+                start = start._replace(order=None)
+            order = PulledOrder(self._source, self._kind, self.batch_size or 1,
+                                drop_last=self.drop_last, start=start, seed=self.seed,
+                                lock=self._lock, require_open=require_open)  # fmt: skip
+            start = order.start
+        transfer = Transfer(self.device, pin_memory=self.pin_memory)
+        pool = BufferPool(window + 2, pinned=transfer.stream is not None)
+        fetcher = Fetcher(self.dataset, order, seed=self.seed, transforms=self.transforms,
+                          collate_fn=self.config.collate_fn, dtype=self.config.dtype,
+                          transfer=transfer, pool=pool, require_open=require_open)  # fmt: skip
+        self._cursor = Cursor(start)
+        threads = 1 if self._kind == "stream" else max(1, self.num_workers)
+        prefetcher = Prefetcher(fetcher, threads if window else 0, buffer)
+        progress = getattr(self.dataset, "progress", None)
+        self.stats = LoaderStats(prefetcher=prefetcher, cursor=self._cursor, progress=progress)
+        iterator = PrefetchIterator(prefetcher, transfer, self._cursor, self.stats,
+                                    self._batches_left(start))  # fmt: skip
+        self._iterator = weakref.ref(iterator)
         return iterator
 
     def iter_epoch(
         self, input_name: str = "input", target_name: str = "target"
     ) -> Iterator[dict[str, Any]]:
         """Begin an epoch as ``iter`` does; ``x, y`` come as ``{input_name: x, target_name: y}``."""
-        return NamedBatches(iter(self), input_name, target_name)
+        batches = iter(self)
+
+        def named(batch: Any) -> dict[str, Any]:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise LoaderError(f"a batch is a {type(batch).__name__}, expected two tensors: an "
+                                  "input and a target")  # fmt: skip
+            return dict(zip((input_name, target_name), batch, strict=True))
+
+        return map(named, batches)
 
     def with_transform(self, transform: Transform) -> "AsyncDataLoader":
-        """Add a transform behind the others, from the next epoch on; returns the loader."""
+        """Add a transform after the others, from the next epoch on; returns the loader."""
         self.transforms.append(transform)
         return self
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter`` begin this epoch, as trainers say that count epochs themselves.
 
-        Nothing changes if it would anyway: also not in the middle of an epoch, behind a loaded
+        Nothing changes if it would anyway: also not in the middle of an epoch, after a loaded
         state. A sampler or a stream is told as well, if it has such a method.
         """
         tell = getattr(self._source, "set_epoch", None)
         if tell:
             tell(epoch)
-        if epoch != self._cursor.for_next_iterator().epoch:
-            self._invalidate_iterator("set_epoch()")
-            self._cursor = self._cursor_at(epoch)
+        if epoch != self._cursor.next_start().epoch:
+            self._move_to(Position(epoch), "set_epoch()")
 
     def reshuffle(self) -> None:
         """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does."""
-        self._invalidate_iterator("reshuffle()")
-        self._cursor = self._cursor_at(self._cursor.epoch + 1)
+        self._move_to(Position(self._cursor.at.epoch + 1), "reshuffle()")
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator stands, as plain values.
 
-        ``seed`` and ``epoch`` say which order, ``samples`` how many of it all ranks together were
-        given, ``fingerprint`` of which data, ``shuffle`` whether it was shuffled. Batches that were
-        prefetched but not delivered count as not delivered. ``data``, of npydata's datasets, says
-        what they are, for the message if others come. Where a sampler or a stream decides the
-        order, ``order`` says how it is brought back: ``resumes_by`` is ``"state_dict"`` or
-        ``"skipping"``.
+        ``seed``, ``epoch`` and ``shuffle`` say which order, ``samples`` how many of it all ranks
+        together were given, ``fingerprint`` of which data, and ``data`` what that is, for the
+        message if others come. Batches that were prefetched but not delivered count as not
+        delivered. Where a sampler or a stream decides the order, ``order`` says how it is brought
+        back.
         """
-        order: dict[str, Any] = {"shuffle": self.config.shuffle}
-        if isinstance(self._cursor, GivenCursor):
-            order = {"order": self._cursor.order_state}
+        at = self._cursor.at
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
-            "epoch": self._cursor.epoch,
-            "samples": self._cursor.samples,
-            "fingerprint": self.fingerprint(self._cursor),
-            **({"data": about} if (about := self._identity.describe()) else {}),
-            **copy.deepcopy(order),
+            "epoch": at.epoch,
+            "samples": at.samples,
+            "fingerprint": self.fingerprint(at.epoch, at.samples),
+            "data": describe(self.dataset),
+            "shuffle": self._shuffle if self._source is None else self._kind,
+            "order": copy.deepcopy(at.order),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -237,151 +339,153 @@ class AsyncDataLoader(Accelerated, Vocabulary):
             LoaderError: The state is malformed, or belongs to other data or another order.
         """
         most = len(self.dataset) if self._source is None else None
-        validate_state(state, self.fingerprint, most, self._identity.differences)
-        validate_order(state, self._kind, self.config.shuffle)
-        self._invalidate_iterator("load_state_dict()")
+        require_state(state, self.state_dict(), self.fingerprint, most)
+        place = Position(state["epoch"], state["samples"], copy.deepcopy(state["order"]))
+        self._move_to(place, "load_state_dict()")
         self.seed = state["seed"]
-        self._cursor = self._cursor_at(state["epoch"], state["samples"], state.get("order"))
+
+    def fingerprint(self, epoch: int, samples: int) -> str:
+        """Return what tells the data before a place from any other data.
+
+        The dataset's own ``fingerprint_at(epoch, samples)``, whose later samples may then change,
+        or ``fingerprint()``, or else its length.
+        """
+        if hasattr(self.dataset, "fingerprint_at"):
+            return str(self.dataset.fingerprint_at(epoch, samples))
+        if hasattr(self.dataset, "fingerprint"):
+            return str(self.dataset.fingerprint())
+        return "a stream" if self._kind == "stream" else f"{len(self.dataset)} samples"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along, by ``pickle`` or ``copy``: all but iterator and threads.
 
         The copy goes on as one would that loaded this loader's state.
         """
-        now = self._cursor
-        cursor = self._cursor_at(now.epoch, now.samples, getattr(now, "order_state", None))
-        fresh = {"_cursor": cursor, "_iterator": None, "stats": LoaderStats()}
-        return {**self.__dict__, **fresh, "accelerator_device": None}
+        fresh = {"_cursor": Cursor(self._cursor.at), "_iterator": None, "stats": LoaderStats()}
+        return {name: value for name, value in {**self.__dict__, **fresh}.items()
+                if name != "_lock"}  # fmt: skip
 
-    def fingerprint(self, cursor: Cursor | None = None) -> str:
-        """Return what tells this dataset from another: its own ``fingerprint()``, or its length.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
 
-        A dataset whose later samples may change says what decides those before a place, with
-        ``fingerprint_at(epoch, samples)``.
-        """
-        return self._identity.fingerprint(cursor)
+    def _batches_from(self, start: int) -> BatchSampler:
+        """Return how the rest of an epoch is cut into our batches."""
+        return BatchSampler(num_samples=len(self.dataset), batch_size=self.batch_size or 1,
+                            rank=self.rank, world_size=self.world_size, drop_last=self.drop_last,
+                            start=start)  # fmt: skip
 
-    def _sampler(self, start: int | None = None) -> BatchSampler:
-        return BatchSampler(
-            len(self.dataset),
-            self.config.samples_per_batch,
-            rank=self.rank,
-            world_size=self.world_size,
-            drop_last=self.config.drop_last,
-            start=self._cursor.samples if start is None else start,
-        )
-
-    def _cursor_at(
-        self, epoch: int, samples: int = 0, order_state: dict[str, Any] | None = None
-    ) -> Cursor:
-        """Return a cursor that the next ``iter`` begins at."""
+    def _batches_left(self, place: Position) -> int | None:
+        """Return how many batches come after a place; ``None`` where the order has no length."""
         if self._source is None:
-            return Cursor(epoch, samples)
-        return GivenCursor(
-            epoch, samples, order_state=order_state, is_elsewhere=order_state is not None
-        )
-
-    def _iterate_given(self) -> PulledIterator:
-        """Begin an epoch whose order is a sampler's, or a stream's."""
-        cursor, transfer, cancellation = self._cursor, self._transfer(), Cancellation()
-        assert isinstance(cursor, GivenCursor)
-        size = None if self._kind == "batch_sampler" else self.config.batch_size
-        order = GivenOrder(self._source, self._kind, size, drop_last=self.config.drop_last,
-                           cursor=cursor, seed=self.seed, turns=self._turns,
-                           check_cancelled=cancellation.check)  # fmt: skip
-        length = self._length_if_known(order.given)  # before anybody pulls
-        fetcher = GivenFetcher(self.dataset, order, self.seed, cursor.epoch, cancellation.check)
-        make = self._as_worker(self._batches(fetcher, fetcher.order, cancellation))
-        fetch = PulledBatches(order, make, self._stages(transfer), cancellation.check)
-        iterator = PulledIterator(self._prefetcher(fetch, len(order)), cancellation, order,
-                                  cursor, transfer, self.stats)  # fmt: skip
-        iterator.length = length
-        return iterator
-
-    def _transfer(self) -> Transfer:
-        return transfer_to(self.device_wanted, pin_memory=self.config.pin_memory)
-
-    def _prefetcher(self, fetch: Fetch, count: int) -> Prefetcher:
-        """Start fetching the batches of an epoch; a stream has one thread that goes through it."""
-        config = self.config
-        if config.prefetch_factor == 0:
-            return SynchronousFetcher(fetch)
-        workers = 1 if self._kind == "stream" else max(1, min(config.busy_workers, count))
-        if config.timeout:
-            return TimedPrefetcher(fetch, count, workers, config.capacity, config.timeout)
-        return AdaptivePrefetcher(fetch, count, workers, config.capacity)
-
-    def _epoch_fetcher(
-        self, sampler: BatchSampler, transfer: Transfer, cancellation: Cancellation
-    ) -> EpochFetcher:
-        """Return all that a worker needs to know; nothing of it leads back to the loader."""
-        order = EpochOrder(sampler, self.seed, self._cursor.epoch, self.config.shuffle)
-        fetcher = self._fetcher(order, transfer, cancellation)
-        distance = max(ADVISED_BATCHES, self.config.capacity)
-        read_ahead = ReadAhead(fetcher.advise, len(sampler), distance)
-        fetch = self._as_worker(self._batches(fetcher, order, cancellation))
-        check = cancellation.check
-        return EpochFetcher(fetch, read_ahead, check, self._stages(transfer), order)
-
-    def _batches(
-        self, fetcher: Fetcher, order: Any, cancellation: Cancellation
-    ) -> Callable[[int], Any]:
-        """Return what makes batch k: as it was fetched, or transformed and collated."""
-        is_single = self.config.batch_size is None and self._kind != "batch_sampler"
-        if not (self.transforms or self.collate_fn):
-            return SingleSamples(fetcher).batch if is_single else fetcher.batch
-        collate_fn = collate_single(self.collate_fn) if is_single else self.collate_fn
-        return TransformedBatches(fetcher, order, self.seed, self._cursor.epoch,
-                                  transforms=self.transforms, collate_fn=collate_fn,
-                                  check_cancelled=cancellation.check).batch  # fmt: skip
-
-    def _as_worker(self, fetch: Callable[[int], Any]) -> Callable[[int], Any]:
-        """Let threads know which worker they are, unless the caller is the only one.
-
-        The one thread that goes through a stream is told nothing: a dataset that is cut by worker
-        would leave out the rest.
-        """
-        config = self.config
-        if config.num_workers == 0 or config.prefetch_factor == 0:
-            return fetch
-        if self._kind == "stream" and self.worker_init_fn is None:
-            return fetch
-        workers = 1 if self._kind == "stream" else config.num_workers
-        return AsWorker(fetch, self.dataset, workers, self.seed, self.worker_init_fn)
-
-    def _stages(self, transfer: Transfer) -> list[Callable[[Any], Any]]:
-        """Return what is done with each batch that was made."""
-        stages: list[Callable[[Any], Any]] = []
-        if self.config.dtype is not None:
-            stages.append(partial(cast, dtype=self.config.dtype))
-        if transfer.moves:
-            stages.append(transfer.send)
-        return stages
-
-    def _fetcher(
-        self, order: EpochOrder, transfer: Transfer, cancellation: Cancellation
-    ) -> Fetcher:
-        """Choose the quickest way that the dataset offers."""
-        dataset, seed, epoch = self.dataset, self.seed, self._cursor.epoch
-        if gives_windows(dataset):
-            windows = EpochOrder(order.sampler, seed, epoch, self.config.shuffle,
-                                 partial(dataset.windows_of, seed=seed, epoch=epoch))  # fmt: skip
-            return WindowFetcher(dataset, windows, self._pool(transfer))
-        if hasattr(dataset, "fetch"):
-            return BatchFetcher(dataset, order, seed, epoch)
-        return SampleFetcher(dataset, order, cancellation.check)
-
-    def _pool(self, transfer: Transfer) -> BufferPool | None:
-        """Return memory for whole batches, unless they are cut into samples or used at once."""
-        if self.config.prefetch_factor == 0 or self.transforms or self.collate_fn:
+            return len(self._batches_from(place.samples))
+        try:
+            left = len(self._source) - (place.order["given"] if place.order else 0)
+        except TypeError:
             return None
-        pinned = isinstance(transfer, StreamTransfer) or transfer.pinned
-        stats = self.stats  # of this epoch: the next one has its own
-        tensors = getattr(self.dataset, "batch_tensors", 2)
-        shape = (tensors, self.config.samples_per_batch, self.dataset.seq_len)
-        return BufferPool(shape, self.config.capacity, lambda: stats.batches, pinned=pinned)
+        full, rest = divmod(max(0, left), self.batch_size or 1)
+        return full + (rest > 0 and not self.drop_last)
 
-    def _invalidate_iterator(self, cause: str) -> None:
+    def _move_to(self, position: Position, cause: str) -> None:
+        self._end_iterator(cause)
+        self._cursor = Cursor(position)
+
+    def _end_iterator(self, cause: str) -> None:
         running = self._iterator() if self._iterator is not None else None
         if running is not None:
-            running.invalidate(cause)
+            running.end(cause)
+
+
+def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> None:
+    """Raise at an argument that there isn't, with what to write instead."""
+    names = [field.name for field in fields(AsyncDataLoaderConfig)]
+    if positional:
+        raise ArgumentTypeError(f"{positional[0]!r} by position: after the batch size, name "
+                                f"arguments, as {names[1]}=True")  # fmt: skip
+    for name in unknown:
+        near = get_close_matches(name, names, n=1)
+        instead = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
+        raise ArgumentTypeError(f"{name}= is no argument: {STOCK_ARGUMENTS.get(name, instead)}")
+
+
+def with_given(
+    config: AsyncDataLoaderConfig | int | None, given: dict[str, Any]
+) -> AsyncDataLoaderConfig:
+    """Return a configuration in which those arguments count that aren't at their default."""
+    defaults = AsyncDataLoaderConfig()
+    given = {name: v for name, v in given.items() if v is not getattr(defaults, name)}
+    if is_integer(config):
+        if "batch_size" in given:
+            raise LoaderError(
+                f"batch_size given twice: {config} by place, {given['batch_size']} by name"
+            )
+        config, given["batch_size"] = None, config
+    if not isinstance(config, AsyncDataLoaderConfig | None):
+        raise ArgumentTypeError(f"config={config!r}, expected an AsyncDataLoaderConfig, or an "
+                                "integer: the batch size")  # fmt: skip
+    return replace(config or defaults, **given)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value counts something: an integer of Python's or numpy's, but no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def order_of(dataset: Any, config: AsyncDataLoaderConfig) -> tuple[str, Any]:
+    """Return what decides the order: a seed (``"index"``), or a kind of source and the source.
+
+    Raises:
+        LoaderError: There can be no order, or more than one.
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise LoaderError(
+            f"dataset={dataset!r}, expected a dataset; of token files, give "
+            "MmapDataset(path, seq_len) or NpyTokensDataset(path, seq_len)"
+        )
+    source = config.sampler if config.batch_sampler is None else config.batch_sampler
+    is_map = any(hasattr(dataset, one) for one in ("fetch", "__getitem__", "__getitems__"))
+    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not is_map):
+        if source is not None or config.shuffle:
+            raise LoaderError(f"sampler=, batch_sampler= or shuffle=True with {name}, a stream, "
+                              "which has an order of its own; leave it out")  # fmt: skip
+        return "stream", dataset
+    if not is_map or not hasattr(dataset, "__len__"):
+        raise LoaderError(f"{name} has no {'__len__' if is_map else '__getitem__'}, expected a "
+                          "dataset with len() and [index]")  # fmt: skip
+    if config.dtype is not None and config.dtype.is_floating_point and hasattr(dataset, "seq_len"):
+        raise LoaderError(f"dtype={config.dtype} over token windows would lose ids; leave it out")
+    if source is None:
+        return "index", None
+    return "sampler" if config.batch_sampler is None else "batch_sampler", source
+
+
+def wants_shuffle(dataset: Any, shuffle: bool | None) -> bool:
+    """Return whether to shuffle; raise where a dataset says why its samples must stay in order."""
+    if shuffle is None:
+        return bool(getattr(dataset, "shuffle_by_default", True))
+    if shuffle and (reason := getattr(dataset, "refuses_shuffle", None)):
+        raise LoaderError(f"shuffle=True over a {type(dataset).__name__}, expected False: {reason}")
+    return shuffle
+
+
+def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
+    """Return the seed that was given, else the dataset's, else one that is drawn."""
+    own = getattr(dataset, "seed", None)
+    if not is_integer(own):
+        return draw_seed(world_size) if seed is None else int(seed)
+    if seed is None:
+        return int(own)
+    if own != seed:
+        warnings.warn(f"seed={seed} of the loader, seed={own} of the dataset: the loader's counts; "
+                      "give only one of them", stacklevel=3)  # fmt: skip
+    return int(seed)
+
+
+def describe(dataset: Any) -> str:
+    """Return what a dataset is, in a line: its own ``repr`` if it has a fingerprint."""
+    if hasattr(dataset, "fingerprint"):
+        return repr(dataset)
+    try:
+        return f"{type(dataset).__name__} of {len(dataset)} samples"
+    except TypeError:
+        return type(dataset).__name__

@@ -1,87 +1,92 @@
 """Which samples make batch k of an epoch, for this rank, from wherever the epoch was left.
 
-Pure arithmetic: no thread, no tensor, no clock. An epoch is one order of all samples; a *global*
-batch is the next ``batch_size * world_size`` of them, and each rank takes its slice. Where an epoch
-stands is one number, the samples that all ranks together have been given, so it can be taken up
-again by any number of ranks. Built in ``notebooks/02_order_without_a_list``.
+An epoch is one order of all samples. Where the loader decides it, that is pure arithmetic: a
+*global* batch is the next ``batch_size * world_size`` samples, and each rank takes its slice. So
+where an epoch stands is one number, the samples that all ranks together have been given, and any
+number of ranks can take it up again. Built in ``notebooks/02_order_without_a_list``.
+
+A sampler's order, or a stream's, has to be *pulled*, one item after the other, and only the thing
+itself knows how to stand somewhere: by its ``state_dict``, or by being pulled again that often.
 """
 
+import copy
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.distributed
+from torch.utils._pytree import tree_map_only
 
 from npydata.dataset.hashing import stream_key
 from npydata.dataset.permutation import Permutation
-from npydata.dataset.windows import IntArray
+from npydata.errors import LoaderError
+from npydata.loader.buffers import IntArray
+from npydata.loader.state import Position
 
 BLOCK_SAMPLES = 8192
 """Shuffling has a fixed cost per call, so indices are computed for many batches at a time."""
 
+LEAST_ADVISED = 4
+"""At least this many batches lie between advising of a sample's pages and fetching it."""
 
+
+class Plan(NamedTuple):
+    """What batch k is made of; ``items`` is ``None`` after the last one."""
+
+    items: Any
+    """Indices, an int64 array or a list; of a stream, the samples themselves."""
+    keys: range | IntArray
+    """An integer for each sample: its index, or its place in the epoch of a stream."""
+    after: Position
+    """Where the epoch stands once this batch is delivered."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchSampler:
     """How the rest of an epoch is cut into batches, the same number of them for every rank.
 
-    Args:
-        num_samples: Samples in the dataset.
-        batch_size: Samples per batch of one rank.
-        rank: Which slice of each global batch is ours.
-        world_size: How many ranks share the epoch.
-        drop_last: Leave out the last batch if it is short.
-        start: Samples that all ranks together were given before.
-
-    What is left behind the full batches is split evenly among the ranks. A remainder of fewer
-    samples than ranks goes to nobody, since a rank with a batch more would wait for the others.
+    What is left after the full batches is split evenly among the ranks. A remainder of fewer
+    samples than ranks goes to none of them, since a rank with one batch more would wait for the
+    others.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool = False,
-        start: int = 0,
-    ) -> None:
-        self.num_samples, self.batch_size, self.start = num_samples, batch_size, start
-        self.rank, self.world_size = rank, world_size
-        self.full_batches, self.tail_size = self.cut(num_samples - start, drop_last)
+    num_samples: int
+    """In the dataset."""
+    batch_size: int
+    """Samples per batch of one rank."""
+    rank: int = 0
+    """Which slice of each global batch is ours."""
+    world_size: int = 1
+    """How many ranks share the epoch."""
+    drop_last: bool = False
+    """Leave out the last batch if it is short."""
+    start: int = 0
+    """Samples that all ranks together were given before."""
 
     def __len__(self) -> int:
-        return self.full_batches + (self.tail_size > 0)
-
-    def cut(self, left: int, drop_last: bool) -> tuple[int, int]:
-        """Return how many full batches each rank gets of what is left, and its short one's size."""
-        full_batches, rest = divmod(left, self.batch_size * self.world_size)
-        return full_batches, 0 if drop_last else rest // self.world_size
+        full, rest = divmod(self.num_samples - self.start, self.batch_size * self.world_size)
+        return full + (rest >= self.world_size and not self.drop_last)
 
     def samples_after(self, batches: int) -> int:
         """Samples that all ranks together have been given once each got that many batches."""
-        full = min(batches, self.full_batches)
-        tail = self.tail_size if batches > full else 0
-        return self.start + (full * self.batch_size + tail) * self.world_size
+        shared = (self.num_samples - self.start) // self.world_size * self.world_size
+        return self.start + min(batches * self.batch_size * self.world_size, shared)
 
     def positions(self, batch: int) -> range:
         """Return our positions in the epoch's order for a batch."""
-        size = self.batch_size if batch < self.full_batches else self.tail_size
-        begin = self.samples_after(batch) + self.rank * size
-        return range(begin, begin + size)
+        begin = self.samples_after(batch)
+        size = min(self.batch_size, (self.num_samples - begin) // self.world_size)
+        return range(begin + self.rank * size, begin + (self.rank + 1) * size)
 
     def positions_of(self, batches: range) -> IntArray:
         """Return our positions for several batches, one after the other."""
-        full = np.arange(batches.start, min(batches.stop, self.full_batches))
-        begins = self.start + (full * self.world_size + self.rank) * self.batch_size
-        found = np.add.outer(begins, np.arange(self.batch_size)).ravel()
-        if batches.stop <= self.full_batches:
-            return found
-        tail = self.positions(self.full_batches)
-        return np.append(found, np.arange(tail.start, tail.stop))
-
-    @property
-    def dropped(self) -> int:
-        """Samples that no rank is given."""
-        return self.num_samples - self.samples_after(len(self))
+        last = self.positions(batches.stop - 1)  # the only one that may be short
+        full = np.arange(batches.start, batches.stop - 1)[:, None] * self.world_size + self.rank
+        found = self.start + full * self.batch_size + np.arange(self.batch_size)
+        return np.append(found, np.arange(last.start, last.stop))
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -92,52 +97,241 @@ def epoch_seed(seed: int, epoch: int) -> int:
 class EpochOrder:
     """The samples of each batch of an epoch: in order, or shuffled without a list.
 
-    ``EpochOrder(sampler, seed, epoch, shuffle)(k)`` returns the indices of batch ``k``, int64
-    ``(batch size,)``; with ``windows_of``, what that returns for them instead: a dataset's windows.
-    Constant memory; safe to share between threads.
+    Constant memory; safe to share between threads, which ask for numbers within ``window``, and
+    for indices up to three times as far ahead.
     """
 
-    KEPT_BLOCKS = 4
-    """Threads are never further apart than this, and an older block can be computed again."""
-
     def __init__(
-        self,
-        sampler: BatchSampler,
-        seed: int,
-        epoch: int,
-        shuffle: bool,
-        windows_of: Callable[[IntArray], IntArray] | None = None,
+        self, sampler: BatchSampler, seed: int, epoch: int, *, shuffle: bool, window: int
     ) -> None:
-        self.sampler, self.windows_of = sampler, windows_of
-        self.seed, self.epoch = seed, epoch
-        self.permutation = Permutation(max(1, sampler.num_samples), epoch_seed(seed, epoch))
-        self.is_shuffled = shuffle
-        self.per_block = max(1, BLOCK_SAMPLES // sampler.batch_size)
+        self.sampler, self.epoch, self.shuffle, self.window = sampler, epoch, shuffle, window
+        self._count = len(sampler)
+        self._permutation = Permutation(max(1, sampler.num_samples), epoch_seed(seed, epoch))
+        self._per_block = max(1, BLOCK_SAMPLES // sampler.batch_size)
+        self._most_blocks = 2 + 3 * max(LEAST_ADVISED, window) // self._per_block
         self._blocks: dict[int, IntArray] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, batch: int) -> IntArray:
-        """Return the indices, or windows, of a batch."""
-        number, within = divmod(batch, self.per_block)
+    def __len__(self) -> int:
+        return self._count
+
+    def __call__(self, batch: int) -> Plan:
+        """Return what a batch is made of, ``(batch_size,)`` indices."""
+        if batch >= self._count:
+            return Plan(None, range(0), Position(self.epoch + 1))
+        indices, after = self.indices(batch), Position(self.epoch + 1)
+        if batch + 1 < self._count:
+            after = Position(self.epoch, self.sampler.samples_after(batch + 1))
+        return Plan(indices, indices, after)
+
+    def indices(self, batch: int) -> IntArray:
+        """Return the indices of a batch, int64."""
+        number, within = divmod(batch, self._per_block)
         block = self._blocks.get(number)
         if block is None:
-            block = self._keep(number)
+            block = self._compute(number)
         size = self.sampler.batch_size
         return block[within * size : (within + 1) * size]  # the last batch may be short
 
-    def _keep(self, number: int) -> IntArray:
-        """Compute a block, unless another thread just did, and forget the oldest."""
+    def _compute(self, number: int) -> IntArray:
+        """Compute a block, unless another thread just did, and forget those long past."""
         with self._lock:
             if number not in self._blocks:
-                self._blocks[number] = self._compute(number)
+                first = number * self._per_block
+                last = min(first + self._per_block, self._count)
+                positions = self.sampler.positions_of(range(first, last))
+                shuffled = self._permutation(positions) if self.shuffle else positions
+                self._blocks[number] = np.asarray(shuffled)
             block = self._blocks[number]
-            for old in sorted(self._blocks)[: -self.KEPT_BLOCKS]:
+            for old in sorted(self._blocks)[: -self._most_blocks]:
                 del self._blocks[old]
         return block
 
-    def _compute(self, number: int) -> IntArray:
-        first = number * self.per_block
-        batches = range(first, min(first + self.per_block, len(self.sampler)))
-        positions = self.sampler.positions_of(batches)
-        indices = np.asarray(self.permutation(positions) if self.is_shuffled else positions)
-        return self.windows_of(indices) if self.windows_of else indices
+
+class PulledOrder:
+    """One epoch of an order that is not ours, pulled by whichever thread asks for the next batch.
+
+    Args:
+        source: What gives the items: a sampler, a batch sampler or an iterable dataset.
+        kind: ``"sampler"``, ``"batch_sampler"`` or ``"stream"``.
+        size: Items per batch.
+        drop_last: Leave out a short batch at the end.
+        start: Where to begin. ``start.order``, if it is not ``None``, is what :meth:`_state` gave:
+            the source is brought there.
+        seed: Decides what torch's samplers draw from the global generator when they begin.
+        lock: Held while the source works, also by an iterator that was left a moment ago.
+        require_open: Raises if the epoch was left.
+
+    ``start`` is afterwards where the epoch begins, its order's state filled in.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        kind: str,
+        size: int,
+        *,
+        drop_last: bool,
+        start: Position,
+        seed: int,
+        lock: threading.RLock,
+        require_open: Callable[[], None],
+    ) -> None:
+        self.source, self.kind, self.size, self.drop_last = source, kind, size, drop_last
+        self.epoch, self._samples = start.epoch, start.samples
+        self._lock, self._require_open = lock, require_open
+        self._plans: dict[int, Plan | BaseException] = {}
+        self._pulled, self._over = 0, False
+        self._head: list[Any] = []
+        with lock:
+            self._open(start.order or {"given": 0})
+        # What was loaded is kept: a source often says where it stands only once it was asked.
+        self.start = start if start.order else start._replace(order=self._state())
+        if kind != "stream":  # torch's samplers draw a seed when they are asked for the first item
+            with lock, torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(epoch_seed(seed, start.epoch))
+                self._head = self._pull(1)
+
+    def _open(self, state: dict[str, Any]) -> None:
+        """Begin the source where a state says."""
+        self._given, self._generator = state["given"], generator_of(self.source)
+        if "source" in state:
+            self.source.load_state_dict(copy.deepcopy(state["source"]))
+        if "generator" in state:
+            if self._generator is None:
+                raise LoaderError("the state has a sampler's generator, and this sampler has none: "
+                                  "give it one, as the sampler had that was saved")  # fmt: skip
+            bits = bytearray.fromhex(state["generator"])
+            self._generator.set_state(torch.frombuffer(bits, dtype=torch.uint8))
+        self._began_with = self._generator_state()
+        self.iterator = iter(self.source)
+        if "iterator" in state:
+            self.iterator.load_state_dict(copy.deepcopy(state["iterator"]))
+        stands_there = "source" in state or "iterator" in state
+        self._skip = 0 if stands_there else self._given
+        # The source's own state may be that of its last epoch's end: then it has to begin again.
+        self._reopen = stands_there and self._given == 0
+
+    def _state(self) -> dict[str, Any]:
+        """Return what brings the source back here, as a copy.
+
+        Its own state if it has one, else how many items to pull again.
+        """
+        things = {"source": self.source, "iterator": self.iterator}
+        if self.iterator is self.source:
+            del things["source"]
+        own = {name: copy.deepcopy(thing.state_dict()) for name, thing in things.items()
+               if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")}  # fmt: skip
+        generator = {} if own or not self._began_with else {"generator": self._began_with}
+        return {"of": self.kind, "given": self._given, **own, **generator}
+
+    def _generator_state(self) -> str | None:
+        return self._generator.get_state().numpy().tobytes().hex() if self._generator else None
+
+    def __call__(self, batch: int) -> Plan:
+        """Return what a batch is made of; raise what the source raised in its place."""
+        with self._lock:
+            while self._pulled <= batch:
+                try:
+                    self._plans[self._pulled] = self._next_plan()
+                except BaseException as error:
+                    self._over, self._plans[self._pulled] = True, error
+                self._pulled += 1
+            plan = self._plans.pop(batch)
+        if isinstance(plan, BaseException):
+            raise plan
+        return plan
+
+    def _next_plan(self) -> Plan:
+        if self._over:
+            return self._end()
+        items = self._pull_on()
+        self._over = len(items) < self.size
+        if not items or (self._over and self.drop_last):
+            return self._end()
+        self._given += len(items)
+        if self.kind == "batch_sampler":
+            items = list(items[0])
+        places = range(self._samples, self._samples + len(items))
+        self._samples = places.stop
+        is_keyed = self.kind != "stream" and all(isinstance(item, int) for item in items)
+        keys = np.array(items, np.int64) if is_keyed else places
+        after = Position(self.epoch, self._samples, self._state())
+        return Plan(items, keys, self._end().after if self._over else after)
+
+    def _end(self) -> Plan:
+        """Return what comes after the last batch: the next epoch."""
+        self._given = 0
+        self._began_with = self._generator_state()
+        return Plan(None, range(0), Position(self.epoch + 1, 0, self._state()))
+
+    def _pull_on(self) -> list[Any]:
+        """Return the items of the next batch, after those that were given before."""
+        while self._skip and self._pull(1):
+            self._skip -= 1
+        items = self._pull(self.size)
+        if not items and self._reopen:
+            self.iterator = iter(self.source)
+            items = self._pull(self.size)
+        self._reopen = False
+        return items
+
+    def _pull(self, count: int) -> list[Any]:
+        """Return the next items, fewer of them at the end."""
+        items, self._head = self._head[:count], self._head[count:]
+        try:
+            while len(items) < count:
+                self._require_open()
+                item = next(self.iterator)
+                # A stream may fill one buffer again and again.
+                items.append(copied(item) if self.kind == "stream" else item)
+        except StopIteration:
+            pass
+        return items
+
+
+def generator_of(source: Any) -> torch.Generator | None:
+    """Return the generator that a sampler, or the sampler inside a batch sampler, draws from."""
+    while source is not None:
+        generator = getattr(source, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator
+        source = getattr(source, "sampler", None)
+    return None
+
+
+def copied(batch: Any) -> Any:
+    """Return a batch or sample with copies of its tensors and arrays."""
+    batch = tree_map_only(torch.Tensor, torch.clone, batch)
+    return tree_map_only(np.ndarray, np.copy, batch)
+
+
+def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and world size: as given, else as ``torch.distributed`` says."""
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if has_process_group():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def has_process_group() -> bool:
+    """Whether this process is one of several that torch.distributed connects."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def draw_seed(world_size: int) -> int:
+    """Draw a seed that all ranks share; ``torch.manual_seed`` decides it.
+
+    Raises:
+        LoaderError: The ranks have no process group to agree by.
+    """
+    drawn = [int(torch.empty((), dtype=torch.int64).random_())]
+    if world_size > 1:
+        if not has_process_group():
+            raise LoaderError(
+                f"seed=None with world_size={world_size} and no process group: the ranks cannot "
+                "agree on one; give a seed"
+            )
+        torch.distributed.broadcast_object_list(drawn)
+    return drawn[0]

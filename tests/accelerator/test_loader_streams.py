@@ -110,3 +110,19 @@ def test_the_host_waits_once_for_a_batch(sim, tokens):
     dataset = MmapDataset(tokens, 64)
     batches = list(on_device(dataset))
     assert sim.host_waits() == {"event.synchronize": len(batches)}
+
+
+@pytest.mark.parametrize("fetched", [True, False], ids=["windows", "samples"])
+def test_pinned_batches_dropped_while_their_copy_is_queued_arrive_whole(seeds, tokens, fetched):
+    """``x = x.to(device, non_blocking=True)``: the host's batch is dropped before it was copied."""
+    dataset = MmapDataset(tokens, 64) if fetched else Floats()
+    wanted = [batch[0] if fetched else batch["x"] for batch in wanted_of(dataset)]
+    for seed in seeds:
+        moved = []
+        loader = AsyncDataLoader(dataset, batch_size=4, seed=1, pin_memory=True, num_workers=2)
+        for batch in loader:
+            x = batch[0] if fetched else batch["x"]
+            moved.append(x.to("sim", non_blocking=True))
+            del x, batch
+        torch.accelerator.synchronize()
+        assert same(moved, wanted), seed

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,17 +29,19 @@ from npydata import (
     restore_rng,
     verify_checkpoint,
 )
-from npydata.checkpointer import checkpointer as checkpointer_module
-from npydata.checkpointer.snapshot import Copy
+from npydata.checkpointer import device_copy
+from npydata.checkpointer.staging import Copy
+from npydata.distributed.replicas import Samples, checksum_of
 
 SNAPSHOTS = ["host", "overlap", "device"]
-MEMORY = ["registered", "allocated"]
+MEMORY = ["registered", "ring"]
 
 
 @pytest.fixture(params=MEMORY)
 def memory(request, monkeypatch):
-    """How the staging buffer is pinned: our own pages, as CUDA can, or those torch gives."""
-    if request.param == "allocated":
+    """How the file's memory is filled: pinned as CUDA does it, or through a pinned ring."""
+    monkeypatch.setattr(device_copy, "SLOT_BYTES", 512)
+    if request.param == "ring":
         monkeypatch.delattr(torch.sim, "cudart")
     return request.param
 
@@ -254,7 +257,7 @@ def failing_start(monkeypatch, keeper):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(checkpointer_module.Save, "start", refused)
+    monkeypatch.setattr(keeper, "_task", refused)
 
 
 def failing_copy(monkeypatch, keeper):
@@ -313,6 +316,19 @@ def test_training_resumes_bit_for_bit_with_the_devices_random_numbers(seeds, mem
         restore_rng(training.rng)
         step(model, optimizer)
         assert equal(on_cpu(model.state_dict()), wanted), seed
+
+
+def test_samples_of_replicas_are_read_when_their_stream_has_made_them(few_seeds):
+    for seed in few_seeds:
+        with torch.Stream("sim"):
+            made = torch.full((9,), float(seed), device="sim") + 1
+            state = SimpleNamespace(
+                shards=[SimpleNamespace(name="w", offsets=())], local_tensor={0: made}.get
+            )
+            samples = Samples(seed=0)
+            samples.take("model", state, [0])
+        wanted = checksum_of(torch.full((9,), float(seed)) + 1)
+        assert samples.checksums() == [["model", "w", (), wanted]], seed
 
 
 KILLED = """

@@ -26,6 +26,8 @@ import torch
 from checkpoint_reading import bytes_of
 
 from npydata import CheckpointError, open_checkpoint
+from npydata.reader.checkpoint import TensorInfo
+from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 
 NODES = 20_000
 """Of a value that is larger only so much is compared."""
@@ -135,16 +137,18 @@ class Shown:
             shown = self.of_container(value)
             self.inside.discard(id(value))
             return shown
-        if type(value).__name__ == "TensorInfo":
+        if isinstance(value, TensorInfo):
             try:
                 value = self.checkpoint[value.name]
             except CheckpointError:
                 return REFUSED
-        if type(value).__module__.startswith("npydata"):  # described: a key, or what code makes
+        if isinstance(value, Global | Opaque):
             return REFUSED
         if isinstance(value, torch.TypedStorage | torch.UntypedStorage):
             dtype = getattr(value, "dtype", torch.uint8)
             value = torch.empty(0, dtype=dtype).set_(getattr(value, "_untyped_storage", value))
+        if isinstance(value, Storage | StoredTensor):  # as a key: described, and not data
+            return REFUSED
         return self.of_plain(value)
 
     def of_container(self, value: Any) -> Any:

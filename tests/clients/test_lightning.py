@@ -58,7 +58,7 @@ def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, 
         options["shuffle"] = False
     else:
         dataset = MmapDataset(path, SEQ_LEN, stride=SEQ_LEN)
-    loader = AsyncDataLoader(dataset, 4, seed=9, **options)
+    loader = AsyncDataLoader(dataset, 4, seed=9, **{"shuffle": True, **options})
     trainer = Trainer(max_epochs=epochs, accelerator="cpu", logger=False, callbacks=[*callbacks],
                       plugins=[*plugins], enable_checkpointing=bool(callbacks),
                       enable_progress_bar=False, enable_model_summary=False)  # fmt: skip

@@ -66,7 +66,7 @@ def nanogpt(path, root, steps, begin=0, wrap=None):
 
 def torchtitan(path, root, steps, begin=0, wrap=None):
     """Parts with ``state_dict`` in one dictionary, and epochs without an end."""
-    loader = AsyncDataLoader(MmapDataset(path, SEQ_LEN, stride=SEQ_LEN), 4, seed=2)
+    loader = AsyncDataLoader(MmapDataset(path, SEQ_LEN, stride=SEQ_LEN), 4, shuffle=True, seed=2)
     model = Tiny()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))

@@ -83,6 +83,7 @@ KINDS = {"map": Map, "iterable": Stream, "generator": Plain}
 def ours(dataset, **options):
     if not isinstance(dataset, IterableDataset):
         options.setdefault("shuffle", False)
+    options.pop("persistent_workers", None)  # there is no such argument: threads need none
     return AsyncDataLoader(dataset, options.pop("batch_size", BATCH), collate_fn=list, **options)
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from loader_tools import Numbers
 from torch.utils.data import DataLoader
 
 from npydata import AsyncDataLoader, MixtureDataset, MmapDataset, NpyTokensDataset, write_tokens
@@ -40,8 +39,7 @@ def test_no_token_is_in_two_windows_and_none_is_left_out_between_them(path):
     assert named.get(1).targets.tolist() == named.get(1).inputs.tolist() == list(range(8, 16))
 
 
-@pytest.mark.parametrize("options", [{}, {"transforms": [dict]}, {"sampler": range(620)},
-                                     {"batch_size": None}])  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"transforms": [dict]}, {"sampler": range(620)}])
 def test_every_way_through_the_loader_names_them(path, options):
     dataset = MmapDataset(path, 8, as_dict=NAMES)
     options = {"batch_size": 31, "shuffle": False, **options}
@@ -65,19 +63,3 @@ def test_a_stock_loader_and_a_mixture_name_them_too(path):
 def test_anything_but_two_names_is_refused(path, names):
     with pytest.raises(ValueError, match="expected two names"):
         MmapDataset(path, 8, as_dict=names)
-
-
-def test_indices_of_a_batch_sampler_bring_seed_and_epoch_to_random_windows(path):
-    dataset = NpyTokensDataset(path, 8, as_dict=NAMES)
-    loader = AsyncDataLoader(dataset, 16, seed=5)
-    for _ in range(2):
-        stock = DataLoader(dataset, batch_sampler=loader.batch_sampler)
-        found = [batch["input_ids"].tolist() for batch in stock]
-        assert found == [batch["input_ids"].tolist() for batch in loader]
-
-
-def test_indices_of_a_batch_sampler_are_lists():
-    loader = AsyncDataLoader(Numbers(10), 4, seed=1)
-    (first, *_) = loader.batch_sampler
-    assert isinstance(first, list)
-    assert (first.seed, first.epoch) == (1, 0)

@@ -211,7 +211,7 @@ def test_when_all_sources_are_dropped_the_mixture_is_over():
 def test_a_loader_must_not_shuffle_a_mixture():
     ds = MixtureDataset(sources(5, 5), [1, 1])
     with pytest.raises(LoaderError, match=r"shuffle=True over a MixtureDataset.*keeps the shares"):
-        AsyncDataLoader(ds)
+        AsyncDataLoader(ds, shuffle=True)
 
 
 def run(ds, state=None, *, world_size=1, batch_size=3, batches=None, **settings):

@@ -272,18 +272,6 @@ def test_a_loader_writes_batches_into_memory_that_it_uses_again(packed, monkeypa
     assert all(map(torch.equal, copies, kept))
 
 
-def test_rows_are_numbered_for_many_batches_at_a_time(packed, monkeypatch):
-    asked = []
-
-    def noted(indices, seed, epoch):
-        asked.append(len(indices))
-        return indices
-
-    monkeypatch.setattr(packed, "windows_of", noted)
-    batches(packed)
-    assert asked == [len(packed)]
-
-
 def test_a_float_dtype_over_packed_rows_is_refused(packed):
     with pytest.raises(LoaderError, match="would lose ids"):
         AsyncDataLoader(packed, dtype=torch.float32)

@@ -173,8 +173,8 @@ def sparse_rows(path, about, count):
     rows = count // 4
     numbers = 3 * count + rows + 1
     pages = -(-numbers // 512)
-    order = EpochOrder(BatchSampler(rows, 8), 0, 0, shuffle=True)
-    wanted = np.concatenate([order(batch) for batch in range(64)])
+    order = EpochOrder(BatchSampler(num_samples=rows, batch_size=8), 0, 0, shuffle=True, window=32)
+    wanted = np.concatenate([order.indices(batch) for batch in range(64)])
     places = np.concatenate([12 * wanted, 12 * wanted + 11, 3 * count + wanted + [[0], [1]]], None)
     sums = np.full(pages, zlib.crc32(bytes(4096)), "<u4")
     totals = {"rows": rows, "spans": count, "used": 512 * count, "documents": count}

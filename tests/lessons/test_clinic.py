@@ -23,9 +23,9 @@ from clinic.case_2 import slim
 from clinic.case_3 import experiment, saver
 from clinic.case_4 import train_two
 from clinic.case_5 import keep_one
+from tutorial.pipeline import Pipeline, timeline
 
 import npydata
-from npydata.loader.pipeline import Pipeline, timeline
 from npydata.system.page_cache import evict
 
 

@@ -1,431 +1,245 @@
-"""From indices to a batch, for every kind of dataset; transforms, collation, dtypes."""
+"""What a batch is: fetched or collated, transformed, cast, and the caller's own."""
 
-from collections import namedtuple
+import gc
+import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from loader_tools import Fetched, Numbers, values
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
-from npydata.dataset.protocol import accepts
-from npydata.loader.fetcher import ADVISED_BATCHES, ReadAhead, cast
-from npydata.loader.sampler import BatchSampler, EpochOrder
+from npydata import AsyncDataLoader, LoaderError, MmapDataset, PackedDataset, write_tokens
 
-Scene = namedtuple("Scene", "image label")
-FETCHES = {
-    "pair": lambda i: (torch.from_numpy(i), torch.from_numpy(-i)),
-    "tensor": lambda i: torch.stack((torch.from_numpy(i), torch.from_numpy(-i)), 1),
-    "dict": lambda i: {"n": torch.from_numpy(i), "minus": torch.from_numpy(-i)},
-}
-
-
-class Given(torch.utils.data.Dataset):
-    """A dataset that computes sample ``i`` with a function."""
-
-    def __init__(self, function, length=20):
-        self.function, self.length = function, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return self.function(index)
-
-
-class FetchedWith(Numbers):
-    """Whole batches in the form that a function gives them."""
-
-    def __init__(self, function, length=20):
-        super().__init__(length)
-        self.function = function
-
-    def fetch(self, indices):
-        return self.function(np.asarray(indices))
-
-
-def batches(dataset, **settings):
-    settings = {"batch_size": 4, "shuffle": False, "seed": 0, **settings}
-    return list(AsyncDataLoader(dataset, **settings))
+from .tools import Failing, Fetched, Numbers, flat, take, values
 
 
 @pytest.fixture
 def tokens(tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(3_000, dtype=np.uint16)])
+    write_tokens(tmp_path / "a.npy", [np.arange(20_000, dtype=np.uint16)])
     return tmp_path / "a.npy"
 
 
-def test_images_and_labels_come_as_stacked_pairs():
-    images, labels = batches(Given(lambda i: (np.full((3, 8, 8), i, np.float32), i)))[0]
-    assert (images.shape, images.dtype) == ((4, 3, 8, 8), torch.float32)
-    assert labels.tolist() == [0, 1, 2, 3]
+def test_windows_come_as_the_dataset_fetches_them(tokens):
+    dataset = MmapDataset(tokens, 30)
+    for number, (x, y) in enumerate(AsyncDataLoader(dataset, batch_size=7, shuffle=False)):
+        indices = range(7 * number, min(7 * number + 7, len(dataset)))
+        assert x.dtype == y.dtype == torch.int64
+        assert x.is_contiguous()
+        assert y.is_contiguous()
+        assert all(map(torch.equal, (x, y), dataset.fetch(indices)))
 
 
-def test_samples_that_are_dicts_come_as_a_dict_of_stacks():
-    batch = batches(Given(lambda i: {"ids": torch.full((5,), i), "name": f"n{i}"}))[1]
-    assert batch["ids"].shape == (4, 5)
-    assert batch["name"] == ["n4", "n5", "n6", "n7"]
+def test_iter_epoch_names_inputs_and_targets(tokens):
+    loader = AsyncDataLoader(MmapDataset(tokens, 30), batch_size=7, seed=1)
+    pairs = [*AsyncDataLoader(MmapDataset(tokens, 30), batch_size=7, seed=1)]
+    named = [*loader.iter_epoch("in", "out")]
+    assert all(list(batch) == ["in", "out"] for batch in named)
+    assert all(torch.equal(batch["in"], x) for batch, (x, _) in zip(named, pairs, strict=True))
+    with pytest.raises(LoaderError):
+        next(iter(AsyncDataLoader(Fetched(10)).iter_epoch()))
 
 
-def test_named_tuples_keep_their_type():
-    batch = batches(Given(lambda i: Scene(torch.zeros(2), i)))[0]
-    assert isinstance(batch, Scene)
-    assert batch.label.tolist() == [0, 1, 2, 3]
+class Point(NamedTuple):
+    x: int
+    y: float
 
 
-def test_a_plain_list_is_a_dataset():
-    assert [values(batch) for batch in batches([10, 20, 30, 40, 50])] == [[10, 20, 30, 40], [50]]
+SAMPLES = {
+    "integers": lambda i: i,
+    "tuples": lambda i: (i, float(i)),
+    "named tuples": lambda i: Point(i, 0.5 * i),
+    "dictionaries": lambda i: {"k": i, "v": torch.full((2,), i)},
+    "text": lambda i: str(i),
+    "arrays": lambda i: np.full(3, i),
+}
 
 
-def test_indices_are_python_integers():
-    assert {type(i) for batch in batches(Given(type), collate_fn=list) for i in batch} == {type}
-    assert batches(Given(type), collate_fn=list)[0] == [int] * 4
-
-
-def test_ragged_samples_need_a_collate_fn_and_get_it():
-    ragged = Given(lambda i: torch.ones(i + 1))
-    padded = batches(ragged, collate_fn=lambda s: torch.nn.utils.rnn.pad_sequence(s, True))
-    assert padded[0].sum(1).tolist() == [1, 2, 3, 4]
-    with pytest.raises(RuntimeError, match="equal size"):
-        batches(ragged)
-
-
-def test_getitems_is_called_once_a_batch():
-    class Many(Numbers):
-        calls = 0
-
-        def __getitems__(self, indices):
-            self.calls += 1
-            return [torch.tensor(i) for i in indices]
-
-    dataset = Many(20)
-    assert [values(batch) for batch in batches(dataset)] == np.arange(20).reshape(5, 4).tolist()
-    assert dataset.calls == 5
-
-
-def test_fetch_is_called_once_a_batch_and_its_result_is_the_batch():
-    assert [values(batch) for batch in batches(Fetched(6))] == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_fetch_gets_seed_and_epoch_if_it_has_them():
-    class Seeded(Numbers):
-        def fetch(self, indices, *, seed, epoch):
-            return torch.tensor([[seed, epoch]])
-
-    loader = AsyncDataLoader(Seeded(2), batch_size=2, seed=-7)
-    assert [next(iter(loader)).tolist() for _ in range(2)] == [[[-7, 0]], [[-7, 1]]]
-
-
-class Asked(NpyTokensDataset):
-    """Random windows that count how often they are computed."""
-
-    computed = 0
-
-    def windows_of(self, indices, seed, epoch):
-        self.computed += 1
-        return super().windows_of(indices, seed, epoch)
-
-
-def test_windows_are_computed_for_many_batches_at_a_time(tokens):
-    counted, plain = Asked(tokens, 9), NpyTokensDataset(tokens, 9)
-    got = batches(counted, shuffle=True)
-    order = EpochOrder(BatchSampler(len(plain), 4), 0, 0, True)
-    assert len(got) == len(plain) // 4 > 100 * counted.computed
-    for number, batch in enumerate(got):
-        wanted = plain.fetch(order(number), seed=0, epoch=0)
-        assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True))
-
-
-def indices_and_epoch(indices, *, seed=None, epoch=None):
-    return torch.as_tensor(indices), torch.full((len(indices),), epoch)
-
-
-class Own(Asked):
-    """Random windows whose class gives something else for a batch."""
-
-    fetch = staticmethod(indices_and_epoch)
-
-
-def test_what_a_class_or_an_object_of_windows_changes_in_fetch_counts(tokens):
-    changed = NpyTokensDataset(tokens, 9)
-    changed.fetch = indices_and_epoch
-    for dataset in (Own(tokens, 9), changed):
-        assert [x.tolist() for x, _ in batches(dataset)][1] == [4, 5, 6, 7]
-
-
-def test_what_a_class_changes_in_fetch_windows_counts_too(tokens):
-    class Doubled(Own):
-        def fetch_windows(self, windows, *, out=None):
-            x, y = super().fetch_windows(windows, out=out)
-            return 2 * x, 2 * y
-
-    (x, _), (plain, _) = batches(Doubled(tokens, 9))[3], batches(NpyTokensDataset(tokens, 9))[3]
-    assert torch.equal(x, 2 * plain)
-
-
-def test_a_dataset_of_ones_own_may_give_windows(tokens):
-    class Squares:
-        """No relative of ours: sample ``i`` is window ``i * i``, and all its tokens are that."""
-
-        seq_len = 3
-
-        def __init__(self):
-            self.advised = []
-
-        def __len__(self):
-            return 10
-
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_samples_are_collated_as_torch_does_it(kind, at_once):
+    class Samples(Numbers):
         def __getitem__(self, index):
-            raise AssertionError("nobody asks for single samples")
+            return SAMPLES[kind](index)
 
-        def windows_of(self, indices, seed, epoch):
-            return indices**2 + epoch
-
-        def fetch_windows(self, windows, *, out=None):
-            both = np.empty((2, len(windows), 3), np.int64) if out is None else out
-            both[:] = windows[:, None]
-            return torch.from_numpy(both).unbind()
-
-        def advise_windows(self, windows):
-            self.advised += windows.tolist()
-
-    dataset = Squares()
-    loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, seed=0)
-    for epoch in range(2):
-        dataset.advised.clear()
-        assert [k for batch in loader for k in values(batch)] == [k * k + epoch for k in range(10)]
-        assert dataset.advised == [k * k + epoch for k in range(10)]
+    if at_once:
+        Samples.__getitems__ = lambda self, indices: [self[i] for i in indices]
+    ours = AsyncDataLoader(Samples(10), batch_size=4, shuffle=False)
+    stock = torch.utils.data.DataLoader(Samples(10), batch_size=4)
+    assert [repr(batch) for batch in ours] == [repr(batch) for batch in stock]
 
 
-def test_a_wrapper_that_knows_less_than_its_dataset_gets_only_indices(tokens):
-    class Wrapped:
-        """A dataset around another one, that knows less than it."""
-
-        def __init__(self, dataset):
-            self.dataset = dataset
-
-        def __getattr__(self, name):
-            return getattr(self.dataset, name)
-
-        def __len__(self):
-            return len(self.dataset)
-
-        def fetch(self, indices):
-            return self.dataset.fetch(indices)
-
-    inner = MmapDataset(tokens, 9)
-    for got, wanted in zip(batches(Wrapped(inner)), batches(inner), strict=True):
-        assert torch.equal(got[1], wanted[1])
+def test_torchs_own_datasets_come_as_in_torchs_loader():
+    pairs = TensorDataset(torch.arange(20), torch.arange(20) * 2.0)
+    for dataset in (pairs, Subset(pairs, range(3, 17)), ConcatDataset([pairs, pairs])):
+        ours = AsyncDataLoader(dataset, batch_size=4, shuffle=False)
+        stock = torch.utils.data.DataLoader(dataset, batch_size=4)
+        assert [repr(batch) for batch in ours] == [repr(batch) for batch in stock]
 
 
-@pytest.mark.parametrize("form", FETCHES)
-def test_transforms_see_single_samples_of_whatever_form_fetch_has(form):
-    def negated(sample):
-        n, minus = sample.values() if isinstance(sample, dict) else sample
-        return minus - n
-
-    whole = batches(FetchedWith(FETCHES[form]), transforms=[negated], seed=0)
-    assert torch.cat(whole).tolist() == list(range(0, -40, -2))
+@pytest.mark.parametrize("dataset", [Numbers(10), Fetched(10)], ids=["samples", "fetched"])
+def test_collate_fn_makes_the_batch(dataset):
+    loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, collate_fn=list)
+    assert [[int(value) for value in batch] for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7],
+                                                                     [8, 9]]  # fmt: skip
 
 
-def test_transforms_act_on_each_sample_in_order():
-    loader = AsyncDataLoader(Numbers(8), batch_size=4, shuffle=False, transforms=[lambda s: s + 1])
-    assert loader.with_transform(lambda s: s * 10) is loader
-    assert [values(batch) for batch in loader] == [[10, 20, 30, 40], [50, 60, 70, 80]]
+def test_transforms_act_on_each_sample_in_order(tokens):
+    loader = AsyncDataLoader(MmapDataset(tokens, 30), batch_size=7, shuffle=False,
+                             transforms=[lambda pair: (pair[0] + 1, pair[1])])  # fmt: skip
+    assert loader.with_transform(lambda pair: (pair[0] * 2, pair[1])) is loader
+    plain = AsyncDataLoader(MmapDataset(tokens, 30), batch_size=7, shuffle=False)
+    for (x, y), (a, b) in zip(loader, plain, strict=True):
+        assert torch.equal(x, (a + 1) * 2)
+        assert torch.equal(y, b)
 
 
-def test_a_transform_that_is_added_acts_from_the_next_epoch_on():
-    loader = AsyncDataLoader(Numbers(8), batch_size=4, shuffle=False, seed=0)
-    iterator = iter(loader)
-    loader.with_transform(lambda s: -s)
-    assert [values(b) for b in iterator] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert values(next(iter(loader))) == [0, -1, -2, -3]
-
-
-def test_a_transform_may_make_several_parts_of_one():
-    batch = batches(Numbers(4), transforms=[lambda s: (s, {"twice": 2 * s})])[0]
-    assert batch[1]["twice"].tolist() == [0, 2, 4, 6]
-
-
-def test_the_rng_of_a_transform_is_the_same_whatever_the_workers():
-    def noisy(sample, rng):
-        return float(sample) + rng.random()
-
-    runs = [
-        torch.cat(
-            batches(Numbers(64), shuffle=True, transforms=[noisy], num_workers=w, prefetch_factor=f)
-        )
-        for w, f in [(0, 0), (0, 2), (1, 3), (4, 4), (8, 8)]
-    ]
-    assert all(torch.equal(run, runs[0]) for run in runs)
-    assert len(set((runs[0] % 1).tolist())) == 64
-
-
-def test_the_rng_differs_between_epochs_seeds_samples_and_transforms():
+@pytest.mark.parametrize("workers, prefetch", [(0, 0), (1, 2), (4, 3)])
+def test_a_transforms_randomness_depends_on_seed_epoch_and_sample_only(workers, prefetch):
     def draw(sample, rng):
-        return torch.cat((torch.atleast_1d(sample), torch.tensor([rng.random()])))
+        return int(sample), int(rng.integers(10**9))
 
-    drawn = []
-    for seed in (0, 1):
-        loader = AsyncDataLoader(Numbers(8), seed=seed, transforms=[draw, draw])
-        drawn += [number for _ in range(2) for row in next(iter(loader))[:, 1:] for number in row]
-    assert len(set(map(float, drawn))) == 64
+    def twice(seed, size, **settings):
+        loader = AsyncDataLoader(Fetched(50), batch_size=size, seed=seed, collate_fn=list,
+                                 transforms=[draw, lambda pair: pair], **settings)  # fmt: skip
+        return [dict(pair for batch in loader for pair in batch) for _ in range(2)]
+
+    first, second = twice(3, 8, num_workers=workers, prefetch_factor=prefetch)
+    assert [first, second] == twice(3, 5, num_workers=2)
+    assert len({*first.values(), *second.values(), *twice(4, 8)[0].values()}) == 150
 
 
-def test_the_rng_belongs_to_the_sample_not_to_its_place():
+def test_two_transforms_draw_different_numbers():
     def draw(sample, rng):
-        return torch.stack((sample.double(), torch.tensor(rng.random(), dtype=torch.float64)))
+        return [*sample, int(rng.integers(10**9))] if isinstance(sample, list) else [
+            int(rng.integers(10**9))]  # fmt: skip
 
-    runs = [
-        torch.cat(batches(Numbers(32), transforms=[draw], shuffle=shuffle, batch_size=size))
-        for shuffle, size in [(True, 4), (False, 5)]
-    ]
-    assert torch.equal(*(run[run[:, 0].argsort()] for run in runs))
+    loader = AsyncDataLoader(Fetched(5), transforms=[draw, draw], collate_fn=list)
+    assert all(a != b for batch in loader for a, b in batch)
 
 
-def test_an_object_with_an_rng_parameter_gets_one_too():
-    class Crop:
-        def __call__(self, sample, *, rng):
-            return sample * 0 + int(rng.integers(10, 20))
+def test_dtype_casts_tensors_of_its_own_kind_and_loses_nothing(tokens):
+    class Mixed(Numbers):
+        def __getitem__(self, index):
+            return {"f": float(index), "i": index, "b": index % 2 == 0}
 
-    assert all(10 <= value < 20 for value in values(batches(Numbers(4), transforms=[Crop()])[0]))
-    assert not accepts(torch.nn.Identity(), "rng")
-    assert not accepts(max, "rng")
-
-
-def test_transforms_of_token_windows_see_pairs(tokens):
-    def swap(sample):
-        x, y = sample
-        return y, x
-
-    for dataset in (MmapDataset(tokens, 9), NpyTokensDataset(tokens, 9)):
-        plain = batches(dataset, shuffle=True)
-        swapped = batches(dataset, shuffle=True, transforms=[swap])
-        for (x, y), (a, b) in zip(plain, swapped, strict=True):
-            assert torch.equal(x, b)
-            assert torch.equal(y, a)
+    batch = next(iter(AsyncDataLoader(Mixed(10), dtype=torch.int32)))
+    assert (batch["f"].dtype, batch["i"].dtype) == (torch.float64, torch.int32)
+    batch = next(iter(AsyncDataLoader(Mixed(10), dtype=torch.float32)))
+    assert (batch["f"].dtype, batch["i"].dtype) == (torch.float32, torch.int64)
+    with pytest.raises(LoaderError):
+        [*AsyncDataLoader(Fetched(200), dtype=torch.int8)]
+    with pytest.raises(LoaderError):
+        AsyncDataLoader(MmapDataset(tokens, 30), dtype=torch.float32)
 
 
-def test_collate_fn_gets_the_transformed_samples():
-    assert batches(Numbers(4), transforms=[int, str], collate_fn="".join)[0] == "0123"
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 4}, {"prefetch_factor": 0}])
+def test_a_batch_that_is_kept_is_never_overwritten(tokens, settings):
+    dataset = MmapDataset(tokens, 10)
+    loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, **settings)
+    kept, rows, order = {}, {}, []
+    for _ in range(2):
+        for number, (x, y) in enumerate(loader):
+            if number % 3 == 0:
+                kept[number] = y  # a part of the memory of a batch
+            if number % 5 == 0:
+                rows[number] = x[1].numpy()[2:]
+            del x, y
+    for number, y in kept.items():
+        assert y[:, 0].tolist() == [11 * (4 * number + k) + 1 for k in range(len(y))]
+    for number, row in rows.items():
+        assert row[0] == 11 * (4 * number + 1) + 2
+    del kept, rows, order
+    gc.collect()
 
 
-def test_dtype_casts_floats_to_floats_and_integers_to_integers():
-    mixed = Given(
-        lambda i: (torch.tensor(float(i)), torch.tensor(i), torch.tensor(i > 1), torch.tensor(1j))
-    )
-    floats, integers, bools, comp = batches(mixed, dtype=torch.float64)[0]
-    assert [p.dtype for p in (floats, integers, bools)] == [torch.float64, torch.int64, torch.bool]
-    assert comp.is_complex()
-    floats, integers, bools, comp = batches(mixed, dtype=torch.int16)[0]
-    assert [p.dtype for p in (floats, integers, bools)] == [torch.float32, torch.int16, torch.bool]
-    assert comp.is_complex()
+def test_memory_of_batches_that_were_dropped_is_used_again(tokens):
+    dataset = MmapDataset(tokens, 10, stride=1)
+    loader = AsyncDataLoader(dataset, batch_size=8, num_workers=2, prefetch_factor=4)
+    places = [x.data_ptr() for x, _ in loader]
+    assert len(set(places)) <= 2 * 4 + 3 + 1 < len(places)  # the last batch is shorter
 
 
-def test_without_a_dtype_tensors_stay_as_they_are():
-    batch = batches(Given(lambda i: (torch.tensor(i, dtype=torch.uint8), 0.5)))[0]
-    assert [part.dtype for part in batch] == [torch.uint8, torch.float64]
+def test_packed_rows_come_as_the_dataset_fetches_them(tmp_path):
+    chance = np.random.default_rng(0)
+    tokens = chance.integers(1, 99, 4000).astype(np.uint16)
+    tokens[chance.integers(0, 4000, 200)] = 0
+    write_tokens(tmp_path / "a.npy", [tokens])
+    dataset = PackedDataset(tmp_path / "a.npy", 32, eot_id=0)
+    batch = next(iter(AsyncDataLoader(dataset, batch_size=4, shuffle=False, drop_last=True)))
+    wanted = dataset.fetch(np.arange(4))
+    assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True)
+               if isinstance(a, torch.Tensor))  # fmt: skip
 
 
-def test_dtype_reaches_into_dicts_and_leaves_other_things_alone():
-    batch = batches(Given(lambda i: {"v": torch.tensor(1.0), "s": "a"}), dtype=torch.bfloat16)[0]
-    assert (batch["v"].dtype, batch["s"]) == (torch.bfloat16, ["a"] * 4)
+# Errors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_float_dtype_over_token_windows_is_refused(tokens, dtype):
-    for dataset in (MmapDataset(tokens, 9), NpyTokensDataset(tokens, 9)):
-        with pytest.raises(LoaderError, match="would lose ids"):
-            AsyncDataLoader(dataset, dtype=dtype)
+@pytest.mark.parametrize("workers, prefetch", [(0, 0), (0, 2), (1, 16), (3, 3)])
+def test_an_error_is_raised_at_its_batch_with_its_traceback(workers, prefetch):
+    loader = AsyncDataLoader(Failing(100, 55), batch_size=10, shuffle=False, num_workers=workers,
+                             prefetch_factor=prefetch)  # fmt: skip
+    iterator, batches = take(loader, 5)
+    assert [v for batch in batches for v in batch] == list(range(50))
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="sample 55 is bad") as caught:
+        next(iterator)
+    assert "fetch" in [entry.name for entry in caught.traceback]
+    assert any("55" in note for note in caught.value.__notes__)
+    assert loader.state_dict() == state, "the failed batch is still to come"
+    other = AsyncDataLoader(Fetched(100), batch_size=10, shuffle=False)
+    other.load_state_dict(state)
+    assert values(next(iter(other)))[0] == 50
 
 
-def test_token_windows_may_be_narrowed_while_every_id_fits(tokens):
-    x, y = batches(MmapDataset(tokens, 9), dtype=torch.int32)[0]
-    assert x.dtype == y.dtype == torch.int32
-    assert torch.equal(x + 1, y)
+def test_errors_of_samples_and_transforms_name_the_sample():
+    def refuse(sample):
+        if int(sample) == 7:
+            raise KeyError("seven")
+        return sample
+
+    class Bad(Numbers):
+        def __getitem__(self, index):
+            return refuse(index)
+
+    for dataset, transforms in ((Bad(10), []), (Numbers(10), [refuse])):
+        loader = AsyncDataLoader(dataset, 2, shuffle=False, transforms=transforms)
+        with pytest.raises(KeyError) as caught:
+            flat(loader)
+        assert any("7" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    "values, given, dtype, culprit",
-    [
-        ([-1, 5], torch.int64, torch.uint8, "-1, expected 0 to 255"),
-        ([5, 256, 300], torch.int64, torch.uint8, "256, expected 0 to 255"),
-        ([5, -1], torch.int64, torch.uint64, "-1, expected 0 to"),
-        ([-1], torch.int8, torch.uint16, "-1, expected 0 to 65535"),
-        ([2**62, 2**63], torch.uint64, torch.int64, f"{2**63}, expected"),
-        ([[1, 2], [70_000, 3]], torch.uint32, torch.uint16, "70000, expected 0 to 65535"),
-    ],
-)
-def test_an_integer_that_does_not_fit_a_dtype_is_named(values, given, dtype, culprit):
-    with pytest.raises(LoaderError, match=f"dtype={dtype} cannot hold {culprit}"):
-        cast({"ids": torch.tensor(values, dtype=given)}, dtype)
+def test_a_datasets_stop_iteration_does_not_end_the_epoch_silently():
+    with pytest.raises(RuntimeError):
+        flat(AsyncDataLoader(Failing(100, 55, StopIteration), batch_size=10))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.uint64, torch.int64])
-def test_integers_at_the_ends_of_a_dtype_fit(dtype):
-    ends = torch.tensor(
-        [max(torch.iinfo(dtype).min, -(2**63)), min(torch.iinfo(dtype).max, 2**63 - 1)]
-    )
-    assert cast(ends, dtype).tolist() == ends.tolist()
-    assert cast(torch.empty(0, dtype=torch.int64), dtype).dtype == dtype
+def test_two_threads_may_not_ask_one_iterator_at_the_same_time():
+    go, asked = threading.Event(), threading.Event()
 
-
-def test_a_dataset_with_fetch_is_advised_of_every_sample_ahead_and_once():
-    class Advised(Numbers):
-        def __init__(self, length):
-            super().__init__(length)
-            self.advised, self.ahead, self.options = [], [], set()
-
-        def will_need(self, indices, *, epoch):
-            self.advised += list(indices)
-            self.options.add(epoch)
-
-        def fetch(self, indices, *, seed):
-            self.ahead.append(len(self.advised) - indices[0])
-            self.options.add(seed)
-            return torch.from_numpy(indices)
-
-    dataset = Advised(200)
-    batches(dataset, prefetch_factor=0, seed=9)
-    assert dataset.advised == list(range(200))
-    assert min(dataset.ahead[: 50 - ADVISED_BATCHES]) >= 4 * ADVISED_BATCHES
-    assert dataset.options == {9, 0}
-
-
-def test_a_dataset_of_windows_is_advised_of_those_that_come(tokens):
-    class Advised(NpyTokensDataset):
-        advised = ()
-
-        def advise_windows(self, windows):
-            self.advised = (*self.advised, *windows.tolist())
-
-    dataset = Advised(tokens, 9)
-    batches(dataset, shuffle=True, seed=5)
-    order = EpochOrder(BatchSampler(4096, 4096), 5, 0, True)
-    assert list(dataset.advised) == dataset.windows_of(order(0), 5, 0).tolist()
-
-
-def test_a_loader_advises_of_all_batches_that_it_may_have_at_a_time():
-    class Advised(Numbers):
-        advised = ()
-
-        def will_need(self, indices):
-            self.advised = (*self.advised, len(indices))
-
+    class Waits(Fetched):
         def fetch(self, indices):
-            return torch.from_numpy(indices)
+            asked.set()
+            assert go.wait(20)
+            return super().fetch(indices)
 
-    dataset = Advised(1000)
-    loader = AsyncDataLoader(dataset, batch_size=2, num_workers=4, prefetch_factor=8)
-    with iter(loader) as batches:
-        next(batches)
-    assert dataset.advised[0] == 2 * (2 * 32 + 1)
+    iterator = iter(AsyncDataLoader(Waits(100), prefetch_factor=0))
+    first = threading.Thread(target=next, args=(iterator,))
+    first.start()
+    assert asked.wait(20)
+    with pytest.raises(LoaderError):
+        next(iterator)
+    go.set()
+    first.join()
 
 
-def test_a_larger_window_of_batches_is_advised_of_as_a_whole():
-    advised = []
-    ahead = ReadAhead(advised.append, count=100, distance=16)
-    for number in range(100):
-        ahead.before(number)
-    assert advised[0] == range(33)
-    assert [k for numbers in advised for k in numbers] == list(range(100))
+def test_stats_say_who_waits_for_whom(tokens):
+    loader = AsyncDataLoader(MmapDataset(tokens, 10), batch_size=4, num_workers=1)
+    iterator, _ = take(loader, 5)
+    stats = loader.stats
+    assert (stats.batches, stats.tokens, stats.workers) == (5, 200, 1)
+    assert 0 <= stats.wait_share <= 1
+    assert stats.tokens_per_s > 0
+    assert stats.sources == {}
+    assert "5 batches" in str(stats)
+    iterator.close()

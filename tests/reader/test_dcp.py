@@ -242,9 +242,9 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_metadata_that_does_not_fit_is_refused(made, wrong):
-    change, _ = WRONG[wrong]
+    change, why = WRONG[wrong]
     change(made)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=why):
         open_checkpoint(made.write())
 
 

@@ -11,11 +11,16 @@ from types import SimpleNamespace
 
 import torch
 
-from npydata.loader.iterator import PrefetchIterator
-from npydata.loader.prefetcher import ExceptionWrapper, fetch_chunk, worker_loop
-from npydata.loader.reorder_buffer import LOOK_AGAIN_SECONDS, ReorderBuffer
 from tutorial.building import Build
 from tutorial.frames.loader import MyBuffer, MyIterator, MyLoader
+from tutorial.lesson_loader import (
+    LOOK_AGAIN_SECONDS,
+    ExceptionWrapper,
+    PrefetchIterator,
+    ReorderBuffer,
+    fetch_chunk,
+    worker_loop,
+)
 from tutorial.promised.loader import CARDS, PROMISES  # noqa: F401
 
 PART = "loader"

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from npydata.dataset.windows import merged
-from npydata.loader.adaptive import AdaptivePrefetcher
-from npydata.loader.pipeline import Pipeline, Trip, diagnose, follow, idle_share, made_at, resume
 from npydata.loader.tuning import AS_GOOD, HEADROOM, cheapest, seconds_each
 from npydata.system.page_cache import AdviceBackoff
 from tutorial.building import Build
 from tutorial.frames.tuning import MyBackoff, MyPrefetcher
 from tutorial.kept.bench.measure import in_turn
+from tutorial.lesson_loader import AdaptivePrefetcher
+from tutorial.pipeline import Pipeline, Trip, diagnose, follow, idle_share, made_at, resume
 from tutorial.promised.tuning import CARDS, PROMISES, by_clock  # noqa: F401
 
 PART = "tuning"

@@ -11,10 +11,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from tutorial.building import Build
-from tutorial.crashes import files_of
-from tutorial.kept import CheckpointError
-from tutorial.kept.checkpointer.commit import (
+from npydata import CheckpointError
+from npydata.checkpointer.commit import (
     LATEST,
     by_sequence,
     commit,
@@ -30,7 +28,7 @@ from tutorial.kept.checkpointer.commit import (
     remove_old,
     write_small,
 )
-from tutorial.kept.checkpointer.manifest import (
+from npydata.checkpointer.manifest import (
     MANIFEST,
     MODEL,
     PIECE_BYTES,
@@ -38,7 +36,9 @@ from tutorial.kept.checkpointer.manifest import (
     check_sizes,
     checksums,
 )
-from tutorial.kept.system.atomic_write import sync_folder
+from npydata.system.atomic_write import sync_folder
+from tutorial.building import Build
+from tutorial.crashes import files_of
 from tutorial.killed_writer import shown
 from tutorial.promised.checkpointer import (
     CARDS,  # noqa: F401

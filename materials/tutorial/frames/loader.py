@@ -4,10 +4,14 @@
 import threading
 from collections import deque
 
-from npydata import AsyncDataLoader
-from npydata.loader.iterator import PrefetchIterator
-from npydata.loader.prefetcher import ExceptionWrapper, ThreadPrefetcher
-from npydata.loader.reorder_buffer import LOOK_AGAIN_SECONDS, ReorderBuffer
+from tutorial.lesson_loader import (
+    LOOK_AGAIN_SECONDS,
+    ExceptionWrapper,
+    LessonLoader,
+    PrefetchIterator,
+    ReorderBuffer,
+    ThreadPrefetcher,
+)
 
 
 class MyBuffer(ReorderBuffer):
@@ -26,14 +30,13 @@ class MyIterator(PrefetchIterator):
     """One pass over an epoch: it takes batches, raises errors, and counts for the resume."""
 
 
-class MyLoader(AsyncDataLoader):
+class MyLoader(LessonLoader):
     """The loader, with all its workers at work from the start."""
 
     _new_iterator = MyIterator
 
     def _prefetcher(self, fetch, count):
-        config = self.config
-        if config.prefetch_factor == 0:
+        if self.prefetch_factor == 0:
             return super()._prefetcher(fetch, count)
-        workers = max(1, min(config.busy_workers, count))
-        return MyPrefetcher(fetch, count, workers, config.capacity, config.batches_per_handoff)
+        workers = max(1, min(self.busy_workers, count))
+        return MyPrefetcher(fetch, count, workers, self.capacity, self.batches_per_handoff)

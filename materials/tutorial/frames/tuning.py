@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 
-from npydata.loader.adaptive import AdaptivePrefetcher
-from npydata.loader.pipeline import Pipeline, Trip, idle_share, resume
 from npydata.loader.tuning import AS_GOOD, HEADROOM
 from npydata.system.page_cache import AdviceBackoff
+from tutorial.lesson_loader import AdaptivePrefetcher
+from tutorial.pipeline import Pipeline, Trip, idle_share, resume
 
 
 class MyPrefetcher(AdaptivePrefetcher):

@@ -274,7 +274,7 @@ PROMISES = [
 CARDS = [
     Card(
         name="one room too many",
-        symbol="npydata.loader.reorder_buffer.ReorderBuffer.has_room",
+        symbol="materials.tutorial.lesson_loader.ReorderBuffer.has_room",
         line="return self.claimed - self.released < self.capacity",
         mutant="return self.claimed - self.taken <= self.capacity",
         promise=never_too_many,
@@ -291,7 +291,7 @@ CARDS = [
     ),
     Card(
         name="a very special error",
-        symbol="npydata.loader.prefetcher.ExceptionWrapper.reraise",
+        symbol="materials.tutorial.lesson_loader.ExceptionWrapper.reraise",
         line="if isinstance(self.error, StopIteration):",
         mutant="if False:",
         promise=no_silent_end,
@@ -308,7 +308,7 @@ CARDS = [
     ),
     Card(
         name="put after close",
-        symbol="npydata.loader.reorder_buffer.ReorderBuffer.put",
+        symbol="materials.tutorial.lesson_loader.ReorderBuffer.put",
         line="if not self.closed:",
         mutant="if True:",
         promise=nothing_is_left,

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from npydata.loader import adaptive
-from npydata.loader.pipeline import Pipeline, Trip
+from tutorial import lesson_loader as adaptive
 from tutorial.mutation import Card
+from tutorial.pipeline import Pipeline, Trip
 from tutorial.promised import expect
 
 WAIT_S = 5.0
@@ -246,7 +246,7 @@ PROMISES = [
 CARDS = [
     Card(
         name="a hasty consumer",
-        symbol="npydata.loader.pipeline.follow",
+        symbol="materials.tutorial.pipeline.follow",
         line="taken = resume(trips[-1].done if trips else 0.0, made, p.wake_s)",
         mutant="taken = resume(0.0, made, p.wake_s)",
         promise=batches_are_taken_in_order,

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npydata.system.progress import human_bytes
 from tutorial.kept.bench.measure import Row
-from tutorial.kept.system.atomic_write import replacing
+
+from npydata.system.atomic_write import replacing
+from npydata.system.progress import human_bytes
 
 JSON_VERSION = 1
 

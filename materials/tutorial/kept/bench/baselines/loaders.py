@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
-
-from npydata import AsyncDataLoader, AsyncDataLoaderConfig, NpyTokensDataset
-from npydata.loader.tuning import FixedWorkers
 from tutorial.kept.bench.baselines import OURS, baseline
 from tutorial.kept.bench.baselines.windows import batches_of, stacked_batch
 from tutorial.kept.bench.measure import Steps
 from tutorial.kept.bench.tokens import SEED, Pair, Task, loader_settings
+
+from npydata import AsyncDataLoader, AsyncDataLoaderConfig, NpyTokensDataset
 
 Setting = tuple[int, int]
 """Workers and prefetch factor."""
@@ -41,7 +40,7 @@ def our_settings(*pairs: Setting) -> dict[str, dict[str, int]]:
           full=our_settings((1, 8), (1, 16), (1, 32), (2, 8), (2, 16)))  # fmt: skip
 @baseline("loader step", OURS, "ours", settings=our_settings(DEFAULT))
 @baseline("loader cold", OURS, "ours", settings=our_settings(DEFAULT, (4, 4)))
-@baseline("sweep", OURS, "ours", settings={"": {"loader_type": FixedWorkers}})
+@baseline("sweep", OURS, "ours", settings={"": {"loader_type": AsyncDataLoader}})
 def through_loader(
     task: Task,
     workers: int,
@@ -60,7 +59,7 @@ def through_loader(
 class WithoutHints(NpyTokensDataset):
     """Keeps from the kernel which windows come next."""
 
-    def advise_windows(self, *_: Any, **__: Any) -> None:
+    def will_need(self, *_: Any, **__: Any) -> None:
         pass
 
 
@@ -70,7 +69,7 @@ class WithoutHints(NpyTokensDataset):
 def without_hints(task: Task, workers: int, prefetch: int) -> Steps:
     """The same without hints, window by window: a fault in a map would also read ahead."""
     dataset = WithoutHints(task.path, task.seq_len, seed=SEED, dtype=task.dtype, access="pread")
-    return through_loader(task, workers, prefetch, dataset, FixedWorkers)
+    return through_loader(task, workers, prefetch, dataset, AsyncDataLoader)
 
 
 def endless(loader: Iterable[Any]) -> Steps:

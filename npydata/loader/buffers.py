@@ -1,0 +1,48 @@
+"""Memory for batches that is used again once the caller has really let go of it.
+
+A fresh buffer costs a page fault for every 4 KiB when it is first written; one that was written
+before costs nothing.
+"""
+
+import sys
+import threading
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray = npt.NDArray[np.int64]
+
+FREE = 2
+"""References to a buffer that nobody else has: the pool's list, and ``getrefcount`` itself."""
+
+
+class BufferPool:
+    """Lends int64 arrays, again when nothing refers to them any more.
+
+    A tensor made from a lent array, or from any view of it, refers to the buffer behind it. So a
+    buffer that only the pool refers to is free, and memory that the caller keeps is never lent
+    again. At most ``most`` buffers are looked after; more than that are lent once.
+    """
+
+    def __init__(self, most: int, *, pinned: bool = False) -> None:
+        self.most, self.pinned = most, pinned
+        self._buffers: list[IntArray] = []
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...]) -> IntArray:
+        """Return an int64 array of a shape, in C order, whose content is undefined."""
+        with self._lock:
+            # The first that is free, so that few buffers are in use and stay in the CPU's cache.
+            for k in range(len(self._buffers)):
+                if sys.getrefcount(self._buffers[k]) == FREE and self._buffers[k].shape == shape:
+                    return self._buffers[k][:]
+            buffer = self._allocate(shape)
+            if len(self._buffers) < self.most:
+                self._buffers.append(buffer)
+            return buffer[:]
+
+    def _allocate(self, shape: tuple[int, ...]) -> IntArray:
+        if self.pinned:
+            return torch.empty(shape, dtype=torch.int64, pin_memory=True).numpy()
+        return np.empty(shape, np.int64)

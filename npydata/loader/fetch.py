@@ -1,0 +1,259 @@
+"""From a plan to a batch: fetched or collated, transformed, cast, on its device.
+
+Runs in worker threads. A dataset with ``fetch`` is asked for whole batches, any other for its
+samples.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map_only
+
+from npydata.dataset.batches import collate, split
+from npydata.dataset.hashing import MASK64
+from npydata.errors import LoaderError
+from npydata.loader.buffers import BufferPool
+from npydata.loader.device import Transfer
+from npydata.loader.sampler import LEAST_ADVISED, EpochOrder, Plan, PulledOrder, copied
+from npydata.loader.state import Position
+
+Transform = Callable[..., Any]
+
+NOTED_SAMPLES = 16
+"""How many samples of a batch that failed are named in the error."""
+
+
+class Delivery(NamedTuple):
+    """A batch on its way to the consumer, and where the epoch stands after it."""
+
+    batch: Any
+    after: Position
+    is_end: bool = False
+    """There is no batch: the epoch is over."""
+
+
+class Fetcher:
+    """Makes batch k of an epoch; nothing in it leads back to the loader or its iterator.
+
+    Args:
+        dataset: Map-style, or a stream, whose samples are in the plans themselves.
+        order: Plans by number.
+        seed: Of random windows and of transforms.
+        transforms: Called on each sample, in order.
+        collate_fn: Makes a batch of a list of samples; ``None`` for the dataset's or torch's way.
+        dtype: Cast to this.
+        transfer: Brings a batch to its device.
+        pool: Memory for batches that are fetched whole.
+        require_open: Raises if the epoch was left, so that nobody waits for a slow batch's rest.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: EpochOrder | PulledOrder,
+        *,
+        seed: int,
+        transforms: Sequence[Transform],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        dtype: torch.dtype | None,
+        transfer: Transfer,
+        pool: BufferPool,
+        require_open: Callable[[], None],
+    ) -> None:
+        self.dataset, self.order, self.seed = dataset, order, seed
+        self.transforms = [(one, accepts(one, "rng")) for one in transforms]
+        self.collate_fn, self.dtype, self.transfer = collate_fn, dtype, transfer
+        self.require_open = require_open
+        known = {"seed": seed, "epoch": order.epoch, "empty": pool.empty}
+        is_stream = isinstance(order, PulledOrder) and order.kind == "stream"
+        fetch = None if is_stream else getattr(dataset, "fetch", None)
+        self.fetch = fetch and with_accepted(fetch, known)
+        if self.fetch and not accepts(fetch, "empty"):
+            # One that takes our memory gives each batch memory of its own; this one may not.
+            self.fetch = BufferWatch(self.fetch)
+        self.read_ahead = None
+        if isinstance(order, EpochOrder) and hasattr(dataset, "will_need"):
+            advise = with_accepted(dataset.will_need, known)
+            self.read_ahead = ReadAhead(order, advise, max(LEAST_ADVISED, order.window))
+
+    def __call__(self, number: int) -> Delivery:
+        """Return batch ``number``; an error says which it is, and of which samples."""
+        self.require_open()
+        plan = self.order(number)
+        if plan.items is None:
+            return Delivery(None, plan.after, is_end=True)
+        try:
+            if self.read_ahead:
+                self.read_ahead.before(number)
+            batch = self.make(plan)
+            if self.dtype is not None:
+                batch = cast(batch, self.dtype)
+            if self.transfer.moves:
+                batch = self.transfer.send(batch)
+        except Exception as error:
+            self.note(error, number, plan)
+            raise
+        return Delivery(batch, plan.after)
+
+    def make(self, plan: Plan) -> Any:
+        """Return a plan's batch as fetched; or its samples, transformed and collated."""
+        if self.fetch and not self.transforms and not self.collate_fn:
+            return self.fetch(np.asarray(plan.items, np.int64))
+        samples = self.samples(plan)
+        if self.transforms:
+            for k, key in enumerate(plan.keys):
+                self.require_open()
+                samples[k] = self.transformed(samples[k], int(key))
+        return (self.collate_fn or collate)(samples)
+
+    def samples(self, plan: Plan) -> list[Any]:
+        """Return the samples of a plan one by one."""
+        if self.fetch:
+            return split(self.fetch(np.asarray(plan.items, np.int64)))
+        if isinstance(self.order, PulledOrder) and self.order.kind == "stream":
+            return list(plan.items)
+        indices = plan.items.tolist() if isinstance(plan.items, np.ndarray) else plan.items
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(indices))
+        return [self.sample(index) for index in indices]
+
+    def sample(self, index: Any) -> Any:
+        """Return one sample, unless the epoch is left meanwhile."""
+        self.require_open()
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            add_note(error, f"npydata: raised by dataset[{index!r}]")
+            raise
+
+    def transformed(self, sample: Any, key: int) -> Any:
+        """Return a sample after all transforms.
+
+        One with a parameter ``rng`` gets a ``numpy.random.Generator`` that depends on seed, epoch,
+        sample and its own place among the transforms, and on no worker.
+        """
+        for which, (transform, wants_rng) in enumerate(self.transforms):
+            drawn_from = [self.seed & MASK64, self.order.epoch, key, which]
+            options = {"rng": np.random.default_rng(drawn_from)} if wants_rng else {}
+            try:
+                sample = transform(sample, **options)
+            except Exception as error:
+                name = getattr(transform, "__name__", type(transform).__name__)
+                add_note(error, f"npydata: raised by transform {name}, of sample {key}")
+                raise
+        return sample
+
+    def note(self, error: Exception, number: int, plan: Plan) -> None:
+        """Note on an error which batch failed, from 0 on, and which samples it has."""
+        keys = list(plan.keys)
+        shown = ", ".join(map(str, keys[:NOTED_SAMPLES])) + ", ..." * (len(keys) > NOTED_SAMPLES)
+        add_note(error, f"npydata: in batch {number} of this iterator, epoch {self.order.epoch}, "
+                        f"of {len(keys)} samples: {shown}")  # fmt: skip
+
+
+class BufferWatch:
+    """Copies batches of a dataset that may fill one buffer again and again.
+
+    The first two batches are fetched one at a time. If they share memory, all are: two threads
+    would overwrite each other's batch.
+    """
+
+    def __init__(self, fetch: Callable[[Any], Any]) -> None:
+        self._fetch = fetch
+        self._lock, self._seen, self._reuses = threading.Lock(), 0, False
+        self._last: Any = None
+
+    def __call__(self, indices: Any) -> Any:
+        """Return a copy of what ``fetch`` gives."""
+        with self._lock if self._reuses or self._seen < 2 else nullcontext():
+            batch = self._fetch(indices)
+            if self._seen < 2:
+                # The first one is held until the second is there: nothing new can be in its place.
+                self._reuses = self._seen > 0 and address(batch) == address(self._last)
+                self._last, self._seen = batch, self._seen + 1
+            else:
+                self._last = None
+            return copied(batch)
+
+
+def address(batch: Any) -> int | None:
+    """Return where the memory of a batch's first tensor or array begins."""
+    found = first_tensor(batch)
+    return None if found is None else found.untyped_storage().data_ptr()
+
+
+def first_tensor(batch: Any) -> torch.Tensor | None:
+    """Return the first tensor of a batch; an array as a tensor."""
+    while isinstance(batch, tuple | list | dict) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    if isinstance(batch, np.ndarray):
+        return torch.as_tensor(batch)
+    return batch if isinstance(batch, torch.Tensor) else None
+
+
+class ReadAhead:
+    """Tells a dataset which batches come after one, some of them at a time, each of them once."""
+
+    def __init__(self, order: EpochOrder, advise: Callable[[Any], None], distance: int) -> None:
+        self._order, self._advise, self._distance = order, advise, distance
+        self._advised = 0
+        self._lock = threading.Lock()
+
+    def before(self, number: int) -> None:
+        """Advise of ``distance`` to twice as many batches after ``number``, if that is due."""
+        if number + self._distance < self._advised:
+            return
+        with self._lock:
+            begin, end = self._advised, max(self._advised, number + 2 * self._distance + 1)
+            if begin > 0:  # the other threads need not wait
+                self._advised = end
+            # At the beginning they do: faults before the advice would read ahead on their own.
+            coming = [self._order.indices(k) for k in range(begin, min(end, len(self._order)))]
+            if coming:
+                self._advise(np.concatenate(coming))
+            self._advised = end
+
+
+def accepts(function: Any, name: str) -> bool:
+    """Whether a function can be called with that keyword, spelled out in its signature."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+
+
+def with_accepted(function: Callable[..., Any], known: dict[str, Any]) -> Callable[..., Any]:
+    """Bind what is known to those of a function's parameters that have these names."""
+    return partial(function, **{name: v for name, v in known.items() if accepts(function, name)})
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Note on an error where it came from; once, if the same error is raised again."""
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    """Cast the tensors of the dtype's own kind: floats to floats, integers to integers.
+
+    Raises:
+        LoaderError: An integer does not fit.
+    """
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        same_kind = tensor.is_floating_point() == dtype.is_floating_point
+        if not same_kind or tensor.dtype == torch.bool or tensor.is_complex():
+            return tensor
+        moved = tensor.to(dtype)
+        if not dtype.is_floating_point and not torch.equal(moved.to(tensor.dtype), tensor):
+            raise LoaderError(f"dtype={dtype} cannot hold integers from {int(tensor.min())} to "
+                              f"{int(tensor.max())}")  # fmt: skip
+        return moved
+
+    return tree_map_only(torch.Tensor, one, batch)

@@ -1,0 +1,212 @@
+"""What used to go wrong without a word."""
+
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from npydata import (
+    AsyncDataLoader,
+    MixtureDataset,
+    MmapDataset,
+    NpyTokensDataset,
+    write_tokens,
+)
+from npydata.dataset.permutation import Permutation
+
+from .tools import Fetched, flat, take, values
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    write_tokens(tmp_path / "a.npy", [np.arange(20_000, dtype=np.uint16)])
+    return tmp_path / "a.npy"
+
+
+# Seeds
+
+
+def test_the_datasets_seed_counts_when_the_loader_has_none(tokens):
+    loader = AsyncDataLoader(NpyTokensDataset(tokens, 30, seed=5), batch_size=8)
+    assert loader.seed == 5
+    wanted = AsyncDataLoader(NpyTokensDataset(tokens, 30), batch_size=8, seed=5)
+    assert [values(batch) for batch in loader] == [values(batch) for batch in wanted]
+
+
+def test_two_seeds_that_differ_are_warned_about_by_name(tokens):
+    dataset = NpyTokensDataset(tokens, 30, seed=5)
+    with pytest.warns(UserWarning, match=r"seed=6 of the loader, seed=5 of the dataset"):
+        loader = AsyncDataLoader(dataset, seed=6)
+    assert loader.seed == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AsyncDataLoader(dataset, seed=5)
+
+
+# One buffer, filled again and again
+
+
+class OneBuffer(Fetched):
+    """As many hand-written loaders are; it fails if two threads fill the buffer at once."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.buffer, self.lock = np.zeros(4, np.int64), threading.Lock()
+
+    def fetch(self, indices):
+        self.buffer[: len(indices)] = indices
+        return {"x": torch.from_numpy(self.buffer)[: len(indices)], "again": self.buffer[:1]}
+
+
+class OneBufferStream(IterableDataset):
+    def __iter__(self):
+        buffer = torch.zeros(4)
+        for number in range(50):
+            yield buffer.fill_(number)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"num_workers": 4},
+                                      {"prefetch_factor": 0}])  # fmt: skip
+def test_a_dataset_that_fills_one_buffer_gives_whole_batches(settings):
+    loader = AsyncDataLoader(OneBuffer(400), batch_size=4, shuffle=False, **settings)
+    batches = list(loader)
+    assert [batch["x"].tolist() for batch in batches] == np.arange(400).reshape(100, 4).tolist()
+    assert [int(batch["again"][0]) for batch in batches] == list(range(0, 400, 4))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_stream_that_fills_one_buffer_gives_whole_batches(size):
+    loader = AsyncDataLoader(OneBufferStream(), batch_size=size, collate_fn=list)
+    assert [int(item[0]) for batch in [*loader] for item in batch] == list(range(50))
+
+
+# Epochs and order
+
+
+@pytest.mark.parametrize("kind", ["index", "sampler", "stateful stream"])
+def test_a_look_at_the_first_batch_uses_up_no_epoch(kind):
+    from .test_resume import loaders_of
+
+    def make():
+        return loaders_of(30)[kind](2) if kind != "index" else AsyncDataLoader(
+            Fetched(30), batch_size=3, seed=1)  # fmt: skip
+
+    whole = [[values(batch) for batch in loader] for loader in [make()] for _ in "12"]
+    loader = make()
+    assert values(next(iter(loader))) == values(next(iter(loader))) == whole[0][0]
+    assert [[values(batch) for batch in loader] for _ in "12"] == whole
+    iterator, batches = take(loader := make(), 3)
+    state = loader.state_dict()
+    iterator.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert values(next(iter(resumed))) == whole[0][3]
+    assert batches + [values(batch) for batch in resumed] == whole[0], "also behind a loaded state"
+    assert [values(batch) for batch in resumed] == whole[1]
+
+
+def test_windows_in_order_and_mixtures_come_in_order_by_default(tokens):
+    in_order = [11 * k for k in range(8)]
+    dataset = MmapDataset(tokens, 10)
+    assert values(next(iter(AsyncDataLoader(dataset, batch_size=8)))) == in_order
+    assert values(next(iter(AsyncDataLoader(dataset, 8, shuffle=True, seed=1)))) != in_order
+    mixture = MixtureDataset({"a": dataset}, {"a": 1})
+    loader = AsyncDataLoader(mixture, batch_size=8)
+    wanted = mixture.fetch(np.arange(8), seed=loader.seed, epoch=0)
+    assert values(next(iter(loader))) == values(wanted)
+    assert sorted(flat(AsyncDataLoader(Fetched(50)))) != flat(AsyncDataLoader(Fetched(50)))
+
+
+def test_orders_of_large_batches_are_computed_once(monkeypatch, tokens):
+    asked = []
+    compute = Permutation.__call__
+
+    def noted(self, positions):
+        asked.append(np.size(positions))
+        return compute(self, positions)
+
+    monkeypatch.setattr(Permutation, "__call__", noted)
+    for size in (32, 512, 4096, 10_000):
+        asked.clear()
+        loader = AsyncDataLoader(MmapDataset(tokens, 9, stride=1), batch_size=size, shuffle=True,
+                                 num_workers=4)  # fmt: skip
+        samples = sum(len(x) for x, _ in loader)
+        assert sum(asked) == samples
+
+
+# Arguments
+
+
+def test_positions_after_the_batch_size_say_name_them():
+    with pytest.raises(TypeError, match="name"):
+        AsyncDataLoader(Fetched(10), 4, True)
+
+
+STOCK = ["worker_init_fn", "generator", "timeout", "persistent_workers", "multiprocessing_context",
+         "in_order", "pin_memory_device"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_what_only_torchs_loader_has_is_refused_with_what_to_write(name):
+    with pytest.raises(TypeError, match=rf"{name}= is no argument: (write|leave|workers)"):
+        AsyncDataLoader(Fetched(10), **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["num_workers", "batch_size", "prefetch_factor", "shuffle", "seed",
+                                  "drop_last", "dtype", "transforms", "sampler"])  # fmt: skip
+def test_a_value_of_the_wrong_type_is_a_type_error(name):
+    value = 2.5 if name in ("transforms", "sampler") else "two"
+    with pytest.raises(TypeError, match=name):
+        AsyncDataLoader(Fetched(10), **{name: value})
+
+
+SLIPS = """
+from npydata import AsyncDataLoader, MmapDataset
+ds = MmapDataset("a.npy", 8)
+AsyncDataLoader(ds, 4, shuffle=True, num_workers=1)
+AsyncDataLoader(ds, batch_sise=4)
+AsyncDataLoader(ds, num_workers="two")
+AsyncDataLoader(ds, 4, True)
+"""
+
+
+@pytest.mark.nightly
+def test_slips_are_caught_by_the_type_checker(tmp_path):
+    (tmp_path / "slips.py").write_text(SLIPS)
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "mypy", "--no-incremental", tmp_path / "slips.py"]
+    found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout
+    errors = [line for line in found.splitlines() if "slips.py:" in line and ": error:" in line]
+    lines = {int(line.split("slips.py:")[1].split(":")[0]) for line in errors}
+    assert lines == {5, 6, 7}, found
+
+
+def test_completion_offers_the_arguments():
+    import inspect
+
+    parameters = inspect.signature(AsyncDataLoader).parameters
+    assert parameters["batch_size"].default == 32
+    assert parameters["prefetch_factor"].default == 16
+    assert all(one.annotation is not inspect.Parameter.empty for one in parameters.values())
+
+
+# Logs
+
+
+def test_stats_go_into_a_training_log_as_flat_numbers(tokens):
+    windows = MmapDataset(tokens, 10)
+    for dataset in (windows, MixtureDataset({"a": windows}, {"a": 1})):
+        loader = AsyncDataLoader(dataset, batch_size=4)
+        iterator, _ = take(loader, 5)
+        found = loader.stats.to_dict()
+        iterator.close()
+        assert all(type(value) in (int, float) for value in found.values())
+        assert (found["batches"], found["tokens"]) == (5, 200)
+        assert {"tokens_per_s", "wait_share", "ready"} <= found.keys()
+    assert found["sources/a/samples"] == 20
