@@ -57,6 +57,9 @@ def train(
     first, saved = resume_from(out, model, optimizer, loader, settings)
     if first >= steps:
         print(f"{out / saved}: {first:,} steps are done already", file=sys.stderr)
+    elif first:
+        print(f"{out / saved}: resumed at step {first:,}; the next batch is the one you would have "
+              "had", file=sys.stderr)  # fmt: skip
     begun = time.monotonic()
     with (
         AsyncCheckpointer(keep_last=keep_last, snapshot=snapshot) as checkpointer,
@@ -104,7 +107,10 @@ class Asked:
 def training_state(
     step: int, loader: AsyncDataLoader, settings: dict[str, Any], **shown: Any
 ) -> TrainingState:
-    """Return what decides the next step beside weights and optimizer; ``shown`` is for people."""
+    """Return what decides the next step beside weights and optimizer; ``shown`` is for people.
+
+    A learning-rate schedule would go into ``extra``: ``{"schedule": schedule.state_dict()}``.
+    """
     rng, place = capture_rng(), loader.state_dict()
     return TrainingState(step=step, rng=rng, loader=place, extra=settings, **shown)
 

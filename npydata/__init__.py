@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from npydata.checkpointer.checkpointer import save_checkpoint as save_checkpoint
-    from npydata.checkpointer.load import latest_checkpoint as latest_checkpoint
+    from npydata.checkpointer.commit import latest_checkpoint as latest_checkpoint
     from npydata.checkpointer.load import load_checkpoint as load_checkpoint
     from npydata.checkpointer.load import verify_checkpoint as verify_checkpoint
-    from npydata.checkpointer.training_state import TrainingState as TrainingState
-    from npydata.checkpointer.training_state import capture_rng as capture_rng
-    from npydata.checkpointer.training_state import restore_rng as restore_rng
+    from npydata.checkpointer.state import TrainingState as TrainingState
+    from npydata.checkpointer.state import capture_rng as capture_rng
+    from npydata.checkpointer.state import restore_rng as restore_rng
     from npydata.dataset.datasets import MmapDataset as MmapDataset
     from npydata.dataset.datasets import NpyTokensDataset as NpyTokensDataset
     from npydata.dataset.mixture import MixtureDataset as MixtureDataset
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from npydata.dataset.permutation import Permutation as Permutation
     from npydata.dataset.token_file import open_tokens as open_tokens
     from npydata.dataset.token_file import write_tokens as write_tokens
-    from npydata.distributed.checkpointer import AsyncCheckpointer as AsyncCheckpointer
-    from npydata.distributed.group import ShardingConfig as ShardingConfig
+    from npydata.distributed.coordinator import ShardingConfig as ShardingConfig
     from npydata.distributed.load import load_distributed as load_distributed
+    from npydata.distributed.save import AsyncCheckpointer as AsyncCheckpointer
     from npydata.errors import CheckpointError as CheckpointError
     from npydata.errors import LoaderError as LoaderError
     from npydata.errors import NpyDataError as NpyDataError
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 HOMES = {
-    "AsyncCheckpointer": "distributed.checkpointer",
-    "TrainingState": "checkpointer.training_state",
-    "capture_rng": "checkpointer.training_state",
-    "restore_rng": "checkpointer.training_state",
+    "AsyncCheckpointer": "distributed.save",
+    "TrainingState": "checkpointer.state",
+    "capture_rng": "checkpointer.state",
+    "restore_rng": "checkpointer.state",
     "save_checkpoint": "checkpointer.checkpointer",
-    "latest_checkpoint": "checkpointer.load",
+    "latest_checkpoint": "checkpointer.commit",
     "load_checkpoint": "checkpointer.load",
     "verify_checkpoint": "checkpointer.load",
-    "ShardingConfig": "distributed.group",
+    "ShardingConfig": "distributed.coordinator",
     "load_distributed": "distributed.load",
     "AsyncDataLoader": "loader.loader",
     "AsyncDataLoaderConfig": "loader.loader",

@@ -5,9 +5,11 @@ exit code is 130. Either way no file is left half-written. Each command imports 
 """
 
 import argparse
+import json
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +19,7 @@ from typing import Any, NoReturn
 from npydata import __version__
 from npydata.dataset import commands as data
 from npydata.errors import CheckpointError, NpyDataError
-from npydata.reader import command as converting
-from npydata.system.progress import MESSAGE_LENGTH, harmless, human_bytes, printable
+from npydata.system.progress import MESSAGE_LENGTH, harmless, human_bytes, human_rate, printable
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2
@@ -161,7 +162,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
-    from npydata.reader.checkpoint_or_tokens import why_checkpoint
+    from npydata.reader.inspect import why_checkpoint
 
     about_tokens = token_options(args)
     if about_tokens and args.depth is not None:
@@ -221,38 +222,77 @@ def inspect_token_file(args: argparse.Namespace) -> int:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Write a checkpoint as safetensors and say in one line what was written."""
-    print(converting.convert_file(args))
+    import torch
+
+    from npydata.reader.open import open_checkpoint
+
+    shard_size = None if args.shard_size is None else parsed_size(args.shard_size)
+    if (shard_size is None) != args.output.endswith(".safetensors"):
+        raise NpyDataError(f"{args.output}: expected a name that ends in .safetensors, or the name "
+                           "of a new folder and --shard-size")  # fmt: skip
+    begin = time.perf_counter()
+    with open_checkpoint(args.file) as checkpoint:
+        done = checkpoint.to_safetensors(
+            args.output,
+            prefix=args.prefix,
+            shard_size=shard_size,
+            dtype=None if args.dtype is None else getattr(torch, args.dtype),
+            progress=not args.quiet,
+            allow_larger=args.allow_larger,
+        )
+    seconds = time.perf_counter() - begin
+    ties = f" ({done.ties:,} tied)" if done.ties else ""
+    left = ", ".join(harmless(name) for name in done.left_out[:5])
+    more = ", ..." if len(done.left_out) > 5 else ""
+    left_out = f"; left out {len(done.left_out):,} values: {left}{more}" if left else ""
+    print(f"{harmless(printable(args.output), MESSAGE_LENGTH)}: {done.tensors:,} tensors{ties}, "
+          f"{human_bytes(done.nbytes)} in {seconds:.2f} s "
+          f"({human_rate(done.nbytes / seconds, 'B')}){left_out}")  # fmt: skip
     return EXIT_OK
 
 
-NOTHING_TO_COMPARE = (
-    "has no manifest.json to compare it with: no complete checkpoint of npydata's; "
-    "for safetensors of others, npydata verify --record writes one"
-)
+def parsed_size(text: str) -> int:
+    """Return how many bytes are meant by ``5GB``, ``500MB``, ``2GiB`` or a plain number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B?", text.strip(), flags=re.IGNORECASE)
+    nbytes = 0
+    if found and (found[2] or not found[3]):
+        power = " KMGT".index(found[2].upper() or " ")
+        nbytes = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    if nbytes < 1:
+        raise NpyDataError(f"--shard-size {text}: expected a size such as 5GB, 500MB or 2GiB")
+    return nbytes
+
+
+EXIT_ONLY_OLDER = 3
+"""Of ``verify``: the newest checkpoint is not complete, an older one is."""
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Read a checkpoint whole and say in one line that it is what was written."""
-    from npydata.checkpointer.load import to_verify, verify_checkpoint
-    from npydata.reader.open import open_checkpoint
-    from npydata.reader.record import has_record, verify_record, write_record
-    from npydata.reader.training_folder import MANIFEST
+    """Compare one of our checkpoints with its checksums, or look through anybody's."""
+    from npydata.checkpointer.load import verify_checkpoint
+    from npydata.checkpointer.verify import scan
+    from npydata.reader.formats.training import MANIFEST
 
-    if args.record or has_record(args.path):
-        work, said = (write_record, "recorded") if args.record else (verify_record, "ok")
-        report = f"{said}: {work(args.path, progress=not args.quiet)}"
-    else:
-        folder = to_verify(args.path)
-        folder.stat()
-        if folder.is_dir() and not (folder / MANIFEST).exists():
-            raise NpyDataError(f"{folder}: {NOTHING_TO_COMPARE}")
-        manifest = verify_checkpoint(folder, progress=not args.quiet)
-        with open_checkpoint(folder) as checkpoint:
-            tensors = len(checkpoint)
+    if (Path(args.path) / MANIFEST).is_file() and not args.json:
+        manifest = verify_checkpoint(args.path, progress=not args.quiet)
         size = human_bytes(sum(entry.size for entry in manifest.files.values()))
-        report = f"ok: step {manifest.step:,}, {tensors:,} tensors, {size}, verified ({folder})"
-    print(harmless(printable(report), MESSAGE_LENGTH))
-    return EXIT_OK
+        print(harmless(printable(f"ok: step {manifest.step:,}, {size}, verified ({args.path})"),
+                       MESSAGE_LENGTH))  # fmt: skip
+        return EXIT_OK
+    found = scan(args.path)
+    newest = next((one for one in found if one.complete), None)
+    if args.json:
+        print(json.dumps([one.to_json() for one in found], indent=1))
+    else:
+        for one in found:
+            step = "-" if one.step is None else f"{one.step:,}"
+            what = [one.kind, f"step {step}", human_bytes(one.nbytes), one.why or "complete"]
+            print(harmless(printable("  ".join([str(one.path), *what])), MESSAGE_LENGTH))
+        said = f"resume from {newest.path}" if newest else "no complete checkpoint"
+        print(harmless(printable(f"{said} ({len(found)} found)"), MESSAGE_LENGTH))
+    if newest is None:
+        return EXIT_BAD_INPUT
+    return EXIT_OK if newest is found[0] else EXIT_ONLY_OLDER
 
 
 # What the commands are called, say and take
@@ -267,7 +307,7 @@ examples:
   npydata inspect book.npy --seq-len 512   what is in it, and how many samples it gives
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
-  npydata verify runs/                     whether the newest checkpoint is what was written
+  npydata verify runs/                     which checkpoint training can be resumed from
   npydata trace train.py                   where the time of a training script goes
 
 Every command has its own help: npydata prepare --help
@@ -313,7 +353,7 @@ Of a checkpoint: a tree of its tensors and other values, with shape, dtype and s
 for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
 names what would have been.""",
     arguments={
-        "file": {"metavar": "FILE", "help": "the file, or the folder of a checkpoint"},
+        "file": {"metavar": "FILE", "help": "the file, its URL, or the folder of a checkpoint"},
         "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},
         "--eot-id": {"type": int, "metavar": "ID", "help": "the token that ends each document"},
         "--format": {"default": "auto", "metavar": "F",
@@ -338,33 +378,82 @@ checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a fol
 """,
 )  # fmt: skip
 
+FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
 CONVERT = Command(
     run_convert,
     "write a checkpoint as safetensors",
-    description=converting.DESCRIPTION,
-    arguments={**converting.ARGUMENTS, "-q --quiet": QUIET},
-    examples=converting.EXAMPLES,
-)
-
-VERIFY = Command(
-    run_verify,
-    "compare a saved checkpoint with what was written",
     description="""\
-Read a whole checkpoint and compare it with what was written. The exit code is 0 if every byte is
-as it was, and else 2, with the file, the tensor and the range of bytes.
+Write the tensors of any checkpoint as one safetensors file, without running anything in it; or
+with --shard-size as a folder that Hugging Face's from_pretrained opens, once config.json is there.
 
-PATH is a checkpoint of npydata's checkpointer, or a folder of these: then the latest is read. Or
-safetensors that --record wrote down before, into manifest.json or FILE.manifest.json.""",
+Memory stays small, however large the file. Tied tensors are written once, and npydata restores the
+ties; numbers, texts and other plain values go into the file's metadata. What only code could make
+is left out, and named. If the run fails or is killed, OUT is what it was before.""",
     arguments={
-        "path": {"metavar": "PATH", "help": "a checkpoint, a folder of them, or what was recorded"},
-        "--record": {"action": "store_true", "help": "write down the checksums, compare nothing"},
+        "file": {
+            "metavar": "FILE",
+            "help": "a checkpoint, its URL, an index, or a folder with one",
+        },
+        "output": {
+            "metavar": "OUT",
+            "help": "the file to write, whose name ends in .safetensors: "
+            "an old one is replaced; or a new folder",
+        },
+        "--prefix": {
+            "metavar": "P",
+            "default": "",
+            "help": "write only tensors whose names begin with P, without it: 'model.' of "
+            "a training checkpoint",
+        },
+        "--shard-size": {
+            "metavar": "SIZE",
+            "help": "write a folder of files of at most SIZE (5GB, 500MB, 2GiB), "
+            "named as Hugging Face does, with their index",
+        },
+        "--dtype": {
+            "choices": FLOATS,
+            "metavar": "D",
+            "help": f"write tensors of floating point as D: {', '.join(FLOATS)} (default: "
+            "as they are)",
+        },
+        "--allow-larger": {
+            "action": "store_true",
+            "help": "write out expanded tensors, however large the file becomes",
+        },
         "-q --quiet": QUIET,
     },
     examples="""\
 examples:
-  npydata verify runs/step_1000
+  npydata convert pytorch_model.bin model.safetensors
+  npydata convert checkpoint.pt half.safetensors --dtype float16
+  npydata convert run/step-001000 model.safetensors --prefix model.
+  npydata convert run/step-001000 gpt/ --prefix model. --shard-size 2GB
+""",
+)
+
+VERIFY = Command(
+    run_verify,
+    "say which checkpoint of a folder can be resumed from",
+    description="""\
+Look for checkpoints in a folder and the folders in it, the newest first: those of the HF Trainer,
+accelerate, Lightning, torch.distributed.checkpoint, torch.save, safetensors and npydata. Each is
+complete, or the line says why not. Only headers, sizes, indexes and zip directories are read;
+nothing in them is run.
+
+One of npydata's own checkpoints is read whole, and compared with its checksums.
+
+The exit code is 0 if the newest is complete, 3 if only an older one is, 2 if none is.""",
+    arguments={
+        "path": {"metavar": "PATH", "help": "a folder of checkpoints, or one checkpoint"},
+        "--json": {"action": "store_true", "help": "print a list for a program to read"},
+        "-q --quiet": QUIET,
+    },
+    examples="""\
+examples:
   npydata verify runs/
-  npydata verify --record models/llama
+  npydata verify runs/step_1000
+  npydata verify --json outputs/ | jq '.[] | select(.complete) | .path'
 """,
 )
 

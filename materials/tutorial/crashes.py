@@ -16,9 +16,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from npydata import CheckpointError
-from npydata.checkpointer.manifest import MODEL, TRAINING, check_content, read_manifest
 from tutorial.figures import WIDTH, ink_on, use_style
+from tutorial.kept import CheckpointError
+from tutorial.kept.checkpointer.manifest import MODEL, TRAINING, check_content, read_manifest
 from tutorial.killed_writer import MOST, after_each_call, in_fork
 from tutorial.saving import COLORS
 from tutorial.sliders import is_live, with_sliders
@@ -171,7 +171,7 @@ def saved_share(saver: str, fault: str) -> int:
     """Percent of the trials in the saved run after which a complete checkpoint loaded."""
     page = json.loads((ROOT / "materials/results/survival.json").read_text(encoding="utf-8"))
     cell = next(one for one in page["savers"] if one["name"] == saver)["cells"][fault]
-    return round(100 * cell["complete"] / cell["trials"])
+    return round(100 * cell.get("whole", 0) / sum(cell.values()))
 
 
 def verdicts(**mine: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ def kill_everywhere(folder: Path) -> dict[str, int]:
 def _main(folder: Path) -> None:
     import torch
 
-    import npydata
+    from tutorial import kept as npydata
 
     def save(run: Path, step: int) -> None:
         weights = {"weight": torch.full((1 << 14,), float(step))}
@@ -96,7 +96,7 @@ def _die_at(number: int, notes: Path) -> None:
 
 def after_each_call(then: Callable[[str], object]) -> None:
     """From now on tell `then` of each call to the system that a save makes, when it was made."""
-    from npydata.checkpointer import commit
+    from tutorial.kept.checkpointer import commit
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **options: Any) -> Any:

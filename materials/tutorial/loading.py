@@ -17,10 +17,10 @@ import torch
 from matplotlib.axes import Axes
 from safetensors.torch import save_file
 
-from npydata.reader.tensors import require_readable
 from npydata.system.page_cache import readahead_kb
 from tutorial import counters
 from tutorial.figures import INK, PALETTE, WIDTH, use_style
+from tutorial.kept.reader.tensors import require_readable
 from tutorial.pickles import SCRATCH
 
 Place = tuple[int, int]

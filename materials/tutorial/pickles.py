@@ -22,8 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from safetensors.torch import save_file
 
-from npydata.reader.archive import read_pickle
 from tutorial.figures import INK, PALETTE, WIDTH, ink_on
+from tutorial.kept.reader.archive import read_pickle
 from tutorial.sliders import with_sliders
 
 MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")

@@ -33,8 +33,8 @@ from torch import nn
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import npydata
 from tutorial import figures, killed_writer
+from tutorial import kept as npydata
 from tutorial.sliders import with_sliders
 
 PATIENCE = 90
@@ -97,7 +97,7 @@ def _main(folder: Path, patience: int, job: str, args: Sequence[str]) -> int:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
 
-    import npydata.distributed.checkpointer  # noqa: F401 - once, for all of them
+    import tutorial.kept.distributed.checkpointer  # noqa: F401 - once, for all of them
 
     use_what_was_built()
     torch.set_num_threads(1)
@@ -132,8 +132,8 @@ def _be(rank: int, folder: Path, job: str, args: Sequence[str]) -> int:
 
 def use_what_was_built() -> None:
     """Give the library the learner's functions, where some were accepted."""
-    from npydata.distributed import save, save_plan
-    from npydata.reader import sharded
+    from tutorial.kept.distributed import save, save_plan
+    from tutorial.kept.reader import sharded
     from tutorial.lesson_loader import BatchSampler
 
     path = Path(os.environ.get("NPYDATA_LAB", "")) / "mine" / "ranks.py"
@@ -299,7 +299,7 @@ def patience() -> str:
 
 def a_shard(name: str, first_row: int, rows: int, of: int) -> Any:
     """What a rank has of a tensor: some of its rows, or all."""
-    from npydata.distributed.save_plan import Shard
+    from tutorial.kept.distributed.save_plan import Shard
 
     kind = "SHARD" if rows < of else "TENSOR"
     return Shard(name, (first_row,), (rows,), (of,), "torch.float32", kind)
@@ -356,10 +356,10 @@ def in_slow_motion(commit_global: Callable[..., None]) -> None:
 
 
 def committed_by(commit_global: Callable[..., None], root: Path, *, speaks: bool) -> str:
-    from npydata.checkpointer.commit import temporary_beside
-    from npydata.checkpointer.manifest import checksums
-    from npydata.distributed.coordinator import Coordinator
-    from npydata.distributed.group import Group
+    from tutorial.kept.checkpointer.commit import temporary_beside
+    from tutorial.kept.checkpointer.manifest import checksums
+    from tutorial.kept.distributed.coordinator import Coordinator
+    from tutorial.kept.distributed.group import Group
 
     root.mkdir()
     store = dist.HashStore()

@@ -1,63 +1,75 @@
-"""Save while training goes on: a snapshot now, the disk later.
-
-Built in ``notebooks/07_async_checkpointer``.
-"""
+"""Save while training goes on: a snapshot now, the disk later."""
 
 import atexit
 import os
+import sys
+import threading
+import time
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
 import torch
 
-from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, Calls, ending, finish_all
-from npydata.checkpointer.commit import LocalCommit, clear_stale, make_root
-from npydata.checkpointer.destination import destination, require_replaceable
-from npydata.checkpointer.device_copy import DeviceCopier
-from npydata.checkpointer.file_layout import (
-    flatten_state_dict,
-    lay_out,
-    require_state,
-    to_local,
-)
-from npydata.checkpointer.manifest import MODEL, OPTIMIZER, TRAINING
-from npydata.checkpointer.overlap import Overlap, storage_pointer
-from npydata.checkpointer.staging import (
+from npydata.checkpointer.commit import Root, destination, require_replaceable
+from npydata.checkpointer.device import DeviceCopier, PendingCopies
+from npydata.checkpointer.snapshot import (
     Copy,
-    PendingCopies,
-    StagedFile,
+    FlatState,
+    Layout,
+    Snapshot,
     StagingBuffer,
-    StagingTask,
-    name_of_changed,
-    refuse_changed,
-    stage,
+    flatten,
+    lay_out,
+    local,
+    require_unchanged,
+    whole_pages,
 )
-from npydata.checkpointer.training_state import TrainingState, serialized, training_json
-from npydata.checkpointer.writer import Writer
+from npydata.checkpointer.state import TrainingState, encode_training, serialized
+from npydata.checkpointer.writer import name_path, write_files
 from npydata.errors import CheckpointError
+from npydata.reader.formats.training import TRAINING
 from npydata.system.accelerator import is_queued
-from npydata.system.garbage import without_collecting
+from npydata.system.threads import InterruptSafeEvent, without_collecting
 
-SNAPSHOTS = ("host", "overlap", "device")
-Snapshot = tuple[StagingTask, BackgroundTask]
+SnapshotMode = Literal["host", "overlap", "device"]
+THREAD_NAME = "npydata-save"
+"""How the names of all threads begin that a save runs in."""
+
 Its = TypeVar("Its", bound="AsyncCheckpointer")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def in_turn(
+def exclusive(
     method: Callable[Concatenate[Its, Given], Result],
 ) -> Callable[Concatenate[Its, Given], Result]:
-    """Let one thread at a time into a method, and none from within another."""
+    """Let one thread at a time into a method, and none from within another.
+
+    A second thread waits for its turn. A signal handler, or a ``__del__``, runs within the call
+    that it interrupts, which can't go on before it returns: it is refused, or it would wait for
+    ever.
+    """
 
     @wraps(method)
     def call(self: Its, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        return self._calls.in_turn(method.__name__, lambda: method(self, *args, **kwargs))
+        with self._lock:  # reentrant: it lets a handler in, to be refused
+            if self._inside:
+                raise CheckpointError(
+                    f"{method.__name__} was called within {self._inside} of the same checkpointer: "
+                    "let the signal handler only set a flag, and save at the next step"
+                )
+            if ending.is_set():
+                raise CheckpointError(f"{method.__name__}: the interpreter ends, too late to save")
+            try:
+                self._inside = method.__name__
+                return method(self, *args, **kwargs)
+            finally:
+                self._inside = ""
 
     return call
 
@@ -66,10 +78,11 @@ class AsyncCheckpointer:
     """Saves checkpoints in the background; training waits only while a snapshot is made.
 
     Args:
-        keep_last: Keep so many of the newest checkpoints in a root; ``None`` keeps all. Removed is
-            only what this run committed: this process, and those before it, if it has loaded one of
-            their checkpoints from that root before it saves. Copies, renamed checkpoints and such
-            that hold other files stay, and so does what versions before 2 of the format saved.
+        keep_last: Keep this many of the newest checkpoints in a root; None keeps all. Only what
+            this run committed is removed: this process, and those before it, if it has loaded one
+            of their checkpoints from that root before it saves. Copies, renamed checkpoints and
+            those that hold other files stay.
+        keep_every: With ``keep_last``, also keep those whose step is a multiple of it: milestones.
         snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
             to copy, and later steps wait on the device). ``"overlap"`` copies what a protected
             optimizer owns while the next forward and backward run. ``"device"`` copies to memory
@@ -77,38 +90,47 @@ class AsyncCheckpointer:
 
     One save is in flight at a time: the next one waits for it. What went wrong in the background is
     raised once, by the next ``save`` (which then saves nothing), by ``wait``, or at the end of a
-    ``with`` block. Leaving the interpreter or dropping the checkpointer waits for the write.
+    ``with`` block; at exit it is printed. Leaving the interpreter or dropping the checkpointer
+    waits for the write.
 
-    Threads take turns. A signal handler must not save: it may come in the middle of a step or of a
-    save, and then raises. Let it set a flag, and save at the next step, as ``examples/train.py``
-    does. A forked process has nothing in flight, and memory of its own; the save goes on in its
-    parent.
+    With ``"overlap"`` a save is committed only after the thread that trains has found, at its next
+    protected step, in ``wait``, ``save`` or at exit, that no tensor has changed: else the save
+    fails by the tensor's name (an ``Embedding(max_norm=...)`` in a forward pass, weights that are
+    swapped). Until then ``done()`` is False, and a kill loses this save. torch counts changes in
+    place; it counts none made through ``.data``, numpy or C, none by ``fused=True`` optimizers that
+    aren't protected, none of inference tensors or a DTensor's shard.
 
-    A tensor that changes while it is copied fails the save, by its name: one that another thread
-    changes during ``save``, and with ``"overlap"`` one that changes outside of the protected step
-    before the save is done (``Embedding(max_norm=...)`` in a forward pass, weights that are
-    swapped). torch counts changes in place when they end; it counts none through ``.data``,
-    numpy or C, none by ``fused=True`` optimizers that aren't protected, none of inference tensors
-    or a DTensor's shard.
+    Threads take turns. A signal handler must not save: let it set a flag, and save at the next
+    step, as ``examples/train.py`` does. A forked process has nothing in flight.
     """
 
-    def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
-        if snapshot not in SNAPSHOTS:
-            raise CheckpointError(f"snapshot={snapshot!r}, expected one of {', '.join(SNAPSHOTS)}")
-        if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
-            raise CheckpointError(f"keep_last={keep_last!r}, expected None or 1 at least")
-        self.keep_last, self.snapshot = keep_last, snapshot
-        self._buffers: dict[str, StagingBuffer] = defaultdict(StagingBuffer)
-        self._roots: set[Path] = set()
-        self._calls = Calls()
-        self._copier, self._overlap = DeviceCopier(), Overlap(self._calls)
-        self._snapshot: Snapshot | None = None
-        self._in_flight: list[BackgroundTask] = []
-        self._finalizer = weakref.finalize(self, finish_all, self._in_flight)
+    def __init__(
+        self,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        snapshot: SnapshotMode = "host",
+    ) -> None:
+        if snapshot not in get_args(SnapshotMode):
+            modes = ", ".join(get_args(SnapshotMode))
+            raise CheckpointError(f"snapshot={snapshot!r}, expected one of {modes}")
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise CheckpointError(f"{name}={value!r}, expected None or at least 1")
+        self.keep_last, self.keep_every, self.snapshot = keep_last, keep_every, snapshot
+        self.stats: dict[str, float] = {"saves": 0, "stall_s": 0.0, "write_s": 0.0, "bytes": 0}
+        """``saves`` on the disk so far; of the last of them: seconds that training stood still,
+        seconds until the disk had it, bytes."""
+        self._buffer, self._copier = StagingBuffer(), DeviceCopier()
+        self._roots: dict[Path, Root] = {}
+        self._protected: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._lock, self._inside = threading.RLock(), ""
+        self._in_flight: list[Save] = []
+        self._finalizer = weakref.finalize(self, finish, self._in_flight)
         self._finalizer.atexit = False  # see finish_at_exit
         LIVE.add(self)
 
-    @in_turn
+    @exclusive
     def save(
         self,
         dir: str | os.PathLike[str],
@@ -129,227 +151,316 @@ class AsyncCheckpointer:
             CheckpointError: Something in the state can't be stored, or ``dir`` holds other files.
             OSError: The previous save failed; this one was not begun.
         """
+        begun = time.perf_counter()
         self._wait()
+        self._require_protected()
         folder = destination(dir)
         require_replaceable(folder)
-        stage = partial(self._stage, model_state, optimizer_state, training_state)
-        files, serialized = without_collecting(stage)()
-        make_root(folder.parent)
-        if folder.parent not in self._roots:
-            clear_stale(folder.parent)
-            self._roots.add(folder.parent)
-        step = 0 if training_state is None else training_state.step
-        strategy = LocalCommit(folder, step, self.keep_last)
-        self._start(files, Writer(folder, files, {TRAINING: serialized}, strategy))
+        snapshot, values = self._plan(model_state, optimizer_state, training_state)
+        step = training_state.step if training_state is not None else 0
+        root = self._roots.setdefault(folder.parent, Root(folder.parent))
 
-    def _start(self, files: Sequence[StagedFile], writer: Writer) -> None:
-        """Begin the snapshot and its writing.
+        keep = self.keep_last, self.keep_every
 
-        Both are threads that nothing interrupts, and which come to an end by themselves: whatever
-        interrupts this one, and its wait for them, the next call waits for what is left.
-        """
-        staging, in_background = self._begin_staging(files)
-        writer.validate = staging.validate
-        copying = BackgroundTask(staging, f"{THREAD_NAME}-staging")
-        self._snapshot = staging, copying
-        try:
-            copying.start()  # before the writer, which waits for it
-            self._in_flight.append(task := self._task(writer))
-            task.start()
-            if in_background:
-                self._overlap.begin(staging, self._copier.streams)
-            else:  # before training goes on; the writer follows close behind
-                copying.result()
-                staging.validate()
-        except BaseException:
-            staging.given_up = True  # first of all, and in one step
-            copying.join()
-            staging.settle_after_error()
-            self._cancel()
-            raise
+        def write() -> None:  # without self: dropping the checkpointer waits for it
+            with root.temporary() as temporary:
+                entries = write_files(temporary, snapshot, {TRAINING: values})
+                snapshot.require_verdict(lambda: os.utime(temporary))
+                root.commit(temporary, folder, step, entries, *keep)
 
-    def _task(self, writer: Writer) -> BackgroundTask:
-        """Return the thread in which a save is written."""
-        return BackgroundTask(writer, THREAD_NAME)
+        self._start(Save(snapshot, self._copier, folder, write, self.stats, begun))
 
-    @in_turn
+    @exclusive
     def wait(self) -> None:
         """Wait until the last save is on the disk; raise what went wrong with it, once."""
         self._wait()
 
-    def _wait(self) -> None:
-        """Wait for the last save; nothing fills its memory any more."""
-        if self._snapshot is not None:
-            staging, copying = self._snapshot
-            copying.join()
-            if staging.given_up or copying.error is not None:
-                staging.settle_after_error()
-            if staging.given_up:
-                self._cancel()
-            self._snapshot = None
-        known, self._roots = self._roots, set()  # after an error, what it left is looked for
-        for task in list(self._in_flight):
-            task.result()
-            self._in_flight.clear()
-        self._roots = known
-
     def done(self) -> bool:
         """Whether no save is in flight."""
-        return all(task.done() for task in self._in_flight)
+        return all(save.ended.is_set() for save in self._in_flight)
 
-    @in_turn
+    @exclusive
     def prepare(
-        self,
-        model_state: Mapping[str, Any],
-        optimizer_state: Mapping[str, Any] | None = None,
+        self, model_state: Mapping[str, Any], optimizer_state: Mapping[str, Any] | None = None
     ) -> None:
-        """Make and touch the memory that a save of this state needs, so that the first is fast.
-
-        Of tensors that are spread over processes, the part that is here.
-        """
+        """Make the memory that a save of this state needs, so that the first save is fast too."""
         self._wait()
-        for name, state in ((MODEL, model_state), (OPTIMIZER, optimizer_state)):
-            if state is not None:
-                tensors, _ = flatten_state_dict(state)
-                tensors = {key: to_local(tensor) for key, tensor in tensors.items()}
-                pin = any(is_queued(tensor) for tensor in tensors.values())
-                self._buffers[name].reserve(lay_out(tensors).capacity, pin=pin, touch=True)
-
-    def __repr__(self) -> str:
-        now = "no save in flight" if self.done() else "a save in flight"
-        return (f"{type(self).__name__}(keep_last={self.keep_last}, "
-                f"snapshot={self.snapshot!r}, {now})")  # fmt: skip
+        flat = flat_states(model_state, optimizer_state)
+        mine = {  # of tensors that are spread over processes, the part that is here
+            part: one._replace(tensors={name: local(t) for name, t in one.tensors.items()})
+            for part, one in flat.items()
+        }
+        layouts = self._layouts(mine)
+        total = sum(whole_pages(layout.nbytes) for layout in layouts.values())
+        self._buffer.reserve(total, pin=any_queued(flat), touch=True)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
-        self._overlap.protect(optimizer)
+        if optimizer not in self._protected:
+            me = weakref.ref(self)
+            optimizer.register_step_pre_hook(lambda *_: settle(me()))
+            self._protected.add(optimizer)
+
+    def __repr__(self) -> str:
+        now = "no save in flight" if self.done() else "a save in flight"
+        settings = f"keep_last={self.keep_last}, snapshot={self.snapshot!r}"
+        return f"{type(self).__name__}({settings}, {now})"
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if error is None:
             self.wait()
         else:
-            self._calls.in_turn("exit", lambda: finish_all(self._in_flight))
+            finish(self._in_flight)
 
-    def _stage(
-        self,
-        model: Mapping[str, Any],
-        optimizer: Mapping[str, Any] | None,
-        training: TrainingState | None,
-    ) -> tuple[list[StagedFile], bytes]:
-        """Return the files of tensors to write, and the rest of the state, serialized."""
-        files, metadata = [], {}
-        states = {"model": (MODEL, model), "optimizer": (OPTIMIZER, optimizer)}
-        for key, (name, state) in states.items():
-            if state is None:
-                continue
-            require_state(key, state)
+    # How a save goes
+
+    def _wait(self) -> None:
+        """Wait for the last save; nothing fills its memory any more."""
+        roots, self._roots = self._roots, {}  # after an error they are looked at anew
+        while self._in_flight:
+            save = self._in_flight[0]
+            if not save.snapshot.cancelled:
+                save.judge()
+            save.join()
+            self._in_flight.clear()
+            if save.error is not None and not save.snapshot.cancelled:
+                raise save.error
+        self._roots = roots
+
+    def _require_protected(self) -> None:
+        if self.snapshot == "overlap" and not self._protected:
+            raise CheckpointError(
+                'snapshot="overlap" needs an optimizer that waits: call protect(optimizer) first'
+            )
+
+    def _plan(self, model: Any, optimizer: Any, training: Any) -> tuple[Snapshot, bytes]:
+        """Return a snapshot whose copies are planned, and everything that is no tensor."""
+        flat = without_collecting(flat_states)(model, optimizer)
+        encoded = encode_training(TrainingState() if training is None else training)
+        trees = {part: one.tree for part, one in flat.items()}
+        values = serialized({**trees, "training_state": encoded})
+        layouts = self._layouts(flat)
+        snapshot = Snapshot(layouts, self._buffer, pin=any_queued(flat))
+        for part, layout in layouts.items():
+            snapshot.add(f"{part}.safetensors", layout, flat[part].tensors)
+        return snapshot, values
+
+    def _layouts(self, flat: Mapping[str, FlatState]) -> dict[str, Layout]:
+        layouts = {}
+        for part, state in flat.items():
             try:
-                file, metadata[key] = self._file(name, state)
+                layouts[part] = lay_out(state.tensors, state.ties)
             except CheckpointError as error:
-                raise CheckpointError(f"{key}_state: {error}") from None
-            files.append(file)
-        training = TrainingState() if training is None else training
-        return files, serialized({**metadata, "training_state": training_json(training)})
+                raise CheckpointError(f"{part}_state: {error}") from None
+        return layouts
 
-    def _file(self, name: str, state: Mapping[str, Any]) -> tuple[StagedFile, Any]:
-        """Return a file for the tensors of a state, not yet filled, and the tree spec."""
-        tensors, tree_spec = flatten_state_dict(state)
-        return stage(name, lay_out(tensors), tensors, self._buffers[name]), tree_spec
+    def _start(self, save: "Save") -> None:
+        """Begin the copies and the write; return when the tensors may change."""
+        snapshot = save.snapshot
+        self._in_flight.append(save)
+        try:
+            self._copy_first(snapshot)
+            save.start()
+            if self.snapshot != "overlap":
+                snapshot.copied.wait()
+                if snapshot.error is not None:
+                    raise snapshot.error
+                save.judge()
+        except BaseException:
+            save.cancel()
+            save.join()
+            snapshot.finish()  # no device copies into memory that the next save uses
+            self._in_flight.clear()
+            raise
+        self.stats["stall_s"] = time.perf_counter() - save.begun
 
-    def _begin_staging(self, files: Sequence[StagedFile]) -> tuple[StagingTask, bool]:
-        """Begin the copies that can't wait; return the others, and whether they can."""
-        overlap = self.snapshot == "overlap"
-        owned = self._overlap.optimizer_storages() if overlap else set()
-        queued, cloned = self._split_off_queued(files)
-        owned |= {storage_pointer(copy.source) for copy in cloned}
-        if overlap or queued or cloned:
-            for file in files:
-                now = [one for one in file.copies if storage_pointer(one.source) not in owned]
-                file.copies = [one for one in file.copies if storage_pointer(one.source) in owned]
-                for copy in now:
-                    copy.run()
-                refuse_changed(name_of_changed(now))
-        watched = [copy for file in files for copy in file.copies]
-        watched += [copy for copy in queued if storage_pointer(copy.source) in owned]
-        if not queued:
-            return StagingTask(files, watched=watched), overlap or bool(cloned)
-        pending = self._begin_on_device(queued, owned)
-        return StagingTask(files, pending, watched=watched), True
+    def _copy_first(self, snapshot: Snapshot) -> None:
+        """Make the copies that can't wait, and queue those that a device makes.
 
-    def _split_off_queued(self, files: Sequence[StagedFile]) -> tuple[list[Copy], list[Copy]]:
-        """Take out of the files, and return, the copies that a device makes by itself.
-
-        Into memory that isn't pinned the host copies, through a ring. Also returned: such copies
-        that are of clones, which nobody changes.
+        With ``"overlap"`` those can wait that copy what a protected optimizer changes. Buffers,
+        such as the statistics of a batch norm, change in the forward pass.
         """
-        queued: list[Copy] = []
-        cloned: list[Copy] = []
-        for file in files:
-            of_devices = [copy for copy in file.copies if is_queued(copy.source)]
-            if not of_devices:
-                continue
-            rest = [copy for copy in file.copies if not is_queued(copy.source)]
-            if file.pinned:
-                queued += of_devices
-            else:
-                on_device = self.snapshot == "device"
-                through_ring = self._copier.through_ring(of_devices, on_device=on_device)
-                cloned += [copy for copy in through_ring if copy.clone_of is not None]
-                rest = sorted([*rest, *through_ring], key=lambda copy: copy.end)
-            file.copies = rest
-        return queued, cloned
-
-    def _begin_on_device(self, copies: list[Copy], owned: set[Any]) -> PendingCopies:
-        """Queue copies from devices; what training may change next, it changes after its copy."""
-        if self.snapshot == "device":
-            return self._copier.start(copies, on_device=True)
-        now: list[Copy] = []
-        at_the_step: list[Copy] = []
-        for copy in copies:
-            (at_the_step if storage_pointer(copy.source) in owned else now).append(copy)
-        pending = self._copier.start(now)
-        pending.order(self._copier.streams)
-        pending.add(self._copier.start(at_the_step))
-        return pending
-
-    def _cancel(self) -> None:
-        """Wait for a write that can't succeed; why is known already."""
-        for task in self._in_flight:
-            task.cancel_or_join()
-        self._in_flight.clear()
+        overlap, clone = self.snapshot == "overlap", self.snapshot == "device"
+        owned = storages_of(self._protected) if overlap else set()
+        first: list[Copy] = []
+        waiting: list[Copy] = []
+        for copy in snapshot.copies:
+            (waiting if overlap and storage_of(copy.source) in owned else first).append(copy)
+        if any(is_queued(copy.source) for copy in snapshot.copies):
+            snapshot.pending = PendingCopies()
+            self._copier.start(snapshot.pending, filter(on_device, first), clone=clone)
+            if not clone:
+                self._copier.order(snapshot.pending)
+            self._copier.start(snapshot.pending, filter(on_device, waiting))
+        first = [copy for copy in first if not on_device(copy)]
+        if overlap:
+            for copy in first:
+                copy.run()
+            require_unchanged(first)
+            snapshot.watched = waiting
+            snapshot.copies = [copy for copy in waiting if not on_device(copy)]
+        else:
+            snapshot.watched = snapshot.copies = first
 
     def _leave_to_parent(self) -> None:
         """In a forked process: calls, what is in flight, and its memory belong to the parent."""
-        self._calls = Calls()
-        self._overlap.leave_to_parent(self._calls)
-        self._snapshot = None
+        self._lock, self._inside = threading.RLock(), ""
         self._in_flight.clear()
-        self._buffers.clear()
-        self._roots.clear()
+        self._buffer, self._copier = StagingBuffer(), DeviceCopier()
+        self._roots = {}
+
+
+class Save:
+    """One save in flight: its snapshot, and the worker thread that writes and commits it.
+
+    The thread is no daemon: the interpreter waits for it. An interrupt may come at any moment: the
+    next call waits for what is left.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        copier: DeviceCopier,
+        folder: Path,
+        write: Callable[[], object],
+        stats: dict[str, float],
+        begun: float,
+    ) -> None:
+        self.snapshot, self.folder, self.begun = snapshot, folder, begun
+        self.error: BaseException | None = None
+        self.ended = InterruptSafeEvent()
+        self._copier, self._stats = copier, stats
+        self._judged = False
+        self._work = [write]  # who pops it decides: the thread runs it, or cancel() does not
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
+
+    def start(self) -> None:
+        """Start the worker."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            write = self._work.pop()
+        except IndexError:  # cancelled
+            return
+        try:
+            self.snapshot.start()
+            write()
+            self._stats["saves"] += 1
+            self._stats["write_s"] = time.perf_counter() - self.begun
+            self._stats["bytes"] = sum(file.nbytes for file in self.snapshot.files)
+        except BaseException as error:
+            if isinstance(error, OSError):
+                name_path(error, self.folder)
+            self.error = error
+        finally:
+            self.snapshot.finish()
+            self.ended.set()
+
+    def judge(self) -> None:
+        """Let the worker commit if nothing has changed, now that everything is copied."""
+        if not self._judged:
+            self.snapshot.copied.wait()
+            if self.snapshot.pending is not None:
+                self._copier.order(self.snapshot.pending)
+            self.snapshot.judge()
+            self._judged = True
+
+    def cancel(self) -> None:
+        """Commit nothing, and copy no more."""
+        self.snapshot.cancel()
+        with suppress(IndexError):
+            self._work.pop()
+            self.ended.set()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self.ended.wait()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def flat_states(model: Any, optimizer: Any) -> dict[str, FlatState]:
+    """Return the parts of a checkpoint, taken apart."""
+    states = {"model": model, "optimizer": optimizer}
+    return {
+        part: flatten(part, state)
+        for part, state in states.items() if state is not None or part == "model"
+    }  # fmt: skip
+
+
+def any_queued(flat: Mapping[str, FlatState]) -> bool:
+    """Whether a device has work queued for any tensor, and copies it by itself."""
+    return any(is_queued(tensor) for state in flat.values() for tensor in state.tensors.values())
+
+
+def on_device(copy: Copy) -> bool:
+    """Whether a device makes a copy."""
+    return is_queued(copy.source)
+
+
+def storages_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[Any]:
+    """Return the storages that the steps of optimizers change: parameters and their own state."""
+    found = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found |= {storage_of(tensor) for tensor in group["params"]}
+        for state in optimizer.state.values():
+            found |= {storage_of(one) for one in state.values() if isinstance(one, torch.Tensor)}
+    return found
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """Return where the memory of a tensor is."""
+    return tensor.device, local(tensor).untyped_storage().data_ptr()
+
+
+def settle(checkpointer: AsyncCheckpointer | None) -> None:
+    """Before a protected step: wait for the copies of what it changes, and judge them."""
+    if checkpointer is not None:
+        for save in list(checkpointer._in_flight):
+            save.judge()
 
 
 LIVE: weakref.WeakSet[AsyncCheckpointer] = weakref.WeakSet()
+ending = threading.Event()
+"""Set when the interpreter ends: a thread that it does not wait for begins nothing more."""
+
+
+def finish(in_flight: list[Save]) -> None:
+    """Wait for what is in flight; print what went wrong, as there is nobody left to raise to."""
+    for save in list(in_flight):
+        if threading.current_thread().name.startswith(THREAD_NAME):  # a collector runs anywhere
+            save.snapshot.abandoned = True
+            return
+        if not save.snapshot.cancelled:
+            save.judge()
+        save.join()
+        if save.error is not None and not save.snapshot.cancelled:
+            print(f"npydata: {save.folder}: was not saved: {save.error}", file=sys.stderr)
+    in_flight.clear()
+
+
+def finish_at_exit() -> None:
+    """Wait for saves, also of threads that the interpreter does not wait for; begin no more."""
+    ending.set()
+    for checkpointer in list(LIVE):
+        with checkpointer._lock:  # a daemon would be ended within a copy, which aborts the process
+            finish(checkpointer._in_flight)
 
 
 def leave_all_to_parent() -> None:
     """Let a forked process start afresh: it has none of its parent's threads."""
-    for checkpointer in LIVE:
-        checkpointer._leave_to_parent()
-
-
-def finish_at_exit() -> None:
-    """Wait for the saves of threads that the interpreter does not wait for, and begin no more.
-
-    A daemon would otherwise be ended within a copy, which aborts the process.
-    """
-    ending.set()
     for checkpointer in list(LIVE):
-        checkpointer._calls.wait_for_end()
-        finish_all(checkpointer._in_flight)
+        checkpointer._leave_to_parent()
 
 
 os.register_at_fork(after_in_child=leave_all_to_parent)

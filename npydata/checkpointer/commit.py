@@ -1,231 +1,293 @@
-"""From files to a checkpoint: everything appears at once or nothing does.
+"""From files to a checkpoint: everything appears at once, or nothing does.
 
-All files of a save are written into a temporary folder beside their destination. Only when the disk
-has them all is that folder renamed. Then ``latest`` names it, and older ones go. Built in
-``notebooks/08_survive_the_crash``.
+All files of a save are written into a temporary folder beside their destination. Only when the
+disk has them all, the manifest last, is that folder renamed. Then ``latest`` names it, and older
+ones go.
 
-What holds when the process is killed at any moment, and when the power fails: the checkpoint that
-``latest`` names loads, whole and verified, the one before until the new one is in place; and
-nothing unfinished bears the name of a checkpoint.
+Killed at any moment, or after a power cut, the checkpoint that ``latest`` names loads, whole and
+verified: the one before until the new one is in place. Nothing unfinished bears the name of one.
 """
 
 import ctypes
 import errno
-import fcntl
+import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path, PosixPath
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
-from npydata.checkpointer.destination import (
-    LATEST,
-    LOOKS,
-    TEMPORARY,
-    foreign_files,
-    identity_of,
-    require_replaceable,
-)
-from npydata.checkpointer.manifest import (
+from npydata.checkpointer.writer import name_path, write_small
+from npydata.errors import CheckpointError
+from npydata.reader.formats.training import (
     MANIFEST,
+    MAX_SEQUENCE,
     FileEntry,
     Manifest,
     check_sizes,
+    loaded_run,
     read_manifest,
     read_small,
 )
-from npydata.checkpointer.runs import run_in
-from npydata.errors import CheckpointError
-from npydata.reader.manifest import (
-    CAN_NOT_TELL,
-    MAY_NOT_SEE,
-    IfThereIsOne,
-    in_place,
-    is_ours,
-    set_aside,
-)
-from npydata.system.atomic_write import (
-    current_umask,
-    lock_folder,
-    remove_unless_locked,
-    replacing,
-    sync_folder,
-)
+from npydata.system.atomic import current_umask
 
-TEMPORARY_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{12}\.npydata-tmp", re.DOTALL)
-"""What only this module calls a folder; versions before had the checkpoint's name in it."""
+LATEST = "latest"
+TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
+"""Host, boot, PID namespace, process, when that began, and a random number."""
+LOOKS = 100
+"""So often a name is tried that other processes take and free."""
+STALE_S = 3600
+"""After so long without a change, a temporary of another machine is taken for a dead one's."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
-
-MEANWHILE = {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}
-"""Another checkpointer may have removed what was there, or put something there."""
+NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
+"""What file systems say that can't flush a folder: WSL's drives, FAT, some of FUSE."""
+CAN_NOT_TELL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
+"""Errors of the machine or the disk, which say nothing about a checkpoint."""
 
 libc = ctypes.CDLL(None, use_errno=True)
+_runs: dict[tuple[int, str], str] = {}
+"""The run that each process commits into a root; a forked one begins a run of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalCommit:
-    """The commit of a save by one process: its own temporary folder takes the final name."""
+@dataclass(slots=True)
+class Root:
+    """A folder of checkpoints, as one training run sees it."""
 
-    folder: Path
-    step: int
-    keep_last: int | None
+    path: Path
+    committed: dict[str, Manifest] = field(default_factory=dict)
+    """This run's checkpoints, by name."""
+    run: str = ""
+    newest: int = 0
+    """The largest sequence number seen."""
+    warned: set[str] = field(default_factory=set)
 
-    def temporary(self) -> AbstractContextManager[Path]:
-        """Make a folder beside the final one."""
-        return temporary_beside(self.folder)
-
-    def heartbeat(self) -> None:
-        """Nobody else waits."""
-
-    def commit(self, temporary: Path, entries: Mapping[str, FileEntry]) -> None:
-        """Make the folder the newest checkpoint of its root."""
-        manifest = new_manifest(self.folder, self.step, entries)
-        commit(temporary, self.folder, manifest, self.keep_last)
-
-
-class Listed(PosixPath):
-    """The folder of a checkpoint, as it was when it was listed."""
-
-    manifest: Manifest | None = None
-
-
-def new_manifest(folder: Path, step: int, entries: Mapping[str, FileEntry]) -> Manifest:
-    """Return the manifest of a checkpoint that is about to be committed."""
-    root = folder.parent
-    return Manifest(next_sequence(root), step, dict(entries), run=run_in(root), name=folder.name)
-
-
-@contextmanager
-def temporary_beside(folder: Path) -> Iterator[Path]:
-    """Yield a new private folder beside ``folder``; what is left of it at the end is removed.
-
-    It is locked while its owner lives, so that others know what they may clear away.
-    """
-    descriptor = None
-    while descriptor is None:
-        temporary = unused_name(folder.parent)
-        temporary.mkdir(mode=0o700)
-        descriptor = lock_folder(temporary)
-    owner = os.getpid()
-    try:
-        yield temporary
-    finally:
-        if os.getpid() == owner:  # a forked process has a copy of this frame, not of its job
-            shutil.rmtree(temporary, ignore_errors=True)
-            os.close(descriptor)
-
-
-def unused_name(root: Path) -> Path:
-    """Return a name for a temporary; no part of it is the checkpoint's, which may be a long one."""
-    return root / f".{secrets.token_hex(6)}{TEMPORARY}"
-
-
-def make_root(root: Path) -> None:
-    """Make a folder, and those above it that are missing; a power cut takes none of them away."""
-    if not root.is_dir():
-        make_root(root.parent)
+    @contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """Make this root and yield a new private folder in it; what is left at the end goes."""
+        make_folder(self.path)
+        folder = new_temporary(self.path)
+        folder.mkdir(mode=0o700)
+        owner = os.getpid()
         try:
-            root.mkdir(exist_ok=True)
+            if not self.run:
+                clear_stale(self.path, now=folder.stat().st_mtime)
+                self.look()
+            yield folder
+        finally:
+            if os.getpid() == owner:  # a forked process has this frame, but not its job
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def look(self) -> None:
+        """Find out which run this is, and what it has committed.
+
+        Raises:
+            CheckpointError: A manifest is so far ahead that later ones could not be read again.
+        """
+        key = os.getpid(), os.path.realpath(self.path)
+        found = list_checkpoints(self.path)
+        for folder, manifest in found:
+            self.note(folder, manifest)
+        run = _runs.setdefault(key, loaded_run(self.path) or secrets.token_hex(8))
+        self.committed = {
+            folder.name: manifest
+            for folder, manifest in found
+            if manifest.run == run and manifest.name == folder.name
+        }
+        self.run = run
+
+    def note(self, folder: Path, manifest: Manifest) -> None:
+        """Take up the number of a commit."""
+        if manifest.sequence >= MAX_SEQUENCE:
+            raise CheckpointError(
+                f"{folder}: its manifest has sequence {manifest.sequence}, expected less than "
+                f"{MAX_SEQUENCE}, or no later save could be told from it: move it away"
+            )
+        self.newest = max(self.newest, manifest.sequence)
+
+    def commit(
+        self,
+        temporary: Path,
+        folder: Path,
+        step: int,
+        entries: Mapping[str, FileEntry],
+        keep_last: int | None,
+        keep_every: int | None,
+    ) -> None:
+        """Make a folder of files that the disk has the checkpoint ``folder``, and the latest."""
+        with there_may_be_none():  # another job may have committed; no other manifest is read
+            if (latest := named_latest(self.path)) is not None:
+                self.note(latest, read_manifest(latest))
+        manifest = Manifest(self.newest + 1, step, self.run, folder.name, dict(entries))
+        write_small(temporary / MANIFEST, manifest.to_json())
+        mask = current_umask()
+        for path in (temporary, *temporary.rglob("*")):
+            with suppress(PermissionError):  # of a file system that knows no modes
+                path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        for inner in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
+            sync_folder(inner)
+        put_in_place(temporary, folder)
+        self.newest = manifest.sequence
+        self.committed[folder.name] = manifest
+        name_latest(folder)
+        if keep_last is not None:
+            self.remove_old(folder.name, keep_last, keep_every)
+
+    def remove_old(self, just_saved: str, keep_last: int, keep_every: int | None) -> None:
+        """Remove all but the newest checkpoints of this run and its milestones.
+
+        Another run's, copies, and damaged ones are neither counted nor removed.
+        """
+        order = sorted(self.committed.values(), key=lambda one: one.sequence, reverse=True)
+        whole = [one for one in order if is_complete(self.path / one.name, one)]
+        for manifest in whole[keep_last:]:
+            folder = self.path / manifest.name
+            milestone = keep_every is not None and manifest.step % keep_every == 0
+            if manifest.name == just_saved or milestone:
+                continue
+            try:
+                remove_checkpoint(folder, manifest)
+                del self.committed[manifest.name]
+            except CheckpointError:  # not what was committed: not ours to remove
+                del self.committed[manifest.name]
+            except OSError as error:
+                if manifest.name not in self.warned:
+                    self.warned.add(manifest.name)
+                    with suppress(Warning):  # where warnings are errors: the save is committed
+                        warnings.warn(
+                            f"{folder}: could not be removed: {error}", RuntimeWarning, stacklevel=2
+                        )
+
+
+# Names of temporaries
+
+
+@cache
+def here() -> tuple[str, str, str]:
+    """Return what tells this host, its boot and this PID namespace from others."""
+
+    def read(path: str) -> str:
+        with suppress(OSError):
+            return str(Path(path).readlink()) if "ns" in path else Path(path).read_text()
+        return ""
+
+    facts = (
+        platform.node() + read("/etc/machine-id"),
+        read("/proc/sys/kernel/random/boot_id"),
+        read("/proc/self/ns/pid"),
+    )
+    host, boot, space = (hashlib.sha256(fact.encode()).hexdigest()[:8] for fact in facts)
+    return host, boot, space
+
+
+def began(process: int) -> int | None:
+    """Return when a process began, in ticks since the boot; None if it is dead."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else 0
+
+
+def new_temporary(root: Path) -> Path:
+    """Return a name for a temporary folder or file of this process."""
+    process = os.getpid()
+    parts = *here(), str(process), str(began(process) or 0), secrets.token_hex(6)
+    return root / f".{'-'.join(parts)}.npydata-tmp"
+
+
+def clear_stale(root: Path, now: float) -> None:
+    """Remove what dead writers left behind.
+
+    Of this host that is what belongs to another boot, or to no living process. Locks mean nothing
+    on other hosts, so of theirs it is what nobody has changed for ``STALE_S``, by the clock of the
+    file system: a writer touches its folder while it waits. Each is renamed before it is removed:
+    if its owner lives after all, its save fails by name, and can't commit a half removed folder.
+    """
+    for entry in root.iterdir():
+        if (name := TEMPORARY.fullmatch(entry.name)) is None:
+            continue
+        host, boot, space, process, start = name.groups()
+        with suppress(OSError):
+            if (host, boot, space) == here():
+                live = began(int(process)) == int(start)
+            elif host == here()[0] and boot != here()[1]:
+                live = False
+            else:
+                live = now - last_change(entry) < STALE_S
+            if not live:
+                doomed = entry.rename(new_temporary(root))
+                shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
+
+
+def last_change(entry: Path) -> float:
+    """Return when a temporary, or a file in it, was last changed."""
+    paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
+    return max(path.lstat().st_mtime for path in paths)
+
+
+# Steps of a commit
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; a power cut takes none of them away."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            folder.mkdir(exist_ok=True)
         except FileExistsError:
             why = "is a file, or a link that leads nowhere, expected a folder"
-            raise NotADirectoryError(errno.ENOTDIR, why, str(root)) from None
-        sync_folder(root.parent)
+            raise NotADirectoryError(errno.ENOTDIR, why, str(folder)) from None
+        sync_folder(folder.parent)
 
 
-def clear_stale(root: Path) -> None:
-    """Remove what dead writers left; a live one's lock protects its temporary."""
-    for folder in replaced_in(root):
-        sync_folder(root)
-        remove_checkpoint(folder)
-    for entry in root.iterdir():
-        if TEMPORARY_NAME.fullmatch(entry.name):
-            remove_unless_locked(entry, shutil.rmtree)
-
-
-def commit(temporary: Path, folder: Path, manifest: Manifest, keep_last: int | None) -> None:
-    """Make a complete temporary folder the checkpoint ``folder``, and the latest of its root."""
-    mode = open_to_others(temporary)
-    write_small(temporary / MANIFEST, manifest.to_json(), mode)
-    sync_folder(temporary)
-    put_in_place(temporary, folder)
-    name_latest(folder)
-    if keep_last is not None:
-        remove_old(folder.parent, keep_last, folder)
-
-
-def open_to_others(temporary: Path) -> int:
-    """Give a private folder and its files the usual modes; return that of a file."""
-    mask = current_umask()
-    for path in (temporary, *temporary.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
-    return 0o666 & ~mask
-
-
-def name_latest(folder: Path) -> None:
-    """Let ``latest`` name a checkpoint of its root."""
-    with replacing(folder.parent / LATEST, follow=False) as file:
-        file.write(os.fsencode(folder.name))
-
-
-def put_in_place(temporary: Path, folder: Path) -> None:
-    """Give a folder its final name; what had it before is loadable until then."""
-    new, looks = identity_of(temporary), 0
-    while True:
-        require_replaceable(folder)
-        try:
-            take_name(temporary, folder)
-            break
-        except OSError as error:
-            looks += 1
-            if error.errno not in MEANWHILE or looks == LOOKS or identity_of(temporary) != new:
-                raise
-    sync_folder(folder.parent)
-    if is_ours(aside := set_aside(folder)):
-        remove_checkpoint(aside)
-
-
-def take_name(temporary: Path, folder: Path) -> None:
-    """Rename a folder; a checkpoint that has the name gets the temporary's, or is set aside."""
-    if not is_ours(folder):
-        with suppress(FileNotFoundError):
-            folder.rmdir()  # an empty one
-        temporary.rename(folder)
-    elif not exchange_locked(temporary, folder):
-        if is_ours(aside := set_aside(folder)):
-            remove_checkpoint(aside)
-        folder.rename(aside)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            aside.rename(folder)
-            raise
-
-
-def exchange_locked(temporary: Path, folder: Path) -> bool:
-    """Swap a new checkpoint and an old one, if names can be swapped here.
-
-    The old one is locked: it gets a name of the kind that another job clears away.
-    """
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # where nothing can be locked, nobody clears away what isn't
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not exchange(temporary, folder):
-            return False
-        if foreign_files(temporary):  # they came a moment ago
-            exchange(temporary, folder)
-            require_replaceable(folder)
-        return True
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            name_path(error, folder)
+            raise
     finally:
         os.close(descriptor)
 
 
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Give a folder its final name; what had that name before is loadable until then.
+
+    Raises:
+        CheckpointError: Something else has the name, or names can't be exchanged here.
+    """
+    for _ in range(LOOKS):
+        require_replaceable(folder)
+        try:
+            temporary.rename(folder)  # nothing is there, or an empty folder
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with suppress(FileNotFoundError):  # another process of the run has just removed it
+            if not exchange(temporary, folder):
+                raise CheckpointError(
+                    f"{folder}: this file system can't replace a folder: choose a new folder"
+                )
+            if foreign_files(temporary):  # they came a moment ago
+                exchange(temporary, folder)
+                require_replaceable(folder)
+            break
+    sync_folder(folder.parent)
+
+
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; say whether this system and file system can."""
+    """Swap two names in one step; return whether this system and file system can."""
     if not hasattr(libc, "renameat2"):
         return False
     names = os.fsencode(one), os.fsencode(other)
@@ -236,128 +298,173 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def remove_checkpoint(folder: Path) -> None:
+def name_latest(folder: Path) -> None:
+    """Let ``latest`` name a checkpoint of its root; a link of that name is replaced."""
+    temporary = new_temporary(folder.parent)
+    try:
+        write_small(temporary, os.fsencode(folder.name))
+        with suppress(PermissionError):
+            temporary.chmod(0o666 & ~current_umask())
+        temporary.replace(folder.parent / LATEST)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        name_path(error, folder.parent / LATEST)
+        raise
+    sync_folder(folder.parent)
+
+
+def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
     """Remove a checkpoint: in one step it is none any more, then its files go.
 
-    One that holds somebody else's files stays; so does one that took the name of what was listed.
+    One that holds somebody else's files stays.
+
+    Raises:
+        CheckpointError: Another one has taken its name meanwhile, and stays.
+        OSError: It can't be removed, and stays.
     """
-    doomed = unused_name(folder.parent)
-    with suppress(FileNotFoundError, CheckpointError):  # another job was faster
-        if stays(folder, folder):
-            return
+    doomed, known = new_temporary(folder.parent), known or read_manifest(folder)
+    if foreign_files(folder):
+        return
+    try:
         folder.rename(doomed)
-        if stays(doomed, folder):  # they came a moment ago
+    except FileNotFoundError:  # another process was faster
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        doomed = folder  # a lower layer of overlayfs: what is there can't be renamed
+    try:
+        if read_manifest(doomed) != known or foreign_files(doomed):  # they came a moment ago
+            raise CheckpointError(f"{folder}: is not what was committed")
+        (doomed / MANIFEST).unlink()
+    except (CheckpointError, OSError):
+        if doomed != folder:  # else it would be hidden, and its space taken
             doomed.rename(folder)
-        sync_folder(folder.parent)  # or a power cut could leave half of it under its old name
+        raise
+    sync_folder(folder.parent)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def stays(folder: Path, listed: Path) -> bool:
-    """Whether a checkpoint has others' files, or is another than was listed."""
-    known = listed.manifest if isinstance(listed, Listed) else None
-    return bool(foreign_files(folder)) or known not in (None, read_manifest(folder))
+# What is in a root
 
 
-def replaced_in(root: Path) -> list[Path]:
-    """Return the old checkpoints of a root whose names complete new ones have taken over."""
-    folders = set(root.iterdir())
-    return [
-        set_aside(folder)
-        for folder in folders
-        if set_aside(folder) in folders
-        and not set_aside(folder).is_symlink()
-        and is_ours(set_aside(folder))
-        and is_ours(folder)
-    ]
-
-
-def committed(root: Path, run_of: Path | None = None) -> list[Path]:
-    """Return the checkpoints of a root, the newest first: by the order of their commits.
-
-    With ``run_of``, only complete ones that the same run as this checkpoint's committed, under the
-    names they have. Versions before did not say which run it was: theirs are never among them.
-    """
-    found = by_sequence(root)
-    if run_of is None:
-        return [folder for folder, _ in found]
+def destination(dir: str | os.PathLike[str]) -> Path:
+    """Return the absolute folder that a path names, wherever the process goes meanwhile."""
+    path = Path(os.fsdecode(dir))
+    if path.name in ("", ".."):
+        raise CheckpointError(f"{os.fsdecode(dir)!r}: expected a path that ends with a name")
     try:
-        run = read_manifest(run_of).run
-    except FileNotFoundError:  # another process of the run has removed it
-        return []
-    mine: list[Path] = []
-    for folder, manifest in found:
-        if manifest.run == run and has_its_name(folder, manifest) and is_complete(folder):
-            mine.append(listed := Listed(folder))
-            listed.manifest = manifest
-    return mine
+        return path.absolute()
+    except FileNotFoundError:
+        why = "the working directory is gone, expected one or an absolute path"
+        raise FileNotFoundError(errno.ENOENT, why, str(path)) from None
 
 
-def has_its_name(folder: Path, manifest: Manifest) -> bool:
-    """Whether a checkpoint is called as it was committed, or as it was set aside by a dead save."""
-    committed_as = folder.parent / manifest.name
-    return folder in (committed_as, set_aside(committed_as))
+def require_replaceable(folder: Path) -> None:
+    """Refuse a destination that can't become a checkpoint, or holds anything but one of ours."""
+    if folder.name == LATEST or folder.name.endswith((".npydata-tmp", "\n")) or "\0" in str(folder):
+        raise CheckpointError(f"{folder}: {folder.name!r} can't be the name of a checkpoint")
+    latest = folder.parent / LATEST
+    if latest.exists() and not (latest.is_symlink() or latest.is_file()):
+        raise CheckpointError(f"{latest}: is no file, expected one that names a checkpoint")
+    why = None
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        why = "is a file or a link, expected a folder or nothing"
+    elif os.path.ismount(folder):
+        why = "is a mount point, which can't be replaced: choose a folder in it"
+    else:
+        with suppress(FileNotFoundError):  # another process of the run may replace or remove it
+            if folder.is_dir() and any(folder.iterdir()):
+                if not (folder / MANIFEST).exists():
+                    why = f"holds files, but no {MANIFEST} of ours"
+                elif names := foreign_files(folder):
+                    why = f"holds files that no checkpoint has: {names[:5]}"
+    if why is not None:
+        raise CheckpointError(f"{folder}: {why}")
 
 
-def by_sequence(root: Path) -> list[tuple[Path, Manifest]]:
-    """Return each checkpoint of a root with its manifest, the newest first."""
-    found = []
-    replaced = replaced_in(root)
-    for entry in root.iterdir():
-        if entry.is_symlink() or entry.name.endswith(TEMPORARY) or entry in replaced:
-            continue
-        with IfThereIsOne():
-            manifest = read_manifest(entry)
-            found.append((manifest.sequence, entry.stat().st_mtime_ns, entry, manifest))
-    found.sort(key=lambda one: one[:3], reverse=True)
-    return [(entry, manifest) for *_, entry, manifest in found]
+def foreign_files(folder: Path) -> list[str]:
+    """Return what somebody else put into a checkpoint's folder: it goes with no checkpoint."""
+    ours = {MANIFEST, *read_manifest(folder).files}
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
 
 
-def next_sequence(root: Path) -> int:
-    """Return the number of the next commit into a root."""
-    return max((manifest.sequence for _, manifest in by_sequence(root)), default=0) + 1
+def list_checkpoints(root: Path) -> list[tuple[Path, Manifest]]:
+    """Return each checkpoint of a root with its manifest, the newest first.
 
-
-def remove_old(root: Path, keep_last: int, newest: Path) -> None:
-    """Remove all but the newest checkpoints of a run; never the one just saved, or another run's.
-
-    A damaged one is not counted, and stays.
+    Raises:
+        OSError: The disk or the machine failed, which says nothing about checkpoints.
     """
-    for folder in committed(root, run_of=newest)[keep_last:]:
-        if folder != newest:
-            remove_checkpoint(folder)
+    found = []
+    for folder in root.iterdir():
+        if folder.is_symlink() or folder.name.endswith(".npydata-tmp"):
+            continue
+        with there_may_be_none():
+            manifest = read_manifest(folder)
+            found.append((manifest.sequence, folder.stat().st_mtime_ns, folder.name, manifest))
+    return [(root / name, manifest) for *_, name, manifest in sorted(found, key=lambda one: one[:3],
+                                                                   reverse=True)]  # fmt: skip
 
 
-def is_complete(folder: Path) -> bool:
+@contextmanager
+def there_may_be_none() -> Iterator[None]:
+    """End a block quietly that found no checkpoint, whatever else is there."""
+    try:
+        yield
+    except CheckpointError:
+        pass
+    except OSError as error:
+        if error.errno in CAN_NOT_TELL:
+            raise
+
+
+def is_complete(folder: Path, manifest: Manifest | None = None) -> bool:
     """Whether every file of a checkpoint is there, and as long as it was written."""
-    with IfThereIsOne():
-        check_sizes(folder, read_manifest(folder))
-        return True
-    return False
-
-
-def latest_in(root: Path) -> Path | None:
-    """Return the folder that ``latest`` names, if it is complete; else the newest that is."""
-    folder = named_latest(root)
-    if folder in committed(root) and is_complete(folder):
-        return folder
-    return next(filter(is_complete, committed(root)), None)
+    complete = False
+    with there_may_be_none():
+        check_sizes(folder, manifest or read_manifest(folder))
+        complete = True
+    return complete
 
 
 def named_latest(root: Path) -> Path | None:
-    """Return the folder that ``latest`` names, whatever is there; nothing if it can't be a name."""
-    with suppress(ValueError), IfThereIsOne(MAY_NOT_SEE | CAN_NOT_TELL):
-        name = os.fsdecode(read_small(root / LATEST)).removesuffix("\n")
-        if name == Path(name).name and name not in ("", ".", "..") and "\0" not in name:
-            return in_place(root / name)
-    return None
+    """Return the folder that ``latest`` names, whatever is there; None if it names none."""
+    try:
+        name = os.fsdecode(read_small(root / LATEST, 4096)).removesuffix("\n")
+    except CheckpointError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, *CAN_NOT_TELL):
+            raise
+        return None  # it isn't there, or a link
+    if name in ("", ".", "..") or name != Path(name).name or "\0" in name:
+        return None
+    return root / name
 
 
-def write_small(path: Path, content: bytes, mode: int) -> None:
-    """Write a short new file, whole and on the disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
+def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
+    """Return the newest checkpoint folder in ``root``, or None if there is none.
+
+    Newest is what was committed last, whatever its step: what ``latest`` names if that is complete,
+    else the newest that is.
+
+    Raises:
+        OSError: It can't be told: ``latest``, or the checkpoint that it names, may not be read by
+            this user; or the disk fails.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        return None
+    named = named_latest(root)
+    if named is not None and not named.is_symlink():
+        try:
+            check_sizes(named, read_manifest(named))
+            return named
+        except CheckpointError:
+            pass
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, *CAN_NOT_TELL):
+                raise
+    return next((folder for folder, _ in list_checkpoints(root) if is_complete(folder)), None)

@@ -1,55 +1,43 @@
-"""Find, check and load checkpoints.
-
-Built in ``notebooks/07_async_checkpointer``.
-"""
+"""Load and verify checkpoints."""
 
 import json
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 
-from npydata.checkpointer.commit import latest_in, named_latest
-from npydata.checkpointer.file_layout import flatten_state_dict, unflatten_state_dict
-from npydata.checkpointer.manifest import (
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    MAX_STATE_BYTES,
-    TRAINING,
-    Manifest,
-    check_content,
-    check_file,
-    check_sizes,
-    read_manifest,
-)
-from npydata.checkpointer.runs import continue_run
-from npydata.checkpointer.training_state import TrainingState
+from npydata.checkpointer.commit import list_checkpoints
+from npydata.checkpointer.snapshot import flatten
+from npydata.checkpointer.state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.load import require_device
-from npydata.reader.manifest import (
-    CAN_NOT_TELL,
-    MAY_NOT_SEE,
-    IfThereIsOne,
-    hold,
-    in_place,
-    root_of_checkpoints,
+from npydata.reader.formats.training import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    PARTS,
+    PIECE_BYTES,
+    TRAINING,
+    Manifest,
+    check_sizes,
+    continue_run,
+    crc32,
+    decode,
+    files_of,
+    read_manifest,
+    read_small,
+    read_values,
 )
-from npydata.reader.open import open_files
-from npydata.reader.targets import own_state
-from npydata.reader.training_folder import PARTS, files_of
-from npydata.reader.typed_json import decode
-from npydata.system.garbage import without_collecting
-from npydata.system.progress import NoBar, progress_bar
+from npydata.reader.open import open_checkpoint
+from npydata.system.accelerator import why_unusable
+from npydata.system.progress import progress_bar
 
-ReadTensors = Callable[[LazyCheckpoint, list[str]], dict[str, torch.Tensor]]
+MAX_TRIES = 100
+"""So often a folder may be replaced under a reader before it gives up."""
 Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
+Result = TypeVar("Result")
 
 
 def load_checkpoint(
@@ -57,255 +45,229 @@ def load_checkpoint(
     *,
     device: str | torch.device = "cpu",
     mmap: bool = True,
+    into: Any = None,
     verify: bool = False,
-    into: Any = (),
 ) -> Loaded:
     """Return model state, optimizer state and training state of a checkpoint folder.
 
-    Sizes and headers are always checked; ``verify=True`` also compares everything with the
-    checksums: while it is read, or in a read of its own where tensors are mapped. With ``mmap`` the
-    tensors on the CPU are mapped copy-on-write: they are read when used, and may be written to.
-    That is better where some are used, or all of them later; what is wanted at once is read faster
-    without, see :meth:`LazyCheckpoint.load`. Tied tensors share memory again.
+    Args:
+        dir: The folder, such as ``latest_checkpoint(root)`` returns.
+        device: Where the tensors go.
+        mmap: Map tensors of the CPU copy-on-write: they are read when used, and may be written to.
+            What is wanted all at once is read faster without.
+        into: The model, or ``(model, optimizer)``: their own tensors are filled, and returned. A
+            ``state_dict()`` stands for what it is of; None fills nothing. An optimizer that has no
+            state yet has nothing to fill: give the state to its ``load_state_dict`` instead.
+            Its settings, such as the learning rate, are not set.
+        verify: Compare everything with the checksums first. Sizes and headers are always checked.
 
-    ``into`` takes the model, or ``(model, optimizer)``: their own tensors are filled, and are those
-    of the states. A ``state_dict()`` stands for what it is of; ``None`` fills nothing. An optimizer
-    that has made no state yet has none to fill; give its state to ``load_state_dict`` instead. Its
-    settings, like the learning rate, are not set.
-
-    All of it is of one checkpoint. If another save replaces the folder meanwhile, that is the old
-    one, or the new one.
+    All of it is of one checkpoint: if a save replaces the folder meanwhile, the old or the new one.
 
     Raises:
         CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
             removed while it was read; or ``into`` is not what was saved, and nothing was filled.
     """
-    require_device(device)
-    mapped = mmap and torch.device(device).type == "cpu"
-    read = read_maps if mapped else partial(LazyCheckpoint.load, device=device, verify=verify)
-    ours = to_fill(into)
-    held = partial(hold_checkpoint, dir)
-    return read_held(held, lambda folder: load_from(folder, read, verify, ours))
-
-
-def to_fill(into: Any) -> Sequence[Any]:
-    """Return the model and the optimizer to fill, as far as they are given; one alone is a model.
-
-    Raises:
-        CheckpointError: It is neither, or the optimizer without its model.
-    """
-    given = (into,) if is_state(into) else into
-    fits = isinstance(given, tuple | list) and len(given) <= len(PARTS)
-    fits = fits and all(one is None or is_state(one) for one in given)
-    if fits and not any(isinstance(one, torch.optim.Optimizer) for one in given[:1]):
-        return cast("Sequence[Any]", given)
-    kinds = [type(one).__name__ for one in (given if isinstance(given, tuple | list) else [given])]
-    raise CheckpointError(
-        f"into={', '.join(kinds)}: expected the model, or (model, optimizer), or a state_dict() in "
-        "the place of each; (None, optimizer) fills the optimizer only"
-    )
-
-
-def is_state(one: Any) -> bool:
-    """Whether something has tensors to fill, or is a mapping of them."""
-    return hasattr(one, "state_dict") or isinstance(one, Mapping)
-
-
-def load_from(folder: HeldFolder, read: ReadTensors, verify: bool, into: Sequence[Any]) -> Loaded:
-    """Return the states of a checkpoint that is held open."""
-    manifest = check(folder, content=False)
-    ours = dict(zip(PARTS, (*into, None, None), strict=False))
-    if verify:
-        compare_maps(folder, manifest, [p for p in PARTS if ours[p] is None and read is read_maps])
-    metadata = read_metadata(folder, manifest)
-    for part in PARTS:
-        if ours[part] is not None:
-            require_fits(folder, manifest, part, ours[part])
-    states = {
-        part: load_state(folder, manifest, part, metadata, read, ours[part], verify)
-        for part in PARTS
-        if files_of(part, manifest.files)
-    }
-    training = training_state_of(folder.path, metadata)
-    require_unchanged(folder, manifest)
-    continue_run(folder.path, manifest.run)
-    return states["model"], states.get("optimizer"), training
-
-
-def require_fits(folder: HeldFolder, manifest: Manifest, part: str, into: Any) -> None:
-    """Refuse a model or an optimizer that does not fit, before anything is written to either."""
-    if not files_of(part, manifest.files):
-        raise CheckpointError(f"{folder.path}: has no {part}, and into has one")
-    with open_part(folder, manifest, part) as tensors:
-        tensors.require_fits(tensors_to_fill(into))
-
-
-def compare_maps(folder: HeldFolder, manifest: Manifest, parts: Sequence[str]) -> None:
-    """Compare the files of parts that will be mapped, and of what is no tensor; others later."""
-    tensors = {part: files_of(part, manifest.files) for part in PARTS}
-    later = {name for part in PARTS if part not in parts for name in tensors[part]}
-    for name in manifest.files:
-        if name not in later:
-            check_file(folder, manifest, name, NoBar())
-
-
-def hold_checkpoint(dir: str | os.PathLike[str]) -> HeldFolder:
-    """Open a checkpoint's folder, and say what else is there if it is none."""
-    try:
-        return hold(Path(dir))
-    except FileNotFoundError:
-        raise CheckpointError(f"{Path(dir)}: there is no such folder") from None
-    except NotADirectoryError:
+    if dir is None:
         raise CheckpointError(
-            f"{Path(dir)}: is a file, expected a checkpoint's folder; open_checkpoint reads files"
-        ) from None
+            "there is no checkpoint yet: at a first start latest_checkpoint(root) returns None, so "
+            "write: if (newest := latest_checkpoint(root)) is not None: load_checkpoint(newest)"
+        )
+    if (why := why_unusable(device)) is not None:
+        raise CheckpointError(why)
+    mapped = mmap and torch.device(device).type == "cpu"
+    targets = targets_of(into)
 
+    def read(
+        manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
+    ) -> Loaded:
+        for part in targets:
+            if part not in parts:
+                raise CheckpointError(f"{dir}: has no {part}, and into has one")
+            require_fits(parts[part], targets[part])
+        states = {}
+        for part, tensors in parts.items():
+            if part in targets:
+                held = tensors.load(into=targets[part])
+            elif mapped:
+                held = {name: tensors[name] for name in tensors}
+            else:
+                held = tensors.load(device=device)
+            states[part] = nested(Path(tensors.path), values[part], held)
+        continue_run(Path(dir), manifest)
+        return states["model"], states.get("optimizer"), training_state(Path(dir), values)
 
-def training_state_of(folder: Path, metadata: dict[str, Any]) -> TrainingState:
-    """Return the training state from what is stored beside the tensors."""
-    try:
-        return TrainingState(**decode(metadata["training_state"]))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / TRAINING}: is not a training state: {error}") from None
-
-
-def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
-    """Return the newest checkpoint folder in ``root``, or ``None`` if there is none.
-
-    Newest is what was committed last, whatever its step.
-
-    Raises:
-        OSError: It can't be told: ``latest``, or the checkpoint that it names, may not be read by
-            this user; or the disk fails.
-    """
-    root = Path(root)
-    if not root.is_dir():
-        return None
-    found, named = latest_in(root), named_latest(root)
-    if named not in (None, found):
-        with IfThereIsOne(MAY_NOT_SEE | CAN_NOT_TELL):
-            read_manifest(named)
-    return found
+    return read_whole(Path(dir), read, verify=verify)
 
 
 def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) -> Manifest:
-    """Read a whole checkpoint and compare it with what was written; return its manifest.
+    """Read a whole checkpoint and compare it with its checksums; return its manifest.
 
     With ``progress`` a bar shows how far it is, if that takes longer than a second.
 
     Raises:
-        CheckpointError: The first file that is missing, cut off or changed, and where.
+        CheckpointError: A file is missing, cut off or changed; the message names the first piece
+            that differs, and the tensors in it.
     """
-    return read_held(lambda: hold_checkpoint(dir), lambda folder: verify_held(folder, progress))
+
+    def read(
+        manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
+    ) -> Manifest:
+        for part, tensors in parts.items():
+            nested(Path(tensors.path), values[part], dict.fromkeys(tensors))
+        training_state(Path(dir), values)
+        return manifest
+
+    return read_whole(Path(dir), read, verify=True, progress=progress)
 
 
-def verify_held(folder: HeldFolder, progress: bool) -> Manifest:
-    """Read a whole checkpoint that is held open; return its manifest."""
-    manifest = check(folder, content=True, progress=progress)
-    metadata = read_metadata(folder, manifest, verified=True)
-    for part in PARTS:
-        if files_of(part, manifest.files):
-            with open_part(folder, manifest, part) as tensors:
-                infos = {name: tensors.info(name) for name in tensors}
-                nested_state(tensors.path, metadata[part], infos)
-    training_state_of(folder.path, metadata)
-    require_unchanged(folder, manifest)
-    return manifest
-
-
-def to_verify(dir: str | os.PathLike[str]) -> Path:
-    """Return a checkpoint's folder, or of a folder of checkpoints the latest."""
-    folder = Path(dir)
-    if (in_place(folder) / MANIFEST).exists():
-        return folder
-    return latest_checkpoint(folder) or folder
-
-
-def check(folder: HeldFolder, *, content: bool, progress: bool = False) -> Manifest:
-    """Check manifest and sizes, and the content if asked; return the manifest."""
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError:
-        if (what := root_of_checkpoints(folder.path)) is not None:
-            raise CheckpointError(f"{folder.path}: {what}") from None
-        raise
-    check_sizes(folder.path, manifest)
-    if content:
-        total = sum(entry.size for entry in manifest.files.values())
-        with closing(progress_bar("verifying", total, "B", show=progress)) as bar:
-            check_content(folder, manifest, bar)
-    return manifest
-
-
-def require_unchanged(folder: HeldFolder, manifest: Manifest) -> None:
-    """Refuse what was read from a folder in which another checkpoint was put file by file.
-
-    A save never does that: it replaces the folder, and removes what was held open.
-    """
-    with suppress(FileNotFoundError):
-        if folder.read(MANIFEST, MAX_MANIFEST_BYTES) != manifest.to_json():
-            raise CheckpointError(f"{folder.path}: was changed while it was read")
-
-
-def read_metadata(
-    folder: HeldFolder, manifest: Manifest, *, verified: bool = False
-) -> dict[str, Any]:
-    """Return what is stored beside the tensors: their tree specs, and the training state.
-
-    It is short, so its checksum is always compared; unless all were ``verified`` just now.
-    """
-    path = folder.path / TRAINING
-    if not verified:
-        check_file(folder, manifest, TRAINING, NoBar())
-    wanted = {re.split(r"[./]", name)[0] for name in manifest.files} - {"rng"}
-    try:
-        metadata = json.loads(folder.read(TRAINING, MAX_STATE_BYTES))
-        if not isinstance(metadata, dict) or not wanted <= metadata.keys():
-            raise ValueError(f"it does not hold {', '.join(sorted(wanted))}")
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not a training state: {error}") from None
-    return metadata
-
-
-@without_collecting
-def load_state(
-    folder: HeldFolder,
-    manifest: Manifest,
-    part: str,
-    metadata: dict[str, Any],
-    read: ReadTensors,
-    into: Any,
+def read_whole(
+    folder: Path,
+    read: Callable[[Manifest, dict[str, Any], dict[str, LazyCheckpoint]], Result],
+    *,
     verify: bool,
-) -> dict[str, Any]:
-    """Return a nested state with its tensors; equal names stay the same tensor."""
-    with open_part(folder, manifest, part) as tensors:
-        ties = tensors.ties()
-        path = tensors.path
-        names = [name for name in tensors if name not in ties]
-        state = read(tensors, names) if into is None else filled(tensors, into, verify)
-    state |= {alias: state[name] for alias, name in ties.items() if alias not in state}
-    return nested_state(path, metadata[part], state)
+    progress: bool = False,
+) -> Result:
+    """Return what ``read`` makes of a checkpoint, all of whose files are open.
+
+    A save replaces the whole folder. What was opened between two reads of one manifest is of one
+    checkpoint, and stays so while it is open; else this begins again.
+    """
+    for _ in range(MAX_TRIES):
+        manifest = manifest_in(folder)
+        with ExitStack() as opened:
+            try:
+                check_sizes(folder, manifest)
+                values = read_values(PlainFolder(folder), manifest)
+                parts = {}
+                for part in PARTS:
+                    if names := files_of(part, manifest.files):
+                        path = folder / (part if "/" in names[0] else names[0])
+                        parts[part] = opened.enter_context(open_checkpoint(path))
+                if verify and manifest_in(folder) == manifest:
+                    compare(folder, manifest, parts, progress=progress)
+            except (CheckpointError, OSError):
+                if manifest_in(folder) != manifest:
+                    continue  # it was replaced meanwhile
+                raise
+            if manifest_in(folder) != manifest:
+                continue
+            return read(manifest, values, parts)
+    raise CheckpointError(f"{folder}: was replaced again and again while it was read")
 
 
-def read_maps(tensors: LazyCheckpoint, names: list[str]) -> dict[str, torch.Tensor]:
-    """Return tensors that are read when they are used."""
-    return {name: tensors[name] for name in names}
+class PlainFolder:
+    """Reads small files by their paths."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the content of a file of at most ``most`` bytes."""
+        return read_small(self.path / name, most)
 
 
-def filled(tensors: LazyCheckpoint, into: Any, verify: bool) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model or an optimizer, filled."""
-    return tensors.load(into=tensors_to_fill(into), verify=verify)
-
-
-def tensors_to_fill(into: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model or an optimizer by their names in a checkpoint."""
-    return flatten_state_dict(own_state(into) if hasattr(into, "state_dict") else into)[0]
-
-
-def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as it was nested, from its leaves by their names."""
+def manifest_in(folder: Path) -> Manifest:
+    """Return the manifest of a folder; if that is a root of checkpoints, say how to name one."""
     try:
-        state = unflatten_state_dict(tree_spec, leaves.__getitem__)
+        return read_manifest(folder)
+    except CheckpointError:
+        if folder.is_file():
+            raise CheckpointError(
+                f"{folder}: is a file, expected a checkpoint's folder; open_checkpoint reads files"
+            ) from None
+        if folder.is_dir() and not (folder / MANIFEST).exists() and list_checkpoints(folder):
+            raise CheckpointError(
+                f"{folder}: is a folder of checkpoints, expected one of them: "
+                f"latest_checkpoint({os.fspath(folder)!r}) returns the newest"
+            ) from None
+        raise
+
+
+def compare(
+    folder: Path, manifest: Manifest, parts: Mapping[str, LazyCheckpoint], *, progress: bool
+) -> None:
+    """Compare every piece with its checksum, on the very files that are open."""
+    total = sum(entry.size for entry in manifest.files.values())
+    bar = progress_bar("verifying", total, "B", show=progress)
+    open_files = {file.path: file for tensors in parts.values() for file in tensors.open_files}
+    buffer = memoryview(bytearray(min(total, PIECE_BYTES)))
+    try:
+        for name, entry in manifest.files.items():
+            file = open_files.get(folder / name)
+            content = None if file else read_small(folder / name, entry.size)
+            for begin, end, expected in entry.ranges():
+                if file is not None:
+                    piece = buffer[: end - begin]
+                    file.pread_into(piece, begin)
+                else:
+                    piece = memoryview(content or b"")[begin:end]
+                if crc32(piece, 0) != expected:
+                    raise CheckpointError(
+                        f"{folder / name}: damaged between bytes {begin:,} and {end:,}"
+                        f"{tensors_in(folder / name, begin, end)}"
+                    )
+                bar.update(end - begin)
+    finally:
+        bar.close()
+
+
+def tensors_in(path: Path, begin: int, end: int) -> str:
+    """Return which tensors of a safetensors file lie between two bytes, for an error."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, MAX_MANIFEST_BYTES)))
+        names = [
+            name for name, one in header.items() if name != "__metadata__"
+            and one["data_offsets"][0] + 8 + length < end
+            and one["data_offsets"][1] + 8 + length > begin
+        ]  # fmt: skip
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f", where {', '.join(names[:3])}{more} is" if names else ""
+
+
+def targets_of(into: Any) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors of a model and an optimizer by part and by name in the checkpoint.
+
+    Raises:
+        CheckpointError: A ``state_dict()`` makes a tensor anew: filling that would change nothing.
+    """
+    owners = into if type(into) is tuple else (into, None)
+    if len(owners) != 2:
+        raise CheckpointError(f"into has {len(owners)} values, expected a model, or two")
+    found = {}
+    for part, owner in zip(PARTS, owners, strict=True):
+        if owner is None:
+            continue
+        make = getattr(owner, "state_dict", lambda owner=owner: owner)
+        found[part], again = (flatten(part, make()).tensors for _ in range(2))
+        for name, tensor in found[part].items():
+            if again[name].data_ptr() != tensor.data_ptr():
+                raise CheckpointError(
+                    f"{name}: the state_dict() of a {type(owner).__name__} makes it anew: load "
+                    "without into, and give the state to its load_state_dict"
+                )
+    return found
+
+
+def require_fits(tensors: LazyCheckpoint, targets: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a model or an optimizer that is not what was saved, before anything is filled."""
+    for name in targets.keys() ^ tensors.keys():
+        has = ("the checkpoint", "into") if name in tensors else ("into", "the checkpoint")
+        raise CheckpointError(f"{tensors.path}: {has[0]} has {name!r}, which {has[1]} lacks")
+    for name, target in targets.items():
+        if (shape := tuple(tensors.info(name).shape)) != tuple(target.shape):
+            raise CheckpointError(
+                f"{tensors.path}: {name}: has shape {list(shape)}, into {list(target.shape)}"
+            )
+
+
+def nested(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state as it was nested, from its tensors by name."""
+    try:
+        state = decode(tree, tensors.__getitem__)
         if not isinstance(state, dict):
             raise TypeError(f"a {type(state).__name__}, expected a dict")
         return state
@@ -313,8 +275,9 @@ def nested_state(path: Any, tree_spec: Any, leaves: Mapping[str, Any]) -> dict[s
         raise CheckpointError(f"{path}: does not hold what it should: {error}") from None
 
 
-def open_part(folder: HeldFolder, manifest: Manifest, part: str) -> LazyCheckpoint:
-    """Open the tensors of a model or an optimizer: one file, or what many ranks wrote."""
-    names = files_of(part, manifest.files)
-    path = folder.path / (part if "/" in names[0] else names[0])
-    return open_files(folder, names, path, manifest)
+def training_state(folder: Path, values: Mapping[str, Any]) -> TrainingState:
+    """Return the training state from what stands beside the tensors."""
+    try:
+        return TrainingState(**decode(values["training_state"]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder / TRAINING}: is not a training state: {error}") from None

@@ -15,8 +15,8 @@ from npydata.dataset.token_windows import as_int
 from npydata.dataset.tokens import TokenFile
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
-from npydata.system.atomic_write import replacing
-from npydata.system.caller import warn_caller
+from npydata.system.atomic import replacing
+from npydata.system.progress import warn_caller
 
 INDEX_SUFFIX = ".documents"
 """A file of this name beside a token file says where its documents end."""

@@ -27,7 +27,7 @@ from npydata.dataset.text import (
 )
 from npydata.dataset.token_file import write_tokens
 from npydata.errors import NpyDataError
-from npydata.system.atomic_write import replacing
+from npydata.system.atomic import replacing
 from npydata.system.progress import Bar, human_bytes, human_rate, printable, progress_bar
 
 if TYPE_CHECKING:

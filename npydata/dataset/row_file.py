@@ -24,7 +24,7 @@ from npydata.dataset.packing import PACKING_VERSION, RowBlock, RowTable, pack, p
 from npydata.dataset.tokens import TokenFile
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
-from npydata.system.atomic_write import replacing
+from npydata.system.atomic import replacing
 
 ROWS_SUFFIX = ".rows"
 HEADER_BYTES = PAGE = 4096

@@ -25,7 +25,7 @@ from npydata.dataset.layout import integer_dtype
 from npydata.dataset.row_file import ROWS_SUFFIX
 from npydata.dataset.tokens import TokenFile, TokenFiles
 from npydata.errors import TokenFileError
-from npydata.system.atomic_write import replacing
+from npydata.system.atomic import replacing
 from npydata.system.endings import contradiction
 
 DEFAULT_WRITE_DTYPE = "uint32"

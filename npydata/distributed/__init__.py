@@ -1,4 +1,6 @@
-"""Save and load what is spread over many processes; see ``notebooks/09_scale_out``."""
+"""Save and load what is spread over many processes.
 
-from npydata.distributed.group import ShardingConfig as ShardingConfig
-from npydata.distributed.load import load_distributed as load_distributed
+``torchrun`` and ``torch.distributed`` do the spreading. Here, each rank writes its share, and rank
+0 commits all of it at once: coordinator.py (messages through the group's store), plan.py (who
+writes what), save.py and load.py.
+"""

@@ -1,387 +1,243 @@
-"""How ranks coordinate a save: messages through the process group's store, every wait with an end.
+"""How ranks agree: messages through the process group's store, every wait with an end.
 
 A collective has no such end: where one rank raises or dies before it, the others wait for the
 group's own time-out, which is made for training. And a background thread that calls one would
 disturb the order of training's.
 
-Every save has messages of its own: rank 0 draws a number, their prefix, and lets the others read
-it. Another rank can't know whether what it reads is of this save or of one that died long ago in
-the same store; so it draws a number, too, and believes only an answer to that one. Used in
-``notebooks/09_scale_out``.
+Each exchange has keys of its own, ``KEY/TOPIC/RANK``: rank 0 draws KEY at random and publishes it
+until every plan is there. So what a dead process group left in the store is never believed: a rank
+that sent its plan to an old KEY sends it again as soon as there is a new one.
 """
 
 import json
 import secrets
-import threading
 import time
-import weakref
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from npydata.distributed.group import Group
+import torch.distributed as dist
+
 from npydata.errors import CheckpointError
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.0005, 0.01, 1.25
-"""Between looks for a message: it is seen a quarter of the wait after it came, at most 10 ms."""
-HEARTBEAT_S = 1.0
-"""How often a rank at work sends a heartbeat."""
-LOOK_S = 0.1
-"""How often a rank that waits for rank 0's answer looks whether rank 0 came only now."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01
+"""Between looks for a message. ``store.wait`` would hold the store's lock against training."""
 RANKS_PER_PAUSE = 64
 """With more ranks the pauses grow, so that the store is asked no more often."""
-COMMITTING = 1 << 32
-"""What rank 0 adds to the count of ranks that withdrew, when it begins to commit."""
-
-left_behind: "weakref.WeakKeyDictionary[Any, set[str]]" = weakref.WeakKeyDictionary()
-"""By group, what rank 0 has left for others to read when a save failed; once they come to the next
-one, nobody waits for it any more."""
+LEAVE_S = 10
+"""So long rank 0, whose process may hold the store, waits for the others to read the outcome."""
 
 
 class RankError(CheckpointError):
     """What went wrong on a rank, or between ranks; the message names them."""
 
 
-def coordinate(group: Group, purpose: str) -> "Coordinator":
-    """Begin to exchange messages about what all ranks do together."""
-    coordinator = Coordinator(group, purpose=purpose)
-    if group.rank == 0:
-        coordinator.key = secrets.token_hex(8)
-        coordinator.invite([coordinator.key])
-    return coordinator
+@dataclass(frozen=True, slots=True)
+class ShardingConfig:
+    """Who saves together, and how long they wait for each other.
 
-
-@dataclass(slots=True)
-class Coordinator:
-    """One exchange of messages between the ranks of a group.
-
-    A message is a JSON object; ``{"error": text}`` says that its rank aborts. Rank 0 coordinates:
-    it answers what the others send it.
+    Args:
+        process_group: A ``torch.distributed`` process group; None is the default one.
+        timeout_s: Seconds that rank 0 waits for the others; they wait twice as long for it. A rank
+            that is dead, stopped or slower than that fails the save, by its number, on all others.
     """
 
-    group: Group
-    key: str = ""
-    """What the names of all messages begin with; empty until rank 0's is known."""
-    purpose: str = ""
-    """What the ranks do together: ``saves FOLDER``."""
-    reply_to: dict[int, str] = field(default_factory=dict)
-    """On rank 0: where the ranks that sent a plan wait for the answer."""
-    planned: bool = False
-    """Whether this rank has had its say in the foreground, whatever came of it."""
-    written: set[str] = field(default_factory=set)
-    """The messages that this rank has left and not deleted."""
-    next_heartbeat: float = 0
-    next_look: float = 0
-    heartbeats: dict[int, Any] = field(default_factory=dict)
-    """The last heartbeat of ranks that were missed."""
+    process_group: Any = None
+    timeout_s: float = 600
 
-    # In the foreground: each rank sends rank 0 a plan and gets an answer
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise CheckpointError(f"timeout_s={self.timeout_s!r}, expected seconds above 0")
 
-    def gather_plans(self, plan: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the plans of all ranks, rank 0's own the first of them.
+
+class Coordinator:
+    """One exchange of messages between the ranks of a group; rank 0 decides.
+
+    A message is a JSON object; ``{"error": text}`` says that its rank gives up.
+
+    Args:
+        sharding: The group; one process without a group is a group of its own.
+        purpose: What the ranks do together: ``saves FOLDER``.
+        rank: Compared with the group's, if it is given; so is ``world_size``.
+    """
+
+    def __init__(
+        self,
+        sharding: ShardingConfig | None,
+        purpose: str,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        sharding = sharding or ShardingConfig()
+        group = sharding.process_group
+        self.purpose, self.timeout_s = purpose, sharding.timeout_s
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+            if self.rank < 0:
+                raise CheckpointError("this process is not in the given process group")
+            name = getattr(dist.group.WORLD if group is None else group, "group_name", "")
+            common = dist.distributed_c10d._get_default_store()
+            self.store: Any = dist.PrefixStore(f"npydata/{name}", common)  # type: ignore[attr-defined]
+        else:
+            self.rank, self.world_size = 0, 1
+            self.store = dist.HashStore()  # type: ignore[attr-defined]
+        for what, given, found in (
+            ("rank", rank, self.rank),
+            ("world_size", world_size, self.world_size),
+        ):
+            if given is not None and given != found:
+                raise CheckpointError(f"{what}={given}, expected {found} as in the process group")
+        self.others = range(1, self.world_size)
+        self.key, self.in_background = "", False
+
+    def agree(
+        self,
+        plan: Callable[[], dict[str, Any]],
+        decide: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Return rank 0's answer to this rank's plan.
+
+        ``decide`` runs on rank 0: it gets the plans of all ranks, and returns an answer for each.
 
         Raises:
-            RankError: One aborted, doesn't come, or is here for something else.
+            CheckpointError: A rank raised, doesn't come, or is here for something else: the same
+                on every rank that came.
         """
-        came: Sequence[int] = range(1, self.group.world_size)
+        mine: Exception | None = None
         try:
-            self.wait("plan", {self.name("plan", rank): rank for rank in came})
-        except BaseException:
-            came = [rank for rank in came if self.is_there("plan", rank)]
-            raise
-        finally:
-            self.planned = True
-            self.invite([])
-            plans = [plan, *(self.take("plan", rank) for rank in came)]
-            self.reply_to = {
-                rank: one["reply_to"] for rank, one in zip(came, plans[1:], strict=True)
-            }
-        for name in left_behind.pop(self.group.key, ()):
-            self.call_store("delete_key", name)
-        for rank, one in enumerate(plans[1:], start=1):
-            if one["purpose"] != self.purpose:
-                raise RankError(f"rank {rank} {one['purpose']}, rank 0 {self.purpose}")
-            raise_sent(one)
-        return plans
-
-    def answer(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Answer the other ranks' plans."""
-        for rank, name in self.reply_to.items():
-            self.set(name, messages[rank])
-
-    def ask(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Send rank 0 a plan, once it is there, and return its answer."""
-        reply_to = f"answer/{secrets.token_hex(8)}"
-        message = {**plan, "purpose": self.purpose, "reply_to": reply_to}
-        self.planned = True
+            message = {**plan(), "purpose": self.purpose}
+        except Exception as error:  # the others are told, and so don't wait in vain
+            mine, message = error, self.error_message(error)
         try:
-            self.wait("answer", {reply_to: 0}, lambda: self.follow_rank_0(message))
-        except BaseException:
-            self.delete("plan", self.group.rank)
-            raise
-        answer: dict[str, Any] = self.get(reply_to)
-        self.call_store("delete_key", reply_to)
-        raise_sent(answer)
+            answer = self._answer(message, decide) if self.rank == 0 else self._ask(message)
+        except RankError:
+            if mine is None:
+                raise
+        if mine is not None:
+            raise mine
         return answer
 
-    def follow_rank_0(self, plan: dict[str, Any]) -> None:
-        """Bring rank 0 the plan, and bring it again if rank 0 turns out to be elsewhere.
-
-        What a dead process group left in the store looks like a rank 0, but doesn't answer.
-        """
-        if self.key and time.monotonic() < self.next_look:
-            return
-        self.next_look = time.monotonic() + LOOK_S * max(1, self.group.world_size / RANKS_PER_PAUSE)
-        invited = self.get("rank_0") if self.call_store("check", ["rank_0"]) else []
-        if invited and invited[0] != self.key:
-            if self.key:  # nobody reads there any more
-                self.delete("plan", self.group.rank)
-                self.delete("heartbeat", self.group.rank)
-            self.key = invited[0]
-            self.send("plan", plan)
-
-    def invite(self, keys: list[str]) -> None:
-        """Let the others read where rank 0 waits for their plans, if it does."""
-        self.call_store("set", "rank_0", encoded(keys))
-
-    def require_same(self, what: str, value: Any) -> None:
-        """Compare: all ranks have the same value, or all of them raise.
-
-        Raises:
-            RankError: They have not, or one of them aborted or sent nothing.
-        """
-        with self.abort_on_error("plan"):
-            if self.group.rank:
-                self.ask({"value": value})
-            else:
-                for rank, plan in enumerate(self.gather_plans({"value": value})):
-                    if plan["value"] != value:
-                        raise RankError(f"rank {rank} has {what} {plan['value']}, rank 0 {value}")
-                self.answer([{}] * self.group.world_size)
-        self.close(failed=False)
-
-    @contextmanager
-    def abort_on_error(self, topic: str) -> Iterator[None]:
-        """Let the others know what goes wrong here, so that they need not wait for the time-out.
-
-        ``topic`` is what rank 0 expects of this rank; if this is rank 0, what all expect of it.
-        """
+    def _answer(self, message: dict[str, Any], decide: Any) -> dict[str, Any]:
+        """On rank 0: gather the plans, and answer them."""
+        self.key = secrets.token_hex(8)
+        answers: list[dict[str, Any]] = []
         try:
-            yield
+            self._call("set", "rank_0", self.key)
+            try:
+                plans = [message, *self.gather("plan")]
+            finally:
+                self._call("set", "rank_0", "")  # a get of a deleted key would wait for it
+            if "error" in message:
+                raise RankError(message["error"])
+            for rank, one in enumerate(plans):
+                if one["purpose"] != self.purpose:
+                    raise RankError(f"rank {rank} {one['purpose']}, rank 0 {self.purpose}")
+            answers = decide(plans)
         except BaseException as error:
-            with suppress(CheckpointError):
-                if topic == "plan":
-                    self.abort_plan(error)
-                else:
-                    self.send(topic if self.group.rank else "outcome", self.error_message(error))
+            answers = [self.error_message(error)] * self.world_size
+            raise
+        finally:
+            for rank, answer in zip(self.others, answers[1:], strict=True):
+                with suppress(RankError):
+                    self.send("answer", answer, rank)
+        return answers[0]
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """On another rank: send the plan to rank 0, wherever that is by now, and wait."""
+        end, pause, invited = time.monotonic() + 2 * self.timeout_s, FIRST_PAUSE_S, ""
+        try:
+            while True:
+                if self._call("check", ["rank_0"]):
+                    invited = self._call("get", "rank_0").decode()
+                # Looked for after that: rank 0 answers before it publishes another key.
+                if self.key and self._call("check", [self._name("answer", self.rank)]):
+                    break
+                if invited not in ("", self.key):
+                    self.delete("plan")
+                    self.key = invited
+                    self.send("plan", message)
+                if time.monotonic() > end:
+                    raise RankError(f"rank 0 gave no word in {2 * self.timeout_s:g} s")
+                pause = self._sleep(pause)
+            return self.take("answer", self.rank)
+        except BaseException:
+            with suppress(RankError):
+                self.delete("plan")
+                self.delete("answer")
             raise
 
-    def abort_plan(self, error: BaseException) -> None:
-        """Send an error in the place of a plan, or of the answers to plans.
+    def send(self, topic: str, message: dict[str, Any], rank: int | None = None) -> None:
+        """Leave a message of this rank, or for another one."""
+        name = self._name(topic, self.rank if rank is None else rank)
+        self._call("set", name, json.dumps(message))
 
-        As with a plan, this waits for the others: who comes late would wait for this rank in vain.
+    def take(self, topic: str, rank: int) -> dict[str, Any]:
+        """Return a message that is there, and delete it.
+
+        Raises:
+            RankError: It says that its sender gave up.
         """
-        message = self.error_message(error)
-        if not self.planned and isinstance(error, Exception):
-            with suppress(CheckpointError):
-                self.ask(message) if self.group.rank else self.gather_plans({})
-        try:
-            self.answer([message] * self.group.world_size)
-        finally:
-            self.close(failed=True)
+        name = self._name(topic, rank)
+        message: dict[str, Any] = json.loads(self._call("get", name))
+        self._call("delete_key", name)
+        if "error" in message:
+            raise RankError(message["error"])
+        return message
 
-    def error_message(self, error: BaseException) -> dict[str, Any]:
-        """Return the message of a rank that aborts."""
-        text = str(error) or type(error).__name__
-        named = isinstance(error, RankError)  # the rank is in it already
-        return {"error": text if named else f"rank {self.group.rank}: {text}"}
+    def gather(self, topic: str, timeout_s: float = 0) -> list[dict[str, Any]]:
+        """On rank 0: return a message of each other rank, in their order.
 
-    # In the background: each rank sends what it has done, and rank 0 what came of it
-
-    def gather(self, topic: str) -> list[dict[str, Any]]:
-        """Return the messages of all ranks, in their order, and delete them from the store."""
-        return self.gather_from(topic, range(self.group.world_size))
-
-    def gather_from(self, topic: str, ranks: range) -> list[dict[str, Any]]:
-        """Return the messages of some ranks."""
-        self.wait(topic, {self.name(topic, rank): rank for rank in ranks})
-        messages = [self.take(topic, rank) for rank in ranks]
-        for message in messages:
-            raise_sent(message)
+        Raises:
+            RankError: One gave up, or gave no word in time.
+        """
+        missing = self.wait([(topic, rank) for rank in self.others], timeout_s or self.timeout_s)
+        messages, errors = [], []
+        for rank in self.others:
+            if rank not in missing:
+                try:
+                    messages.append(self.take(topic, rank))
+                except RankError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        if missing:
+            some = ", ".join(map(str, missing[:5])) + ", ..." * (len(missing) > 5)
+            raise RankError(f"rank {some} gave no word in {timeout_s or self.timeout_s:g} s")
         return messages
 
-    def recv(self, topic: str, of: int = 0) -> dict[str, Any]:
-        """Return what rank 0 sends, once it does; it may have to wait for others before.
-
-        Raises:
-            RankError: A rank aborted, or rank 0 sent no heartbeat for the time-out.
-        """
-        self.wait(topic, {self.name(topic, of): 0})
-        message = self.message(topic, of)
-        raise_sent(message)
-        return message
-
-    def aborted(self, topic: str, of: int = 0) -> bool:
-        """Whether a rank has sent an error; waits for nothing."""
-        return self.is_there(topic, of) and "error" in self.message(topic, of)
-
-    def begin_commit(self) -> None:
-        """Decide that what all ranks have done is committed, unless one has withdrawn.
-
-        Raises:
-            RankError: It has, because it waited too long for this rank 0.
-        """
-        if self.count_withdrawn(COMMITTING) != COMMITTING:
-            for rank in range(self.group.world_size):
-                if self.aborted("done", rank):
-                    raise_sent(self.take("done", rank))
-            raise RankError("a rank waited too long for rank 0")
-
-    def withdraw(self) -> bool:
-        """Forbid rank 0 to commit; say whether that is possible still."""
-        return self.count_withdrawn(1) < COMMITTING
-
-    def count_withdrawn(self, more: int) -> int:
-        """Add to the count of ranks that withdrew, and return it; one comes first."""
-        self.written.add(name := self.name("withdrawn", 0))
-        count: int = self.call_store("add", name, more)
-        return count
-
-    def close(self, *, failed: bool) -> None:
-        """Leave nothing in the store; what others may still read goes with the next exchange."""
-        if failed and self.group.rank == 0:
-            left_behind.setdefault(self.group.key, set()).update(self.written)
-        with suppress(CheckpointError):
-            self.delete("heartbeat", self.group.rank)
-
-    # Waiting
-
-    def wait(
-        self, topic: str, awaited: Mapping[str, int], look: Callable[[], object] = lambda: None
-    ) -> None:
-        """Wait until all of these messages are there; each is to come from a rank.
-
-        Raises:
-            RankError: One that sent none had no heartbeat for the time-out.
-        """
-        group, pause = self.group, FIRST_PAUSE_S
-        longest = LONGEST_PAUSE_S * max(1, group.world_size / RANKS_PER_PAUSE)
-        end = time.monotonic() + group.timeout_s
-        while not self.call_store("check", list(awaited)):
-            look()
-            self.heartbeat()
+    def wait(self, awaited: list[tuple[str, int]], timeout_s: float) -> list[int]:
+        """Wait for messages; return the ranks whose message is not there in time."""
+        names = {self._name(topic, rank): rank for topic, rank in awaited}
+        end, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
+        while names and not self._call("check", list(names)):
             if time.monotonic() > end:
-                missing = {
-                    rank for name, rank in awaited.items() if not self.call_store("check", [name])
-                }
-                if dead := missing - self.alive(missing):  # else it came just now
-                    raise RankError(
-                        f"{ranks_text(dead)}: no message ({topic!r}) and no heartbeat "
-                        f"for {group.timeout_s:g} s"
-                    )
-                end = time.monotonic() + group.timeout_s
-            time.sleep(pause)
-            pause = min(PAUSE_GROWTH * pause, longest)
+                return [rank for name, rank in names.items() if not self._call("check", [name])]
+            pause = self._sleep(pause)
+        return []
 
-    def heartbeat(self) -> None:
-        """Let others who wait for this rank know that it is at work; now and then is enough."""
-        if self.key and time.monotonic() >= self.next_heartbeat:
-            every = min(HEARTBEAT_S, self.group.timeout_s / 4)
-            self.next_heartbeat = time.monotonic() + every * max(1, self.group.world_size / 1024)
-            self.call_store("add", self.name("heartbeat", self.group.rank), 1)
+    def delete(self, *topics: str, ranks: Iterable[int] | None = None) -> None:
+        """Delete messages, if they are there."""
+        for topic in topics:
+            for rank in [self.rank] if ranks is None else ranks:
+                self._call("delete_key", self._name(topic, rank))
 
-    @contextmanager
-    def heartbeats_beside(self) -> Iterator[None]:
-        """Send heartbeats beside work that may take long in one call, as a disk's ``fsync``."""
-        over, pause = threading.Event(), min(HEARTBEAT_S, self.group.timeout_s / 4)
+    def error_message(self, error: BaseException) -> dict[str, Any]:
+        """Return what this rank says when it gives up."""
+        text = str(error) or type(error).__name__
+        if not isinstance(error, RankError):  # those name the rank already
+            text = f"rank {self.rank}: {text}"
+        return {"error": text, "purpose": self.purpose}
 
-        def beat() -> None:
-            with suppress(CheckpointError):  # a store that is gone is noticed by who uses it next
-                while not over.wait(pause):
-                    self.heartbeat()
+    def _name(self, topic: str, rank: int) -> str:
+        return f"{self.key}/{topic}/{rank}"
 
-        beside = threading.Thread(target=beat, name="npydata-heartbeat", daemon=True)
-        beside.start()
+    def _sleep(self, pause: float) -> float:
+        time.sleep(pause)
+        return min(1.25 * pause, LONGEST_PAUSE_S * max(1, self.world_size / RANKS_PER_PAUSE))
+
+    def _call(self, method: str, *args: Any) -> Any:
         try:
-            yield
-        finally:
-            over.set()
-            beside.join()
-
-    def alive(self, ranks: Iterable[int]) -> set[int]:
-        """Return those of the ranks that have sent a heartbeat since this was asked last."""
-        seen = {}
-        for rank in ranks:
-            name = self.name("heartbeat", rank)
-            there = self.call_store("check", [name])
-            seen[rank] = self.call_store("get", name) if there else None
-        new = {rank for rank, beat in seen.items() if beat not in (None, self.heartbeats.get(rank))}
-        self.heartbeats |= seen
-        return new
-
-    # The store
-
-    def name(self, topic: str, of: int) -> str:
-        """Return the key of a message in the store."""
-        return f"{self.key}/{topic}/{of}"
-
-    def send(self, topic: str, message: dict[str, Any]) -> None:
-        """Leave a message of this rank."""
-        self.set(self.name(topic, self.group.rank), message)
-
-    def set(self, name: str, message: dict[str, Any]) -> None:
-        """Leave a message."""
-        self.written.add(name)
-        self.call_store("set", name, encoded(message))
-
-    def is_there(self, topic: str, of: int) -> bool:
-        """Whether a rank has sent a message; waits for nothing."""
-        return bool(self.call_store("check", [self.name(topic, of)]))
-
-    def take(self, topic: str, of: int) -> dict[str, Any]:
-        """Return a message that is there, and delete it."""
-        message = self.message(topic, of)
-        self.delete(topic, of)
-        return message
-
-    def message(self, topic: str, of: int = 0) -> dict[str, Any]:
-        """Return a message that is there, whatever it says."""
-        message: dict[str, Any] = self.get(self.name(topic, of))
-        return message
-
-    def get(self, name: str) -> Any:
-        """Return what is there."""
-        return json.loads(zlib.decompress(self.call_store("get", name)))
-
-    def delete(self, topic: str, of: int) -> None:
-        """Take a message out of the store."""
-        self.written.discard(name := self.name(topic, of))
-        self.call_store("delete_key", name)
-
-    def call_store(self, method: str, *args: Any) -> Any:
-        """Call the store, and say so where it doesn't answer."""
-        try:
-            return getattr(self.group.store, method)(*args)
-        except RuntimeError as error:  # the process that held it has ended
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"the process group's store does not answer: {text}") from None
-
-
-def encoded(message: Any) -> bytes:
-    """Return a message as the store holds it."""
-    return zlib.compress(json.dumps(message).encode(), 1)
-
-
-def raise_sent(message: dict[str, Any]) -> None:
-    """Raise the error that a rank sent."""
-    if "error" in message:
-        raise RankError(message["error"])
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return some ranks in words."""
-    numbers = sorted(ranks)
-    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:8]))}{more}"
+            return getattr(self.store, method)(*args)
+        except RuntimeError as error:
+            raise RankError(f"the store of the process group is gone: {error!s:.200}") from None

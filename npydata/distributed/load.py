@@ -1,49 +1,33 @@
 """Load a checkpoint into a model and an optimizer, however either of them is spread.
 
-Each rank reads the slices that it needs, and no others, from whichever files hold them. Used in
-``notebooks/09_scale_out``.
+Each rank reads the slices that it needs, and no others, from whichever files hold them.
 """
 
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from npydata.checkpointer.file_layout import is_dtensor
-from npydata.checkpointer.load import (
-    check,
-    hold_checkpoint,
-    open_part,
-    read_metadata,
-    require_unchanged,
-    training_state_of,
-)
-from npydata.checkpointer.manifest import (
-    MAX_STATE_BYTES,
-    Manifest,
-    check_file,
-    rng_file,
-)
-from npydata.checkpointer.runs import continue_run
-from npydata.checkpointer.training_state import TrainingState
-from npydata.distributed.coordinator import coordinate
-from npydata.distributed.group import Group, ShardingConfig
+from npydata.checkpointer.load import read_whole, training_state
+from npydata.checkpointer.snapshot import is_dtensor
+from npydata.checkpointer.state import TrainingState
+from npydata.distributed.coordinator import Coordinator, RankError, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.files import naming_errors
-from npydata.reader.held_folder import HeldFolder, saying_replaced
-from npydata.reader.targets import require_kept
-from npydata.reader.typed_json import Named, decode, with_named
-from npydata.system.progress import NoBar
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
+from npydata.reader.formats.training import (
+    MAX_STATE_BYTES,
+    Manifest,
+    Named,
+    checksums,
+    continue_run,
+    decode,
+    read_small,
+)
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 """What compiling and wrapping put into the names of a model's parameters."""
@@ -65,44 +49,63 @@ def load_distributed(
 
     Returns:
         The training state, with this rank's random generators in ``rng`` if as many ranks saved as
-        load now; else ``rng`` is ``None``, with a warning.
+        load now; else ``rng`` is None, with a warning.
 
     Raises:
         CheckpointError: The folder is no complete checkpoint, it does not fit the model or the
             optimizer (then nothing was changed), or the ranks don't load the same one.
     """
-    group = Group.of(sharding or ShardingConfig())
-    root = Path(os.path.abspath(dir)).parent  # noqa: PTH100
-    coordinator = coordinate(group, f"loads from {root}")
-    with ExitStack() as opened:
-        with coordinator.abort_on_error("plan"):
-            folder = hold_checkpoint(dir)
-        with coordinator.abort_on_error("plan"), reading(folder):
-            manifest = check(folder, content=False)
-            metadata = read_metadata(folder, manifest)
-            training = training_state_of(folder.path, metadata)
-            tensors = opened.enter_context(open_part(folder, manifest, "model"))
-            targets, extra = plan_model(model, decode(metadata["model"]), tensors)
-            moments = None if optimizer is None else plan_optimizer(metadata, model, optimizer)
-        coordinator.require_same(
-            "checkpoint", f"{folder.path.name} of step {manifest.step}, commit {manifest.sequence}"
-        )
-        with reading(folder):
-            if optimizer is not None:
-                load_optimizer(folder, manifest, moments, optimizer)
-            if extra:
-                model.load_state_dict(extra, strict=False)
-            read_into(targets, tensors)
-            require_unchanged(folder, manifest)
-    continue_run(folder.path, manifest.run)
-    return with_rng(training, folder, manifest, metadata.get("world_size", 1), group)
+    folder = Path(dir).absolute()
+    coordinator = Coordinator(sharding, f"loads from {folder.parent}")
+
+    def read(
+        manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
+    ) -> TrainingState:
+        plans: dict[str, Any] = {}
+
+        def plan() -> dict[str, Any]:
+            try:
+                training = training_state(folder, values)
+                plans["model"] = plan_model(model, decode(values["model"]), parts["model"])
+                if optimizer is not None:
+                    plans["optimizer"] = plan_optimizer(values, model, optimizer)
+                plans["training"] = with_rng(training, folder, manifest, values, coordinator)
+            except CheckpointError as error:
+                raise CheckpointError(f"{folder}: {error}") from None
+            return {"checkpoint": f"{folder.name} of commit {manifest.sequence}"}
+
+        coordinator.agree(plan, require_same)
+        targets, extra = plans["model"]
+        if optimizer is not None:
+            load_optimizer(parts["optimizer"], plans["optimizer"], optimizer)
+        if extra:
+            model.load_state_dict(extra, strict=False)
+        read_into(targets, parts["model"])
+        continue_run(folder, manifest)
+        return plans["training"]  # type: ignore[no-any-return]
+
+    try:
+        return read_whole(folder, read, verify=False)
+    except (CheckpointError, OSError) as error:
+        if isinstance(error, RankError) or coordinator.key:
+            raise
+        mine = error  # before the ranks have met: the others must not wait in vain
+
+    def fail() -> dict[str, Any]:
+        raise mine
+
+    coordinator.agree(fail, require_same)
+    raise mine
 
 
-@contextmanager
-def reading(folder: HeldFolder) -> Iterator[None]:
-    """Put the folder before an error's message, and say if it was taken away."""
-    with saying_replaced(folder), naming_errors(str(folder.path)):
-        yield
+def require_same(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """On rank 0: compare what the ranks load."""
+    for rank, plan in enumerate(plans):
+        if plan["checkpoint"] != plans[0]["checkpoint"]:
+            raise RankError(
+                f"rank {rank} has checkpoint {plan['checkpoint']}, rank 0 {plans[0]['checkpoint']}"
+            )
+    return [{}] * len(plans)
 
 
 def plan_model(
@@ -114,18 +117,38 @@ def plan_model(
     """
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
-    wanted = model.state_dict()
-    require_kept(model, wanted)
+    wanted, again = model.state_dict(), model.state_dict()
+    for name, tensor in wanted.items():
+        if isinstance(tensor, torch.Tensor) and not same_memory(tensor, again[name]):
+            raise CheckpointError(
+                f"{name}: the state_dict() of a {type(model).__name__} makes it anew, so it can't "
+                "be filled"
+            )
     here = {plain_name(name): name for name in wanted}
     there = {plain_name(str(name)): name for name in saved}
-    validate_names("the model", set(here), set(there))
-    values = {here[plain]: saved[there[plain]] for plain in here}
-    targets = {
-        value.name: wanted[name] for name, value in values.items() if isinstance(value, Named)
-    }
-    validate_shapes(targets, tensors)
-    extra = {name: value for name, value in values.items() if not isinstance(value, Named)}
+    for names, text in ((here.keys() - there, "lacks"), (there.keys() - here, "has beyond")):
+        if names:
+            some = ", ".join(repr(name) for name in sorted(names)[:5])
+            raise CheckpointError(f"{text} the model: {some}{', ...' * (len(names) > 5)}")
+    targets, extra = {}, {}
+    for plain, name in here.items():
+        value = saved[there[plain]]
+        if not isinstance(value, Named):
+            extra[name] = value
+            continue
+        target = targets[value.name] = wanted[name]
+        if (shape := tuple(tensors.info(value.name).shape)) != tuple(target.shape):
+            raise CheckpointError(
+                f"{value.name}: has shape {list(shape)}, expected {list(target.shape)}"
+            )
     return targets, extra
+
+
+def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one ``state_dict()``, called twice, are the model's own."""
+    if is_dtensor(one):
+        one, other = one._local_tensor, other._local_tensor  # type: ignore[attr-defined]
+    return one.data_ptr() == other.data_ptr()
 
 
 def plain_name(name: str) -> str:
@@ -135,39 +158,9 @@ def plain_name(name: str) -> str:
     return name
 
 
-def validate_names(what: str, here: set[str], there: set[str]) -> None:
-    """Refuse names that only one side has."""
-    for names, text in ((here - there, "lacks"), (there - here, "has beyond")):
-        if names:
-            some = ", ".join(repr(name) for name in sorted(names)[:5])
-            raise CheckpointError(f"{text} {what}: {some}{', ...' * (len(names) > 5)}")
-
-
-def validate_shapes(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
-    """Refuse a tensor of another shape."""
-    for name, target in targets.items():
-        if tensors.info(name).shape != tuple(target.shape):
-            shapes = list(tensors.info(name).shape), list(target.shape)
-            raise CheckpointError(f"{name}: has shape {shapes[0]}, expected {shapes[1]}")
-
-
-def read_into(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
+def read_into(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
     """Read into each tensor the part that this rank has; torch's planner says which that is."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(targets, metadata_of(targets, tensors))
-    for item in planner.create_local_plan().items:
-        name = item.storage_index.fqn
-        begins = zip(item.storage_offsets, item.lengths, strict=True)
-        index = tuple(slice(begin, begin + length) for begin, length in begins)
-        out = planner.resolve_tensor(item)
-        out.copy_(tensors.read_slice(name, index))
-        planner.commit_tensor(item, out)
-
-
-def metadata_of(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> "Metadata":
-    """Return the tensors for torch's planner: each in one chunk, as our reader shows it."""
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,
@@ -181,52 +174,38 @@ def metadata_of(targets: dict[str, torch.Tensor], tensors: LazyCheckpoint) -> "M
         size = torch.Size(info.shape)
         chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
         described[name] = TensorStorageMetadata(TensorProperties(dtype=info.dtype), size, [chunk])
-    return Metadata(described)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(targets), Metadata(described))
+    rounds: list[dict[str, tuple[Any, torch.Tensor]]] = []
+    for item in planner.create_local_plan().items:
+        name = item.storage_index.fqn
+        begins = zip(item.storage_offsets, item.lengths, strict=True)
+        index = tuple(slice(begin, begin + length) for begin, length in begins)
+        free = next((one for one in rounds if name not in one), None)
+        if free is None:
+            rounds.append(free := {})
+        free[name] = index or ..., planner.resolve_tensor(item).detach()
+    for one in rounds:  # all at once: a rank has one part of most tensors
+        into = {name: target for name, (_, target) in one.items()}
+        tensors.load({name: index for name, (index, _) in one.items()}, into=into)
 
 
 def plan_optimizer(
-    metadata: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    values: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Any:
     """Return an optimizer's saved state by the numbers of its parameters.
 
     Raises:
         CheckpointError: There is none, or it is not one for this optimizer.
     """
-    if "optimizer" not in metadata:
+    if "optimizer" not in values:
         raise CheckpointError("has no optimizer state")
     try:
-        return by_number(decode(metadata["optimizer"]), model, optimizer)
+        return by_number(decode(values["optimizer"]), model, optimizer)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise CheckpointError(
             f"its optimizer state is not one of torch's: {error!r:.200}"
         ) from None
-
-
-def load_optimizer(
-    folder: HeldFolder, manifest: Manifest, numbered: Any, optimizer: torch.optim.Optimizer
-) -> None:
-    """Read an optimizer's state, each tensor spread as the parameter it belongs to, and set it."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    owners = {
-        value.name: parameters[number]
-        for number, state in numbered["state"].items()
-        for value in state.values() if isinstance(value, Named)
-    }  # fmt: skip
-    with open_part(folder, manifest, "optimizer") as tensors:
-        targets = {name: empty_for(tensors, name, owners.get(name)) for name in tensors}
-        read_into(targets, tensors)
-    try:
-        optimizer.load_state_dict(with_named(numbered, targets.__getitem__))
-    except ValueError as error:
-        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
-
-
-def empty_for(tensors: LazyCheckpoint, name: str, owner: torch.Tensor | None) -> torch.Tensor:
-    """Return memory for a tensor, spread as the parameter that it belongs to."""
-    info = tensors.info(name)
-    if is_dtensor(owner) and owner is not None and tuple(owner.shape) == info.shape:
-        return torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
-    return torch.empty(info.shape, dtype=info.dtype, device="cpu")
 
 
 def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
@@ -237,10 +216,10 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     """
     if all(isinstance(key, int) for group in saved["param_groups"] for key in group["params"]):
         sizes = [len(group["params"]) for group in saved["param_groups"]]
-        mine_too = [len(group["params"]) for group in optimizer.param_groups]
-        if sizes != mine_too or not set(saved["state"]) <= set(range(sum(sizes))):
+        expected = [len(group["params"]) for group in optimizer.param_groups]
+        if sizes != expected or not set(saved["state"]) <= set(range(sum(sizes))):
             raise CheckpointError(
-                f"its optimizer has groups of {sizes} parameters, expected {mine_too}"
+                f"its optimizer has groups of {sizes} parameters, expected {expected}"
             )
         return saved
     names = {id(one): plain_name(name) for name, one in model.named_parameters()}
@@ -252,38 +231,67 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
             one for one in saved["param_groups"] if set(map(plain_name, one["params"])) == set(mine)
         ]
         if len(found) != 1:
-            raise CheckpointError(
-                f"no group of its optimizer has just these parameters: {mine[:5]}"
-            )
+            raise CheckpointError(f"no group of its optimizer has these parameters: {mine[:5]}")
         numbers |= {name: len(numbers) + k for k, name in enumerate(mine)}
         groups.append({**found[0], "params": [numbers[name] for name in mine]})
     state = {numbers[plain_name(name)]: one for name, one in saved["state"].items()}
     return {"state": state, "param_groups": groups}
 
 
+def load_optimizer(
+    tensors: LazyCheckpoint, numbered: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    """Read an optimizer's state, each tensor spread as the parameter it belongs to, and set it."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    targets: dict[str, torch.Tensor] = {}
+
+    def filled(number: int, value: Any) -> Any:
+        if not isinstance(value, Named):
+            return value
+        if value.name not in targets:
+            info, owner = tensors.info(value.name), parameters[number]
+            if is_dtensor(owner) and tuple(owner.shape) == tuple(info.shape):
+                made = torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
+            else:
+                made = torch.empty(info.shape, dtype=info.dtype, device="cpu")
+            targets[value.name] = made
+        return targets[value.name]
+
+    state = {
+        number: {key: filled(number, value) for key, value in one.items()}
+        for number, one in numbered["state"].items()
+    }
+    read_into(targets, tensors)
+    try:
+        optimizer.load_state_dict({**numbered, "state": state})
+    except ValueError as error:
+        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
+
+
 def with_rng(
-    training: TrainingState, folder: HeldFolder, manifest: Manifest, ranks: int, group: Group
+    training: TrainingState,
+    folder: Path,
+    manifest: Manifest,
+    values: Mapping[str, Any],
+    coordinator: Coordinator,
 ) -> TrainingState:
     """Return the training state with this rank's random generators, if as many ranks saved."""
-    name = rng_file(group.rank)
-    saved = training.rng is not None or any(one.startswith("rng/") for one in manifest.files)
-    if ranks != group.world_size:
-        if saved:
+    name, ranks = f"rng/rank_{coordinator.rank}.json", values.get("world_size", 1)
+    if ranks != coordinator.world_size:
+        if training.rng is not None or any(one.startswith("rng/") for one in manifest.files):
             warnings.warn(
-                f"{folder.path}: {ranks} ranks saved and {group.world_size} load: random "
+                f"{folder}: {ranks} ranks saved and {coordinator.world_size} load: random "
                 "generators are not restored",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=6,
             )
         return replace(training, rng=None)
     if name not in manifest.files:
         return training
-    with reading(folder):
-        check_file(folder, manifest, name, NoBar())
-        content = folder.read(name, MAX_STATE_BYTES)
+    content = read_small(folder / name, MAX_STATE_BYTES)
     try:
+        if checksums(content) != manifest.files[name].crc32:
+            raise ValueError("its checksum differs from the manifest's")
         return replace(training, rng=decode(json.loads(content)))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{folder.path / name}: is not a state of generators: {error}"
-        ) from None
+        raise CheckpointError(f"{name}: is not a state of generators: {error}") from None

@@ -11,6 +11,7 @@ process or DDP, where rank 0 saves; sharded strategies save in ways of their own
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import CheckpointIO
 
-from npydata.checkpointer.commit import remove_checkpoint
-from npydata.checkpointer.load import latest_checkpoint, load_checkpoint
-from npydata.checkpointer.training_state import TrainingState, capture_rng, restore_rng
-from npydata.distributed.checkpointer import AsyncCheckpointer
+from npydata.checkpointer.checkpointer import SnapshotMode
+from npydata.checkpointer.commit import latest_checkpoint, remove_checkpoint
+from npydata.checkpointer.load import load_checkpoint
+from npydata.checkpointer.state import TrainingState, capture_rng, restore_rng
+from npydata.distributed.save import AsyncCheckpointer
 from npydata.errors import CheckpointError
 
 
@@ -38,7 +40,7 @@ class AsyncCheckpointIO(CheckpointIO):
             tensor nor a plain value; the message names its place.
     """
 
-    def __init__(self, *, keep_last: int | None = None, snapshot: str = "host") -> None:
+    def __init__(self, *, keep_last: int | None = None, snapshot: SnapshotMode = "host") -> None:
         self.checkpointer = AsyncCheckpointer(keep_last=keep_last, snapshot=snapshot)
 
     def save_checkpoint(
@@ -74,7 +76,8 @@ class AsyncCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a folder that this plug-in wrote; anything else stays."""
         self.checkpointer.wait()
-        remove_checkpoint(Path(path))
+        with suppress(CheckpointError):
+            remove_checkpoint(Path(path))
 
     def teardown(self) -> None:
         """Wait until the last checkpoint is on the disk; raise what went wrong with it."""
@@ -100,7 +103,7 @@ class SaveCheckpoints(Checkpoint):
         *,
         every_n_train_steps: int,
         keep_last: int | None = None,
-        snapshot: str = "host",
+        snapshot: SnapshotMode = "host",
     ) -> None:
         if type(every_n_train_steps) is not int or every_n_train_steps < 1:
             raise CheckpointError(

@@ -21,9 +21,11 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from npydata.checkpointer.load import latest_checkpoint, load_checkpoint
-from npydata.checkpointer.training_state import TrainingState, capture_rng, restore_rng
-from npydata.distributed.checkpointer import AsyncCheckpointer
+from npydata.checkpointer.checkpointer import SnapshotMode
+from npydata.checkpointer.commit import latest_checkpoint
+from npydata.checkpointer.load import load_checkpoint
+from npydata.checkpointer.state import TrainingState, capture_rng, restore_rng
+from npydata.distributed.save import AsyncCheckpointer
 from npydata.errors import CheckpointError
 from npydata.loader.loader import AsyncDataLoader
 
@@ -60,7 +62,7 @@ class SaveCheckpoints(TrainerCallback):
 
     Args:
         root: The folder of this run's checkpoints.
-        every_n_steps: Optimizer steps from one to the next.
+        every_n_steps: Optimizer steps from one to the next; the last step is saved as well.
         keep_last: How many of the newest to keep; ``None`` keeps all.
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
@@ -74,7 +76,7 @@ class SaveCheckpoints(TrainerCallback):
         *,
         every_n_steps: int,
         keep_last: int | None = None,
-        snapshot: str = "host",
+        snapshot: SnapshotMode = "host",
     ) -> None:
         if type(every_n_steps) is not int or every_n_steps < 1:
             raise CheckpointError(f"every_n_steps={every_n_steps!r}, expected 1 or more")
@@ -125,8 +127,10 @@ class SaveCheckpoints(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save, if it is time."""
-        if state.global_step % self.every_n_steps or not state.is_world_process_zero:
+        """Save, if it is time, or the last step."""
+        last = state.global_step >= state.max_steps
+        due = last or state.global_step % self.every_n_steps == 0
+        if not due or not state.is_world_process_zero:
             return
         now = TrainingState(
             step=state.global_step,

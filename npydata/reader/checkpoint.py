@@ -1,58 +1,26 @@
-"""A checkpoint as a mapping: names at once, tensors when asked for.
-
-Built in ``notebooks/06_lazy_checkpoint``.
-"""
+"""A checkpoint as a mapping: names at once, tensors when asked for."""
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive
-from npydata.reader.checksums import Vouched
+from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.convert import Converted, convert
-from npydata.reader.files import OpenFile, naming_errors
-from npydata.reader.hugging_face import SHARD_BYTES, convert_to_folder
-from npydata.reader.load import load, load_onto, require_device
-from npydata.reader.manifest import vouched_by_records
-from npydata.reader.metadata import Metadata, plain_value
-from npydata.reader.naming import nested
-from npydata.reader.stored import Opaque, StoredTensor
-from npydata.reader.targets import require_index, require_targets, tensors_by_name
-from npydata.reader.tensors import Entry, apply_tensor_flags
-from npydata.reader.whole_storages import identity
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Everything that was found at a path."""
-
-    format: str
-    """That of the one file, or ``sharded``, or ``npydata`` for a training checkpoint of ours."""
-    archives: list[Archive]
-    """The files; the first says the byte order."""
-    root: Any
-    """Values, tensors and entries as they are nested."""
-    leaves: Mapping[str, Any]
-    """What stands in ``root`` under each name."""
-    tensors: Mapping[str, Entry]
-    """Those of them that are tensors, each with who reads it."""
-    others: Mapping[str, Entry]
-    """The others; and what is listed beside what is nested."""
-    vouched: Callable[[], Mapping[OpenFile, Vouched]] | None = None
-    """Returns what the manifest says of the files, if there is one that comes with them."""
-
-    @property
-    def entries(self) -> dict[str, Entry]:
-        """Everything that has a name."""
-        return {**self.tensors, **self.others}
+from npydata.reader.file import FormatError, naming
+from npydata.reader.formats import Contents, with_values
+from npydata.reader.load import load_into, load_new
+from npydata.reader.names import as_value, nest
+from npydata.reader.pickle.objects import Global, Storage, TensorSpec, UnresolvedObject
+from npydata.reader.pickle.torch import KNOWN
+from npydata.reader.targets import check_targets, did_you_mean, targets_of
+from npydata.reader.tensor import read_slice, read_tensor, sliced
+from npydata.system.accelerator import why_unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +39,18 @@ class TensorInfo:
     offset: int
     """Bytes of the storage before its first element."""
     file_offset: int | None
-    """Bytes of the file before its first element; ``None`` where those are compressed."""
+    """Bytes of the file before its first element; ``None`` for a tensor in chunks."""
     names: tuple[str, ...] = field(repr=False)
     """All names of these very elements, its own included."""
     kind: str = "dense"
-    """``dense``, or why it can't be read: ``sparse``, ``quantized``, ``nested``, ``meta``."""
+    """Or the file's name of a dtype that torch lacks."""
     requires_grad: bool = False
-    path: Path | None = None
-    """The file that holds it; of a sharded tensor, the first of the set."""
+    path: Path | str | None = None
+    """The file that holds it; of a tensor in chunks, the first of the set."""
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Other names of the very same elements; made when asked for, as a file may tie many."""
+        """Other names of the very same elements."""
         return tuple(one for one in self.names if one != self.name)
 
 
@@ -93,13 +61,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     outlive :meth:`close`. Any number of threads may read at once.
     """
 
-    def __init__(self, path: Path, contents: Contents) -> None:
+    def __init__(self, path: Path | str, contents: Contents) -> None:
         self.path, self._contents = path, contents
-        self.format, self.byteorder = contents.format, contents.archives[0].byteorder
-        self._tensors, self._others = contents.tensors, contents.others
-        if not all(archive.is_checked for archive in contents.archives):
-            for entry in {id(one.value): one for one in self._tensors.values()}.values():
-                entry.reader.check(entry.value)
+        self.format, self.byteorder = contents.format, contents.byteorder
+        self._tensors: dict[str, TensorSpec] = {}
+        self._others: dict[str, Any] = {}
+        for name, value in with_values(contents).items():
+            value = as_value(value)
+            (self._tensors if isinstance(value, TensorSpec) else self._others)[name] = value
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a tensor with the shape, strides and dtype that it was saved with.
@@ -107,13 +76,13 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         Raises:
             KeyError: There is no tensor of that name.
             UnsafeCheckpointError: It would take code that the file names to make it.
-            CheckpointError: It is of a kind that is listed only, or the file has changed.
+            CheckpointError: It can be listed only, or the file has changed.
         """
-        entry = self._entry(name)
+        spec = self._spec(name)
         try:
-            return apply_tensor_flags(entry.reader.read(entry.value), entry.value)
-        except Exception:  # small tensors are read faster than a name is put before no error
-            with naming_errors(str(self.path), name):
+            return read_tensor(spec)
+        except Exception:  # reading is faster than entering this block
+            with naming(f"{self.path}: {name}"):
                 raise
 
     def __iter__(self) -> Iterator[str]:
@@ -132,6 +101,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         self,
         names: Iterable[str] | Mapping[str, Any] | None = None,
         *,
+        prefix: str = "",
         device: str | torch.device = "cpu",
         into: Any = None,
         progress: bool = False,
@@ -139,145 +109,143 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     ) -> dict[str, torch.Tensor]:
         """Read many tensors, or all, with several large reads in flight; return them by name.
 
-        They are read in the order of the files, past the page cache where they are not in it. Use
-        it for what you need whole, and at once; ``ckpt[name]`` maps a tensor instead, which costs
-        nothing until it is touched, and then a fault for each page. Small ones share up to 4 MiB of
-        memory (or a 1,024th of all), which is given back when all of them are dropped.
+        Use it for what you need whole, and at once; ``ckpt[name]`` maps a tensor instead, which
+        costs nothing until it is touched, and then a fault for each page. Small ones that are
+        neighbours in the file share up to 4 MiB of memory, freed when all of them are dropped.
 
         Args:
             names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for
                 each name, as :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``; ``...`` is the
                 whole tensor.
+            prefix: Only those whose names begin so, which is taken off: ``"model."``.
             device: Where they go, if not ``into`` what is there.
             into: What to fill in place of new memory: a module, an optimizer that has made its
-                state, or tensors by name, nested ones by names with dots. It must have exactly the
-                ``names``, or with ``names`` given at least those. Another dtype is converted. Of
-                tied or overlapping ones the last in ``into`` counts. Hooks of ``load_state_dict``
-                are not called.
+                state, or tensors by name, nested ones by names with dots: ``{"model": model}``. It
+                must have exactly the ``names``, or with ``names`` given at least those. Another
+                dtype is converted. Of tied or overlapping ones the last in ``into`` counts. Hooks
+                of ``load_state_dict`` are not called.
             progress: Show a bar, if it takes longer than a second.
-            verify: Compare what is read, and the headers, with the checksums of the manifest: of a
-                checkpoint of ours, or one of ``npydata verify --record``. The bytes that arrive are
-                those that are compared, while they are in the processor's cache; but tensors that
-                don't lie in the file as in memory (of another dtype, say) are then read once more.
+            verify: Compare what is read, and the headers, with the checksums of a checkpoint of
+                ours. Tensors that don't lie in the file as in memory are then read twice.
 
         Raises:
-            CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, one of
-                another shape, one without memory of its own, or one that its ``state_dict()``
-                makes anew; or what has a ``state_dict()`` holds more than tensors there, beside an
-                optimizer's settings. Nothing was written then. A file was written to since it was
-                opened; or, with ``verify``, there is no manifest, or a tensor is not what was
-                written: some of ``into`` may be filled by then.
+            CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, or one
+                that can't be filled: nothing was written then. Or a file was changed since it was
+                opened; or, with ``verify``, there are no checksums, or a piece of a file is not
+                what was written: some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
         """
-        names = [names] if isinstance(names, str) else names
-        wanted = names
-        if not isinstance(wanted, Mapping):
-            wanted = dict.fromkeys(self if wanted is None else wanted, ...)
-        entries = {name: self._entry(name) for name in wanted}
-        for name, entry in entries.items():
-            require_index(self.path, name, entry.value, wanted[name])
-        with naming_errors(str(self.path)):
-            vouched = self._vouched() if verify else None
-            require_device(device)
-            if into is not None:
+        given = [names] if isinstance(names, str) else names
+        with naming(self.path):
+            if given is None:
+                self._require_readable()
+                given = [name for name in self if name.startswith(prefix)]
+                if prefix and not given:
+                    there = sorted({f"{name.split('.')[0]}." for name in self})[:5]
+                    raise FormatError(f"no name begins with {prefix!r}, but with {there}")
+            elif prefix:
+                keys = [prefix + name for name in given]
+                given = (
+                    dict(zip(keys, given.values(), strict=True))
+                    if isinstance(given, Mapping)
+                    else keys
+                )
+            indices = given if isinstance(given, Mapping) else dict.fromkeys(given, ...)
+            specs = {name.removeprefix(prefix): self._part(name, index)
+                     for name, index in indices.items()}  # fmt: skip
+            slices = {name.removeprefix(prefix) for name, index in indices.items()
+                      if index is not ...}  # fmt: skip
+            for name, spec in specs.items():
+                if spec.chunks is None and spec.storage is None:
+                    raise FormatError(f"{name}: has dtype {spec.kind}, which can be listed only")
+            if (why := why_unusable(device)) is not None:
+                raise FormatError(why)
+            ranges = None
+            if verify:
+                if self._contents.checksums is None:
+                    raise FormatError(
+                        "has no checksums to compare with: no checkpoint of npydata's"
+                    )
+                ranges = self._contents.checksums()
+            if into is None:
+                made = load_new(specs, slices, torch.device(device), progress, ranges)
+            else:
                 if torch.device(device).type != "cpu":
-                    raise CheckpointError(f"device={device}, but into= has a place for each tensor")
-                targets = tensors_by_name(into)
-                require_targets(entries, wanted, targets, exactly=names is None)
-                return load(entries, wanted, targets, progress=progress, vouched=vouched)
-            return load_onto(device, entries, wanted, progress=progress, vouched=vouched)
+                    raise FormatError(f"device={device}, but into= has a place for each tensor")
+                targets = targets_of(into)
+                check_targets(specs, targets, exactly=names is None)
+                load_into(specs, targets, progress, ranges)
+                made = {name: targets[name] for name in specs}
+            if self._contents.on_load is not None:
+                self._contents.on_load()
+            return made
 
     def require_fits(self, into: Any) -> None:
-        """Raise what ``load(into=into)`` would raise before it reads; nothing is written.
+        """Raise what ``load(into=into)`` would raise before it writes."""
+        with naming(self.path):
+            check_targets(self._tensors, targets_of(into), exactly=True)
 
-        Raises:
-            CheckpointError: ``into`` lacks a tensor, or has one more, or one that can't be filled.
+    def info(self, name: str, *, locate: bool = True) -> TensorInfo:
+        """Return what the file says of a tensor, without reading it.
+
+        To ``locate`` a tensor in a zip file, the header before its bytes has to be read.
         """
-        with naming_errors(str(self.path)):
-            targets = tensors_by_name(into)
-            require_targets(self._tensors, dict.fromkeys(self, ...), targets, exactly=True)
-
-    def info(self, name: str) -> TensorInfo:
-        """Return what the file says of a tensor, without reading it."""
-        entry = self._entry(name)
-        stored: StoredTensor = entry.value
-        extent = None if stored.storage is None else entry.reader.extent(stored.storage)
-        offset = stored.offset * stored.dtype.itemsize
+        spec = self._spec(name)
+        path, file_offset, offset = self.files[0], None, spec.offset * spec.dtype.itemsize
+        if spec.storage is not None and (extent := spec.storage.root.extent) is not None:
+            path = extent.file.path
+            if locate or not extent.file.is_remote:
+                with naming(f"{self.path}: {name}"):
+                    extent.check()
+                file_offset = extent.offset + spec.storage.start + offset
         return TensorInfo(
-            name=name,
-            dtype=stored.dtype,
-            shape=stored.shape,
-            stride=stored.stride,
-            nbytes=math.prod(stored.shape) * stored.dtype.itemsize,
-            storage=None if stored.storage is None else stored.storage.key,
-            offset=offset,
-            file_offset=extent.offset + offset if extent and extent.file.in_checkpoint else None,
-            names=self._same[identity(entry)],
-            kind=stored.kind,
-            requires_grad=stored.requires_grad,
-            path=entry.reader.path,
-        )
+            name, spec.dtype, spec.shape, spec.stride,
+            math.prod(spec.shape) * spec.dtype.itemsize,
+            None if spec.storage is None else spec.storage.key, offset, file_offset,
+            self._same[alias_key(spec)], spec.kind, spec.requires_grad, path,
+        )  # fmt: skip
 
     def get_slice(self, name: str) -> "TensorSlice":
         """Return a tensor to be indexed: ``get_slice(name)[2:5, :10]`` reads only those pages."""
         return TensorSlice(self, name)
 
     def read_slice(self, name: str, index: Any) -> torch.Tensor:
-        """Return ``self[name][index]`` in memory of its own, from the pages it spans."""
-        entry = self._entry(name)
-        try:
-            with naming_errors(str(self.path), name):
-                tensor = entry.reader.read_slice(entry.value, index)
-                return apply_tensor_flags(
-                    tensor, replace(entry.value, is_parameter=False, requires_grad=False)
-                )
-        except (IndexError, TypeError, ValueError):
-            require_index(self.path, name, entry.value, index)  # which names them
-            raise
+        """Return ``self[name][index]`` in memory of its own, from the bytes that it spans."""
+        self._part(name, () if index is ... else index)
+        with naming(f"{self.path}: {name}"):
+            return read_slice(self._spec(name), () if index is ... else index)
 
-    @cached_property
+    @property
     def metadata(self) -> Mapping[str, Any]:
         """Everything that is not a tensor, by name; reading what needs foreign code raises."""
-        return Metadata(self.path, {name: entry.value for name, entry in self._others.items()})
+        return Metadata(self.path, self._others)
 
     @property
     def unsafe_globals(self) -> tuple[str, ...]:
-        """The classes and functions that the file names and that are not called here.
-
-        Those this reader does not know, and known ones that left something only they could make.
-        """
-        unknown = {name for archive in self._contents.archives for name in archive.unknown}
-        values = (entry.value for entry in self._others.values())
-        return tuple(sorted(unknown | {one.cause for one in values if isinstance(one, Opaque)}))
+        """The classes and functions that the file names and that are not called here."""
+        listed = {
+            one.qualname for one in self._others.values() if isinstance(one, UnresolvedObject)
+        }
+        return tuple(sorted(self._contents.unknown | (listed - KNOWN)))
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Path | str, ...]:
         """The files that hold the tensors; a sharded set has several."""
         return tuple(file.path for file in self.open_files)
 
     @property
-    def open_files(self) -> tuple[OpenFile, ...]:
+    def open_files(self) -> tuple[Any, ...]:
         """The same as they were opened, whatever bears their names by now."""
-        return tuple(archive.file for archive in self._contents.archives)
+        return tuple(self._contents.files)
 
     def tree(self) -> Any:
         """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
-        leaves = reversed(list(self._contents.leaves.items()))
-        names = {id(leaf): name for name, leaf in leaves if name in self._tensors}
-
-        def info_or_value(leaf: Any) -> Any:
-            if id(leaf) in names:
-                return self.info(names[id(leaf)])
-            return leaf.value if isinstance(leaf, Entry) else leaf
-
-        root = self._contents.root
-        with naming_errors(str(self.path)):
-            return nested(dict(root) if isinstance(root, Mapping) else root, info_or_value)
-
-    def distinct(self) -> list[tuple[str, Entry]]:
-        """Return one name for each tensor that is not tied to an earlier one, and its entry."""
-        return [(names[0], self._tensors[names[0]]) for names in self._same.values()]
+        names = {id(leaf): name for name, leaf in reversed(self._contents.leaves.items())
+                 if name in self._tensors}  # fmt: skip
+        with naming(self.path):
+            return nest(self._contents.root, lambda leaf: self.info(names[id(leaf)])
+                        if id(leaf) in names else as_value(leaf))  # fmt: skip
 
     def ties(self) -> dict[str, str]:
         """Return the other names of tied tensors, each with the name that stands for it."""
@@ -287,54 +255,32 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         self,
         dst: str | os.PathLike[str],
         *,
-        dtype: torch.dtype | None = None,
-        progress: bool = False,
-        allow_larger: bool = False,
-    ) -> Converted:
-        """Write all tensors into one safetensors file, whole or not at all.
-
-        No more than one tensor is in memory at a time, and of those that lie in order only a chunk.
-        Tied tensors are written once; ties, values that JSON can hold, and what the format has no
-        words for go into the metadata, from which :func:`open_checkpoint` restores them. ``dtype``
-        casts tensors of floating point. Expanded tensors are written out; where that would make
-        more than eight times the bytes of the source, it is refused unless ``allow_larger``.
-
-        Raises:
-            CheckpointError: A tensor is of a kind that can't be read, or ``dst`` ends like another
-                format's name, such as ``.pt``.
-        """
-        with naming_errors(str(self.path)):
-            return convert(self, dst, dtype=dtype, progress=progress, allow_larger=allow_larger)
-
-    def to_hugging_face(
-        self,
-        dst: str | os.PathLike[str],
-        *,
-        shard_size: int = SHARD_BYTES,
         prefix: str = "",
+        shard_size: int | None = None,
         dtype: torch.dtype | None = None,
         progress: bool = False,
         allow_larger: bool = False,
     ) -> Converted:
-        """Write tensors into a new folder that ``from_pretrained`` opens, whole or not at all.
+        """Write tensors as safetensors, whole or not at all, with little of them in memory.
 
-        ``model.safetensors``, or files of ``shard_size`` bytes at most and their index, named as
-        ``save_pretrained`` does; ``config.json`` is not made. ``prefix`` chooses the tensors whose
-        names begin with it, and is taken off: ``"model."`` of a training checkpoint. Tied tensors
-        are written once; values beside tensors are left out. Otherwise as :meth:`to_safetensors`.
+        Tied tensors are written once; ties, values that JSON can hold, and complex dtypes go into
+        the metadata, from which :func:`open_checkpoint` restores them.
+
+        Args:
+            dst: The file; with ``shard_size`` a new folder, which ``from_pretrained`` opens.
+            prefix: Only tensors whose names begin so, which is taken off.
+            shard_size: Bytes that a file of the folder has at most, unless one tensor has more.
+            dtype: What tensors of floating point are cast to.
+            progress: Show a bar, if it takes longer than a second.
+            allow_larger: Write expanded tensors out even if that takes more than eight times the
+                bytes of the source.
 
         Raises:
-            CheckpointError: A tensor can't be read, or no name begins with ``prefix``.
-            FileExistsError: ``dst`` is there already, and is no empty folder.
+            CheckpointError: A tensor can't be read, or ``dst`` ends like another format's name.
+            FileExistsError: The folder is there already, and not empty.
         """
-        with naming_errors(str(self.path)):
-            return convert_to_folder(self, dst, shard_size=shard_size, prefix=prefix, dtype=dtype,
-                                     progress=progress, allow_larger=allow_larger)  # fmt: skip
-
-    def require_unchanged(self) -> None:
-        """Refuse files that were written to since they were opened."""
-        for file in self.open_files:
-            file.require_unchanged()
+        with naming(self.path):
+            return convert(self, dst, prefix, shard_size, dtype, progress, allow_larger)
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""
@@ -344,42 +290,50 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def __enter__(self) -> "LazyCheckpoint":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @cached_property
     def _same(self) -> dict[Any, tuple[str, ...]]:
         """The names of the very same elements."""
         same: dict[Any, list[str]] = {}
-        for name, entry in self._tensors.items():
-            same.setdefault(identity(entry), []).append(name)
+        for name, spec in self._tensors.items():
+            same.setdefault(alias_key(spec), []).append(name)
         return {key: tuple(names) for key, names in same.items()}
 
-    def _vouched(self) -> Mapping[OpenFile, Vouched]:
-        """Return what a manifest says of the files."""
-        if self._contents.vouched is not None:
-            return self._contents.vouched()
-        return vouched_by_records(self._contents.archives)
-
-    def _entry(self, name: str) -> Entry:
-        """Return a tensor's entry, or say why there is none."""
-        try:
-            return self._tensors[name]
-        except KeyError:
-            pass
-        if (other := self._others.get(name)) is not None:
-            plain_value(self.path, name, other.value)
+    def _spec(self, name: str) -> TensorSpec:
+        """Return a tensor's description, or say why there is none."""
+        if (spec := self._tensors.get(name)) is not None:
+            return spec
+        if name in self._others:
+            plain_value(self.path, name, self._others[name])
             raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")
-        raise KeyError(f"no tensor {name!r} in {self.path}")
+        raise KeyError(f"no tensor {name!r} in {self.path}{did_you_mean(name, self)}")
+
+    def _part(self, name: str, index: Any) -> TensorSpec:
+        """Return the description of a part of a tensor."""
+        spec = self._spec(name)
+        try:
+            return sliced(spec, index)
+        except (IndexError, TypeError, ValueError) as error:
+            raise type(error)(f"{self.path}: {name}: {error}") from None
+
+    def _require_readable(self) -> None:
+        """Refuse a checkpoint in which everything would have to be made by code."""
+        if not self._tensors and self.unsafe_globals:
+            needed = ", ".join(self.unsafe_globals[:3])
+            raise UnsafeCheckpointError(
+                f"{self.path}: no tensor can be read: all needs {needed}, which the file names: it "
+                "is not called here"
+            )
 
 
 class TensorSlice:
     """A tensor in the file, to be indexed before it is read."""
 
     def __init__(self, checkpoint: LazyCheckpoint, name: str) -> None:
-        info = checkpoint.info(name)
-        self.name, self.shape, self.dtype, self.stride = name, info.shape, info.dtype, info.stride
+        spec = checkpoint._spec(name)
+        self.name, self.shape, self.dtype, self.stride = name, spec.shape, spec.dtype, spec.stride
         self._checkpoint = checkpoint
 
     def get_shape(self) -> list[int]:
@@ -392,3 +346,53 @@ class TensorSlice:
 
     def __repr__(self) -> str:
         return f"<slice of {self.name!r}: {self.dtype}, {list(self.shape)}>"
+
+
+def alias_key(spec: TensorSpec) -> Any:
+    """Return what is equal for names of the very same tensor."""
+    if spec.storage is None:
+        return id(spec)
+    key = (spec.storage.start, spec.shape, spec.stride, spec.offset, spec.conj, spec.neg)
+    return id(spec.storage.root), spec.dtype, str(key)  # as text: a file can't choose its hash
+
+
+class Metadata(Mapping[str, Any]):
+    """What a checkpoint holds beside tensors, by name."""
+
+    def __init__(self, path: Path | str, values: dict[str, Any]) -> None:
+        self._path, self._values = path, values
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a plain value; one that code would have to make raises UnsafeCheckpointError."""
+        return plain_value(self._path, name, self._values[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<metadata of {self._path}: {len(self)} values>"
+
+
+def plain_value(path: Path | str, name: str, value: Any) -> Any:
+    """Return a value that no code has to make, and whose members have no names of their own."""
+    if isinstance(value, UnresolvedObject) and value.qualname in KNOWN:
+        raise CheckpointError(
+            f"{path}: {name:.200} is a {value.qualname}, which can be listed here, not read; the "
+            "tensors in it can"
+        )
+    if isinstance(value, Global | UnresolvedObject):
+        needed = value.qualname if isinstance(value, UnresolvedObject) else str(value)
+        raise UnsafeCheckpointError(
+            f"{path}: {name:.200} needs {needed:.200}, which the file names; it is not called here"
+        )
+    if isinstance(value, Storage | TensorSpec):
+        raise CheckpointError(
+            f"{path}: {name:.200} is a set that holds a tensor, which has no name"
+        )
+    if isinstance(value, set | frozenset | list | tuple):
+        for one in value if not {*map(type, value)} <= {int, float, str, bool} else ():
+            plain_value(path, name, one)
+    return value

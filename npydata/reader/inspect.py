@@ -1,59 +1,30 @@
 """What ``npydata inspect`` says about a checkpoint: a tree of its tensors and values.
 
 Nothing of a tensor is read, and nothing in the file is run. Names and values come from the file,
-which may be hostile: what is printed cannot steer a terminal, and is no longer than a line.
+which may be hostile: what is printed can't steer a terminal, and is no longer than a line.
 """
 
 import json
 import math
 import os
-import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from npydata.errors import UnsafeCheckpointError
-from npydata.reader.checkpoint import LazyCheckpoint, TensorInfo
-from npydata.reader.naming import Weights
-from npydata.reader.open import open_checkpoint
+from npydata.errors import CheckpointError
+from npydata.reader.convert import count_members
+from npydata.reader.formats import START_BYTES
+from npydata.reader.formats.dcp import METADATA
+from npydata.reader.open import INDEX, formats_of, open_checkpoint
+from npydata.reader.pickle.objects import brief
+from npydata.reader.remote import is_url
 from npydata.system.progress import harmless, human_bytes, printable
 
-MAX_LEVELS = 32
-"""Dots beyond these do not open another group."""
-LABEL_WIDTH = 56
-WARNINGS = 50
-IN_PARTS = ("sparse", "quantized", "nested")
-"""Kinds of tensors that are counted by their parts."""
-IN_JSON = {type(None), bool, int, str}
-"""Whose every value JSON holds."""
-MAX_SHOWN = 1 << 23
-"""Characters of values that a report holds; of those beyond it has a description. In JSON each may
-be twelve, as of an emoji."""
-SHOWN_PER_BYTE = 32
-"""So many for each byte of the files, beyond 64 KiB: a value may be said once, under many names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRow:
-    """One name of a tensor."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    nbytes: int
-    storage: str | None
-    offset: int
-    """Bytes of the storage before its first element."""
-    file: str | None
-    file_offset: int | None
-    """Bytes of the file before its first element; ``None`` if it has no bytes there."""
-    kind: str
-    requires_grad: bool
-    same_as: str | None
-    """The first name of the very same elements, if this is not it."""
+SUFFIXES = (".pt", ".pth", ".ckpt", ".distcp", ".safetensors")
+MAX_LEVELS, LABEL_WIDTH, WARNINGS = 32, 56, 50
+MAX_MEMBERS = 1 << 20
+"""Members that the values of a report have in all; of those beyond it has a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +33,12 @@ class CheckpointReport:
 
     path: str
     format: str
-    """``zip``, ``legacy``, ``tar``, ``safetensors``, ``sharded`` or ``npydata``."""
     byteorder: str
     files: tuple[str, ...]
     file_bytes: int
     """Of all files together."""
+    fetched_bytes: int | None
+    """What was read of a remote file."""
     num_tensors: int
     """Names of tensors, those of tied ones included."""
     num_ties: int
@@ -76,7 +48,9 @@ class CheckpointReport:
     nbytes: int
     """Of these elements."""
     unsafe_globals: tuple[str, ...]
-    tensors: tuple[TensorRow, ...]
+    tensors: tuple[dict[str, Any], ...]
+    """Of each: name, dtype, shape, stride, nbytes, storage, offset (bytes of the storage before
+    it), file_offset, file, kind, requires_grad, and same_as, the first name of tied ones."""
     metadata: dict[str, Any]
     """Values beside the tensors that JSON can hold; tuples are lists in it."""
     other: dict[str, str] = field(default_factory=dict)
@@ -84,45 +58,67 @@ class CheckpointReport:
 
     def to_json(self) -> str:
         """Return the report as one JSON object, on one line and in ASCII."""
-        return json.dumps(by_field(self) | {"tensors": list(map(by_field, self.tensors))})
+        return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
 
     def to_table(self, depth: int | None = None) -> str:
         """Return the report as lines for people; groups ``depth`` deep are summed up in one."""
-        tree = grown(self)
-        rows = list(tree_rows(tree, "", MAX_LEVELS if depth is None else depth))
+        rows = list(tree_rows(grown(self), "", depth or MAX_LEVELS))
         width = min(max((len(label) for label, _ in rows), default=0), LABEL_WIDTH)
         lines = [f"{label:<{width}}  {what}".rstrip() for label, what in rows]
-        return "\n".join([*head_lines(self), *lines, *warning_lines(self.unsafe_globals)])
-
-
-def by_field(record: CheckpointReport | TensorRow) -> dict[str, Any]:
-    """Return what a record holds by the names of its fields; long values are not copied."""
-    return {one.name: getattr(record, one.name) for one in fields(record)}
+        ties = f", {self.num_ties:,} of them tied to another" if self.num_ties else ""
+        many = f" in {len(self.files):,} files" if len(self.files) > 1 else ""
+        order = "" if self.byteorder == "little" else f", {self.byteorder}-endian"
+        head = [
+            f"file        {harmless(self.path, 4096)}",
+            f"format      {self.format}{order}",
+            f"size        {human_bytes(self.file_bytes)} ({self.file_bytes:,} bytes){many}",
+            f"tensors     {self.num_tensors:,}{ties}",
+            f"parameters  {self.parameters:,} ({human_bytes(self.nbytes)})",
+            f"values      {len(self.metadata) + len(self.other):,}",
+            "",
+        ]
+        end = [f"warning: names {harmless(one)}, which was not called"
+               for one in self.unsafe_globals[:WARNINGS]]  # fmt: skip
+        if len(self.unsafe_globals) > WARNINGS:
+            more = len(self.unsafe_globals) - WARNINGS
+            end.append(f"warning: names {more:,} more (--json lists all)")
+        if self.fetched_bytes is not None:
+            end.append(f"read {human_bytes(self.fetched_bytes)} of {human_bytes(self.file_bytes)}")
+        return "\n".join([*head, *lines, *([""] if end else []), *end])
 
 
 def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
-    """Open a checkpoint and report what is in it.
+    """Open a checkpoint, or a URL, and report what is in it.
 
     Raises:
         CheckpointError: It is damaged, hostile, or no checkpoint.
         OSError: It cannot be read.
     """
     with open_checkpoint(path) as checkpoint:
-        file_bytes = sum(file.size for file in checkpoint.open_files)
-        metadata, other = sorted_values(checkpoint, 65536 + SHOWN_PER_BYTE * file_bytes)
         ties = checkpoint.ties()
-        rows = list(tensor_rows(checkpoint, ties))
-        distinct = [row for row in rows if row.same_as is None and row.kind not in IN_PARTS]
+        rows = []
+        for name in checkpoint:
+            info = checkpoint.info(name, locate=False)
+            row = {one: getattr(info, one) for one in (
+                "shape", "stride", "nbytes", "storage", "offset", "file_offset", "kind",
+                "requires_grad")}  # fmt: skip
+            dtype = str(info.dtype).removeprefix("torch.")
+            rows.append({"name": name, "dtype": dtype, **row,
+                         "file": printable(info.path or path), "same_as": ties.get(name)})  # fmt: skip
+        metadata, other = sorted_values(checkpoint)
+        distinct = [row for row in rows if row["same_as"] is None]
+        remote = [file for file in checkpoint.open_files if file.is_remote]
         return CheckpointReport(
             path=printable(path),
             format=checkpoint.format,
             byteorder=checkpoint.byteorder,
             files=tuple(map(printable, checkpoint.files)),
-            file_bytes=file_bytes,
+            file_bytes=sum(file.size for file in checkpoint.open_files),
+            fetched_bytes=sum(file.fetched for file in remote) if remote else None,
             num_tensors=len(rows),
             num_ties=len(ties),
-            parameters=sum(math.prod(row.shape) for row in distinct),
-            nbytes=sum(row.nbytes for row in distinct),
+            parameters=sum(math.prod(row["shape"]) for row in distinct),
+            nbytes=sum(row["nbytes"] for row in distinct),
             unsafe_globals=checkpoint.unsafe_globals,
             tensors=tuple(rows),
             metadata=metadata,
@@ -130,93 +126,31 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         )
 
 
-def tensor_rows(checkpoint: LazyCheckpoint, ties: dict[str, str]) -> Iterator[TensorRow]:
-    """Yield a row for each tensor; tied ones share what is said of the first."""
-    infos: dict[str, TensorInfo] = {}
-    for name in checkpoint:
-        first = ties.get(name, name)
-        info = infos[first] if first in infos else checkpoint.info(first)
-        infos[first] = info
-        yield TensorRow(
-            name=name,
-            dtype=str(info.dtype).removeprefix("torch."),
-            shape=info.shape,
-            stride=info.stride,
-            nbytes=info.nbytes,
-            storage=info.storage,
-            offset=info.offset,
-            file=None if info.path is None else printable(info.path),
-            file_offset=info.file_offset,
-            kind=info.kind,
-            requires_grad=info.requires_grad,
-            same_as=None if first == name else first,
-        )
-
-
-def sorted_values(checkpoint: LazyCheckpoint, most: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that JSON can hold, up to some characters, and what the others are like."""
-    held, other, left = {}, {}, min(most, MAX_SHOWN)
-    weights, in_json = Weights(), dict[int, bool]()
-    metadata = checkpoint.metadata
-    for name in metadata:
+def sorted_values(checkpoint: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that JSON can hold, and what the others are like."""
+    held, other, left = {}, {}, MAX_MEMBERS
+    for name in checkpoint.metadata:
         try:
-            value = metadata[name]
-        except UnsafeCheckpointError as error:
-            cause = str(error).removeprefix(f"{checkpoint.path}: {name} ")
-            other[name] = cause.split(", which the file names")[0]
-            continue
-        try:
-            fits = (weight := weights.of(value)) <= left and json_holds(value, in_json)
-        except RecursionError:  # too deeply nested to be written
-            fits = False
-        if fits:
-            held[name], left = value, left - weight
-        else:
-            other[name] = brief(value)
+            value = checkpoint.metadata[name]
+            left -= count_members(value, left)
+            if left >= 0 and json_holds(value):
+                held[name] = value
+            else:
+                other[name] = brief(value)
+        except CheckpointError as error:
+            other[name] = str(error).split(": ", 1)[-1].split(", which")[0]
     return held, other
 
 
-def json_holds(value: Any, known: dict[int, bool]) -> bool:
-    """Whether JSON has a word for a value; it has none for NaN, bytes, or a key that is no text.
-
-    Containers are looked into once, and ``known`` then.
-    """
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, list | tuple | dict):
-        if id(value) not in known:
-            inner, keys = (value.values(), value) if isinstance(value, dict) else (value, ())
-            known[id(value)] = all(isinstance(key, str) for key in keys) and (
-                set(map(type, inner)) <= IN_JSON or all(json_holds(one, known) for one in inner)
-            )
-        return known[id(value)]
-    return value is None or isinstance(value, bool | int | str)
-
-
-def brief(value: Any) -> str:
-    """Return a value in few words; of a long one, how long it is."""
-    if isinstance(value, str | bytes | bytearray):
-        shown = value if len(value) <= 60 else value[:57]
-        return repr(shown) + ("" if shown is value else f"... ({len(value):,})")
-    if isinstance(value, list | tuple | dict | set | frozenset) and len(value) > 8:
-        return f"a {type(value).__name__} of {len(value):,}"
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length():,} bits"
-    if isinstance(value, np.ndarray) and value.ndim:
-        return f"{list(value.shape)} {value.dtype} (numpy)"
-    return Short().repr(value)
-
-
-class Short(reprlib.Repr):
-    """Writes out the first members of a value; what is long among them is not looked through."""
-
-    def repr1(self, x: Any, level: int) -> str:
-        """Return a member in few words."""
-        if isinstance(x, bytes | bytearray) and len(x) > 60:
-            return brief(x)
-        if isinstance(x, dict | set | frozenset) and len(x) > 8:
-            return brief(x)
-        return super().repr1(x, level)
+def json_holds(value: Any) -> bool:
+    """Whether JSON has a word for a value; it has none for NaN, bytes, or a key that is no text."""
+    if isinstance(value, dict):
+        return all(type(key) is str and json_holds(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(json_holds, value))
+    return value is None or isinstance(value, bool | int | str) or (
+        isinstance(value, float) and math.isfinite(value)
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -237,85 +171,61 @@ def grown(report: CheckpointReport) -> Group:
     """Return the tree of all names, cut at their dots."""
     root = Group()
     for row in report.tensors:
-        nbytes = 0 if row.same_as is not None else row.nbytes
-        for group in path_to(root, row.name):
-            group.tensors += 1
-            group.nbytes += nbytes
-        group.text = tensor_text(row)
-    texts = {name: brief(value) for name, value in report.metadata.items()} | report.other
-    for name, text in texts.items():
-        for group in path_to(root, name):
-            group.values += 1
-        group.text = text if group.text is None else f"{group.text}; {text}"
+        shape = f"[{', '.join(map(str, row['shape']))}]"
+        text = f"{shape}  {row['dtype']}  {human_bytes(row['nbytes'])}"
+        if row["kind"] != "dense":
+            text += f"  {row['kind']}"
+        add(root, row["name"], text if row["same_as"] is None else f"= {row['same_as']}",
+            tensors=1, nbytes=row["nbytes"] if row["same_as"] is None else 0)  # fmt: skip
+    for name, value in report.metadata.items():
+        add(root, name, brief(value), values=1)
+    for name, text in report.other.items():
+        add(root, name, text, values=1)
     return root
 
 
-def path_to(root: Group, name: str) -> Iterator[Group]:
-    """Yield the groups that a name lies in, and last its own."""
-    yield root
-    for part in name.split(".", MAX_LEVELS - 1):
-        if (inner := root.members.get(part)) is None:
-            inner = root.members[part] = Group()
-        root = inner
-        yield root
+def add(
+    root: Group, name: str, text: str, tensors: int = 0, nbytes: int = 0, values: int = 0
+) -> None:
+    """Put a name into the tree, and count it in every group that it lies in."""
+    for part in (None, *name.split(".", MAX_LEVELS - 1)):
+        root = root if part is None else root.members.setdefault(part, Group())
+        root.tensors += tensors
+        root.nbytes += nbytes
+        root.values += values
+    root.text = text if root.text is None else f"{root.text}; {text}"
 
 
 def tree_rows(group: Group, indent: str, depth: int) -> Iterator[tuple[str, str]]:
     """Yield a label and what is said of it, for each name and each group of names."""
     for name, member in group.members.items():
         label = indent + (harmless(name, LABEL_WIDTH - len(indent) // 2) or "''")
-        if not member.members:
-            yield label, harmless(member.text or "", 200)
-            continue
-        closed = depth <= 1
-        if member.text is not None and not closed:
+        if member.text is not None and (depth > 1 or not member.members):
             yield label, harmless(member.text, 200)
-        yield f"{label}.", summary(member) if closed else ""
-        if not closed:
+        if member.members and depth <= 1:
+            held = [f"{member.tensors:,} tensors, {human_bytes(member.nbytes)}"] * (
+                member.tensors > 0
+            )
+            yield f"{label}.", ", ".join(held + [f"{member.values:,} values"] * (member.values > 0))
+        elif member.members:
+            yield f"{label}.", ""
             yield from tree_rows(member, indent + "  ", depth - 1)
 
 
-def summary(group: Group) -> str:
-    """Return how much a group holds."""
-    parts = [f"{counted(group.tensors, 'tensor')}, {human_bytes(group.nbytes)}"] * (
-        group.tensors > 0
-    )
-    return ", ".join(parts + [counted(group.values, "value")] * (group.values > 0))
+def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
+    """Return what shows that a path is a checkpoint, or None: then it is a token file.
 
-
-def tensor_text(row: TensorRow) -> str:
-    """Return what the tree says of a tensor."""
-    if row.same_as is not None:
-        return f"= {row.same_as}"
-    shape = f"[{', '.join(map(str, row.shape))}]"
-    kind = "" if row.kind == "dense" else f"  {row.kind}: listed, cannot be read"
-    return f"{shape}  {row.dtype}  {human_bytes(row.nbytes)}{kind}"
-
-
-def head_lines(report: CheckpointReport) -> list[str]:
-    """Return the totals."""
-    ties = f", {report.num_ties:,} of them tied to another" if report.num_ties else ""
-    many = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
-    order = "" if report.byteorder == "little" else f", {report.byteorder}-endian"
-    return [
-        f"file        {harmless(report.path, 4096)}",
-        f"format      {report.format}{order}",
-        f"size        {human_bytes(report.file_bytes)} ({report.file_bytes:,} bytes){many}",
-        f"tensors     {report.num_tensors:,}{ties}",
-        f"parameters  {report.parameters:,} ({human_bytes(report.nbytes)})",
-        f"values      {len(report.metadata) + len(report.other):,}",
-        "",
-    ]
-
-
-def warning_lines(unknown: tuple[str, ...]) -> list[str]:
-    """Return a warning for each name that only foreign code could give a meaning."""
-    lines = [f"warning: names {harmless(one)}, which was not called" for one in unknown[:WARNINGS]]
-    if len(unknown) > WARNINGS:
-        lines.append(f"warning: names {len(unknown) - WARNINGS:,} more (--json lists all)")
-    return [""] * bool(lines) + lines
-
-
-def counted(number: int, what: str) -> str:
-    """Return ``1 tensor`` or ``2 tensors``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    What it holds decides; its name does only where the content says nothing.
+    """
+    name = os.fsdecode(path)
+    if is_url(name) or os.path.isdir(name):  # noqa: PTH112
+        return "it is a URL or a folder"
+    if name.endswith((INDEX, f"/{METADATA}")) or name == METADATA:
+        return "it is called so"
+    if not os.path.isfile(name):  # noqa: PTH113
+        return None  # opening it as a token file says what is wrong
+    with open(name, "rb") as file:
+        found = formats_of(file.read(START_BYTES), os.fstat(file.fileno()).st_size)
+    if found:
+        return f"it begins like {found[0][0]}"
+    return f"its name ends in {suffix}" if (suffix := Path(name).suffix) in SUFFIXES else None

@@ -1,381 +1,315 @@
-"""Many tensors at once, in memory of their own or in tensors that are there.
+"""Many tensors at once, in new memory or into tensors that are there.
 
-Of each tensor this decides where its bytes belong; they are then read together, in the order of the
-files. What doesn't lie in the file as in memory is read by itself, afterwards. Built in
-``notebooks/06_lazy_checkpoint``.
+Of each tensor it is decided where its bytes belong; these are then read in the order of the files,
+by a few threads, straight to where they belong. What doesn't lie in the file as in memory (of
+another dtype, say) is read afterwards, some of it at a time.
 """
 
-from collections import Counter, defaultdict
+import os
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from npydata.errors import CheckpointError
-from npydata.reader.archive import Extent
-from npydata.reader.checksums import Comparison, Vouched, comparisons, read_compared
-from npydata.reader.files import OpenFile, naming_errors
-from npydata.reader.new_memory import new_memory
-from npydata.reader.parallel_read import Read, read_all
-from npydata.reader.private_memory import Bytes
-from npydata.reader.sharded import Chunk, ChunkedTensor
-from npydata.reader.stored import Storage, StoredTensor
-from npydata.reader.strides import contiguous_stride, slice_view, split_view
-from npydata.reader.targets import PLAIN, is_expanded, memory_of, overlapping, shape_of
-from npydata.reader.tensors import (
+from npydata.reader.file import Bytes, Extent, File, FormatError
+from npydata.reader.formats.training import crc32
+from npydata.reader.pickle.objects import TensorSpec
+from npydata.reader.targets import PLAIN, alias_key, byte_range
+from npydata.reader.tensor import (
     PORTION_BYTES,
-    Entry,
-    TensorReader,
-    apply_tensor_flags,
-    part_of,
-    require_readable,
+    extents_of,
+    halves,
+    is_contiguous,
+    read_slice,
+    readable,
+    span_of,
+    storage_key,
+    swap,
     tensor_in,
+    view_of,
+    whole_extent,
 )
-from npydata.reader.whole_storages import nbytes_of, storage_of, view_of, whole_storages
-from npydata.system.accelerator import why_unusable
-from npydata.system.garbage import without_collecting
+from npydata.system.page_cache import HUGE_PAGE, huge_memory
 from npydata.system.progress import progress_bar
+from npydata.system.threads import without_collecting
 
+PIECE_BYTES, THREADS = 1 << 23, 4
+TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
+"""Smaller storages that are neighbours in the file come together in so much memory."""
+LARGE_BYTES = 1 << 26
+"""Of a larger storage, tensors that are less than half of it are read alone."""
 ON_THE_WAY_BYTES = 1 << 28
-"""So much is in memory here at a time, of what goes to another device."""
-Finish = Callable[[], torch.Tensor]
-"""Called when all is read: returns the tensor."""
+"""What is in memory here at a time on its way to another device."""
+Ranges = Mapping[File, list[tuple[int, int, int]]]
+"""Parts of files: begin, end, CRC-32."""
+Job = tuple[int, Callable[[], None]]
+"""How many bytes it reads, and what reads them."""
 
 
-def load(
-    entries: Mapping[str, Entry],
-    wanted: Mapping[str, Any],
-    into: Mapping[str, torch.Tensor] | None,
-    *,
-    progress: bool,
-    vouched: Mapping[OpenFile, Vouched] | None = None,
-) -> dict[str, torch.Tensor]:
-    """Return tensors by name, in new memory or ``into`` tensors that are there.
+@dataclass(slots=True)
+class Read:
+    """A range of a file, and the memory that it goes to."""
 
-    ``wanted`` has an index for each name, as ``get_slice`` takes it; ``...`` is the whole tensor.
-    Tensors that share a storage share memory. What is read is compared with the checksums of files
-    that are ``vouched`` for.
-    """
-    require_dense(entries, wanted)
-    plan, finish = plan_load(entries, wanted, into)
-    todo = [] if vouched is None else plan.comparisons(vouched)
-    files = {one.file for one in plan.reads + plan.alone}
-    if vouched is None:  # else what differs is named
-        require_unchanged(files)
-    total = sum(one.nbytes for one, _ in todo) or sum(read.target.nbytes for read in plan.reads)
-    with closing(progress_bar("loading", total, "B", show=progress)) as bar:
-        if vouched is None:
-            read_all(plan.reads, bar)
-        else:
-            read_compared(todo, bar)
-    done = finished(finish)
-    require_unchanged(files)
-    return {name: done[name] if into is None else into[name] for name in wanted}
-
-
-@without_collecting
-def plan_load(
-    entries: Mapping[str, Entry],
-    wanted: Mapping[str, Any],
-    into: Mapping[str, torch.Tensor] | None,
-) -> tuple["Plan", dict[str, Finish]]:
-    """Return what is to be read, and what gives each tensor when it is."""
-    if into is not None:
-        plan = Plan([])
-        return plan, plan_to_fill(plan, entries, wanted, into)
-    plan = Plan([entries[name] for name, index in wanted.items() if index is ...])
-    return plan, {name: plan.new(entries[name], index) for name, index in wanted.items()}
-
-
-@without_collecting
-def finished(finish: Mapping[str, Finish]) -> dict[str, torch.Tensor]:
-    """Return the tensors that were read."""
-    return {name: finish[name]() for name in finish}
-
-
-def require_dense(entries: Mapping[str, Entry], names: Iterable[str]) -> None:
-    """Name the first tensor that can be listed only."""
-    for name in names:
-        stored = entries[name].value
-        if not isinstance(stored, ChunkedTensor) and stored.storage is None:
-            with naming_errors(name):
-                require_readable(stored)
-
-
-def require_unchanged(files: Iterable[OpenFile]) -> None:
-    """Refuse files that were written to since they were opened."""
-    for file in files:
-        file.require_unchanged()
-
-
-def plan_to_fill(
-    plan: "Plan",
-    entries: Mapping[str, Entry],
-    wanted: Mapping[str, Any],
-    into: Mapping[str, torch.Tensor],
-) -> dict[str, Finish]:
-    """Plan to fill tensors. Of those in the same memory the last counts, as ``load_state_dict``."""
-    memories = {name: memory_of(target) for name, target in into.items()}
-    last = {memory: name for name, memory in memories.items() if name in wanted}
-    for name, target in into.items():
-        if memories[name] in last:  # whoever keeps it for a backward pass must learn of it
-            increment_version(target)
-    names = set(last.values())
-    chosen = {name: target for name, target in into.items() if name in names}
-    one_by_one = overlapping(chosen)
-    return {
-        name: plan.fill(entries[name], wanted[name], target, alone=name in one_by_one)
-        for name, target in chosen.items()
-    }
-
-
-def load_onto(
-    device: str | torch.device,
-    entries: Mapping[str, Entry],
-    wanted: Mapping[str, Any],
-    *,
-    progress: bool,
-    vouched: Mapping[OpenFile, Vouched] | None = None,
-) -> dict[str, torch.Tensor]:
-    """Return tensors on a device; on their way there only some of them are in memory here."""
-    if torch.device(device).type == "cpu":
-        return load(entries, wanted, None, progress=progress, vouched=vouched)
-    there: dict[str, torch.Tensor] = {}
-    for some in in_portions(entries, wanted):
-        here = load(entries, some, None, progress=progress, vouched=vouched)
-        moved = partial(move_shared, device=torch.device(device), shared=shared_by(here.values()))
-        there |= {name: like(moved(tensor.detach()), tensor) for name, tensor in here.items()}
-    return {name: there[name] for name in wanted}
-
-
-def in_portions(
-    entries: Mapping[str, Entry], wanted: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield what is wanted, some at a time; names of one storage come together."""
-    together = defaultdict[Any, list[str]](list)
-    for name, index in wanted.items():
-        entry = entries[name]
-        whole = index is ... and isinstance(entry.reader, TensorReader)
-        together[storage_of(entry) if whole else name].append(name)
-    some: dict[str, Any] = {}
-    nbytes = 0
-    for names in together.values():
-        some |= {name: wanted[name] for name in names}
-        nbytes += max(nbytes_of(entries[name].value) for name in names)
-        if nbytes >= ON_THE_WAY_BYTES:
-            yield some
-            some, nbytes = {}, 0
-    if some:
-        yield some
-
-
-def require_device(device: str | torch.device) -> None:
-    """Raise before anything is read if no tensor can be there."""
-    if (why := why_unusable(device)) is not None:
-        raise CheckpointError(why)
-
-
-def shared_by(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage | None]:
-    """Return where the storages begin that several tensors have, none of which was moved yet."""
-    counts = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
-    return dict.fromkeys(begin for begin, count in counts.items() if count > 1)
-
-
-def move_shared(
-    tensor: torch.Tensor, device: torch.device, shared: dict[int, torch.UntypedStorage | None]
-) -> torch.Tensor:
-    """Return a tensor on a device, where those that shared a storage share one."""
-    storage = tensor.untyped_storage()
-    if (begin := storage.data_ptr()) not in shared or not tensor.numel():
-        return tensor.to(device)
-    if (there := shared[begin]) is None:
-        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-        there = shared[begin] = whole.to(device).untyped_storage()
-    made = torch.empty(0, dtype=tensor.dtype, device=device)
-    made.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
-    made = made.conj() if tensor.is_conj() else made
-    return torch._neg_view(made) if tensor.is_neg() else made
-
-
-def like(there: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on another device as a parameter, if it was one here."""
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(there, tensor.requires_grad)
-    return there.requires_grad_(tensor.requires_grad)
+    file: File
+    offset: int
+    target: Bytes
 
 
 class Plan:
     """What is to be read, and where it goes."""
 
-    def __init__(self, whole: list[Entry]) -> None:
-        """Plan to read the storages that the tensors of ``whole`` mostly are, each once."""
-        self.alone: list[Extent] = []
-        """What holds the tensors that are read by themselves."""
-        self._made: dict[Any, torch.Tensor] = {}
-        """Memory of their own for tensors of large storages: names of the same share it."""
-        storages = whole_storages(whole)
-        plain = {key: one for key, one in storages.items() if not key[0].swapped}
-        self.reads = new_memory(plain.values())
-        places = {(read.file, read.offset, read.target.nbytes): read.target for read in self.reads}
-        self._memories = {key: places[one.file, one.offset, one.nbytes]
-                          for key, one in plain.items()}  # fmt: skip
-        self._storages: dict[Any, torch.UntypedStorage] = {}
-        swapped = storages.keys() - plain.keys()
-        readers = {key[0]: TensorReader(key[0].archive) for key in swapped}
-        self._swapped = {key: readers[key[0]] for key in swapped}
-        """Who reads these storages, each once: nobody else has their memory."""
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self.indirect: list[tuple[TensorSpec, torch.Tensor]] = []
+        """What is read after the others, and copied into place."""
 
-    def new(self, entry: Entry, index: Any) -> Finish:
-        """Plan to read a tensor, or a part of it, into new memory."""
-        stored: StoredTensor = entry.value
-        if index is ... and isinstance(entry.reader, TensorReader):
-            key = storage_of(entry)
-            if (reader := self._swapped.get(key)) is not None:
-                self.alone += extents_of(entry)
-                return lambda: apply_tensor_flags(reader.read(stored), stored)
-            if (memory := self._memories.get(key)) is not None:
-                found = self._storage(key, memory, require_readable(stored))
-                return lambda: apply_tensor_flags(tensor_in(found, stored), stored)
-            if (made := self._made.get(view_of(entry))) is not None:
-                return lambda: apply_tensor_flags(made.detach(), stored)
-        target = torch.empty(shape_of(stored, index), dtype=stored.dtype, device="cpu")
-        if not self.fills(entry, index, target):
-            return partial(read_once, entry, index, with_strides=True)
-        if index is ... and isinstance(entry.reader, TensorReader):
-            self._made[view_of(entry)] = target
-            target.set_(target.untyped_storage(), 0, stored.shape, stored.stride)  # of sizes of 1
-        return lambda: apply_tensor_flags(target, flags_of(stored, index))
+    def fill(self, spec: TensorSpec, target: torch.Tensor, *, directly: bool = True) -> None:
+        """Plan to fill a tensor that is there."""
+        if spec.chunks is not None and type(target) in PLAIN:
+            for chunk in spec.chunks:
+                self.fill(chunk.resolve(), target[chunk.region], directly=directly)
+        elif directly and lies_as_in_memory(spec, target):
+            (part,) = extents_of(spec)
+            if part.nbytes:
+                memory = target.view(-1).view(torch.uint8).numpy()
+                self.reads.append(Read(part.file, part.offset, memory))
+        else:
+            self.indirect.append((spec, target))
 
-    def _storage(self, key: Any, memory: Bytes, storage: Storage) -> torch.UntypedStorage:
-        """Return the storage of a tensor in memory that is filled, which others may have, too."""
-        place = key, storage.start, storage.numel
-        if (found := self._storages.get(place)) is None:
-            part = part_of(memory, storage)
-            found = self._storages[place] = torch.from_numpy(part).untyped_storage()
+    def memory_for(self, extents: Mapping[Any, Extent]) -> dict[Any, Bytes]:
+        """Plan to read storages into new memory, and return it; small neighbours come together."""
+        found: dict[Any, Bytes] = {}
+        together: list[tuple[Any, Extent]] = []
+        order = sorted(extents.items(), key=lambda pair: (id(pair[1].file), pair[1].offset))
+        for key, extent in [*order, (None, None)]:
+            if together:
+                first, last = together[0][1], together[-1][1]
+                end = last.offset + last.nbytes
+                if extent is not None and extent.file is first.file and (
+                    extent.offset + extent.nbytes - first.offset <= TOGETHER_BYTES
+                    and extent.offset - end <= GAP_BYTES and not (extent.offset - first.offset) % 8
+                ):  # fmt: skip
+                    together.append((key, extent))
+                    continue
+                nbytes = end - first.offset
+                memory = huge_memory(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
+                for one, its in together:
+                    found[one] = memory[its.offset - first.offset :][: its.nbytes]
+                self.reads.append(Read(first.file, first.offset, memory))
+            together = [(key, extent)] if extent is not None else []
         return found
 
-    def fill(self, entry: Entry, index: Any, target: torch.Tensor, *, alone: bool) -> Finish:
-        """Plan to read a tensor, or a part of it, into one that is there; ``alone``: afterwards."""
-        if alone:
-            self.alone += extents_of(entry)
-        if alone or not self.fills(entry, index, target.detach()):
-            return partial(fill_alone, entry, index, target)
-        return lambda: target
-
-    def fills(self, entry: Entry, index: Any, target: torch.Tensor) -> bool:
-        """Plan to read bytes into a tensor as they lie in the files; say whether they do."""
-        stored: StoredTensor = entry.value
-        if isinstance(stored, ChunkedTensor) and index is ... and target.shape == stored.shape:
-            found = [reads_into(Entry(chunk.reader, chunk.stored), ..., target[place(chunk)])
-                     for chunk in stored.chunks]  # fmt: skip
-        else:
-            found = [reads_into(entry, index, target)]
-        if None in found:
-            self.alone += extents_of(entry)
-            return False
-        self.reads += [read for read in found if read is not None and read.target.nbytes]
-        return True
-
-    def comparisons(self, vouched: Mapping[OpenFile, Vouched]) -> list[tuple[Comparison, Vouched]]:
-        """Return the reads as such that compare what they bring, in the order of the files."""
-        wanted: dict[OpenFile, list[Read | Extent]] = {file: [] for file in vouched}
-        every: list[Read | Extent] = [*self.reads, *self.alone]
-        for one in every:
-            if one.file not in wanted:
-                raise CheckpointError(f"{one.file.path}: its manifest does not list it")
-            wanted[one.file].append(one)
-        return [
-            (each, vouched[file]) for file in wanted
-            for each in comparisons(file, vouched[file], wanted[file])
-        ]  # fmt: skip
+    def carry_out(
+        self, progress: bool, ranges: Ranges | None, specs: Mapping[str, TensorSpec]
+    ) -> None:
+        """Read everything; first compare the checksums of what is read, if there are ``ranges``."""
+        files = {id(one.file): one.file for one in self.reads}
+        files |= {id(e.file): e.file for spec, _ in self.indirect for e in extents_of(spec)}
+        for file in files.values():
+            file.require_unchanged()
+        jobs = list(pieces(self.reads))
+        checks = [] if ranges is None else list(comparisons(files.values(), ranges, specs))
+        total = sum(nbytes for nbytes, _ in [*checks, *jobs])
+        with closing(progress_bar("loading", total, "B", show=progress)) as bar:
+            run_all(checks, bar.update)
+            run_all(jobs, bar.update)
+        for spec, target in self.indirect:
+            copy_into(spec, target)
+        for file in files.values():
+            file.require_unchanged()
 
 
-def extents_of(entry: Entry) -> list[Extent]:
-    """Return where the bytes of a tensor lie, in one file or in several."""
-    if isinstance(entry.value, ChunkedTensor):
-        return [one for chunk in entry.value.chunks
-                for one in extents_of(Entry(chunk.reader, chunk.stored))]  # fmt: skip
-    return [entry.reader.extent(require_readable(entry.value))]
+def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
+    """Whether the bytes of a tensor can be read to where a target has them."""
+    plain = type(target) in PLAIN and target.device.type == "cpu" and target.is_contiguous()
+    turned = spec.conj or spec.neg or target.is_conj() or target.is_neg()
+    return (
+        plain and not turned and spec.chunks is None and target.dtype == spec.dtype
+        and is_contiguous(spec.shape, spec.stride) and not readable(spec).root.swapped
+    )  # fmt: skip
 
 
-def reads_into(entry: Entry, index: Any, target: torch.Tensor) -> Read | None:
-    """Return the read that fills a tensor, if its bytes lie in the file as in memory."""
-    stored: StoredTensor = entry.value
-    if not isinstance(entry.reader, TensorReader) or entry.reader.swapped:
-        return None
-    extent = entry.reader.extent(require_readable(stored))
-    seen = stored.shape, stored.stride, stored.offset
-    shape, stride, offset = seen if index is ... else slice_view(seen, index)
-    expected = contiguous_stride(shape)
-    in_order = stride == expected or all(
-        one == step or size <= 1 for size, one, step in zip(shape, stride, expected, strict=True)
-    )
-    turned = stored.conj or stored.neg or target.is_conj() or target.is_neg()
-    here = target.device.type == "cpu" and type(target) in PLAIN and target.is_contiguous()
-    if not (in_order and here) or turned:
-        return None
-    if (target.dtype, target.shape) != (stored.dtype, shape):
-        return None
-    memory = target.as_strided((target.numel(),), (1,)).view(torch.uint8).numpy()
-    begin = offset * stored.dtype.itemsize if memory.nbytes else 0  # of nothing, anywhere
-    part = extent.part(begin, memory.nbytes)
-    return Read(part.file, part.offset, memory)
+def pieces(reads: Iterable[Read]) -> Iterator[Job]:
+    """Yield jobs for reads in the order of the files, none of them long."""
+    for read in sorted(reads, key=lambda one: (id(one.file), one.offset)):
+        for begin in range(0, read.target.nbytes, PIECE_BYTES):
+            part = read.target[begin : begin + PIECE_BYTES]
+            yield part.nbytes, partial(read.file.pread_into, part, read.offset + begin)
 
 
-def read_once(entry: Entry, index: Any, *, with_strides: bool) -> torch.Tensor:
-    """Return a tensor, or a part of it, by itself: read, as a map of it could be cut off later."""
-    stored: StoredTensor = entry.value
-    whole = index is ... and isinstance(entry.reader, TensorReader)
-    if whole and (with_strides or is_expanded(stored.shape, stored.stride)):
-        tensor = entry.reader.read_span(stored)
-    else:
-        tensor = entry.reader.read_slice(stored, () if index is ... else index)
-    return apply_tensor_flags(tensor, flags_of(stored, index))
+def comparisons(
+    files: Iterable[File], ranges: Ranges, specs: Mapping[str, TensorSpec]
+) -> Iterator[Job]:
+    """Yield jobs that compare the checksums of every range with a byte that is wanted."""
+    wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
+    for file in files:
+        if file not in ranges:
+            raise FormatError(f"{file.path.name}: no checksum says what it was")
+        for begin, end, crc in ranges[file]:
+            names = [name for name, one in wanted if one.file is file and one.offset < end
+                     and begin < one.offset + one.nbytes]  # fmt: skip
+            if names or begin == 0:
+                yield end - begin, partial(compare, file, begin, end, crc, names)
 
 
-def fill_alone(entry: Entry, index: Any, target: torch.Tensor) -> torch.Tensor:
-    """Read a tensor, or a part of it, by itself into one that is there: some of it at a time."""
-    stored: StoredTensor = entry.value
-    if isinstance(stored, ChunkedTensor) and index is ... and type(target) in PLAIN:
-        for chunk in stored.chunks:
-            fill_alone(Entry(chunk.reader, chunk.stored), ..., target.detach()[place(chunk)])
-        return target
-    if not (isinstance(entry.reader, TensorReader) and type(target) in PLAIN):
-        return copied(read_once(entry, index, with_strides=False), target)
-    whole = stored.shape, stored.stride, stored.offset
-    shape, stride, offset = whole if index is ... else slice_view(whole, index)
-    part = replace(flags_of(stored, index), shape=shape, stride=stride, offset=offset)
-    some = Entry(entry.reader, part)
-    seen, itemsize = (shape, stride, offset), stored.dtype.itemsize
-    for region, _ in split_view(seen, itemsize, PORTION_BYTES, ordered=False):
-        copied(read_once(some, region, with_strides=False), target.detach()[region])
-    return target
+def compare(file: File, begin: int, end: int, crc: int, names: list[str]) -> None:
+    """Read a range and compare its checksum."""
+    found, buffer = 0, np.empty(min(PIECE_BYTES, end - begin), np.uint8)
+    for at in range(begin, end, PIECE_BYTES):
+        content = buffer[: end - at]
+        file.pread_into(content, at)
+        found = crc32(content.data, found)
+    if found != crc:
+        what = ", ".join(map(repr, [*dict.fromkeys(names)][:3])) or "its header"
+        raise FormatError(f"{file.path.name}: bytes {begin:,} to {end:,} are not what was written: "
+                          f"{what}{', ...' * (len(names) > 3)}")  # fmt: skip
 
 
-def flags_of(stored: StoredTensor, index: Any) -> StoredTensor:
-    """Return the flags of a tensor; a part of a parameter is none."""
-    if index is ...:
-        return stored
-    return replace(stored, is_parameter=False, requires_grad=False)
+def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
+    """Run jobs in a few threads, of which this is one; the first error ends all of it.
 
-
-def copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor into one that is there; return that.
-
-    torch forgets that either is a negative view, between float16 and float32 (seen in 2.13).
+    Nothing is written to memory any more when this returns or raises, whatever interrupts it.
     """
+    todo, finished, errors = iter(jobs), list[int](), list[BaseException]()
+    process = os.getpid()
+
+    def help() -> None:
+        for nbytes, work in todo:
+            if errors:
+                return
+            try:
+                work()
+            except BaseException as error:  # raised by the thread that is helped
+                errors.append(error)
+            finished.append(nbytes)
+
+    threads = [threading.Thread(target=help, name="npydata-read")
+               for _ in range(min(THREADS, len(jobs)) - 1)]  # fmt: skip
+    try:
+        with suppress(RuntimeError):  # no more threads, or the interpreter ends
+            for thread in threads:
+                thread.start()
+        for nbytes, work in todo:
+            if errors:
+                break
+            work()
+            finished.append(nbytes)
+            while finished:
+                done(finished.pop())
+    except BaseException as error:
+        errors.append(error)
+    while any(thread.is_alive() for thread in threads):
+        try:
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
+        except BaseException as error:  # Ctrl-C: raised when the threads have ended
+            errors.append(error)
+    if errors:
+        raise next((one for one in errors if isinstance(one, KeyboardInterrupt)), errors[0])
+    if os.getpid() != process:
+        raise FormatError("the process was forked while it loaded: load again")
+    done(sum(finished))
+
+
+def copy_into(spec: TensorSpec, target: torch.Tensor) -> None:
+    """Read a tensor into one that is there, some of it at a time where both allow that."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
-        if target.is_neg():
-            torch._neg_view(target).copy_(source.neg().resolve_neg())
-        else:
-            target.copy_(source.resolve_neg())
-    return target
+        if spec.chunks is not None or type(target) not in PLAIN:
+            target.copy_(read_slice(spec, ()))
+            return
+        for region, view in halves(view_of(spec), spec.dtype.itemsize, PORTION_BYTES):
+            part = replace(spec, shape=view[0], stride=view[1], offset=view[2])
+            source = read_slice(part, ()).resolve_neg()  # torch forgets it between some dtypes
+            some = target[region]
+            torch._neg_view(some).copy_(-source) if some.is_neg() else some.copy_(source)
 
 
-def place(chunk: Chunk) -> tuple[slice, ...]:
-    """Return where a chunk belongs in its tensor."""
-    return tuple(slice(begin, begin + size) for begin, size in zip(*chunk.bounds, strict=True))
+def load_new(
+    specs: Mapping[str, TensorSpec], slices: set[str], device: torch.device, progress: bool,
+    ranges: Ranges | None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return tensors by name in new memory; those that share a storage share memory.
+
+    Those of ``slices`` have memory of their own.
+    """
+    storages = defaultdict[Any, list[str]](list)
+    for name, spec in specs.items():
+        storages[name if name in slices or spec.chunks is not None else storage_key(spec)].append(
+            name
+        )
+    for key, names in [*storages.items()]:
+        spans = [span_of(specs[name]) for name in names if specs[name].chunks is None]
+        if key not in specs and 2 * sum(end - begin for begin, end in spans) < LARGE_BYTES:
+            nbytes = whole_extent(readable(specs[names[0]])).nbytes
+            if nbytes > LARGE_BYTES:
+                storages |= {name: [name] for name in storages.pop(key)}
+    made: dict[str, torch.Tensor] = {}
+    for some in portions(storages, specs, device):
+        plan = Plan()
+        own = {key: torch.empty(specs[key].shape, dtype=specs[key].dtype, device="cpu")
+                 for key in some if key in specs}  # fmt: skip
+        for name, target in own.items():
+            plan.fill(specs[name], target)
+        memory = plan.memory_for({key: whole_extent(readable(specs[storages[key][0]]))
+                                  for key in some if key not in own})  # fmt: skip
+        plan.carry_out(
+            progress, ranges, {name: specs[name] for key in some for name in storages[key]}
+        )
+        made |= {name: target.to(device) for name, target in own.items()}
+        made |= tensors_in(memory, storages, specs, device)
+    return {name: made[name] for name in specs}
+
+
+@without_collecting
+def tensors_in(
+    memory: Mapping[Any, Bytes], storages: Mapping[Any, list[str]],
+    specs: Mapping[str, TensorSpec], device: torch.device,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return the tensors that lie in storages whose memory has been filled."""
+    made = {}
+    for key, content in memory.items():
+        storage = torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
+        for name in storages[key]:
+            made[name] = tensor_in(storage, specs[name])
+    return made
+
+
+def portions(
+    storages: Mapping[Any, list[str]], specs: Mapping[str, TensorSpec], device: torch.device
+) -> Iterator[list[Any]]:
+    """Yield keys of storages, some at a time if they go to another device."""
+    some, nbytes = list[Any](), 0
+    for key, names in storages.items():
+        some.append(key)
+        nbytes += sum(one.nbytes for one in extents_of(specs[names[0]]))
+        if nbytes >= ON_THE_WAY_BYTES and device.type != "cpu":
+            yield some
+            some, nbytes = [], 0
+    yield some
+
+
+def load_into(
+    specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], progress: bool,
+    ranges: Ranges | None,
+) -> None:  # fmt: skip
+    """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
+    last = {alias_key(targets[name]): name for name in specs}
+    for target in targets.values():
+        if alias_key(target) in last:  # what is saved for a backward pass must notice
+            increment_version(target)
+    overlap, reach = False, 0
+    for begin, end in sorted(filter(None, (byte_range(targets[name]) for name in last.values()))):
+        overlap, reach = overlap or begin < reach, max(reach, end)
+    plan = Plan()
+    for name in targets:
+        if name in specs and last[alias_key(targets[name])] == name:
+            plan.fill(specs[name], targets[name].detach(), directly=not overlap)
+    plan.carry_out(progress, ranges, specs)

@@ -1,67 +1,57 @@
-"""Open a checkpoint: one file, the files of a sharded set, or the folder of a training run.
-
-Built in ``notebooks/06_lazy_checkpoint``.
-"""
+"""Open a checkpoint: a file, a sharded set, the folder of a training run, or a URL."""
 
 import errno
 import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import closing
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
-from stat import S_ISDIR
 from typing import Any
-from unicodedata import category
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive
-from npydata.reader.checkpoint import Contents, LazyCheckpoint
-from npydata.reader.containers import open_container, read_container
-from npydata.reader.containers.safetensors import without_duplicates
-from npydata.reader.dcp import METADATA, read_dcp
-from npydata.reader.files import Descriptor, OpenFile, naming_errors
-from npydata.reader.held_folder import HeldFolder, read_held
-from npydata.reader.manifest import (
-    Manifest,
-    hold,
-    read_manifest,
-    vouched_by,
-    vouched_by_json,
-    vouched_by_records,
+from npydata.reader.checkpoint import LazyCheckpoint
+from npydata.reader.file import File, Folder, FormatError, naming
+from npydata.reader.formats import START_BYTES, Contents, foreign_file, foreign_folder, nested
+from npydata.reader.formats import training as ours
+from npydata.reader.formats.dcp import METADATA, read_dcp
+from npydata.reader.formats.legacy import is_legacy, read_legacy
+from npydata.reader.formats.safetensors import (
+    is_safetensors,
+    read_safetensors,
+    without_duplicates,
 )
-from npydata.reader.naming import NAME_CHARACTERS, free_name, name_entries
-from npydata.reader.sharded import is_shard, join_shards
-from npydata.reader.stored import Storage, StoredTensor
-from npydata.reader.tensors import Entries, Entry, TensorReader
-from npydata.reader.training_folder import (
-    MANIFEST,
-    PARTS,
-    TRAINING,
-    files_of,
-    is_training_state,
-    manifest_of,
-    read_object,
-)
-from npydata.reader.typed_json import decode, with_named
-from npydata.reader.which_file import INDEX_SUFFIX, only_checkpoint_in
-from npydata.system.garbage import without_collecting
+from npydata.reader.formats.sharded import is_shard, join_shards
+from npydata.reader.formats.tar import is_tar, read_tar
+from npydata.reader.formats.zip import read_zip
+from npydata.reader.remote import RemoteFile, is_url
+from npydata.system.threads import without_collecting
 
+INDEX = ".index.json"
 MAX_INDEX_BYTES = 1 << 27
+MAX_TRIES = 100
+"""How often a save may replace a folder under a reader before it gives up."""
+IN_FOLDER = (
+    ("model.safetensors", "model_[0-9]*.safetensors"), (f"*.safetensors{INDEX}",), (f"*{INDEX}",),
+    ("*.safetensors",), ("pytorch_model.bin",), ("*.bin", "*.pt", "*.pth", "*.ckpt"),
+)  # fmt: skip
+"""Which file of a folder is its checkpoint: the first of these that it has, if it has one. Those of
+Hugging Face's names come as ``from_pretrained`` looks for them."""
+BESIDE = (".*", "training_args.bin", f"*.h5{INDEX}", f"*.msgpack{INDEX}")
+"""What lies beside them: a trainer's options, and the indexes of other libraries' files."""
 
 
 @without_collecting
-def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyCheckpoint:
     """Open a checkpoint without reading a tensor and without running anything in it.
 
     Args:
         path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
-            file, the ``*.index.json`` of a sharded set, or a folder that holds one of these, or
-            the shards that many ranks wrote; a folder of ``torch.distributed.checkpoint``
-            (``.metadata`` and ``*.distcp``); or a folder that an ``AsyncCheckpointer`` wrote: then
+            file, the ``*.index.json`` of a sharded set, or the URL of one of these; or a folder
+            that holds one, or shards that many ranks wrote; a folder of
+            ``torch.distributed.checkpoint``; or one that an ``AsyncCheckpointer`` wrote: then
             names begin with ``model.`` and ``optimizer.``, and what was saved beside them is the
             metadata.
+        mmap: Map large tensors; else read them. Files over a network are always read.
 
     Returns:
         A mapping from names to tensors. Nested containers are flattened with dots.
@@ -70,256 +60,227 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LazyCheckpoint:
         CheckpointError: The file is damaged, cut off, hostile, or no checkpoint.
         FileNotFoundError: There is no such file.
     """
-    if not (name := os.fsdecode(path)):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-    if "\0" in name:
-        raise CheckpointError(f"{name!r} has a null byte, which no file's name has")
-    path = Path(name)
-    with naming_errors(str(path)):
-        return LazyCheckpoint(path, open_contents(path))
+    name = os.fspath(path)
+    with naming(path):
+        if isinstance(name, str) and is_url(name):
+            return LazyCheckpoint(name, open_file(RemoteFile(name)))
+        name = os.fsdecode(path)
+        if not name:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        if "\0" in name:
+            raise FormatError("a name with a null byte")
+        if Path(name).is_dir():
+            return LazyCheckpoint(Path(name), open_folder(Path(name), mmap))
+        return LazyCheckpoint(Path(name), open_file(File(name, mmap=mmap), mmap))
 
 
-@without_collecting
-def open_files(
-    folder: HeldFolder, names: Sequence[str], path: Path, manifest: Manifest
-) -> LazyCheckpoint:
-    """Open some files of a checkpoint of ours, which together have the tensors of ``path``."""
-    with naming_errors(str(path)):
-        shards = open_shards(folder, names)
-        contents = joined(list(shards.values()))
-        return LazyCheckpoint(
-            path, replace(contents, vouched=partial(vouched_by, manifest, shards))
-        )
+def open_file(file: File, mmap: bool = True) -> Contents:
+    """Return what a file, or the set that an index names, holds."""
+    if not str(file.path).split("?")[0].endswith(INDEX):
+        return read_file(file)
+    if isinstance(file, RemoteFile):
+        return open_index(file, file.sibling)
+    return open_index(file, Folder(file.path.parent, mmap).open)
 
 
-def open_contents(path: Path) -> Contents:
-    """Open the file or files at a path and return everything in them by name."""
-    try:
-        is_folder = S_ISDIR(path.stat().st_mode)
-    except FileNotFoundError:  # there is none, or a save is between two renames
-        is_folder = True
-    if is_folder:
-        return read_held(lambda: hold(path), open_folder)
-    if path.name.endswith(INDEX_SUFFIX):
-        return read_held(
-            lambda: HeldFolder(path.parent), lambda folder: open_index(folder, OpenFile(path))
-        )
-    archive = open_container(path)
-    return named_contents(archive.format, [archive], archive.root, archive)
+def read_file(file: File) -> Contents:
+    """Return what one file holds, by the format that its first bytes show.
 
-
-def open_folder(folder: HeldFolder) -> Contents:
-    """Open the checkpoint that a folder is, or the one that it holds."""
-    if (manifest := manifest_of(folder)) is not None:
-        return open_training(folder, manifest)
-    if is_training_state(folder):
-        read_manifest(folder)
-        raise CheckpointError(f"has a {TRAINING}, and a {MANIFEST} of something else")
-    if (folder.path / METADATA).exists():
-        return open_dcp(folder)
-    if shards := shards_in(folder):
-        return joined(shards)
-    name = only_checkpoint_in(folder.path)
-    file = open_beside(folder, name)
-    if name.endswith(INDEX_SUFFIX):
-        return open_index(folder, file)
-    with naming_errors(str(file.path)):
-        archive = read_container(file)
-    return named_contents(archive.format, [archive], archive.root, archive)
-
-
-def joined(archives: list[Archive]) -> Contents:
-    """Return the tensors of a set of files, of which some may have chunks."""
-    return named_contents(format_of(archives), archives, dict(join_shards(archives)))
-
-
-def format_of(archives: list[Archive]) -> str:
-    """Return the format of a set of files, which are one file at times."""
-    return "sharded" if len(archives) > 1 else archives[0].format
-
-
-def named_contents(
-    format: str, archives: list[Archive], root: Any, whole: Archive | None = None
-) -> Contents:
-    """Return what is nested in ``root`` by name, each tensor with who reads it.
-
-    That is the file that holds it ``whole``, unless there is an :class:`Entry` in its place.
+    torch looks for a zip file's first bytes, then for a tar header, and takes what it finds for a
+    pickle else. So does this, for a file that begins like several.
     """
-    reader = None if whole is None else TensorReader(whole)
-    if whole is not None and format == "safetensors":
-        taken, texts = dict.fromkeys(root if whole.metadata else ()), dict[str, Entry]()
-        for key, text in whole.metadata.items():
-            name = free_name((key,), taken)
-            taken[name], texts[name] = None, Entry(reader, text)
-        return Contents(format, archives, root, root, Entries(reader, root), texts)
-    if root == {} or format == "sharded":
-        leaves = dict(root)  # names as they are
-    else:
-        leaves = name_entries(root, sum(archive.max_names for archive in archives))
-    entries = {name: as_entry(value, reader) for name, value in leaves.items()}
-    return Contents(format, archives, root, leaves, *apart(entries))
+    start = file.read(0, min(START_BYTES, file.size))
+    if not start:
+        raise FormatError("is empty, expected a checkpoint")
+    if (what := foreign_file(Path(str(file.path)).name, b"")) is not None:
+        raise FormatError(what)
+    found = formats_of(start, file.size)
+    if len(found) > 1:
+        raise FormatError(f"begins like {found[0][0]} and like {found[1][0]}")
+    if not found and (what := foreign_file("", start)) is not None:
+        raise FormatError(what)
+    if not found and str(file.path).endswith(".safetensors"):
+        return read_safetensors(file)  # which says what is wrong
+    if not found:
+        raise FormatError(f"begins with {start[:16]!r}, like no checkpoint: expected one of torch "
+                          "or safetensors")  # fmt: skip
+    return found[0][1](file)
 
 
-def apart(entries: dict[str, Entry]) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """Return entries that are tensors, and the others."""
-    tensors = {name: one for name, one in entries.items() if isinstance(one.value, StoredTensor)}
-    return tensors, {name: one for name, one in entries.items() if name not in tensors}
+def formats_of(start: bytes, nbytes: int) -> list[tuple[str, Callable[[File], Contents]]]:
+    """Return what a file of ``nbytes`` may be that begins so, in words, and what reads it."""
+    return [
+        (name, read)
+        for name, read, matches in (
+            ("a zip file", read_zip, start[:4] == b"PK\3\4"),
+            ("a tar file", read_tar, is_tar(start)),
+            ("a file of torch before 1.6", read_legacy, is_legacy(start)),
+            ("a safetensors file", read_safetensors, is_safetensors(start, nbytes)),
+        )
+        if matches
+    ]
 
 
-def as_entry(value: Any, reader: TensorReader | None) -> Entry:
-    """Return a value as an entry; a bare storage is the tensor of all its elements."""
-    if isinstance(value, Entry):
-        return value
-    if isinstance(value, Storage):
-        value = StoredTensor(value, value.dtype, (value.numel,), (1,), 0)
-    return Entry(reader, value)
-
-
-def open_training(folder: HeldFolder, manifest: dict[str, Any]) -> Contents:
-    """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
-    archives: dict[str, Archive] = {}
-    root: dict[str, Any] = {}
-    try:
-        training = read_object(folder, TRAINING)
-        for part in PARTS:
-            if shards := open_shards(folder, files_of(part, manifest["files"])):
-                tensors = join_shards(list(shards.values()))
-                root[part] = with_named(decode(training[part]), tensors.__getitem__)
-                archives |= shards
-        root["training_state"] = decode(training["training_state"])
-        root["manifest"] = {key: manifest[key] for key in ("step", "sequence")}
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise CheckpointError(f"its files do not fit each other: {error!r:.200}") from None
-    if not archives:
-        raise CheckpointError("its manifest names no file with tensors")
-    if manifest_of(folder) not in (None, manifest):  # one of ours is removed, and never changed
-        raise CheckpointError("was changed while it was opened")
-    contents = named_contents("npydata", list(archives.values()), root)
-    return replace(contents, vouched=partial(vouched_by_json, manifest, archives))
-
-
-def open_dcp(folder: HeldFolder) -> Contents:
-    """Open a folder of ``torch.distributed.checkpoint``: names are as its metadata has them."""
-    archives, root, others = read_dcp(folder)
-    left = NAME_CHARACTERS * sum(archive.max_names for archive in archives)
-    for name, archive in others.items():
-        inner = named_contents(archive.format, [archive], {name: archive.root}, archive).entries
-        for key, entry in inner.items():
-            full = free_name((key,), root) if key in root else key
-            left -= len(full)
-            if left < 0:
-                raise CheckpointError(f"{name[:80]!r} has names that are far too long")
-            root[full] = entry
-    unknown = frozenset().union(*(one.unknown for one in others.values()), archives[0].unknown)
-    archives[0].unknown = unknown
-    if not folder.stays():
-        raise CheckpointError("was replaced while its files were opened")
-    return Contents("dcp", archives, root, root, *apart(root))
-
-
-def shards_in(folder: HeldFolder) -> list[Archive]:
-    """Open the files of a folder if they are shards that many processes wrote, else none."""
-    path = folder.path
-    names = [one.name for one in sorted(path.glob("*.safetensors")) if one.name[0] != "."]
-    if not names or any(path.glob(f"*{INDEX_SUFFIX}")):
-        return []
-    taken: dict[Any, str] = {}
-    first = open_shard(folder, names[0], taken)
-    if not is_shard(first):
-        first.file.close()
-        return []
-    archives = [first, *(open_shard(folder, name, taken) for name in names[1:])]
-    for archive in archives:
-        if not is_shard(archive):
-            name = archive.file.path.name
-            raise CheckpointError(f"{name} does not say where its tensors belong, {names[0]} does")
-    if not folder.stays():  # then some of its files may have been gone before they were listed
-        raise CheckpointError("was replaced while its files were listed")
-    return archives
-
-
-def open_index(folder: HeldFolder, index: OpenFile) -> Contents:
+def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
     """Open every file that an index names; what they hold beside its tensors is passed over."""
-    with naming_errors(str(index.path)), closing(index):
-        weight_map = read_index(index)
-    archives = list(open_shards(folder, sorted(set(weight_map.values()))).values())
-    found = {
-        one.file.path.name: named_contents(one.format, [one], one.root, one).entries
-        for one in archives
-    }
-    root = {}
-    for name, shard in weight_map.items():
-        if name not in found[shard]:
-            raise CheckpointError(f"{name!r:.200} is not in {shard}, where the index places it")
-        root[name] = found[shard][name]
-    listed: dict[str, set[int]] = {shard: set() for shard in found}
-    for name, shard in weight_map.items():
-        listed[shard].add(id(root[name].value))
-    for shard, stored in listed.items():  # our writer notes other names, which no index has
-        root |= {name: entry for name, entry in found[shard].items()
-                 if name not in root and id(entry.value) in stored}  # fmt: skip
-    if not folder.stays():  # the index is of another folder then
-        raise CheckpointError("was replaced while its files were opened")
-    contents = Contents(format_of(archives), archives, root, root, *apart(root))
-    return replace(contents, vouched=partial(vouched_by_records, archives, index))
-
-
-def read_index(file: OpenFile) -> dict[str, str]:
-    """Return which file holds which tensor; every file must lie beside the index."""
-    if file.size > MAX_INDEX_BYTES:
-        raise CheckpointError(f"an index of {file.size:,} bytes, expected {MAX_INDEX_BYTES:,}")
+    if index.size > MAX_INDEX_BYTES:
+        raise FormatError(f"an index of {index.size:,} bytes, expected {MAX_INDEX_BYTES:,} at most")
     try:
-        index = json.loads(file.read(0, file.size), object_pairs_hook=without_duplicates)
-        weight_map = index["weight_map"]
-        shards = set(weight_map.values())
+        said = json.loads(index.read(0, index.size), object_pairs_hook=without_duplicates)
+        weight_map = {name: plain_name(shard) for name, shard in said["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"is not an index with a weight_map: {error}") from None
-    if not shards:
-        raise CheckpointError("its weight_map is empty, expected a file for each tensor")
-    for shard in shards:
-        if not isinstance(shard, str) or not is_plain_name(shard):
-            raise CheckpointError(f"names the file {shard!r:.80}, expected one beside the index")
-    return dict(weight_map)
+        raise FormatError(f"is not an index with a weight_map: {error!s:.200}") from None
+    if not weight_map:
+        raise FormatError("its weight_map is empty, expected a file for each tensor")
+    shards = open_shards(sorted({*weight_map.values()}), open_beside)
+    root: dict[str, Any] = {}
+    for name, shard in weight_map.items():
+        if name not in shards[shard].leaves:
+            raise FormatError(f"{name!r:.200} is not in {shard}, where the index places it")
+        root[name] = shards[shard].leaves[name]
+    listed = {id(value) for value in root.values()}
+    for one in shards.values():  # our writer notes other names of tied tensors, which aren't listed
+        root |= {name: value for name, value in one.leaves.items()
+                 if name not in root and id(value) in listed}  # fmt: skip
+    return joined(list(shards.values()), root)
 
 
-def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file in the same folder, in one line, and of no other index."""
-    plain = name == Path(name).name and name not in ("", ".", "..")
-    printable = all(one.isprintable() or category(one) == "Zs" for one in name)
-    return plain and printable and "\\" not in name and not name.endswith(".json")
+def plain_name(name: Any) -> Any:
+    """Return the name of a file beside an index, or refuse it."""
+    plain = isinstance(name, str) and name == Path(name).name and name not in ("", "..")
+    if not plain or "\\" in name or not name.replace("\u3000", " ").isprintable() or "?" in name:
+        raise FormatError(f"names the file {name!r:.80}, expected one beside the index")
+    if name.endswith(".json"):
+        raise FormatError(f"names the file {name!r:.80}, expected no other index")
+    return name
 
 
-def open_shards(folder: HeldFolder, names: Iterable[str]) -> dict[str, Archive]:
-    """Open the files of a set, and read what they describe."""
+def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[str, Contents]:
+    """Open the files of a set, none of which may be there twice."""
+    shards: dict[str, Contents] = {}
     taken: dict[Any, str] = {}
-    return {name: open_shard(folder, name, taken) for name in names}
+    for name in names:
+        try:
+            file = open_beside(name)
+            twin = name if file.is_remote else taken.setdefault(file.identity, name)
+            if twin != name:
+                raise FormatError(f"is the same file as {twin}")
+            shards[name] = read_file(file)
+        except (OSError, FormatError) as error:
+            raise FormatError(f"names the file {name!r:.80}: {error!s:.300}") from None
+    return shards
 
 
-def open_shard(folder: HeldFolder, name: str, taken: dict[Any, str]) -> Archive:
-    """Open a file of a set, and read what it describes; none of those ``taken`` is read again."""
+def joined(shards: list[Contents], leaves: dict[str, Any]) -> Contents:
+    """Return the tensors of a set as one checkpoint."""
+    files = [file for one in shards for file in one.files]
+    unknown = {name for one in shards for name in one.unknown}
+    format = "sharded" if len(shards) > 1 else shards[0].format
+    return Contents(format, files, leaves, leaves, shards[0].byteorder, unknown)
+
+
+def open_folder(path: Path, mmap: bool) -> Contents:
+    """Open the checkpoint that a folder is or holds, the new one if a save replaces it."""
+    for tries in range(MAX_TRIES):
+        folder = Folder(path, mmap)
+        try:
+            return read_folder(folder)
+        except (CheckpointError, OSError):
+            if folder.is_current() or tries + 1 == MAX_TRIES:
+                raise
+    raise AssertionError
+
+
+def read_folder(folder: Folder) -> Contents:
+    """Open the checkpoint that an open folder is or holds."""
+    names = folder.names()
+    if ours.MANIFEST in names and ours.TRAINING in names:
+        return open_training(folder)
+    if METADATA in names:
+        return read_dcp(folder)
+    safetensors = [name for name in names if fnmatchcase(name, "[!.]*.safetensors")]
+    if safetensors and not any(name.endswith(INDEX) for name in names):
+        first = read_file(folder.open(safetensors[0]))
+        if is_shard(first):
+            shards = list(open_shards(safetensors, folder.open).values())
+            for one in shards:
+                if not is_shard(one):
+                    raise FormatError(f"{one.files[0].path.name} does not say where its tensors "
+                                      f"belong, {safetensors[0]} does")  # fmt: skip
+            require_current(folder)
+            return joined(shards, join_shards(shards))
+    name = only_checkpoint(folder, names)
+    file = folder.open(name)
     try:
-        with naming_errors(str(folder.path / name)):
-            file = open_beside(folder, name)
-            if (twin := taken.setdefault(file.identity, name)) != name:
-                raise CheckpointError(f"is the same file as {twin}")
-            return read_container(file)
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise CheckpointError(f"names the file {name!r:.80}: {error!s:.200}") from None
+        contents = open_index(file, folder.open) if name.endswith(INDEX) else read_file(file)
+    except FormatError as error:
+        raise FormatError(f"{name}: {error}") from None
+    require_current(folder)
+    return contents
 
 
-def open_beside(folder: HeldFolder, name: str) -> OpenFile:
-    """Open a file of a folder; a link is followed within it, or to Hugging Face's store."""
-    path, home = folder.path / name, folder.path.resolve()
-    if not path.is_symlink():
-        return folder.open(name)
-    if (target := path.resolve()).parent in (home, blob_store(home)):
-        return OpenFile(path, again=partial(Descriptor, target))
-    raise CheckpointError(f"{name} is a link that leads out of the folder")
+def require_current(folder: Folder) -> None:
+    """Refuse what may be of two folders, one in place of the other."""
+    if not folder.is_current():
+        raise FormatError("was replaced while its files were opened")
 
 
-def blob_store(folder: Path) -> Path:
-    """Return where Hugging Face keeps what ``snapshots/REVISION/``, and folders in it, link to."""
-    for snapshot in (folder, *folder.parents):
-        if snapshot.parent.name == "snapshots":
-            return snapshot.parent.parent / "blobs"
-    return folder
+def only_checkpoint(folder: Folder, names: list[str]) -> str:
+    """Return the name of the one checkpoint that a folder holds."""
+    visible = [name for name in names if not any(fnmatchcase(name, one) for one in BESIDE)
+               and (folder.path / name).is_file()]  # fmt: skip
+    found: list[str] = []
+    for patterns in IN_FOLDER:
+        found = [name for name in visible if any(fnmatchcase(name, one) for one in patterns)]
+        if len(found) == 1 and fnmatchcase(found[0], "*-?????-of-?????.*"):
+            raise FormatError(f"{found[0]} is one of several files by its name, and there is no "
+                              "index of them; name the file to open what it holds")  # fmt: skip
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    if any((folder.path / name / ours.MANIFEST).is_file() for name in names):
+        raise FormatError(f"is a folder of checkpoints, expected one of them: latest_checkpoint("
+                          f"{os.fspath(folder.path)!r}) returns the newest")  # fmt: skip
+    if (what := foreign_folder(names)) is not None:
+        raise FormatError(what)
+    if found:
+        raise FormatError(f"holds {len(found)} of {' or '.join(patterns)}; name the file")
+    raise FormatError("holds no checkpoint, expected one of "
+                      + ", ".join(one for patterns in IN_FOLDER for one in patterns))  # fmt: skip
+
+
+def open_training(folder: Folder) -> Contents:
+    """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
+    raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
+    manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
+    values = ours.read_values(folder, manifest)
+    root: dict[str, Any] = {}
+    contents: dict[str, Contents] = {}
+    try:
+        for part in ours.PARTS:
+            shards = open_shards(ours.files_of(part, manifest.files), folder.open)
+            if shards:
+                tensors = join_shards(list(shards.values()))
+                root[part] = ours.decode(values[part], tensors.__getitem__)
+                contents |= shards
+        root["training_state"] = ours.decode(values["training_state"])
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
+    root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
+    if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
+        raise FormatError("was changed while it was opened")
+
+    def checksums() -> dict[File, list[tuple[int, int, int]]]:
+        found = {}
+        for name, one in contents.items():
+            if one.files[0].size != manifest.files[name].size:
+                raise FormatError(f"{name} has {one.files[0].size:,} bytes, its manifest says "
+                                  f"{manifest.files[name].size:,}")  # fmt: skip
+            found[one.files[0]] = manifest.files[name].ranges()
+        return found
+
+    files = [file for one in contents.values() for file in one.files]
+    made = nested("npydata", files, root, sum(file.size for file in files) + len(raw))
+    made.checksums, made.on_load = checksums, lambda: ours.continue_run(folder.path, manifest)
+    return made

@@ -1,39 +1,44 @@
 """The level below tensors: a checkpoint file as storages, whole or in ranges of bytes."""
 
 import os
-from pathlib import Path
+from collections.abc import Callable
 
-from npydata.errors import CheckpointError
-from npydata.reader.archive import Archive, Extent
-from npydata.reader.containers import open_container
-from npydata.reader.containers.legacy import COUNT_BYTES
-from npydata.reader.containers.zip import read_directory
-from npydata.reader.files import naming_errors
+from npydata.reader.file import Extent, File, FormatError, naming
+from npydata.reader.formats import Contents
+from npydata.reader.formats.legacy import COUNT_BYTES, read_legacy
+from npydata.reader.formats.safetensors import read_safetensors
+from npydata.reader.formats.tar import read_tar
+from npydata.reader.formats.zip import read_zip
+from npydata.reader.names import as_value
+from npydata.reader.pickle.objects import TensorSpec
+from npydata.reader.tensor import readable
 
 
 class LazyDataSource:
     """The storages of one checkpoint file; reads only what is asked for.
 
-    The file is opened once; any number of threads may read at once. Made by ``from_zip`` and the
-    other constructors. A context manager: ``close`` lets go of the file.
+    Made by :meth:`from_zip` and the other constructors. Any number of threads may read at once. A
+    context manager: ``close`` lets go of the file.
     """
 
-    def __init__(self, archive: Archive, folders: tuple[str, ...] = ("data/",)) -> None:
-        given: object = archive
-        if not isinstance(given, Archive):
-            raise TypeError(f"a {type(given).__name__}, expected LazyDataSource.from_zip(path) or "
-                            "another constructor; open_checkpoint(path) reads tensors")  # fmt: skip
-        self._archive = archive
-        self._extents = archive.extents
-        self._folders = folders
+    def __init__(self, path: str | os.PathLike[str], read: Callable[[File], Contents]) -> None:
+        self._path = path
+        with naming(os.fspath(path)):
+            self._file = File(path)
+            self._extents: dict[str, Extent] = {}
+            specs = map(as_value, read(self._file).leaves.values())
+            for spec in (one for one in specs if isinstance(one, TensorSpec) and one.storage):
+                root = readable(spec).root
+                assert root.extent is not None
+                self._extents[root.key] = root.extent
+            for extent in self._extents.values():
+                extent.check()
+        self._extents = dict(sorted(self._extents.items(), key=lambda pair: pair[1].offset))
 
     @classmethod
     def from_zip(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
         """Open a zip file of ``torch.save``."""
-        archive = opened(path, "zip")
-        with naming_errors(os.fspath(path)):
-            prefix = read_directory(archive.file)[0][0].name.split("/")[0]
-        return cls(archive, ("data/", f"{prefix}/data/"))
+        return cls(path, read_zip)
 
     @classmethod
     def from_legacy_multi_storage(
@@ -48,34 +53,32 @@ class LazyDataSource:
         Raises:
             CheckpointError: They do not agree, or the file is damaged.
         """
-        archive = opened(path, "legacy")
-        extents = archive.extents.values()
-        begin = min((one.offset - COUNT_BYTES for one in extents), default=archive.file.size)
-        size = archive.file.size - begin
-        for name, given, found in (
-            ("data_offset", data_offset, begin),
-            ("data_size", data_size, size),
-        ):
+        made = cls(path, read_legacy)
+        size = made._file.size
+        begin = min((one.offset - COUNT_BYTES for one in made._extents.values()), default=size)
+        for name, given, found in (("data_offset", data_offset, begin),
+                                   ("data_size", data_size, size - begin)):  # fmt: skip
             if given is not None and given != found:
-                raise CheckpointError(f"{path}: {name} is {found:,}, not the given {given:,}")
-        return cls(archive)
+                with naming(path):
+                    raise FormatError(f"{name} is {found:,}, not the given {given:,}")
+        return made
 
     @classmethod
     def from_tar(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
         """Open a file that torch wrote before 0.1.10."""
-        return cls(opened(path, "tar"))
+        return cls(path, read_tar)
 
     @classmethod
     def from_safetensors(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
         """Open a safetensors file; each tensor is a storage."""
-        return cls(opened(path, "safetensors"))
+        return cls(path, read_safetensors)
 
     def keys(self) -> list[str]:
         """Return the keys of the storages, in the order of the file."""
         return list(self._extents)
 
     def contains(self, key: str) -> bool:
-        """Whether there is a storage called ``0``, ``data/0`` or by its full record name."""
+        """Whether there is a storage called ``0`` or ``data/0``."""
         return self._short(key) in self._extents
 
     def nbytes(self, key: str) -> int:
@@ -88,9 +91,7 @@ class LazyDataSource:
         Raises:
             KeyError: There is no such storage.
         """
-        extent = self._extent(key)
-        with naming_errors(f"{self._archive.file.path}: storage {key!r}"):
-            return extent.file.read(extent.offset, extent.nbytes)
+        return self.read_range(key, 0, self.nbytes(key))
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """Return ``length`` bytes of a storage from byte ``offset`` on, and read no others.
@@ -100,13 +101,13 @@ class LazyDataSource:
             CheckpointError: The range is not inside the storage.
         """
         extent = self._extent(key)
-        with naming_errors(f"{self._archive.file.path}: storage {key!r}"):
+        with naming(f"{os.fspath(self._path)}: storage {key!r}"):
             part = extent.part(offset, length)
             return part.file.read(part.offset, part.nbytes)
 
     def close(self) -> None:
         """Let go of the file."""
-        self._archive.file.close()
+        self._file.close()
 
     def __enter__(self) -> "LazyDataSource":
         return self
@@ -118,18 +119,8 @@ class LazyDataSource:
         try:
             return self._extents[self._short(key)]
         except KeyError:
-            raise KeyError(f"no storage {key!r} in {self._archive.file.path}") from None
+            raise KeyError(f"no storage {key!r} in {os.fspath(self._path)}") from None
 
     def _short(self, key: str) -> str:
-        """Return a key as the pickle has it; one that a tensor of safetensors has is left alone."""
-        if key not in self._extents:
-            for folder in self._folders:
-                if key.startswith(folder):
-                    return key.removeprefix(folder)
-        return key
-
-
-def opened(path: str | os.PathLike[str], format: str) -> Archive:
-    """Open a file of a known format."""
-    with naming_errors(os.fspath(path)):
-        return open_container(Path(path), format)
+        """Return a key as the pickle has it."""
+        return key if key in self._extents else key.rpartition("data/")[2]

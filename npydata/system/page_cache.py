@@ -11,6 +11,8 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -212,3 +214,54 @@ class AdviceBackoff:
         """Note what the check found."""
         self.delay = min(2 * self.delay + 1, self.LONGEST) if was_resident else 0
         self.left = self.delay
+
+
+# How to read a file, and memory to read it into
+
+
+NO_MMAP = "NPYDATA_NO_MMAP"
+"""The environment variable with which every file is read and not mapped."""
+NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs",
+           "nfs", "nfs4", "orangefs", "smb3", "smbfs"}  # fmt: skip
+"""File systems over a network, as the kernel names them; of ``fuse.sshfs`` the first part."""
+MOUNTS = Path("/proc/self/mountinfo")
+HUGE_PAGE = 1 << 21
+"""Bytes, on x86 and on most ARM systems."""
+
+
+def maps_are_slow(descriptor: int) -> bool:
+    """Whether an open file should be read and not mapped: over a network each page is a trip."""
+    if os.environ.get(NO_MMAP, "0") not in ("", "0"):
+        return True
+    return file_system_of(os.fstat(descriptor).st_dev).split(".")[0] in NETWORK
+
+
+@cache
+def file_system_of(device: int) -> str:
+    """Return the kernel's name of the file system on a device; empty where that is unknown."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in MOUNTS.read_text().splitlines() if MOUNTS.exists() else ():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == wanted:
+            return after.split()[0]
+    return ""
+
+
+def huge_memory(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return new private memory, in huge pages where the system has them.
+
+    Each costs one page fault, where small pages cost 512. Freed with the array.
+
+    Raises:
+        MemoryError: There is none, or no address.
+    """
+    try:
+        memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {nbytes:,} bytes: {error.strerror}") from None
+    array = np.frombuffer(memory, np.uint8)
+    begin, whole = -array.ctypes.data % HUGE_PAGE, nbytes - nbytes % HUGE_PAGE
+    if whole:
+        with suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
+    return array[begin : begin + nbytes]

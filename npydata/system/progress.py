@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import warnings
 from functools import cache
 from typing import Protocol
 
@@ -114,3 +115,11 @@ def _scaled(value: float, unit: str) -> str:
         value /= 1000
     digits = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
     return f"{digits} {prefix}{unit}"
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the innermost line that is not in this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "npydata":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

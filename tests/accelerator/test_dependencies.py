@@ -16,12 +16,9 @@ import torch
 from conftest import SEEDS, each_seed
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, write_tokens
-from npydata.checkpointer import device_copy
 from npydata.checkpointer.checkpointer import AsyncCheckpointer as Saver
-from npydata.checkpointer.device_copy import DeviceCopier, RingCopy, empty_slot
-from npydata.checkpointer.overlap import Overlap
-from npydata.checkpointer.staging import PendingCopies, StagingTask
-from npydata.distributed.replicas import Samples
+from npydata.checkpointer.checkpointer import Save
+from npydata.checkpointer.device import DeviceCopier, PendingCopies
 from npydata.loader.device import Transfer
 
 TRIES = max(400, len(SEEDS))
@@ -115,52 +112,31 @@ def batches(seeds, folder, _):
     )
 
 
-def samples(seeds, *_):
-    snapshots.test_samples_of_replicas_are_read_when_their_stream_has_made_them(seeds)
-
-
-BEHIND = "side.wait_stream(self.streams.current_stream(device))"
 MUTANTS = [
-    (Transfer.send, "done.synchronize()", batches, ""),
-    (Transfer.receive, "tensor.record_stream(current)", batches, ""),
-    (DeviceCopier._behind_training, BEHIND, stepped("host"), ""),
-    (DeviceCopier._behind_training, BEHIND, stepped("device"), "ring"),
-    (DeviceCopier._start_on, "pending.held.extend(copy.source for copy in copies)",
-     let_go("host"), ""),
-    (DeviceCopier._start_on, "pending.held.extend(copy.source for copy in copies)",
-     let_go("device"), ""),
-    (DeviceCopier.through_ring, "original.source if clones", let_go("device"), "ring"),
-    (DeviceCopier._start_on, "self.streams.current_stream(device).wait_event(read or arrived)",
-     stepped("device"), ""),
-    (DeviceCopier.through_ring, "self.streams.current_stream(device).wait_stream(side)",
-     stepped("device"), "ring"),
-    (DeviceCopier.start, "side.synchronize()", stopped(snapshots.failing_copy), ""),
-    (RingCopy.run, "self.streams.stream(self.side)", on_own_stream("overlap"), "ring"),
-    (empty_slot, "arrived.synchronize()", stepped("host"), "ring"),
-    (PendingCopies.wait, "event.synchronize()", written, ""),
-    (PendingCopies.order, "streams.current_stream(device).wait_event(event)", stepped("host"), ""),
-    (Saver._begin_on_device, "pending.order(self._copier.streams)", stepped("host"), ""),
-    (Overlap.wait, "staging.pending.order(self._streams)", stepped("overlap"), ""),
-    (Overlap.wait, "staging.copied.wait()", stepped("overlap"), "ring"),
-    (StagingTask.settle, "self.pending.wait()", stopped(snapshots.failing_start), ""),
-    (Samples.checksums, "wait()", samples, ""),
-]  # fmt: skip
+    (Transfer.send, "done.synchronize()", batches),
+    (Transfer.receive, "tensor.record_stream(current)", batches),
+    (DeviceCopier.start, "side.wait_stream(training)", stepped("host")),
+    (DeviceCopier.start, "side.wait_stream(training)", stepped("device")),
+    (DeviceCopier.start, "pending.sources += [copy.source for copy in its]", let_go("host")),
+    (DeviceCopier.start, "pending.sources += [copy.source for copy in its]", let_go("device")),
+    (DeviceCopier.start, "training.wait_event(read or pending.events[device])", stepped("device")),
+    (DeviceCopier.start, "side.synchronize()", stopped(snapshots.failing_copy)),
+    (DeviceCopier.order, "self.streams.current_stream(device).wait_event(event)", stepped("host")),
+    (PendingCopies.wait, "self.events[device].synchronize()", written),
+    (Saver._copy_first, "self._copier.order(snapshot.pending)", stepped("host")),
+    (Saver._start, "snapshot.finish()", stopped(snapshots.failing_start)),
+    (Save.judge, "self._copier.order(self.snapshot.pending)", stepped("overlap")),
+]
 CAUGHT = AssertionError, CheckpointError  # a loader or a reader may notice first
-INSTEAD = {
-    "original.source if clones": "torch.empty(0) if clones",
-    "self.streams.stream(self.side)": "__import__('contextlib').nullcontext()",
-}
 
 
 @pytest.mark.parametrize(
-    "function, line, proof, memory", MUTANTS,
-    ids=[f"{function.__qualname__}-{line[:50]}-{memory}" for function, line, _, memory in MUTANTS],
-)  # fmt: skip
+    "function, line, proof",
+    MUTANTS,
+    ids=[f"{function.__qualname__}-{line[:50]}" for function, line, _ in MUTANTS],
+)
 def test_without_this_line_an_adversary_tears_bits(
-    sim, tmp_path, monkeypatch, function, line, proof, memory
+    sim, tmp_path, monkeypatch, function, line, proof
 ):
-    monkeypatch.setattr(device_copy, "SLOT_BYTES", 512)
-    if memory == "ring":
-        monkeypatch.delattr(torch.sim, "cudart")
-    with without(function, line, INSTEAD.get(line, "pass")), pytest.raises(CAUGHT):
+    with without(function, line), pytest.raises(CAUGHT):
         proof(each_seed(sim, range(TRIES)), tmp_path, monkeypatch)

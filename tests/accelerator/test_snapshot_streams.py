@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,19 +28,17 @@ from npydata import (
     restore_rng,
     verify_checkpoint,
 )
-from npydata.checkpointer import device_copy
-from npydata.checkpointer.staging import Copy
-from npydata.distributed.replicas import Samples, checksum_of
+from npydata.checkpointer import checkpointer as checkpointer_module
+from npydata.checkpointer.snapshot import Copy
 
 SNAPSHOTS = ["host", "overlap", "device"]
-MEMORY = ["registered", "ring"]
+MEMORY = ["registered", "allocated"]
 
 
 @pytest.fixture(params=MEMORY)
 def memory(request, monkeypatch):
-    """How the file's memory is filled: pinned as CUDA does it, or through a pinned ring."""
-    monkeypatch.setattr(device_copy, "SLOT_BYTES", 512)
-    if request.param == "ring":
+    """How the staging buffer is pinned: our own pages, as CUDA can, or those torch gives."""
+    if request.param == "allocated":
         monkeypatch.delattr(torch.sim, "cudart")
     return request.param
 
@@ -257,7 +254,7 @@ def failing_start(monkeypatch, keeper):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(keeper, "_task", refused)
+    monkeypatch.setattr(checkpointer_module.Save, "start", refused)
 
 
 def failing_copy(monkeypatch, keeper):
@@ -316,19 +313,6 @@ def test_training_resumes_bit_for_bit_with_the_devices_random_numbers(seeds, mem
         restore_rng(training.rng)
         step(model, optimizer)
         assert equal(on_cpu(model.state_dict()), wanted), seed
-
-
-def test_samples_of_replicas_are_read_when_their_stream_has_made_them(few_seeds):
-    for seed in few_seeds:
-        with torch.Stream("sim"):
-            made = torch.full((9,), float(seed), device="sim") + 1
-            state = SimpleNamespace(
-                shards=[SimpleNamespace(name="w", offsets=())], local_tensor={0: made}.get
-            )
-            samples = Samples(seed=0)
-            samples.take("model", state, [0])
-        wanted = checksum_of(torch.full((9,), float(seed)) + 1)
-        assert samples.checksums() == [["model", "w", (), wanted]], seed
 
 
 KILLED = """

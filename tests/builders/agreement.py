@@ -26,8 +26,6 @@ import torch
 from checkpoint_reading import bytes_of
 
 from npydata import CheckpointError, open_checkpoint
-from npydata.reader.checkpoint import TensorInfo
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
 
 NODES = 20_000
 """Of a value that is larger only so much is compared."""
@@ -137,18 +135,16 @@ class Shown:
             shown = self.of_container(value)
             self.inside.discard(id(value))
             return shown
-        if isinstance(value, TensorInfo):
+        if type(value).__name__ == "TensorInfo":
             try:
                 value = self.checkpoint[value.name]
             except CheckpointError:
                 return REFUSED
-        if isinstance(value, Global | Opaque):
+        if type(value).__module__.startswith("npydata"):  # described: a key, or what code makes
             return REFUSED
         if isinstance(value, torch.TypedStorage | torch.UntypedStorage):
             dtype = getattr(value, "dtype", torch.uint8)
             value = torch.empty(0, dtype=dtype).set_(getattr(value, "_untyped_storage", value))
-        if isinstance(value, Storage | StoredTensor):  # as a key: described, and not data
-            return REFUSED
         return self.of_plain(value)
 
     def of_container(self, value: Any) -> Any:

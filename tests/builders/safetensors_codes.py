@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from npydata.reader.containers.safetensors import CODES
+from npydata.reader.formats.safetensors import CODES
 
 SINCE = {"F8_E8M0": "0.6", "C64": "0.7", "F8_E4M3FNUZ": "0.8", "F8_E5M2FNUZ": "0.8"}
 """Codes that older releases refuse."""

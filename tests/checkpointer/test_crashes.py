@@ -20,14 +20,11 @@ from faults.children import Child
 from faults.layer import Layer, be_killed
 from faults.saving import holds, save_step, saves_again
 from npydata import AsyncCheckpointer
-from npydata.checkpointer import commit
 
 times, seed, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-how, at_calls = sys.argv[4], sys.argv[5] == "call"
+at_calls = sys.argv[4] == "call"
 torch.set_num_threads(1)
 chance, pause = random.Random(seed), threading.Event()
-if how == "fallback":
-    commit.exchange = lambda one, other: False
 
 def save_for_ever(report, first, layer):
     keeper = AsyncCheckpointer(keep_last=2)
@@ -61,40 +58,35 @@ print(len(seen), newer)
 """
 
 
-def killed(times, seed, root, how, when="moment"):
-    child = run_child(KILLS, times, seed, root, how, when, seconds=60 + times)
+def killed(times, seed, root, when="moment"):
+    child = run_child(KILLS, times, seed, root, when, seconds=60 + times)
     assert child.returncode == 0, child.stderr
     kinds, newer = map(int, child.stdout.split())
     return kinds, newer
 
 
-@pytest.mark.parametrize("how", ["exchange", "fallback"])
-def test_6_kills_at_random_moments_lose_nothing_that_was_confirmed(tmp_path, how, record_property):
+def test_6_kills_at_random_moments_lose_nothing_that_was_confirmed(tmp_path, record_property):
     record_property("kills", 6)
-    killed(6, 0, tmp_path, how)
+    killed(6, 0, tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["exchange", "fallback"])
-def test_150_kills_at_random_moments_lose_nothing_that_was_confirmed(
-    tmp_path, how, record_property
-):
+def test_150_kills_at_random_moments_lose_nothing_that_was_confirmed(tmp_path, record_property):
     record_property("kills", 150)
-    kinds, newer = killed(150, 1, tmp_path, how)
+    kinds, newer = killed(150, 1, tmp_path)
     assert kinds, "no kill came between the steps of a save: they prove nothing"
     assert newer, "no kill came between a commit and its confirmation"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("how", ["exchange", "fallback"])
 @pytest.mark.parametrize("seed", range(5))
 def test_900_kills_at_random_calls_lose_nothing_that_was_confirmed(
-    memory_folder, how, seed, record_property
+    memory_folder, seed, record_property
 ):
     record_property("kills", 900)
-    kinds, newer = killed(900, seed, memory_folder, how, "call")
+    kinds, newer = killed(900, seed, memory_folder, "call")
     assert kinds
     assert newer
 

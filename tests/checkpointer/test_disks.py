@@ -178,7 +178,7 @@ def survived(root, confirmed):
     except Exception as error:
         print(f"lost: {error}", file=sys.stderr)
         return False
-    saves_again(root, "reused0", step + 1)
+    saves_again(root, "reused0", step + 1, of_the_living=True)
     return True
 
 

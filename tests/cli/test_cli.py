@@ -16,12 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.metadata import Metadata
 
 from npydata import __version__, write_tokens
-from npydata.cli import main, one_line
+from npydata.cli import FLOATS, main, one_line
 from npydata.dataset import inspect as inspect_tokens
 from npydata.dataset import prepare as prepare_module
 from npydata.dataset.inspect import count_windows
 from npydata.reader import convert as convert_module
-from npydata.reader.command import FLOATS
 from npydata.system.progress import human_bytes, human_rate
 
 
@@ -441,11 +440,11 @@ def test_convert_replaces_an_older_file(model):
 
 
 def test_ctrl_c_while_converting_leaves_nothing_half_written(model, monkeypatch, capsys):
-    def interrupted(out, slot, bar):
+    def interrupted(out, slots, header, bar):
         out.write(b"part of it")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert_module, "write_slot", interrupted)
+    monkeypatch.setattr(convert_module, "write_file", interrupted)
     assert main(["convert", str(model), str(model.with_name("out.safetensors"))]) == 130
     assert capsys.readouterr().err == "npydata: interrupted\n"
     assert [path.name for path in model.parent.iterdir()] == ["model.pt"]

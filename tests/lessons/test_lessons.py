@@ -10,15 +10,14 @@ import torch.distributed.checkpoint.default_planner  # noqa: F401 - a child has 
 from course.grading import child
 from tutorial import keeping, sync
 from tutorial.building import judge
+from tutorial.kept.reader.archive import Extent
+from tutorial.kept.reader.containers import legacy
+from tutorial.kept.reader.containers.legacy import COUNT_BYTES
+from tutorial.kept.reader.parallel_read import GAP_BYTES, REQUEST_BYTES
 from tutorial.lessons import PARTS, build_named
 from tutorial.solving import plain, solutions, solved, without_annotations
 from tutorial.symbols import find, fingerprint, module_source, parse_symbol
 from tutorial.workbench import OURS, YOURS, kept_by, run_card, sentence
-
-from npydata.reader.archive import Extent
-from npydata.reader.containers import legacy
-from npydata.reader.containers.legacy import COUNT_BYTES
-from npydata.reader.parallel_read import GAP_BYTES, REQUEST_BYTES
 
 LESSONS = tools.read_lessons()
 BUILDS = [build for part in PARTS.values() for build in part.builds]

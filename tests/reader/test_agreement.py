@@ -24,6 +24,11 @@ from pickle_code import NONE, call, name, persistent, program, storage
 
 from npydata import open_checkpoint
 
+DIFFERENT = {
+    "one_key_with_two_dtypes", "one_key_with_two_integer_dtypes", "one_key_typed_and_untyped",
+    "safetensors_and_a_pickle_that_runs",
+}  # fmt: skip
+"""Files that are shown otherwise than torch 2.13 shows them; the README says how."""
 OTHER_READERS = {"index", "shards", "places", "bombs"}
 """Families of files that torch does not read, or that would exhaust it."""
 ASKED = [
@@ -60,6 +65,7 @@ def seen(tmp_path_factory):
 def test_torch_loads_what_is_shown_here_or_it_is_refused(seen, attack):
     for one in seen(attack.family)[attack.name]:
         named = one["end"] == "alone" and one["unsafe"]  # what only code could make is listed
+        named = named or attack.name in DIFFERENT
         assert one["end"] in ("agree", "refused") or named, one
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from npydata.system import atomic_write as atomic
-from npydata.system.atomic_write import replacing, replacing_folder
+from npydata.system import atomic
+from npydata.system.atomic import replacing, replacing_folder
 
 
 def write(path, text=b"new"):

@@ -6,7 +6,7 @@ import time
 import pytest
 from faults.saving import PATIENCE
 
-from npydata.system.event import InterruptSafeEvent
+from npydata.system.threads import InterruptSafeEvent
 
 
 def test_all_that_wait_are_woken_and_later_ones_do_not_wait():

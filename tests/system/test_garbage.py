@@ -9,7 +9,7 @@ from faults.children import Child
 from loader_tools import run_child
 from safetensors.torch import save_file
 
-from npydata.system.garbage import without_collecting
+from npydata.system.threads import without_collecting
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -81,7 +81,7 @@ def scramble_seen(answer: Any, rows: int, columns: int) -> dict[str, Any]:
     return {
         "shape": moved.shape,
         "inside the grid": bool((moved >= 0).all() and (moved < rows * columns).all()),
-        "numbers that come twice": len(cells) - len(np.unique(moved)),
+        "no two in the same place": len(np.unique(moved)) == len(cells),
         "the column moves by a hash of": decided(across, deciding),
         "the row moves by a hash of": decided(down, {"the new column": once % columns} | deciding),
         "keys that matter": sum(not np.array_equal(one, moved) for one in others),

@@ -6,13 +6,13 @@ import struct
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.call_opcodes import load_reduce, name_global
-from npydata.reader.opcodes import HANDLERS, collect_tuple, mark, push_number, push_text
-from npydata.reader.pickle_machine import MALFORMED, PickleMachine
-from npydata.reader.stored import Global, Opaque, Storage, StoredTensor
-from npydata.reader.torch_rebuild import CALLS, Rebuilder, first_opaque, validate_call
 from tutorial.building import Build
 from tutorial.frames.reader import MyMachine, MyRebuilder
+from tutorial.kept.reader.call_opcodes import load_reduce, name_global
+from tutorial.kept.reader.opcodes import HANDLERS, collect_tuple, mark, push_number, push_text
+from tutorial.kept.reader.pickle_machine import MALFORMED, PickleMachine
+from tutorial.kept.reader.stored import Global, Opaque, Storage, StoredTensor
+from tutorial.kept.reader.torch_rebuild import CALLS, Rebuilder, first_opaque, validate_call
 from tutorial.promised.reader import MACHINE_CARDS as CARDS  # noqa: F401
 from tutorial.promised.reader import MACHINE_PROMISES as PROMISES  # noqa: F401
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.archive import Extent
-from npydata.reader.containers.legacy import require_count, require_end, scan_storages
-from npydata.reader.containers.safetensors import check_no_gaps
-from npydata.reader.containers.zip import LOCAL, payload_begin
-from npydata.reader.files import OpenFile
-from npydata.reader.parallel_read import GAP_BYTES, REQUEST_BYTES, Read, runs
-from npydata.reader.stored import Storage
-from npydata.reader.strides import byte_span, element_span
-from npydata.reader.tensors import view
 from tutorial.building import Build, ChangedInPlaceError
+from tutorial.kept.reader.archive import Extent
+from tutorial.kept.reader.containers.legacy import require_count, require_end, scan_storages
+from tutorial.kept.reader.containers.safetensors import check_no_gaps
+from tutorial.kept.reader.containers.zip import LOCAL, payload_begin
+from tutorial.kept.reader.files import OpenFile
+from tutorial.kept.reader.parallel_read import GAP_BYTES, REQUEST_BYTES, Read, runs
+from tutorial.kept.reader.stored import Storage
+from tutorial.kept.reader.strides import byte_span, element_span
+from tutorial.kept.reader.tensors import view
 from tutorial.promised.reader import FILE_CARDS as CARDS  # noqa: F401
 from tutorial.promised.reader import FILE_PROMISES as PROMISES  # noqa: F401
 

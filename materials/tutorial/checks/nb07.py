@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import torch
 
-from npydata import CheckpointError
-from npydata.checkpointer.background import BackgroundTask, Watermark
-from npydata.checkpointer.file_layout import TensorSlot, slots_for, stored_as
-from npydata.checkpointer.overlap import tensors_of
-from npydata.checkpointer.staging import Copy
-from npydata.reader.containers.safetensors import LENGTH_BYTES, page_header
 from tutorial.building import SLIPS, Build, ChangedInPlaceError
+from tutorial.kept import CheckpointError
+from tutorial.kept.checkpointer.background import BackgroundTask, Watermark
+from tutorial.kept.checkpointer.file_layout import TensorSlot, slots_for, stored_as
+from tutorial.kept.checkpointer.overlap import tensors_of
+from tutorial.kept.checkpointer.staging import Copy
+from tutorial.kept.reader.containers.safetensors import LENGTH_BYTES, page_header
 from tutorial.promised.snapshot import CARDS, PROMISES  # noqa: F401
 from tutorial.saving import PIECES, WEIGHTS, Training, save_torn
 

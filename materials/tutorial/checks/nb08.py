@@ -11,8 +11,10 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from npydata import CheckpointError
-from npydata.checkpointer.commit import (
+from tutorial.building import Build
+from tutorial.crashes import files_of
+from tutorial.kept import CheckpointError
+from tutorial.kept.checkpointer.commit import (
     LATEST,
     by_sequence,
     commit,
@@ -28,7 +30,7 @@ from npydata.checkpointer.commit import (
     remove_old,
     write_small,
 )
-from npydata.checkpointer.manifest import (
+from tutorial.kept.checkpointer.manifest import (
     MANIFEST,
     MODEL,
     PIECE_BYTES,
@@ -36,9 +38,7 @@ from npydata.checkpointer.manifest import (
     check_sizes,
     checksums,
 )
-from npydata.system.atomic_write import sync_folder
-from tutorial.building import Build
-from tutorial.crashes import files_of
+from tutorial.kept.system.atomic_write import sync_folder
 from tutorial.killed_writer import shown
 from tutorial.promised.checkpointer import (
     CARDS,  # noqa: F401

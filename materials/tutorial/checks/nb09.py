@@ -4,18 +4,18 @@ from functools import partial
 
 import numpy as np
 
-from npydata import CheckpointError, latest_checkpoint
-from npydata.checkpointer.commit import commit, new_manifest, temporary_beside
-from npydata.checkpointer.load import check, hold
-from npydata.checkpointer.manifest import FileEntry
-from npydata.distributed.coordinator import COMMITTING
-from npydata.distributed.replicas import validate_equal
-from npydata.distributed.save import commit_global, entries_seen, gather_entries
-from npydata.distributed.save_plan import Shard, dedup_save_plans, planned, validate_replicas
-from npydata.reader.sharded import chosen_of, overlap
-from npydata.reader.strides import expand_index, steps_of
 from tutorial.building import Build
 from tutorial.frames.ranks import MySampler
+from tutorial.kept import CheckpointError, latest_checkpoint
+from tutorial.kept.checkpointer.commit import commit, new_manifest, temporary_beside
+from tutorial.kept.checkpointer.load import check, hold
+from tutorial.kept.checkpointer.manifest import FileEntry
+from tutorial.kept.distributed.coordinator import COMMITTING
+from tutorial.kept.distributed.replicas import validate_equal
+from tutorial.kept.distributed.save import commit_global, entries_seen, gather_entries
+from tutorial.kept.distributed.save_plan import Shard, dedup_save_plans, planned, validate_replicas
+from tutorial.kept.reader.sharded import chosen_of, overlap
+from tutorial.kept.reader.strides import expand_index, steps_of
 from tutorial.lesson_loader import BatchSampler
 from tutorial.promised.ranks import (
     CARDS,  # noqa: F401

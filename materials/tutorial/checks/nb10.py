@@ -14,8 +14,8 @@ import torch
 
 import npydata
 from npydata import CheckpointError, TrainingState, restore_rng, save_checkpoint
-from npydata.checkpointer.training_state import capture_rng
 from tutorial.building import Build
+from tutorial.kept.checkpointer.training_state import capture_rng
 from tutorial.promised.training import CARDS, PROMISES  # noqa: F401
 from tutorial.symbols import ROOT
 

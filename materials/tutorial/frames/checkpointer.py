@@ -4,8 +4,8 @@
 import os
 import zlib
 
-from npydata import CheckpointError
-from npydata.checkpointer.commit import (
+from tutorial.kept import CheckpointError
+from tutorial.kept.checkpointer.commit import (
     by_sequence,
     committed,
     is_complete,
@@ -18,8 +18,8 @@ from npydata.checkpointer.commit import (
     temporary_beside,
     write_small,
 )
-from npydata.checkpointer.manifest import MANIFEST, PIECE_BYTES, FileEntry, Manifest
-from npydata.checkpointer.runs import run_in
+from tutorial.kept.checkpointer.manifest import MANIFEST, PIECE_BYTES, FileEntry, Manifest
+from tutorial.kept.checkpointer.runs import run_in
 
 
 def save(folder, step, files, keep_last=None):

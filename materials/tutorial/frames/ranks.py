@@ -3,11 +3,11 @@
 # ruff: noqa: F401
 import numpy as np
 
-from npydata.checkpointer.commit import commit, new_manifest
-from npydata.distributed.replicas import validate_equal
-from npydata.distributed.save import entries_seen
-from npydata.distributed.save_plan import planned, validate_replicas
-from npydata.reader.strides import expand_index, steps_of
+from tutorial.kept.checkpointer.commit import commit, new_manifest
+from tutorial.kept.distributed.replicas import validate_equal
+from tutorial.kept.distributed.save import entries_seen
+from tutorial.kept.distributed.save_plan import planned, validate_replicas
+from tutorial.kept.reader.strides import expand_index, steps_of
 from tutorial.lesson_loader import BatchSampler
 
 

@@ -7,27 +7,32 @@ from pathlib import Path
 import torch
 
 from npydata import CheckpointError
-from npydata.reader.archive import Archive, Extent
-from npydata.reader.containers import container_of, safetensors
-from npydata.reader.containers import zip as zips
-from npydata.reader.containers.legacy import COUNT_BYTES, in_file_order, require_count, require_end
-from npydata.reader.files import OpenFile
-from npydata.reader.in_flight import in_parallel
-from npydata.reader.load import Plan
-from npydata.reader.naming import name_entries
-from npydata.reader.opcodes import HANDLERS
-from npydata.reader.parallel_read import (
+from tutorial.kept.reader.archive import Archive, Extent
+from tutorial.kept.reader.containers import container_of, safetensors
+from tutorial.kept.reader.containers import zip as zips
+from tutorial.kept.reader.containers.legacy import (
+    COUNT_BYTES,
+    in_file_order,
+    require_count,
+    require_end,
+)
+from tutorial.kept.reader.files import OpenFile
+from tutorial.kept.reader.in_flight import in_parallel
+from tutorial.kept.reader.load import Plan
+from tutorial.kept.reader.naming import name_entries
+from tutorial.kept.reader.opcodes import HANDLERS
+from tutorial.kept.reader.parallel_read import (
     GAP_BYTES,
     REQUEST_BYTES,
     cut,
     finish_request,
     read_request,
 )
-from npydata.reader.pickle_machine import MALFORMED, PickleMachine
-from npydata.reader.stored import Opaque, StoredTensor
-from npydata.reader.strides import slice_view
-from npydata.reader.tensors import Entry, TensorReader, require_readable
-from npydata.reader.torch_rebuild import CALLS, Rebuilder, first_opaque, validate_call
+from tutorial.kept.reader.pickle_machine import MALFORMED, PickleMachine
+from tutorial.kept.reader.stored import Opaque, StoredTensor
+from tutorial.kept.reader.strides import slice_view
+from tutorial.kept.reader.tensors import Entry, TensorReader, require_readable
+from tutorial.kept.reader.torch_rebuild import CALLS, Rebuilder, first_opaque, validate_call
 
 
 class MyMachine(PickleMachine):

@@ -6,9 +6,10 @@ import mmap
 
 import torch
 
-from npydata import AsyncCheckpointer, CheckpointError
-from npydata.checkpointer.background import THREAD_NAME, BackgroundTask, Watermark
-from npydata.checkpointer.file_layout import (
+from npydata.system.accelerator import is_queued
+from tutorial.kept import AsyncCheckpointer, CheckpointError
+from tutorial.kept.checkpointer.background import THREAD_NAME, BackgroundTask, Watermark
+from tutorial.kept.checkpointer.file_layout import (
     FileLayout,
     TensorSlot,
     find_ties,
@@ -16,10 +17,9 @@ from npydata.checkpointer.file_layout import (
     metadata_of,
     stored_as,
 )
-from npydata.checkpointer.overlap import Overlap, storage_pointer
-from npydata.checkpointer.staging import Copy, StagedFile, plan_copies
-from npydata.reader.containers.safetensors import LENGTH_BYTES, header_text
-from npydata.system.accelerator import is_queued
+from tutorial.kept.checkpointer.overlap import Overlap, storage_pointer
+from tutorial.kept.checkpointer.staging import Copy, StagedFile, plan_copies
+from tutorial.kept.reader.containers.safetensors import LENGTH_BYTES, header_text
 
 
 class MyCopy(Copy):

@@ -11,7 +11,7 @@ import torch
 
 import npydata
 from npydata import TrainingState
-from npydata.checkpointer.training_state import capture_on_accelerators
+from tutorial.kept.checkpointer.training_state import capture_on_accelerators
 
 sys.path.append(str(Path(npydata.__file__).parents[1] / "examples"))
 from train import Asked, require_same

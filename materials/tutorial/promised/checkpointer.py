@@ -5,10 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
-from npydata import CheckpointError
-from npydata.checkpointer.commit import LATEST
-from npydata.checkpointer.manifest import MODEL, FileEntry, read_manifest
 from tutorial.crashes import ends, files_of, loaded
+from tutorial.kept import CheckpointError
+from tutorial.kept.checkpointer.commit import LATEST
+from tutorial.kept.checkpointer.manifest import MODEL, FileEntry, read_manifest
 from tutorial.mutation import Card
 from tutorial.promised import expect
 
@@ -141,7 +141,7 @@ PROMISES = [
 CARDS = [
     Card(
         name="no sync before the name",
-        symbol="npydata.checkpointer.commit.commit",
+        symbol="tutorial.kept.checkpointer.commit.commit",
         line="sync_folder(temporary)",
         mutant="pass",
         promise=a_power_cut_leaves_a_checkpoint,
@@ -158,7 +158,7 @@ CARDS = [
     ),
     Card(
         name="latest is an order",
-        symbol="npydata.checkpointer.commit.latest_in",
+        symbol="tutorial.kept.checkpointer.commit.latest_in",
         line="if folder in committed(root) and is_complete(folder):",
         mutant="if folder is not None:",
         promise=latest_is_advice,
@@ -175,7 +175,7 @@ CARDS = [
     ),
     Card(
         name="whose are they",
-        symbol="npydata.checkpointer.commit.remove_old",
+        symbol="tutorial.kept.checkpointer.commit.remove_old",
         line="for folder in committed(root, run_of=newest)[keep_last:]:",
         mutant="for folder in committed(root)[keep_last:]:",
         promise=only_the_run_s_own_go,

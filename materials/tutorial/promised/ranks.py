@@ -9,13 +9,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch.distributed as dist
 
-from npydata import CheckpointError, latest_checkpoint
-from npydata.checkpointer.commit import temporary_beside
-from npydata.checkpointer.load import check, hold
-from npydata.checkpointer.manifest import checksums
-from npydata.distributed.coordinator import Coordinator
-from npydata.distributed.group import Group
-from npydata.distributed.save_plan import Shard
+from tutorial.kept import CheckpointError, latest_checkpoint
+from tutorial.kept.checkpointer.commit import temporary_beside
+from tutorial.kept.checkpointer.load import check, hold
+from tutorial.kept.checkpointer.manifest import checksums
+from tutorial.kept.distributed.coordinator import Coordinator
+from tutorial.kept.distributed.group import Group
+from tutorial.kept.distributed.save_plan import Shard
 from tutorial.mutation import Card
 from tutorial.promised import expect
 
@@ -252,7 +252,7 @@ PROMISES = [
 CARDS = [
     Card(
         name="rounded the other way",
-        symbol="npydata.reader.sharded.overlap",
+        symbol="tutorial.kept.reader.sharded.overlap",
         line="first = max(0, -(-(offset - begin) // step))",
         mutant="first = max(0, (offset - begin) // step)",
         promise=a_slice_of_chunks_is_the_slice,
@@ -269,7 +269,7 @@ CARDS = [
     ),
     Card(
         name="seen by nobody",
-        symbol="npydata.distributed.save.entries_seen",
+        symbol="tutorial.kept.distributed.save.entries_seen",
         line="if not path.is_file() or path.stat().st_size != entry.size:",
         mutant="if False:",
         promise=two_folders_of_a_name_are_noticed,
@@ -286,7 +286,7 @@ CARDS = [
     ),
     Card(
         name="nobody asked",
-        symbol="npydata.distributed.save.commit_global",
+        symbol="tutorial.kept.distributed.save.commit_global",
         line="coordinator.begin_commit()",
         mutant="pass",
         promise=who_gave_up_is_believed,

@@ -124,7 +124,7 @@ MACHINE_PROMISES = [
 MACHINE_CARDS = [
     Card(
         name="a list aside",
-        symbol="npydata.reader.opcodes.mark",
+        symbol="tutorial.kept.reader.opcodes.mark",
         line="machine.stack = []",
         mutant="machine.stack.clear()",
         promise=values_come_back,
@@ -141,7 +141,7 @@ MACHINE_CARDS = [
     ),
     Card(
         name="at the end",
-        symbol="npydata.reader.pickle_machine.PickleMachine.step",
+        symbol="tutorial.kept.reader.pickle_machine.PickleMachine.step",
         line="except MALFORMED as error:",
         mutant="except KeyError as error:",
         promise=a_cut_is_an_error,
@@ -158,7 +158,7 @@ MACHINE_CARDS = [
     ),
     Card(
         name="the last word of a name",
-        symbol="npydata.reader.torch_rebuild.Rebuilder.reduce",
+        symbol="tutorial.kept.reader.torch_rebuild.Rebuilder.reduce",
         line="known = CALLS.get(str(function))",
         mutant="known = CALLS.get(function.name)",
         promise=tensors_are_described,
@@ -324,7 +324,7 @@ FILE_PROMISES = [
 FILE_CARDS = [
     Card(
         name="no padding",
-        symbol="npydata.reader.containers.zip.payload_begin",
+        symbol="tutorial.kept.reader.containers.zip.payload_begin",
         line="return at + 30 + name_length + extra_length",
         mutant="return at + 30 + name_length",
         promise=zip_files_are_read,
@@ -341,7 +341,7 @@ FILE_CARDS = [
     ),
     Card(
         name="eight bytes short",
-        symbol="npydata.reader.containers.legacy.scan_storages",
+        symbol="tutorial.kept.reader.containers.legacy.scan_storages",
         line="at += COUNT_BYTES + extents[storage.key].nbytes",
         mutant="at += extents[storage.key].nbytes",
         promise=old_files_are_read,
@@ -358,7 +358,7 @@ FILE_CARDS = [
     ),
     Card(
         name="room at the end",
-        symbol="npydata.reader.containers.safetensors.check_no_gaps",
+        symbol="tutorial.kept.reader.containers.safetensors.check_no_gaps",
         line="if at != end:",
         mutant="if at > end:",
         promise=hidden_bytes_are_an_error,

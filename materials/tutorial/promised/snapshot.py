@@ -11,9 +11,9 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file
 
-from npydata import CheckpointError, load_checkpoint
-from npydata.checkpointer import staging, writer
-from npydata.checkpointer.manifest import MODEL
+from tutorial.kept import CheckpointError, load_checkpoint
+from tutorial.kept.checkpointer import staging, writer
+from tutorial.kept.checkpointer.manifest import MODEL
 from tutorial.mutation import Card
 from tutorial.promised import expect
 
@@ -332,7 +332,7 @@ PROMISES = [
 CARDS = [
     Card(
         name="as they come",
-        symbol="npydata.checkpointer.file_layout.slots_for",
+        symbol="tutorial.kept.checkpointer.file_layout.slots_for",
         line="for name in sorted(tensors, key=lambda one: -tensors[one].dtype.itemsize):",
         mutant="for name in tensors:",
         promise=elements_lie_where_a_map_wants_them,
@@ -349,7 +349,7 @@ CARDS = [
     ),
     Card(
         name="an error for ever",
-        symbol="npydata.checkpointer.background.BackgroundTask.result",
+        symbol="tutorial.kept.checkpointer.background.BackgroundTask.result",
         line="error, self.error = self.error, None",
         mutant="error = self.error",
         promise=an_error_is_raised_once,
@@ -366,7 +366,7 @@ CARDS = [
     ),
     Card(
         name="too fast",
-        symbol="npydata.checkpointer.background.Watermark.wait_for",
+        symbol="tutorial.kept.checkpointer.background.Watermark.wait_for",
         line="self._changed.wait_for(lambda: self._upto >= upto or self._error is not None)",
         mutant="self._changed.wait_for(lambda: self._upto >= 0 or self._error is not None)",
         promise=the_writer_stays_behind,

@@ -19,7 +19,7 @@ from npydata.dataset.layout import (
     integer_dtype,
 )
 from npydata.errors import TokenFileError
-from npydata.system.caller import warn_caller
+from npydata.system.progress import warn_caller
 
 DEFAULT_DTYPE = "uint32"
 LARGEST_VOCABULARY = 1 << 20

@@ -13,9 +13,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-CALLS = ("open", "mkdir", "rmdir", "rename", "replace", "link", "symlink", "unlink", "remove",
-         "pwrite", "truncate", "ftruncate", "copy_file_range")  # fmt: skip
-SYNCS = ("fsync", "fdatasync")
+from faults.calls import SYNCS, intercepted
 
 
 class Camera:
@@ -29,16 +27,10 @@ class Camera:
     @contextmanager
     def running(self):
         """Film what this process does."""
-        before = {name: getattr(os, name) for name in (*CALLS, *SYNCS)}
-        for name, call in before.items():
-            setattr(os, name, self._filmed(call, syncs=name in SYNCS))
-        try:
+        with intercepted(self._film_call):
             self.note("seen", None)
             yield self
             self.note("seen", None)
-        finally:
-            for name, call in before.items():
-                setattr(os, name, call)
 
     def confirm(self, step):
         """Note that the saving program was told that a step is on the disk."""
@@ -49,21 +41,18 @@ class Camera:
             self._look()
             pickle.dump((kind, value), self._film)
 
-    def _filmed(self, call, syncs):
-        def made(*args, **kwargs):
-            with self._alone:
-                if self._inside:  # a collector may close and remove things at any moment
+    def _film_call(self, name, call, args, kwargs):
+        with self._alone:
+            if self._inside:  # a collector may close and remove things at any moment
+                return call(*args, **kwargs)
+            with self._turn():
+                self._look()
+                if name in SYNCS:
+                    return self._synced(call, *args)
+                try:
                     return call(*args, **kwargs)
-                with self._turn():
+                finally:
                     self._look()
-                    if syncs:
-                        return self._synced(call, *args)
-                    try:
-                        return call(*args, **kwargs)
-                    finally:
-                        self._look()
-
-        return made
 
     def _synced(self, call, file):
         status = os.fstat(file if isinstance(file, int) else file.fileno())
@@ -75,14 +64,14 @@ class Camera:
     @contextmanager
     def _turn(self):
         with self._alone:
-            fcntl.flock(self._film, fcntl.LOCK_EX)
             self._inside = True
+            fcntl.flock(self._film, fcntl.LOCK_EX)
             try:
                 yield
             finally:
                 self._film.flush()
-                self._inside = False
                 fcntl.flock(self._film, fcntl.LOCK_UN)
+                self._inside = False
 
     def _look(self):
         inodes = look(self.folder)

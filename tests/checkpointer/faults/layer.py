@@ -1,57 +1,37 @@
-"""A layer over the system calls of a save, in Python: call ``N`` fails, or is never made.
+"""A save whose call ``N`` fails, or is never made; it works where ``strace`` does not."""
 
-It works where ``strace`` does not. Calls are counted in the thread that writes, so the same number
-is always the same call.
-"""
-
-import ctypes
-import fcntl
 import os
 import signal
 import threading
 from contextlib import contextmanager
 
-from npydata.checkpointer import commit
-from npydata.checkpointer.background import THREAD_NAME
+from faults.calls import intercepted
 
-CALLS = ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fchmod", "chmod", "rename", "replace",
-         "unlink", "rmdir", "close")  # fmt: skip
+THREAD_NAME = "npydata-save"
 
 
 class Layer:
     """Calls ``at`` to do something else than the call that has the number ``when``, from 0 on.
 
-    Counted are the calls of the thread that writes; with ``everywhere`` those of all threads.
+    Counted are the calls of the thread that writes, so the same number is always the same call;
+    with ``everywhere`` those of all threads.
     """
 
     def __init__(self, when=None, at=None, everywhere=False):
         self.when, self.at, self.everywhere, self.calls = when, at, everywhere, []
 
-    def around(self, name, call):
-        """Return a function that counts a call before it is made."""
-
-        def counted(*args, **kwargs):
-            if not self.everywhere and threading.current_thread().name != THREAD_NAME:
-                return call(*args, **kwargs)
+    def count(self, name, call, args, kwargs):
+        if self.everywhere or threading.current_thread().name == THREAD_NAME:
             self.calls.append(name)
             if len(self.calls) - 1 == self.when:
                 self.at()
-            return call(*args, **kwargs)
-
-        return counted
+        return call(*args, **kwargs)
 
     @contextmanager
     def installed(self):
         """Put the layer under everything that a save calls."""
-        places = [(os, name) for name in CALLS] + [(fcntl, "flock"), (commit, "exchange")]
-        before = [getattr(owner, name) for owner, name in places]
-        for (owner, name), call in zip(places, before, strict=True):
-            setattr(owner, name, self.around(name, call))
-        try:
+        with intercepted(self.count):
             yield self
-        finally:
-            for (owner, name), call in zip(places, before, strict=True):
-                setattr(owner, name, call)
 
 
 def failing(number):
@@ -71,9 +51,3 @@ def die():
 def be_killed():
     """End by the signal that no process survives."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def without_exchange(monkeypatch):
-    """Make this a system that can't swap two names."""
-    monkeypatch.setattr(commit, "libc", ctypes.CDLL(None, use_errno=True))
-    monkeypatch.setattr(commit, "exchange", lambda one, other: False)

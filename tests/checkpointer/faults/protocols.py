@@ -1,11 +1,9 @@
 """What promises to survive a power cut: how it is written, and what must hold afterwards."""
 
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,16 +16,15 @@ from faults.film import Camera
 from faults.saving import model_at, optimizer_at, resume, save_step, saved, saves_again, step_of
 from npydata import (
     AsyncCheckpointer,
+    ShardingConfig,
     TrainingState,
     latest_checkpoint,
     open_checkpoint,
     open_tokens,
     write_tokens,
 )
-from npydata.checkpointer import commit
 from npydata.dataset.prepare import prepare
-from npydata.distributed import ShardingConfig
-from npydata.system.atomic_write import replacing
+from npydata.system.atomic import replacing
 
 ELEMENTS = 1500
 """Of the saved model: some 12 sectors on two pages."""
@@ -51,7 +48,6 @@ class Checkpoints(Filmed):
     names: tuple[str, ...] = ("a",)
     """Folders of the saves, in their order."""
     keep_last: int | None = None
-    exchange: bool = True
     root: str = "run"
 
     def prepare(self, folder):
@@ -61,7 +57,7 @@ class Checkpoints(Filmed):
     def act(self, folder, confirm):
         """Save, and call ``confirm(step)`` when a step must be on the disk."""
         resume(folder / self.root)
-        with self._exchange(), AsyncCheckpointer(keep_last=self.keep_last) as keeper:
+        with AsyncCheckpointer(keep_last=self.keep_last) as keeper:
             for step, name in enumerate(self.names, len(self.before) + 1):
                 save_step(keeper, folder / self.root / name, step, ELEMENTS)
                 keeper.wait()
@@ -83,15 +79,8 @@ class Checkpoints(Filmed):
     def go_on(self, folder):
         """Check that the next save works, and clears away what the power cut left."""
         resume(folder / self.root)
-        saves_again(folder / self.root, "next", 100, self.keep_last or 100)
-
-    @contextmanager
-    def _exchange(self):
-        if self.exchange:
-            yield
-        else:
-            with patch.object(commit, "exchange", lambda one, other: False):
-                yield
+        root = folder / self.root
+        saves_again(root, "next", 100, self.keep_last or 100, of_the_living=True)
 
 
 class Distributed(Checkpoints):
@@ -218,7 +207,6 @@ def prepared():
 PROTOCOLS = {
     "the first save into a root that is not there": Checkpoints(root="deep/run"),
     "a folder is replaced": Checkpoints(("a", "b"), ("a",)),
-    "a folder is replaced without EXCHANGE": Checkpoints(("a", "b"), ("a",), exchange=False),
     "new folders, old ones go": Checkpoints(("a", "b"), ("c", "d"), keep_last=1),
     "latest moves to and fro": Checkpoints(("a",), ("b", "a", "b"), keep_last=2),
     "two ranks, the first save": Distributed(),

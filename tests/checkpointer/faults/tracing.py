@@ -7,10 +7,10 @@ import threading
 from functools import cache
 
 from faults.children import Child
+from faults.layer import THREAD_NAME
 from faults.saving import save_step
 from faults.tools import not_installed
 from npydata import AsyncCheckpointer
-from npydata.checkpointer.writer import Writer
 
 CHANGING = {"write", "pwrite64", "ftruncate", "fsync", "fdatasync", "fchmod", "chmod", "fchmodat",
             "mkdir", "rmdir", "unlink", "unlinkat", "rename", "renameat2", "flock", "openat",
@@ -35,16 +35,12 @@ class TracedSave(Child):
     It reports the errors that the first and the second ``wait`` raised, as text.
     """
 
-    def __init__(self, folder, step, exchange=True, keep_last=2):
+    def __init__(self, folder, step, keep_last=2):
         tid_read, tid_write = os.pipe()
         go_read, self._go = os.pipe()
 
         def work(report):
-            hold_writers(tid_write, go_read)
-            if not exchange:
-                from npydata.checkpointer import commit
-
-                commit.exchange = lambda one, other: False
+            hold_writer(tid_write, go_read)
             keeper = AsyncCheckpointer(keep_last=keep_last)
             save_step(keeper, folder, step)
             for _ in range(2):
@@ -63,16 +59,17 @@ class TracedSave(Child):
         super().close()
 
 
-def hold_writers(tid_write, go_read):
-    """Let a save say which thread writes, and wait."""
-    original = Writer.__call__
+def hold_writer(tid_write, go_read):
+    """Let the thread of a save say which one it is, and wait, whoever starts it."""
+    original = threading.Thread.run
 
     def held(self):
-        os.write(tid_write, str(threading.get_native_id()).encode())
-        os.read(go_read, 1)
+        if self.name == THREAD_NAME:
+            os.write(tid_write, str(threading.get_native_id()).encode())
+            os.read(go_read, 1)
         original(self)
 
-    Writer.__call__ = held
+    threading.Thread.run = held
 
 
 def outcome(wait):

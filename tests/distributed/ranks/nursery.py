@@ -29,7 +29,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
 
-import npydata.distributed.checkpointer  # noqa: F401
+import npydata.distributed.save  # noqa: F401
 
 PYPROJECT = str(Path(__file__).resolve().parents[3] / "pyproject.toml")
 LENGTH = struct.Struct("<Q")

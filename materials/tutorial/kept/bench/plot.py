@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npydata.errors import NpyDataError
+from npydata.system.progress import human_bytes
 from tutorial.kept.bench.machine import machine_text
 from tutorial.kept.bench.measure import Row
 from tutorial.kept.bench.report import Report, digits
-
-from npydata.errors import NpyDataError
-from npydata.system.atomic_write import replacing
-from npydata.system.progress import human_bytes
+from tutorial.kept.system.atomic_write import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tutorial.kept.bench.measure import Row
-
-from npydata.system.atomic_write import replacing
 from npydata.system.progress import human_bytes
+from tutorial.kept.bench.measure import Row
+from tutorial.kept.system.atomic_write import replacing
 
 JSON_VERSION = 1
 

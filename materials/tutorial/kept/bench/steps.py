@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
 from tutorial.kept.bench.measure import milliseconds
 from tutorial.kept.bench.tokens import Pair, Task
 

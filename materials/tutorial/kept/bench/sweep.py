@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npydata.errors import NpyDataError
 from tutorial.kept.bench.baselines import OURS, Baseline, baselines_of
 from tutorial.kept.bench.caches import make_warm, noting
 from tutorial.kept.bench.machine import machine_facts
@@ -29,8 +30,6 @@ from tutorial.kept.bench.tokens import (
     warm_rows,
     with_step,
 )
-
-from npydata.errors import NpyDataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

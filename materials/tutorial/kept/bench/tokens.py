@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tutorial.kept.bench.baselines import Baseline
-from tutorial.kept.bench.caches import when_cold
-from tutorial.kept.bench.machine import require_space
-from tutorial.kept.bench.measure import Row, Sample, Steps, interleave, kept_running, timed
 
 from npydata import NpyTokensDataset, open_tokens, write_tokens
 from npydata.system.page_cache import PAGE_SIZE
 from npydata.system.progress import progress_bar
+from tutorial.kept.bench.baselines import Baseline
+from tutorial.kept.bench.caches import when_cold
+from tutorial.kept.bench.machine import require_space
+from tutorial.kept.bench.measure import Row, Sample, Steps, interleave, kept_running, timed
 
 SEED = 0
 MEGABYTE = 1_000_000

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from tutorial.kept.bench.baselines import baseline
 from tutorial.kept.bench.measure import Steps
 from tutorial.kept.bench.tokens import Task

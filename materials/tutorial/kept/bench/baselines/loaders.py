@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+
+from npydata import AsyncDataLoader, AsyncDataLoaderConfig, NpyTokensDataset
 from tutorial.kept.bench.baselines import OURS, baseline
 from tutorial.kept.bench.baselines.windows import batches_of, stacked_batch
 from tutorial.kept.bench.measure import Steps
 from tutorial.kept.bench.tokens import SEED, Pair, Task, loader_settings
-
-from npydata import AsyncDataLoader, AsyncDataLoaderConfig, NpyTokensDataset
 
 Setting = tuple[int, int]
 """Workers and prefetch factor."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tutorial.kept.bench.baselines import baseline
 from tutorial.kept.bench.measure import Steps
 from tutorial.kept.bench.tokens import Task

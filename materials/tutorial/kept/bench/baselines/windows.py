@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from npydata import MmapDataset
 from tutorial.kept.bench.baselines import OURS, baseline
 from tutorial.kept.bench.measure import Steps
 from tutorial.kept.bench.tokens import Pair, Task
-
-from npydata import MmapDataset
 
 RANDOM = "random windows, in process"
 CEILING = "in process, no loader"

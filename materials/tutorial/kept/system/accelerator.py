@@ -1,0 +1,130 @@
+"""The accelerator that torch found, if any: its streams and events, pinned memory, what CUDA adds.
+
+CUDA, ROCm, XPU and other back ends look the same from here. Apple's MPS shows no streams: its
+tensors are copied like those of the CPU, by a call that returns when the copy is done.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+WITHOUT_MODULE = {"cpu", "meta"}
+"""Devices that are always there."""
+
+
+def with_streams() -> torch.device | None:
+    """Return the accelerator whose work is queued in streams, if there is one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if found is None or found.type == "mps" else found
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on a device is queued in streams."""
+    found = with_streams()
+    return found is not None and device.type == found.type
+
+
+def is_queued(tensor: torch.Tensor) -> bool:
+    """Whether what is done with a tensor is queued in a stream, and may not have been done yet."""
+    return not tensor.is_cpu and has_streams(tensor.device)
+
+
+def why_unusable(device: Any) -> str | None:
+    """Say why no tensor can be on a device, and which there are; ``None`` where one can be.
+
+    Nothing is begun on the device: the process may choose another one yet, or fork.
+    """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        why = str(error).split("\n")[0].strip()
+    else:
+        if wanted.type in WITHOUT_MODULE:
+            return None
+        count = device_count(wanted.type)
+        if (wanted.index or 0) < count:
+            return None
+        why = f"there are {count} of its kind, counted from 0" if count else "there is none here"
+    return f"device={device!r}: {why}; available: {', '.join(available_devices())}"
+
+
+def device_count(kind: str) -> int:
+    """Return how many devices of a kind there are; 1 where its back end does not count them."""
+    try:
+        module: Any = torch.get_device_module(kind)
+    except RuntimeError:
+        return 0
+    if hasattr(module, "is_available") and not module.is_available():
+        return 0
+    return int(module.device_count()) if hasattr(module, "device_count") else 1
+
+
+def available_devices() -> list[str]:
+    """Return the devices that tensors can be on: the CPU, and those of the accelerator."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None:
+        return ["cpu"]
+    return ["cpu", *(f"{found.type}:{k}" for k in range(max(1, device_count(found.type))))]
+
+
+class Streams:
+    """Streams and events of the accelerator; a test gives one that writes a log."""
+
+    def Stream(self, device: Any) -> Any:  # noqa: N802
+        """Return a new stream."""
+        return torch.Stream(device)
+
+    def Event(self, *, blocking: bool = False) -> Any:  # noqa: N802
+        """Return a new event; with ``blocking`` a thread that waits for it sleeps."""
+        return torch.Event(blocking=blocking)
+
+    def current_stream(self, device: Any) -> Any:
+        """Return the stream that this thread's work on a device goes into."""
+        return torch.accelerator.current_stream(device)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        """Make a stream, and its device, the current ones for a while."""
+        on_its_device = torch.accelerator.current_stream(stream.device)
+        on_current_device = torch.accelerator.current_stream()
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(on_its_device)
+            torch.accelerator.set_stream(on_current_device)
+
+
+STREAMS = Streams()
+
+
+class PinnedPages:
+    """Pins memory that is there already, which only CUDA and ROCm can do.
+
+    A device copies into pinned memory by itself, while the program goes on. Others can only be
+    asked for new pinned memory.
+    """
+
+    def __init__(self) -> None:
+        self._runtime: Any = None
+        self._address = 0
+
+    def pin(self, memory: torch.Tensor) -> None:
+        """Lock the pages of a tensor of the CPU; where that can't be done, nothing happens."""
+        accelerator = with_streams()
+        module: Any = None if accelerator is None else torch.get_device_module(accelerator)
+        if hasattr(module, "cudart"):
+            runtime, address = module.cudart(), memory.data_ptr()
+            if int(runtime.cudaHostRegister(address, memory.numel(), 0)) == 0:
+                self._runtime, self._address = runtime, address
+
+    def unpin(self) -> None:
+        """Unlock what was locked; call it before the memory goes back to the system."""
+        if self._runtime is not None:
+            self._runtime.cudaHostUnregister(self._address)
+        self._runtime = None
+
+    def __bool__(self) -> bool:
+        return self._runtime is not None

@@ -1,0 +1,214 @@
+"""The page cache as counters: which pages are in memory, what was read, and what to read ahead.
+
+The kernel keeps recently read parts of files in memory, in pages of 4 KiB. Everything here either
+asks about that cache or advises it; nothing here reads a token. Built in
+``notebooks/01_memmap_dataset``, and used for cold files in ``notebooks/04_throughput``.
+"""
+
+import ctypes
+import mmap
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_SIZE = mmap.PAGESIZE
+MINCORE = getattr(ctypes.CDLL(None), "mincore", None)
+if MINCORE is not None:
+    MINCORE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+SYSCALL = getattr(ctypes.CDLL(None), "syscall", None) if sys.platform == "linux" else None
+CACHESTAT = 451
+"""Since Linux 6.5; the same number on all architectures but Alpha."""
+CAN_FADVISE = hasattr(os, "posix_fadvise")
+COUNTERS = Path("/proc/self/io")
+SAMPLED_RANGES = 8
+"""How many of the ranges to come are looked at to judge whether all are in memory."""
+
+LOOK_BYTES, LOOKS = 1 << 22, (4, 64)
+"""A page in so many bytes is looked at where a few stand for all, and so many at least and most."""
+EXACT_BYTES = 1 << 20
+"""Of less than that, all pages are looked at."""
+RANGE, COUNTS = ctypes.c_uint64 * 2, ctypes.c_uint64 * 5
+"""What ``cachestat`` takes and gives."""
+
+IntArray = npt.NDArray[np.int64]
+
+
+def resident(address: int, length: int) -> npt.NDArray[np.bool_] | None:
+    """Say for each page of a mapped range whether it is in memory; ``None`` where unknown.
+
+    ``address`` must be the start of a page. Asks ``mincore``, which answers truthfully only for
+    files this user owns or may write.
+    """
+    pages = np.zeros(-(-length // PAGE_SIZE), np.uint8)
+    if MINCORE is None or MINCORE(address, length, pages.ctypes.data) != 0:
+        return None
+    return (pages & 1).astype(bool)
+
+
+def residency_is_known(path: str | os.PathLike[str], descriptor: int) -> bool:
+    """Whether ``mincore`` tells this user the truth about an open file."""
+    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
+
+
+def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
+    """Whether bytes of a file can be read without waiting for the disk.
+
+    False where the system can't tell. Where ``cachestat`` does not answer (before Linux 6.5, and
+    for files of others) only some pages are looked at, by a read that does not wait: it lets the
+    disk bring such a page, so the next answer may be another.
+    """
+    if (known := is_all_cached(descriptor, begin, nbytes)) is not None:
+        return known
+    looks = sorted({begin + nbytes * k // 4 for k in (1, 2, 3)})
+    try:
+        return all(os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) for at in looks)
+    except (OSError, AttributeError):  # not in memory; not supported here; not on this system
+        return False
+
+
+def is_all_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool | None:
+    """Whether every page of a range is in memory; ``None`` where ``cachestat`` does not answer."""
+    first, last = begin // PAGE_SIZE, (begin + max(nbytes, 1) - 1) // PAGE_SIZE
+    asked, counts = RANGE(begin, max(nbytes, 1)), COUNTS()
+    if SYSCALL is None or SYSCALL(CACHESTAT, descriptor, asked, counts, 0):
+        return None
+    return bool(counts[0] > last - first)
+
+
+def looks_cached(
+    descriptor: int, begin: int, nbytes: int, look: Callable[..., bool | None] = is_cached
+) -> bool:
+    """Whether a range seems to be in memory, by pages from all parts of it.
+
+    To count them all, the kernel looks at its record of each: for a checkpoint that takes a tenth
+    of the time of copying it.
+    """
+    if nbytes < EXACT_BYTES:
+        return bool(look(descriptor, begin, nbytes))
+    least, most = LOOKS
+    step = nbytes // min(max(nbytes // LOOK_BYTES, least), most)
+    return all(look(descriptor, at) for at in range(begin + step // 2, begin + nbytes, step))
+
+
+def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
+    """Return one bool per page of the file, true where it is in the page cache now."""
+    if Path(path).stat().st_size == 0:
+        return np.zeros(0, bool)
+    with open(path, "rb") as file:
+        known = residency_is_known(path, file.fileno())
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    pages = resident(np.frombuffer(mapped, np.uint8).ctypes.data, len(mapped))
+    if pages is None or not known:
+        raise OSError(f"{path}: this system does not say which pages are in memory")
+    return pages
+
+
+def evict(path: str | os.PathLike[str]) -> float:
+    """Ask the kernel to forget the file's pages; return the share that stayed in memory (0 to 1).
+
+    Pages that another process maps stay, and some file systems (tmpfs) have nothing to evict to,
+    so look at the answer before you call a measurement cold.
+
+    Raises:
+        OSError: The file cannot be read, or this system (macOS) takes no such request.
+    """
+    if not CAN_FADVISE:
+        raise OSError(f"{path}: this system evicts no file on request; cold files need Linux")
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    pages = resident_pages(path)
+    return float(pages.mean()) if len(pages) else 0.0
+
+
+def bytes_read() -> int:
+    """Bytes this process has caused to be fetched from storage so far.
+
+    Raises:
+        OSError: This system does not count them in ``/proc/self/io``; Linux does.
+    """
+    if not COUNTERS.exists():
+        raise OSError(f"{COUNTERS}: not on this system; bytes read are counted on Linux only")
+    return counter_in(COUNTERS.read_text(), "read_bytes")
+
+
+def counter_in(text: str, name: str) -> int:
+    """Return one counter of a text that has a line ``name: number`` for each."""
+    fields = dict(line.split(": ") for line in text.splitlines())
+    return int(fields[name])
+
+
+def moved_by(counter: Callable[[], int], work: Callable[[], object]) -> int:
+    """Return how far a counter moves while a piece of work is done."""
+    before = counter()
+    work()
+    return counter() - before
+
+
+def page_faults() -> int:
+    """Page faults of this process so far, those served from the cache and those from the disk."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
+
+
+def readahead_kb(path: str | os.PathLike[str]) -> int | None:
+    """KiB that the device below ``path`` reads ahead on a page fault; ``None`` where unknown."""
+    device = Path(path).stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
+        setting = folder / "queue" / "read_ahead_kb"
+        if setting.exists():
+            return int(setting.read_text())
+    return None
+
+
+def advise_willneed(
+    descriptor: int, begins: IntArray, lengths: IntArray, is_resident: Callable[[int, int], bool]
+) -> bool:
+    """Ask the kernel to start reading byte ranges of a file, unless a few of them are in memory.
+
+    ``is_resident(begin, length)`` says so of one range; ``SAMPLED_RANGES`` of them are asked
+    about. Returns whether the ranges were found in memory, and so nothing was asked for. Lets
+    other threads run meanwhile.
+    """
+    step = max(1, -(-len(begins) // SAMPLED_RANGES))
+    ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
+    if not CAN_FADVISE or all(is_resident(*one) for one in ranges[::step]):
+        return True
+    for begin, length in ranges:
+        os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+    return False
+
+
+class AdviceBackoff:
+    """Decides when to advise the kernel: at every call on cold pages, ever less on warm ones.
+
+    On a file that is in memory the advice costs as much as the read it is about. So each check
+    that finds the pages resident doubles the calls skipped until the next one, up to ``LONGEST``,
+    and one that does not ends the skipping.
+    """
+
+    LONGEST = 255
+
+    def __init__(self) -> None:
+        self.delay = 0
+        """Calls skipped after the last check."""
+        self.left = 0
+        """How many of them are still to come."""
+
+    def is_due(self) -> bool:
+        """Whether this call should check the pages; counts the call."""
+        if self.left:
+            self.left -= 1
+            return False
+        return True
+
+    def record(self, *, was_resident: bool) -> None:
+        """Note what the check found."""
+        self.delay = min(2 * self.delay + 1, self.LONGEST) if was_resident else 0
+        self.left = self.delay

@@ -1,0 +1,89 @@
+"""Copy tensors of an accelerator into the staging buffer, on a stream of its own.
+
+That stream waits for the work that made the tensors, and the training stream waits, on the device,
+until the copy has read them. So no later step can tear the snapshot, and the host waits for
+nothing.
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from npydata.checkpointer.snapshot import Copy
+from npydata.system.accelerator import STREAMS, Streams
+
+
+@dataclass(slots=True)
+class PendingCopies:
+    """Copies that devices still work on."""
+
+    events: dict[Any, Any] = field(default_factory=dict)
+    """By device: recorded after its last copy."""
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """What must stay in memory until then."""
+
+    def wait(self) -> None:
+        """Wait, in this thread, until every copy has arrived."""
+        while self.events:
+            device = next(iter(self.events))
+            self.events[device].synchronize()
+            self.events.pop(device, None)
+        self.sources.clear()
+
+
+class DeviceCopier:
+    """Queues copies on side streams, one for each device."""
+
+    def __init__(self, streams: Streams = STREAMS) -> None:
+        self.streams = streams
+        self._side: dict[Any, Any] = {}
+
+    def start(self, pending: PendingCopies, copies: Iterable[Copy], *, clone: bool = False) -> None:
+        """Queue copies into pinned memory; with ``clone`` by way of memory on the same device.
+
+        Whatever stops it, no copy is under way afterwards that ``pending`` doesn't know of.
+        """
+        by_device: dict[Any, list[Copy]] = {}
+        for copy in copies:
+            by_device.setdefault(copy.source.device, []).append(copy)
+        try:
+            for device, its in by_device.items():
+                side = self._side.get(device)
+                if side is None:
+                    side = self._side[device] = self.streams.Stream(device)
+                training = self.streams.current_stream(device)
+                side.wait_stream(training)
+                pending.sources += [copy.source for copy in its]
+                with self.streams.stream(side):
+                    clones = clones_of(its) if clone else None
+                    read = side.record_event() if clones else None
+                    for copy in clones or its:
+                        copy.run(non_blocking=True)
+                    pending.events[device] = side.record_event()
+                if clone:
+                    training.wait_event(read or pending.events[device])
+        except BaseException:
+            for side in self._side.values():
+                side.synchronize()
+            raise
+
+    def order(self, pending: PendingCopies) -> None:
+        """Make each training stream wait, on the device, until its tensors have been read."""
+        for device, event in list(pending.events.items()):
+            self.streams.current_stream(device).wait_event(event)
+
+
+def clones_of(copies: list[Copy]) -> list[Copy] | None:
+    """Return copies of clones on the same device, or None if its memory is too short."""
+    try:
+        return [replace(copy, source=copy.source.detach().clone()) for copy in copies]
+    except torch.OutOfMemoryError:
+        warnings.warn(
+            'snapshot="device": no memory for a copy on the device; copying to the host instead',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

@@ -1,0 +1,519 @@
+"""The snapshot is the file: tensors are copied straight to where they will stand in it.
+
+The tensors are taken out of the nested state, and laid out as safetensors files: a header, then the
+elements, largest dtype first so that each is aligned and there is no gap. One page-aligned buffer
+holds the files one after the other, each from a new page on. It is kept from save to save: fresh
+memory costs a page fault for every page.
+"""
+
+import json
+import math
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from npydata.errors import CheckpointError
+from npydata.reader.formats.safetensors import (
+    CODES,
+    COMPLEX_AS_REAL,
+    NOTES,
+    RESERVED,
+    header_bytes,
+)
+from npydata.reader.formats.training import PIECE_BYTES, FileEntry, crc32, encode, refused
+from npydata.reader.names import free_name
+from npydata.system.accelerator import PinnedPages, with_streams
+from npydata.system.threads import InterruptSafeEvent
+
+PAGE = 4096
+CHUNK_BYTES = 1 << 24
+"""Larger copies are cut into such chunks, so that threads share them."""
+SMALL_BYTES, BATCH = 4096, 2048
+"""So many tensors of at most so many bytes are copied by one call of torch's."""
+LOOK_S = 0.5
+"""How often a worker that waits for the verdict looks whether the program has ended."""
+MADV_POPULATE_WRITE = 23
+"""Linux 5.14: fault all pages in now."""
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+# From a nested state to the layout of a file
+
+
+class FlatState(NamedTuple):
+    """A nested state, taken apart."""
+
+    tensors: dict[str, torch.Tensor]
+    """By name: the path in the state, joined by dots."""
+    ties: dict[str, str]
+    """Names of tensors that view the very elements of an earlier one, and its name."""
+    tree: Any
+    """The rest as typed JSON, with names in place of tensors; tied ones share the first name."""
+
+
+def flatten(part: str, state: Any) -> FlatState:
+    """Take the tensors out of a state.
+
+    Raises:
+        CheckpointError: It is no ``state_dict``, or something in it can't be stored; the message
+            names where that stands.
+    """
+    if not isinstance(state, Mapping):
+        hint = f"; pass {part}.state_dict()" if hasattr(state, "state_dict") else ""
+        raise CheckpointError(f"{part}_state is a {type(state).__name__}, expected a dict{hint}")
+    tensors: dict[str, torch.Tensor] = {}
+    ties: dict[str, str] = {}
+    at_address: dict[int, list[str]] = {}
+
+    def take(tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
+        name = ".".join(map(str, path))
+        if not name or name in tensors or name == RESERVED:
+            name = free_name(path, {**tensors, RESERVED: tensor})
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise refused(path, "a name that is not text") from None
+        tensors[name] = tensor
+        if torch.nn.parameter.is_lazy(tensor) or tensor.is_nested:
+            return name  # refused by stored_as
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return name
+        same = at_address.setdefault(local(tensor).data_ptr(), [])
+        key = same and alias_key(tensor)
+        for first in same:
+            if key == alias_key(tensors[first]):
+                ties[name] = first
+                return first
+        same.append(name)
+        return name
+
+    try:
+        tree = encode(state, take)
+    except (CheckpointError, ValueError) as error:
+        raise CheckpointError(f"{part}_state: {error}") from None
+    return FlatState(tensors, ties, tree)
+
+
+def alias_key(tensor: torch.Tensor) -> Any:
+    """Return what two tensors have in common if they view exactly the same elements."""
+    mine = local(tensor)
+    bits = mine.is_conj(), mine.is_neg()
+    return mine.device, mine.data_ptr(), mine.dtype, tensor.shape, mine.stride(), bits
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether a tensor is spread over processes; asked without importing what spreads them."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return what this process holds of a tensor that may be spread over several."""
+    with torch.no_grad():  # with autograd a parameter's shard takes twice as long
+        mine: torch.Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
+    return mine
+
+
+class Slot(NamedTuple):
+    """Where the elements of one tensor stand in a file."""
+
+    name: str
+    dtype: torch.dtype
+    """As stored: complex dtypes that safetensors lacks are pairs of real numbers."""
+    shape: tuple[int, ...]
+    begin: int
+    """Counted from the beginning of the file."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A safetensors file before a tensor is copied."""
+
+    header: bytes
+    slots: list[Slot]
+    nbytes: int
+
+
+def lay_out(
+    tensors: Mapping[str, torch.Tensor],
+    ties: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Layout:
+    """Return the layout of a file with these tensors, apart from those that are ties.
+
+    Raises:
+        CheckpointError: A tensor is of a kind or dtype that safetensors can't hold.
+    """
+    ties = ties or {}
+    stored = {n: stored_as(n, tensor) for n, tensor in tensors.items() if n not in ties}
+    order = sorted(stored, key=lambda n: (-tensors[n].dtype.itemsize, CODES[stored[n][0]]))
+    slots, at = [], 0
+    for name in order:
+        dtype, shape = stored[name]
+        nbytes = math.prod(shape) * dtype.itemsize
+        slots.append(Slot(name, dtype, shape, at, nbytes))
+        at += nbytes
+    entries = {
+        slot.name: {
+            "dtype": CODES[slot.dtype],
+            "shape": list(slot.shape),
+            "data_offsets": [slot.begin, slot.begin + slot.nbytes],
+        }
+        for slot in slots
+    }
+    if metadata is None:
+        pairs = {n: str(tensors[n].dtype).removeprefix("torch.")
+                 for n in stored if tensors[n].dtype in COMPLEX_AS_REAL}  # fmt: skip
+        notes = {key: note for key, note in (("ties", ties), ("dtypes", pairs)) if note}
+        metadata = {NOTES: json.dumps(notes)} if notes else {}
+    header = header_bytes(entries, {"format": "pt", **metadata})
+    slots = [slot._replace(begin=slot.begin + len(header)) for slot in slots]
+    return Layout(header, slots, len(header) + at)
+
+
+def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return the dtype and the shape with which a tensor is stored."""
+    if (
+        type(tensor) in PLAIN_TYPES
+        and tensor.dtype in CODES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.data_ptr()
+    ):
+        return tensor.dtype, tuple(tensor.shape)  # few questions, for states of many tensors
+    if is_dtensor(tensor):
+        raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CheckpointError(f"{name}: an uninitialized parameter; first run the module once")
+    for kind in ("meta", "quantized", "nested"):
+        if getattr(tensor, f"is_{kind}"):
+            raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")
+    if tensor.layout is not torch.strided:
+        raise CheckpointError(f"{name}: a {tensor.layout} tensor, expected a dense one")
+    if tensor.numel() and tensor.data_ptr() == 0:
+        raise CheckpointError(f"{name}: a {type(tensor).__name__} without memory of its own")
+    if (real := COMPLEX_AS_REAL.get(tensor.dtype)) is not None:
+        return real, (*tensor.shape, 2)
+    if tensor.dtype not in CODES:
+        raise CheckpointError(f"{name}: safetensors has no code for {tensor.dtype}")
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def whole_pages(nbytes: int) -> int:
+    """Return a size, rounded up to the end of a page, which is what direct writes want."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+# Memory for it
+
+
+class StagingBuffer:
+    """Page-aligned memory of this process alone, which grows to the largest save so far."""
+
+    def __init__(self) -> None:
+        self._pages = PinnedPages()
+        self._pinned = False
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def reserve(self, nbytes: int, *, pin: bool = False, touch: bool = False) -> torch.Tensor:
+        """Return ``nbytes`` of memory, whose content is undefined.
+
+        ``pin`` lets a device copy into it by itself; ``touch`` pays its page faults now.
+        """
+        if nbytes > self.bytes.numel() or (pin and not self._pinned):
+            self._pages.unpin()
+            self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # first give it back
+            nbytes, self._pinned = max(nbytes, PAGE), pin
+            if pin and not hasattr(torch.get_device_module(with_streams()), "cudart"):
+                memory = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
+                begin = -memory.data_ptr() % PAGE
+                self.bytes = memory[begin : begin + nbytes]
+            else:
+                mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                with suppress(AttributeError, OSError):
+                    mapped.madvise(mmap.MADV_HUGEPAGE)
+                self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+                if touch:
+                    try:
+                        mapped.madvise(MADV_POPULATE_WRITE)
+                    except (AttributeError, OSError, ValueError):
+                        self.bytes[::PAGE] = 0
+                if pin:
+                    self._pages.pin(self.bytes)
+        return self.bytes[:nbytes]
+
+
+@dataclass(slots=True)
+class Copy:
+    """One tensor, and the memory of its slot."""
+
+    slot: torch.Tensor
+    """uint8, as many bytes as the tensor's elements."""
+    source: torch.Tensor
+    end: int
+    """Where the slot ends in the staging buffer."""
+    name: str
+    version: int | None
+    """How many in-place changes torch had counted when the save began."""
+
+    def is_changed(self) -> bool:
+        """Whether torch has counted a change since; it counts none made through ``.data``."""
+        return self.version is not None and self.source._version != self.version
+
+    def run(self, *, non_blocking: bool = False) -> None:
+        """Copy the elements, in order and without gaps; conj and neg bits become values."""
+        source = self.source.detach()
+        target = self.slot.view(source.dtype).view(source.shape)
+        target.copy_(source, non_blocking=non_blocking)
+
+    def is_plain(self) -> bool:
+        """Whether the elements lie in memory just as they will in the file."""
+        bits = self.source.is_conj() or self.source.is_neg()
+        return self.source.is_cpu and self.source.is_contiguous() and not bits
+
+    def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
+        """Yield the chunks of the copy, each with where it ends in the staging buffer."""
+        if self.slot.numel() <= CHUNK_BYTES or not self.is_plain():
+            yield self.end, self.run
+            return
+        source = self.source.detach().reshape(-1).view(torch.uint8)
+        for at in range(0, source.numel(), CHUNK_BYTES):
+            target, chunk = self.slot[at : at + CHUNK_BYTES], source[at : at + CHUNK_BYTES]
+            end = self.end - source.numel() + at + chunk.numel()
+            yield end, partial(np.copyto, target.numpy(), chunk.numpy())
+
+
+def batch_key(copy: Copy) -> torch.dtype | None:
+    """Return the dtype of a small copy, which is made together with its neighbours."""
+    small = copy.slot.numel() <= SMALL_BYTES and type(copy.source) in PLAIN_TYPES
+    return copy.source.dtype if small and copy.is_plain() else None
+
+
+def jobs_of(copies: list[Copy]) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Yield what makes the copies, each with where it ends in the staging buffer."""
+    for dtype, group in groupby(copies, batch_key):
+        if dtype is None:
+            for copy in group:
+                yield from copy.jobs()
+            continue
+        same = list(group)
+        for at in range(0, len(same), BATCH):
+            batch = same[at : at + BATCH]
+            yield batch[-1].end, partial(copy_small, batch)
+
+
+def copy_small(batch: list[Copy]) -> None:
+    """Make many small copies of one dtype by one call, if their slots are side by side."""
+    nbytes = sum(copy.slot.numel() for copy in batch)
+    if batch[-1].end - batch[0].end + batch[0].slot.numel() != nbytes:
+        for copy in batch:
+            copy.run()
+        return
+    with torch.no_grad():
+        target = batch[0].slot.as_strided((nbytes,), (1,)).view(batch[0].source.dtype)
+        torch.cat([copy.source.reshape(-1) for copy in batch], out=target)
+
+
+# The snapshot
+
+
+@dataclass(slots=True)
+class StagedFile:
+    """A file to be written, and where its image begins in the staging buffer."""
+
+    name: str
+    begin: int
+    nbytes: int
+    crc32: list[int] = field(default_factory=list)
+    """Of each piece, once :meth:`Snapshot.finish` returns."""
+
+
+class Snapshot:
+    """The image of all files of a save, the copies that fill it, and whether it may be committed.
+
+    Threads take the copies in the order of the files, and then compute checksums, while the worker
+    writes what is filled. Whoever saved gives the verdict: only the thread that trains can tell
+    that no tensor changed while it was copied.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], buffer: StagingBuffer, *, pin: bool) -> None:
+        total = sum(whole_pages(layout.nbytes) for layout in layouts.values())
+        self.memory = buffer.reserve(total, pin=pin)
+        self.files: list[StagedFile] = []
+        self.copies: list[Copy] = []
+        """Those that are to be made in memory."""
+        self.watched: list[Copy] = []
+        """Those whose tensors must not change before the verdict."""
+        self.pending: Any = None
+        """What a device still copies; see :class:`~npydata.checkpointer.device.PendingCopies`."""
+        self.copied = InterruptSafeEvent()
+        """Set when nothing is left to copy in memory, even if that failed."""
+        self.cancelled, self.abandoned = False, False
+        """Whether nobody wants it any more: what is not copied then stays so."""
+        self._verdict = SimpleQueue[str]()
+        self._ready, self._left = 0, 0
+        self.error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+
+    def add(self, name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a file's header, and plan the copies of its tensors."""
+        last = self.files[-1] if self.files else StagedFile("", 0, 0)
+        begin = last.begin + whole_pages(last.nbytes)
+        image = self.memory[begin : begin + whole_pages(layout.nbytes)]
+        image[: len(layout.header)] = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
+        image[layout.nbytes :] = 0
+        self.files.append(StagedFile(name, begin, layout.nbytes))
+        for slot in layout.slots:
+            tensor, end = tensors[slot.name], slot.begin + slot.nbytes
+            version = None if tensor.is_inference() else tensor._version
+            self.copies.append(
+                Copy(image[slot.begin : end], tensor, begin + end, slot.name, version)
+            )
+        self.watched = list(self.copies)
+
+    def start(self) -> None:
+        """Begin to copy: called by the worker, which nothing interrupts."""
+        jobs = [(0, self.pending.wait)] if self.pending is not None else []
+        jobs += jobs_of(self.copies)
+        ends = [end for end, _ in jobs]
+        ends[-1:] = [self.memory.numel()]
+        self._left = len(jobs) - (self.pending is not None)
+        work = [job for _, job in jobs]
+        for file in self.files:
+            pieces = range(0, file.nbytes, PIECE_BYTES)
+            file.crc32 = [0] * len(pieces)
+            work += [partial(self._add_checksum, file, k) for k in range(len(pieces))]
+        if not self._left:
+            self._end_copies()
+        if not jobs:
+            self._ready = self.memory.numel()
+        numbers, made = iter(range(len(work))), bytearray(len(jobs) + 1)
+
+        def run() -> None:
+            for number in numbers:
+                try:
+                    if self.cancelled:
+                        raise CheckpointError("the save was interrupted")
+                    if self.error is None:
+                        work[number]()
+                except BaseException as error:
+                    self._fail(error)
+                if number >= len(jobs):
+                    continue
+                with self._changed:
+                    made[number] = 1
+                    if first := made.index(0):
+                        self._ready = ends[first - 1]
+                    self._left -= self.pending is None or number > 0
+                    self._changed.notify_all()
+                if not self._left:
+                    self._end_copies()
+
+        for _ in range(min(torch.get_num_threads(), len(work))):
+            thread = threading.Thread(target=run, name="npydata-save-copy")
+            self._threads.append(thread)
+            thread.start()
+
+    def _add_checksum(self, file: StagedFile, k: int) -> None:
+        begin = file.begin + k * PIECE_BYTES
+        end = min(begin + PIECE_BYTES, file.begin + file.nbytes)
+        self.wait_for(end)
+        file.crc32[k] = crc32(self.memory[begin:end].numpy().data, 0)
+
+    def _end_copies(self) -> None:
+        self.copies = []  # the next save may be far: hold nobody's tensors until then
+        self.copied.set()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+        self._end_copies()
+
+    def wait_for(self, upto: int) -> None:
+        """Wait until the first ``upto`` bytes of the buffer are filled.
+
+        Raises:
+            CheckpointError: They will not be, because a copy failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready >= upto or self.error is not None)
+            if self.error is not None:
+                raise CheckpointError("the snapshot was not completed") from self.error
+
+    def wait_for_file(self, file: StagedFile, upto: int) -> None:
+        """Wait until the first ``upto`` bytes of a file are filled."""
+        self.wait_for(file.begin + upto)
+
+    def entries(self) -> dict[str, FileEntry]:
+        """Wait for the checksums; return what the manifest says of each file."""
+        self.finish()
+        self.wait_for(self.memory.numel())  # raises what went wrong
+        return {file.name: FileEntry(file.nbytes, tuple(file.crc32)) for file in self.files}
+
+    def finish(self) -> None:
+        """Wait until nothing of the snapshot is under way, whatever came of it."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        if self.pending is not None:
+            with suppress(Exception):  # raised by wait_for
+                self.pending.wait()
+        self._end_copies()
+
+    # The verdict
+
+    def judge(self) -> None:
+        """Let the worker commit, if no tensor has changed since the save began.
+
+        Called by the thread that trains, once everything is copied: torch counts an operation in
+        place when it ends, so no other thread can tell that one is under way.
+        """
+        try:
+            require_unchanged(self.watched)
+            self._verdict.put("")
+        except CheckpointError as error:
+            self._verdict.put(str(error))
+        self.watched = []
+
+    def cancel(self) -> None:
+        """Let the worker commit nothing, and copy no more; takes no lock, so any thread may."""
+        self.cancelled = True
+        self.watched = []
+        self._verdict.put("the save was interrupted")
+
+    def require_verdict(self, alive: Callable[[], object]) -> None:
+        """Wait for the verdict; ``alive`` is called now and then.
+
+        Raises:
+            CheckpointError: The snapshot must not be committed.
+        """
+        while True:
+            with suppress(Empty):
+                if why := self._verdict.get(timeout=LOOK_S):
+                    raise CheckpointError(why)
+                return
+            alive()
+            if self.abandoned or not threading.main_thread().is_alive():  # nothing trains any more
+                self.judge()
+
+
+def require_unchanged(copies: Iterable[Copy]) -> None:
+    """Refuse a snapshot in which a tensor may be half old and half new."""
+    for copy in copies:
+        if copy.is_changed():
+            raise CheckpointError(
+                f"{copy.name}: was changed before it was copied. No other thread may change it "
+                'while save runs; with snapshot="overlap" only the step of a protected optimizer '
+                "may, until then"
+            )

@@ -1,0 +1,137 @@
+"""What decides the next step beside weights and optimizer: counters, generators, the loader."""
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from npydata.errors import CheckpointError
+from npydata.reader.formats.training import MAX_STATE_BYTES, encode
+from npydata.system.accelerator import with_streams
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """Where training stands; everything in it is stored as typed JSON.
+
+    Args:
+        step: Optimizer steps that are complete.
+        epoch: Epochs that are complete.
+        tokens: Tokens trained on so far.
+        loss: Of the last step; None if not known.
+        lr: The learning rate of the last step; None if not known.
+        rng: What :func:`capture_rng` returned.
+        loader: What the loader's ``state_dict()`` returned.
+        extra: Anything else that JSON can hold, such as ``{"schedule": scheduler.state_dict()}``:
+            numbers, text, bytes, tuples, sets, lists, dicts. Each comes back as it was, numpy's
+            scalars too. A subclass comes back as its base: a member of an ``IntEnum`` or
+            ``StrEnum`` as its int or str, a ``defaultdict`` as a dict.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    lr: float | None = None
+    rng: dict[str, Any] | None = None
+    loader: dict[str, Any] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def capture_rng() -> dict[str, Any]:
+    """Return the state of all random generators: Python's, numpy's, torch's, each accelerator's."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).tobytes(), *rest),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        **capture_on_accelerators(),
+    }
+
+
+def capture_on_accelerators() -> dict[str, list[bytes]]:
+    """Return the states of the generators of all accelerators, under their kind.
+
+    Without an accelerator that is ``cuda``, and an empty list.
+    """
+    if (found := with_streams()) is None:
+        return {"cuda": []}
+    module = torch.get_device_module(found)
+    devices = range(torch.accelerator.device_count())
+    return {found.type: [module.get_rng_state(device).numpy().tobytes() for device in devices]}
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    """Set all random generators to what :func:`capture_rng` returned.
+
+    Accelerators beyond those that were captured, or captured but not here, are left alone.
+
+    Raises:
+        CheckpointError: It is not such a state; then no generator was changed.
+    """
+    before = capture_rng()
+    try:
+        set_generators(state)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
+        set_generators(before)
+        raise CheckpointError(f"is not a state of random generators: {error!r}") from None
+
+
+def set_generators(state: Mapping[str, Any]) -> None:
+    """Set one generator after the other."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    torch.set_rng_state(as_byte_tensor(state["torch"]))
+    if (found := with_streams()) is not None:
+        module = torch.get_device_module(found)
+        devices = range(torch.accelerator.device_count())
+        for device, one in zip(devices, state.get(found.type, []), strict=False):
+            module.set_rng_state(as_byte_tensor(one), device)
+
+
+def as_byte_tensor(content: bytes) -> torch.Tensor:
+    """Return bytes as the tensor that torch's generators take."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def encode_training(training: Any) -> Any:
+    """Return the training state as typed JSON.
+
+    Raises:
+        CheckpointError: Something in it can't be stored; the message names where it stands.
+    """
+    if not isinstance(training, TrainingState):
+        kind = type(training).__name__
+        raise CheckpointError(f"training_state is a {kind}, expected a TrainingState")
+    step = training.step
+    if type(step) is not int or not 0 <= step < 1 << 63:
+        raise CheckpointError(f"training_state: ['step']: {step!r:.40} is not a count")
+    try:
+        return encode({one.name: getattr(training, one.name) for one in fields(training)})
+    except CheckpointError as error:
+        raise CheckpointError(f"training_state: {error}") from None
+
+
+def serialized(values: Any) -> bytes:
+    """Return JSON as it is written."""
+    try:
+        content = json.dumps(values).encode()  # with an indent it takes three times as long
+    except ValueError as error:  # an integer of thousands of digits
+        raise CheckpointError(f"a value that JSON can't hold: {error}") from None
+    if len(content) > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"values beside the tensors make {len(content):,} bytes, at most {MAX_STATE_BYTES:,}"
+        )
+    return content

@@ -1,0 +1,285 @@
+"""One file to read from: local, by pread and private maps; or remote, by ranges of its URL.
+
+A local file is opened once and never again by name, so that what was checked is what is read. Only
+where a set has more files than a process may have open are some closed in between; they must be the
+same when they are opened again. Reads take no lock: any number of threads may read at once.
+"""
+
+import ctypes
+import mmap
+import os
+import resource
+import stat
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npydata.errors import CheckpointError
+from npydata.system.page_cache import maps_are_slow
+
+Bytes = npt.NDArray[np.uint8]
+
+SMALL_BYTES = 1 << 16
+"""Shorter ranges are read, as mapping would take longer: a file may hold 300,000 of them."""
+MAP_PRIVATE, MAP_NORESERVE = 2, 0x4000 if sys.platform == "linux" else 0
+PROT_READ_WRITE = 3
+MAP_FAILED = ctypes.c_void_p(-1).value
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class FormatError(CheckpointError):
+    """Says what is wrong with a file without naming it: :func:`naming` puts its name before it."""
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Name the file in errors that don't."""
+    try:
+        yield
+    except FormatError as error:
+        raise CheckpointError(f"{path}: {error}") from error.__cause__
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+    except (MemoryError, RecursionError, RuntimeError) as error:  # the last: torch refuses
+        raise CheckpointError(f"{path}: {error!s:.500}") from error
+
+
+class Descriptor:
+    """A file descriptor that is closed when no reader refers to it any more."""
+
+    def __init__(self, path: Any, flags: int = 0, folder: "Descriptor | None" = None) -> None:
+        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not wait
+        self.number: int = os.open(path, flags, dir_fd=None if folder is None else folder.number)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an open file can't be copied or pickled: open the checkpoint again")
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "number"):
+            close(self.number)
+
+
+OPEN_FILES: "deque[weakref.ref[File]]" = deque()
+"""The oldest first."""
+
+
+class File:
+    """A regular file, open for reading until :meth:`close`."""
+
+    is_remote = False
+
+    def __init__(
+        self, path: str | os.PathLike[str], open_: Callable[[], Descriptor] | None = None,
+        mmap: bool = True,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        absolute = os.path.abspath(path)  # noqa: PTH100
+        self._open: Callable[[], Descriptor] | None = open_ or (lambda: Descriptor(absolute))
+        self._descriptor: Descriptor | None = (open_ or (lambda: Descriptor(path)))()
+        status = os.fstat(self._descriptor.number)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError("is a folder, device or pipe, expected a file")
+        self.size, self.identity = status.st_size, identity(status)
+        self.mmap = mmap and not maps_are_slow(self._descriptor.number)
+        """Whether ranges are mapped."""
+        self._remember(self._descriptor)
+
+    def _remember(self, descriptor: Descriptor) -> None:
+        """Note that the file is open; close others if too many are."""
+        if hasattr(os, "posix_fadvise"):  # bring only the pages that are asked for
+            os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+        OPEN_FILES.append(weakref.ref(self))
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        while allowed != resource.RLIM_INFINITY and len(OPEN_FILES) > max(4, allowed // 3):
+            with suppress(IndexError):  # another thread took it
+                if (oldest := OPEN_FILES.popleft()()) is not None:
+                    oldest._descriptor = None
+
+    def descriptor(self) -> Descriptor:
+        """Return the descriptor; keep it while you use its number."""
+        if (descriptor := self._descriptor) is not None:
+            return descriptor
+        if self._open is None:
+            raise FormatError("the checkpoint is closed")
+        descriptor = self._open()
+        if identity(os.fstat(descriptor.number)) != self.identity:
+            raise self.changed()
+        self._descriptor = descriptor
+        self._remember(descriptor)
+        return descriptor
+
+    def close(self) -> None:
+        """Let go of the file. Reads in other threads end well, later ones raise."""
+        self._open = self._descriptor = None
+
+    def pread_into(self, target: Any, offset: int) -> None:
+        """Fill memory with the bytes from ``offset`` on."""
+        view = memoryview(target).cast("B") if len(target) else memoryview(b"")
+        self.require_inside(offset, view.nbytes)
+        descriptor = self.descriptor()
+        while view.nbytes:
+            count = os.preadv(descriptor.number, [view], offset)
+            if count == 0:
+                raise self.changed()
+            view, offset = view[count:], offset + count
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly these bytes."""
+        self.require_inside(offset, nbytes)
+        descriptor = self.descriptor()
+        found = os.pread(descriptor.number, nbytes, offset)
+        return found if len(found) == nbytes else self.copy(offset, nbytes).tobytes()
+
+    def copy(self, offset: int, nbytes: int) -> Bytes:
+        """Return these bytes as an array of their own."""
+        self.require_inside(offset, nbytes)
+        memory = np.empty(nbytes, np.uint8)
+        self.pread_into(memory, offset)
+        return memory
+
+    def map(self, offset: int, nbytes: int) -> Bytes:
+        """Return these bytes as private memory: the file never changes when it is written to.
+
+        A map outlives the file's closing. Few bytes are read, and so are all where files aren't
+        mapped or no more maps are to be had.
+        """
+        self.require_inside(offset, nbytes)
+        if nbytes < SMALL_BYTES or not self.mmap:
+            return self.copy(offset, nbytes)
+        descriptor, before = self.descriptor(), offset % mmap.PAGESIZE
+        address = libc.mmap(None, before + nbytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                            descriptor.number, offset - before)  # fmt: skip
+        if address == MAP_FAILED:
+            return self.copy(offset, nbytes)
+        return np.asarray(MappedRange(address, before, nbytes))
+
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened: what was read may be of both."""
+        if identity(os.fstat(self.descriptor().number)) != self.identity:
+            raise self.changed()
+
+    def changed(self) -> FormatError:
+        """Return the error of a file that was changed."""
+        return FormatError("was replaced, changed or cut off since it was opened: open it again")
+
+    def require_inside(self, offset: int, nbytes: int) -> None:
+        """Refuse a range that is not in the file."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
+                              f"which has {self.size:,}")  # fmt: skip
+
+
+class MappedRange:
+    """What numpy makes an array of: part of a map, which is unmapped when the array is gone."""
+
+    def __init__(self, address: int, before: int, nbytes: int) -> None:
+        weakref.finalize(self, libc.munmap, address, before + nbytes).atexit = False
+        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1",
+                                    "data": (address + before, False)}  # fmt: skip
+
+
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from another, and from itself once it has been written to."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class FilePart(File):
+    """A range of a file that is a file of its own: an item of a ``.distcp`` file."""
+
+    def __init__(self, whole: File, begin: int, nbytes: int) -> None:
+        whole.require_inside(begin, nbytes)
+        self.whole, self.begin, self.size, self.path = whole, begin, nbytes, whole.path
+
+    def pread_into(self, target: Any, offset: int) -> None:
+        """Fill memory with the bytes of the part from ``offset`` on."""
+        self.require_inside(offset, len(target))
+        self.whole.pread_into(target, self.begin + offset)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly these bytes of the part."""
+        return self.copy(offset, nbytes).tobytes()
+
+
+@dataclass(slots=True)
+class Extent:
+    """Some bytes of a file, such as those of a storage."""
+
+    file: File
+    offset: int
+    nbytes: int
+
+    def check(self) -> None:
+        """Refuse bytes that aren't what the file's description says; called before any is read."""
+
+    def part(self, offset: int, nbytes: int) -> "Extent":
+        """Return a range of these bytes."""
+        self.check()
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} of {self.nbytes:,}")
+        return Extent(self.file, self.offset + offset, nbytes)
+
+
+class Folder:
+    """A folder held open: what is opened through it lies in it, whatever its name leads to now."""
+
+    def __init__(self, path: str | os.PathLike[str], mmap: bool = True) -> None:
+        self.path, self.mmap = Path(path), mmap
+        self._descriptor = Descriptor(path, os.O_DIRECTORY)
+
+    def names(self) -> list[str]:
+        """Return the names in it, sorted."""
+        return sorted(os.listdir(self._descriptor.number))
+
+    def open(self, name: str) -> File:
+        """Open a file in it, or in a folder in it.
+
+        A link is followed to a file in the same folder, and to the store of Hugging Face's cache.
+        """
+        path = self.path / name
+        if "/" not in name and path.is_symlink():
+            target, home = path.resolve(), self.path.resolve()
+            blobs = [one.parent.parent / "blobs" for one in (home, *home.parents)
+                     if one.parent.name == "snapshots"]  # fmt: skip
+            if target.parent not in (home, *blobs[:1]):
+                raise FormatError(f"{name} is a link that leads out of the folder")
+            return File(path, lambda: Descriptor(target), self.mmap)
+        return File(path, lambda: self._descriptor_of(name), self.mmap)
+
+    def _descriptor_of(self, name: str) -> Descriptor:
+        descriptor = self._descriptor
+        *folders, last = name.split("/")
+        try:
+            for one in folders:
+                descriptor = Descriptor(one, os.O_DIRECTORY | os.O_NOFOLLOW, descriptor)
+            return Descriptor(last, os.O_NOFOLLOW, descriptor)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte, or half a character
+            if isinstance(error, FileNotFoundError):
+                error.filename = str(self.path / name)
+                raise
+            raise FormatError(f"the file {name!r:.80} can't be opened: {error}") from None
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the content of a file of at most ``most`` bytes."""
+        file = self.open(name)
+        if file.size > most:
+            raise FormatError(f"{name} has {file.size:,} bytes, expected at most {most:,}")
+        return file.read(0, file.size)
+
+    def is_current(self) -> bool:
+        """Whether its path still leads to it."""
+        with suppress(OSError):
+            return os.path.samestat(self.path.stat(), os.fstat(self._descriptor.number))
+        return False

@@ -1,0 +1,94 @@
+"""torch's format before 1.6 (and ``_use_new_zipfile_serialization=False``): pickles, then storages.
+
+Five pickles lie back to back: a magic number, a version, the writer's machine, the object, and the
+list of storage keys. Then comes, for each key in that order, a count of elements in 8 bytes and the
+elements. The object's pickle gives the same counts, so every storage can be found without reading
+any other; its own count is compared before it is read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.formats import Contents, nested
+from npydata.reader.pickle.machine import PickleMachine, TruncatedError
+from npydata.reader.pickle.objects import brief
+from npydata.reader.pickle.torch import StorageTable
+
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+PROTOCOL_VERSION = 1001
+COUNT_BYTES = 8
+MAGIC_BYTES = 32
+"""Where the magic number lies, whatever the pickle's protocol."""
+PICKLE_BYTES = 1 << 17
+"""How much of a file is looked at first; four times as much if the pickles go on."""
+
+
+@dataclass(slots=True)
+class CountedExtent(Extent):
+    """The bytes of a storage, and the count before them."""
+
+    numel: int = 0
+
+    def check(self) -> None:
+        """Compare the count with the pickle's."""
+        raw = self.file.read(self.offset - COUNT_BYTES, COUNT_BYTES)
+        if (found := int.from_bytes(raw, "little", signed=True)) != self.numel:
+            raise FormatError(f"a storage has {found:,} elements, {self.numel:,} by the pickle")
+
+
+def read_legacy(file: File) -> Contents:
+    """Read what a legacy file describes, and where its storages lie."""
+    size = min(PICKLE_BYTES, file.size)
+    while True:
+        try:
+            machine, table, root, keys, at = read_pickles(file.read(0, size))
+            break
+        except TruncatedError:
+            if size == file.size:
+                raise
+            size = min(4 * size, file.size)
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise FormatError("the list of storages is not a list of names")
+    if len({*keys}) < len(keys) or (strange := {*keys} ^ table.storages.keys()):
+        what = f"{min(strange)!r:.80}" if len({*keys}) == len(keys) else "twice one"
+        raise FormatError(f"the list of storages and the object don't name the same: {what}")
+    pickled = at
+    for key in keys:
+        storage = table.storages[key]
+        storage.extent = CountedExtent(file, at + COUNT_BYTES, storage.nbytes, storage.numel)
+        at += COUNT_BYTES + storage.nbytes
+    rest = file.size - at
+    if rest < 0 or (rest and not is_legacy(file.read(at, min(MAGIC_BYTES, rest)))):
+        raise FormatError(f"its storages end at byte {at:,}, the file at {file.size:,}")
+    return nested("legacy", [file], root, pickled, unknown=machine.unknown)
+
+
+def read_pickles(data: bytes) -> tuple[PickleMachine, StorageTable, Any, Any, int]:
+    """Return what the pickles say: the object, the list of storages, and where that ends."""
+    magic, at = read_facts(data, 0)
+    version, at = read_facts(data, at)
+    if (magic, version) != (MAGIC_NUMBER, PROTOCOL_VERSION):
+        raise FormatError(f"magic number and version {brief((magic, version))} of the format")
+    _, at = read_facts(data, at)
+    table = StorageTable(id_fields=6)
+    machine = PickleMachine(data, at, table.load)
+    root = machine.run()
+    keys, at = read_facts(data, machine.at)
+    return machine, table, root, keys, at
+
+
+def read_facts(data: bytes, at: int) -> tuple[Any, int]:
+    """Return what a pickle beside the object's says: numbers and keys, and no names."""
+    table = StorageTable()
+    machine = PickleMachine(data, at, table.load)
+    value = machine.run()
+    if machine.unknown or table.storages:
+        raise FormatError(f"a pickle beside the object's names {[*machine.unknown][:1]}")
+    return value, machine.at
+
+
+def is_legacy(start: bytes) -> bool:
+    """Whether a file begins with torch's magic number, in binary or, in protocol 0, in digits."""
+    binary, digits = MAGIC_NUMBER.to_bytes(10, "little"), str(MAGIC_NUMBER).encode()
+    return binary in start[:MAGIC_BYTES] or digits in start[:MAGIC_BYTES]

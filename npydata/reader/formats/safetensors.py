@@ -1,0 +1,200 @@
+"""safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
+
+The format and its limits are those of the safetensors project's README.
+"""
+
+import json
+import math
+import mmap
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.formats import Contents
+from npydata.reader.formats.training import decode
+from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec, counts
+from npydata.reader.tensor import contiguous_stride
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors project has it: some 800,000 tensors."""
+RESERVED = "__metadata__"
+"""What the format keeps for itself among the names."""
+NOTES = "npydata"
+"""The entry of the metadata in which our own writers say what the format has no words for: ``ties``
+(other names of a tensor), ``dtypes`` (complex ones, stored as pairs of real numbers), ``values``
+(metadata that is not text), and ``shapes`` of tensors that are stored in chunks."""
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16,
+    "I16": torch.int16, "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
+    "F64": torch.float64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": getattr(torch, "float8_e8m0fnu", None),
+    "F4": getattr(torch, "float4_e2m1fn_x2", None),
+}  # fmt: skip
+CODES = {dtype: code for code, dtype in DTYPES.items() if dtype is not None}
+PACKED = "F4"
+"""Of this dtype torch has two of the file's elements in one, along the last dimension."""
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8}
+"""dtypes that torch lacks, at least for some shapes: read as bytes, and named by ``kind``."""
+CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
+"""What a dtype of a later version may be called: its tensor is listed, and the others are read."""
+COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
+"""complex dtypes that the format has no code for, and what their pairs are stored as."""
+COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
+FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+def read_safetensors(file: File) -> Contents:
+    """Read what a safetensors file describes, and where its tensors lie."""
+    header, begin = read_header(file)
+    metadata = header.pop(RESERVED, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise FormatError("__metadata__ is not an object of texts")
+    tensors, places = {}, []
+    strides: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for name, entry in header.items():
+        try:
+            spec, first, end = read_entry(name, entry, strides)
+        except FormatError as error:
+            raise FormatError(f"tensor {name!r:.80}: {error}") from None
+        if spec.storage is not None:
+            spec.storage.extent = Extent(file, begin + first, end - first)
+        tensors[name] = spec
+        places.append((first, end))
+    at = 0
+    for first, end in sorted(places):
+        if first != at:
+            raise FormatError(f"a tensor begins at byte {first:,} of the data, expected {at:,}")
+        at = end
+    if begin + at != file.size:
+        raise FormatError(f"its tensors end at byte {begin + at:,}, the file at {file.size:,}")
+    contents = Contents("safetensors", [file], tensors, tensors, values=metadata)
+    apply_notes(tensors, metadata)
+    return contents
+
+
+def read_header(file: File) -> tuple[dict[str, Any], int]:
+    """Return what the header says, and where the tensors begin."""
+    length = int.from_bytes(file.read(0, min(LENGTH_BYTES, file.size)), "little")
+    if length > min(MAX_HEADER_BYTES, file.size - LENGTH_BYTES):
+        raise FormatError(
+            f"a header of {length:,} bytes, expected at most {MAX_HEADER_BYTES:,} and no more than "
+            f"the file's {file.size:,}"
+        )
+    text = file.read(LENGTH_BYTES, length)
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
+                            parse_int=whole_number if b"-0" in text else int,
+                            parse_constant=whole_number)  # fmt: skip
+        if b"\\u" in text:  # half a character, which other readers refuse
+            json.dumps(header, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"its header is not JSON: {error!s:.200}") from None
+    if not isinstance(header, dict) or text[:1] != b"{":
+        raise FormatError(f"its header begins with {text[:1]!r}, expected an object")
+    return header, LENGTH_BYTES + length
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; JSON itself would let a second value hide the first."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name stands in it twice")
+    return made
+
+
+def whole_number(text: str) -> int:
+    """Return an integer; ``-0``, NaN and Infinity are none in other readers of JSON."""
+    if text == "-0" or not text.lstrip("-").isdigit():
+        raise ValueError(f"{text} is not a number of JSON")
+    return int(text)
+
+
+def read_entry(
+    name: str, entry: Any, strides: dict[tuple[int, ...], tuple[int, ...]]
+) -> tuple[TensorSpec, int, int]:
+    """Return a tensor and where its bytes begin and end, from its entry in the header."""
+    if not isinstance(entry, dict) or entry.keys() != FIELDS:
+        raise FormatError("expected dtype, shape and data_offsets")
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or not (code in DTYPES or CODE.fullmatch(code)):
+        raise FormatError(f"dtype {code!r:.80}, which is not known")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise FormatError("its shape or its data_offsets is not a list of counts")
+    shape, (begin, end) = counts(shape, "its shape"), counts(offsets, "data_offsets")
+    dtype = DTYPES.get(code)
+    if code == PACKED:
+        dtype = dtype if shape and shape[-1] % 2 == 0 else None
+        shape = (*shape[:-1], shape[-1] // 2) if dtype is not None else shape
+    numel = math.prod(shape)
+    if math.prod(size for size in shape if size) > MAX_COUNT:
+        raise FormatError("its shape makes more than 2^63 elements")
+    if dtype is None and code not in BITS:
+        return TensorSpec(None, torch.uint8, shape, contiguous_stride(shape), kind=code), begin, end
+    bits = BITS[code] if dtype is None else 8 * dtype.itemsize
+    if (end - begin) * 8 != numel * bits:
+        raise FormatError(f"{end - begin:,} bytes for {numel:,} elements of {code}")
+    if dtype is None:
+        raw = Storage(name, torch.uint8, end - begin)
+        return TensorSpec(raw, torch.uint8, (end - begin,), (1,), kind=code), begin, end
+    if (stride := strides.get(shape)) is None:
+        stride = strides[shape] = contiguous_stride(shape)
+    return TensorSpec(Storage(name, dtype, numel), dtype, shape, stride), begin, end
+
+
+def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> None:
+    """Undo what our writers did to fit the format; leave the shapes of chunked tensors."""
+    try:
+        notes = json.loads(metadata.pop(NOTES, "{}"))
+        for name, text in notes.get("dtypes", {}).items():
+            spec, dtype = tensors[name], COMPLEX[text]
+            if COMPLEX_AS_REAL[dtype] is not spec.dtype or spec.shape[-1:] != (2,):
+                raise ValueError(f"{text} stored as {spec.dtype} {list(spec.shape)}")
+            spec.dtype, spec.shape = dtype, spec.shape[:-1]
+            spec.stride = contiguous_stride(spec.shape)
+        for alias, name in notes.get("ties", {}).items():
+            if alias in tensors:
+                raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
+            tensors[alias] = tensors[name]
+        metadata.update({name: decode(one) for name, one in notes.get("values", {}).items()})
+        if "shapes" in notes:
+            metadata[NOTES] = {k: counts(v, "a shape") for k, v in notes["shapes"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, FormatError) as error:
+        raise FormatError(
+            f"its metadata {NOTES!r} does not fit its tensors: {error!s:.200}"
+        ) from None
+
+
+def is_safetensors(start: bytes, nbytes: int) -> bool:
+    """Whether a file of ``nbytes`` begins with the length of a header, and with one."""
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    opens = re.match(rb'\{["} \n\t\r]', start[LENGTH_BYTES:]) is not None
+    return opens and length <= nbytes - LENGTH_BYTES
+
+
+def header_bytes(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return the length and the header of a file, padded so that the data begins on a page.
+
+    ``entries`` has dtype, shape and data_offsets of each tensor by its name.
+
+    Raises:
+        CheckpointError: A name or a text of the metadata can't be in a header, or all are too long.
+    """
+    if RESERVED in entries:
+        raise FormatError(f"a tensor has the name that safetensors keeps for {RESERVED!r}")
+    header = {RESERVED: metadata, **entries}
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(f"a name that is not text: {error}") from None
+    length = len(text) + -(LENGTH_BYTES + len(text)) % mmap.PAGESIZE
+    if length > MAX_HEADER_BYTES:
+        raise FormatError(
+            f"its names and values make a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,}"
+        )
+    return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)

@@ -1,0 +1,173 @@
+"""torch's format before 0.1.10: a tar file with the members sys_info, pickle, storages, tensors.
+
+The members' content is what ``legacy_load`` in ``torch/serialization.py`` reads.
+"""
+
+import re
+import struct
+import tarfile
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.formats import Contents, nested
+from npydata.reader.pickle.machine import PickleMachine, TruncatedError
+from npydata.reader.pickle.objects import MAX_DIMS, Global, Storage, TensorSpec, brief, count
+from npydata.reader.pickle.torch import STORAGES, part_of, require_location
+
+BLOCK = 512
+FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+MEMBERS = ("sys_info", "pickle", "storages", "tensors")
+PICKLE_BYTES = 1 << 12
+TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
+MAX_DIGITS = 20
+
+
+def read_tar(file: File) -> Contents:
+    """Read what a tar file describes, and where its storages lie."""
+    members = read_members(file)
+    try:
+        storages = read_storages(Cursor(members["storages"]))
+        objects: dict[str, Any] = {**storages, **read_tensors(Cursor(members["tensors"]), storages)}
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"its storages or tensors are not as torch wrote them: {error}") from None
+    pickled = members["pickle"]
+
+    def load_id(saved: Any) -> Any:
+        if isinstance(saved, tuple) and len(saved) == 3 and isinstance(saved[0], Global):
+            return saved[0]  # a module's class, with its file and source
+        if isinstance(saved, str | bytes) and len(saved) > MAX_DIGITS:
+            raise FormatError(f"the number of a tensor or storage has {len(saved):,} digits")
+        if (found := objects.get(str(int(saved)))) is None:
+            raise FormatError(f"no tensor or storage has the number {brief(saved)}")
+        return replace(found)
+
+    machine = PickleMachine(file.read(pickled.offset, pickled.nbytes), 0, load_id)
+    return nested("tar", [file], machine.run(), pickled.nbytes, unknown=machine.unknown)
+
+
+def read_members(file: File) -> dict[str, Extent]:
+    """Return the members by name: each is a header block, the content, and padding to a block.
+
+    Only plain files and folders: what else a tar file may have, such as records that rename the
+    next member, torch never wrote.
+    """
+    members: dict[str, Extent] = {}
+    at = 0
+    while any(header := file.read(at, BLOCK)):
+        try:
+            one = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+        except (tarfile.HeaderError, ValueError) as error:
+            raise FormatError(f"a tar header that can't be read: {error!s:.200}") from None
+        at += BLOCK
+        file.require_inside(at, one.size)
+        is_folder = one.type == tarfile.DIRTYPE and not one.size
+        if one.name in members or not (is_folder or one.type in FILE_TYPES):
+            raise FormatError(f"member {one.name!r:.80} is there twice, or is no file")
+        members[one.name] = Extent(file, at, -1 if is_folder else one.size)
+        at += -(-one.size // BLOCK) * BLOCK
+    for name in MEMBERS:
+        if name not in members or members[name].nbytes < 0:
+            raise FormatError(f"a tar file without {name!r}, which torch's have")
+    return members
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A place in a member's content, where pickles and numbers alternate."""
+
+    member: Extent
+    at: int = 0
+
+    def pickle(self) -> Any:
+        """Read the next pickle, which has numbers, keys and types of tensors."""
+        size = PICKLE_BYTES
+        while True:
+            left = self.member.nbytes - self.at
+            part = self.member.part(self.at, min(size, left))
+            machine = PickleMachine(part.file.read(part.offset, part.nbytes), 0, count_nothing)
+            try:
+                value = machine.run()
+                break
+            except TruncatedError:
+                if size >= left:
+                    raise
+                size *= 8
+        for name in machine.unknown:
+            if not TENSOR_TYPE.fullmatch(name):
+                raise FormatError(f"a pickle beside the object's names {name:.200}")
+        self.at += machine.at
+        return value
+
+    def skip(self, nbytes: int) -> Extent:
+        """Pass over some bytes and return where they lie."""
+        passed = self.member.part(self.at, nbytes)
+        self.at += nbytes
+        return passed
+
+    def numbers(self, format: str) -> tuple[int, ...]:
+        """Read packed numbers."""
+        place = self.skip(struct.calcsize(format))
+        return struct.unpack(format, place.file.read(place.offset, place.nbytes))
+
+
+def count_nothing(saved: Any) -> Any:
+    """Refuse a persistent id where there is nothing that one could stand for."""
+    raise FormatError(f"persistent id {brief(saved)} beside the object's pickle")
+
+
+def read_storages(cursor: Cursor) -> dict[str, Storage]:
+    """Return the storages and the views of them, by number."""
+    storages: dict[str, Storage] = {}
+    for _ in range(count(cursor.pickle(), "number of storages")):
+        key, location, kind = cursor.pickle()
+        require_location(location)
+        if (dtype := STORAGES.get(str(kind))) is None:
+            raise FormatError(f"a storage of type {brief(kind)}, which is not known")
+        (numel,) = cursor.numbers("<q")
+        storage = Storage(as_key(key), dtype, count(numel, "elements of a storage"))
+        storage.extent = cursor.skip(storage.nbytes)
+        if storages.setdefault(storage.key, storage) is not storage:
+            raise FormatError(f"two storages are called {storage.key!r:.80}")
+    views = cursor.pickle()
+    for key, root, start, numel in views if isinstance(views, list | tuple) else ():
+        if as_key(root) not in storages or as_key(key) in storages:
+            raise FormatError(f"a view {brief(key)} of storage {brief(root)}")
+        storages[as_key(key)] = part_of(storages[as_key(root)], start, numel)
+    return storages
+
+
+def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[str, TensorSpec]:
+    """Return the tensors by number."""
+    tensors: dict[str, TensorSpec] = {}
+    for _ in range(count(cursor.pickle(), "number of tensors")):
+        key, storage, _kind = cursor.pickle()
+        found = storages.get(as_key(storage))
+        if found is None or as_key(key) in storages or as_key(key) in tensors:
+            raise FormatError(f"tensor {brief(key)} of storage {brief(storage)}")
+        ndim, _unused = cursor.numbers("<2i")
+        if not 0 <= ndim <= MAX_DIMS:
+            raise FormatError(f"a tensor of {ndim} dimensions, at most {MAX_DIMS}")
+        numbers = cursor.numbers(f"<{2 * ndim + 1}q")
+        for value in numbers:
+            count(value, "size, stride or offset")
+        tensors[as_key(key)] = TensorSpec(
+            found, found.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1]
+        )
+    return tensors
+
+
+def as_key(key: Any) -> str:
+    """Return the number of a storage or tensor as text."""
+    if type(key) not in (int, str) or len(str(key)) > MAX_DIGITS:
+        raise FormatError(f"a storage called {brief(key)}, expected a number")
+    return str(key)
+
+
+def is_tar(start: bytes) -> bool:
+    """Whether Python's ``tarfile``, with which torch looks first, takes a block for a header."""
+    try:
+        tarfile.TarInfo.frombuf(start[:BLOCK], "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        return start[257:262] == b"ustar" or start.split(b"\0")[0].decode("latin-1") in MEMBERS
+    return True

@@ -1,0 +1,417 @@
+"""Our own checkpoint folders: the manifest with its checksums, and Python values as typed JSON.
+
+A folder holds ``model.safetensors`` and ``optimizer.safetensors`` (or folders of these names with a
+file per rank), ``training_state.json`` with everything that isn't a tensor, and ``manifest.json``,
+which is written last: a folder without it is not a checkpoint of ours. Its CRC-32 checksums find
+accidents, not attacks.
+
+JSON has no tuples, no bytes, no NaN, and only text for keys. What it lacks is an object with one
+key that begins with ``$``: ``{"$tuple": [1, 2]}``. A subclass comes back as its base: a member of
+an ``IntEnum`` as an int, of a ``StrEnum`` as a str, a ``defaultdict`` as a dict.
+"""
+
+import base64
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from npydata.errors import CheckpointError
+
+FORMAT, VERSION = "npydata checkpoint", 4
+MANIFEST, TRAINING = "manifest.json", "training_state.json"
+PARTS = ("model", "optimizer")
+PIECE_BYTES = 1 << 26
+"""What one checksum covers; the last piece of a file is shorter."""
+MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 26, 1 << 28
+MAX_SEQUENCE = 1 << 62
+"""No run commits so often: a larger number would leave none for later saves."""
+MAX_DEPTH = 100
+MAX_CHOSEN_KEYS = 20_000
+"""Keys that are not text may be chosen so that finding one takes as long as looking at all."""
+FILE_NAME = re.compile(
+    r"(model|optimizer)(/rank_\d{1,9}(-\d{1,9})?)?\.safetensors|rng/rank_\d{1,9}\.json|" + TRAINING
+)
+
+_loaded_runs: dict[str, str] = {}
+
+
+class Folder(Protocol):
+    """A folder held open."""
+
+    path: Path
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the content of a file of at most ``most`` bytes; follows no link."""
+
+
+# The manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What the manifest says of one file."""
+
+    size: int
+    """In bytes."""
+    crc32: tuple[int, ...]
+    """Of each piece of ``PIECE_BYTES``."""
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Return each piece as ``(begin, end, crc32)``."""
+        begins = range(0, self.size, PIECE_BYTES)
+        return [
+            (begin, min(begin + PIECE_BYTES, self.size), crc)
+            for begin, crc in zip(begins, self.crc32, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    sequence: int
+    """Counts the commits into one root: the newest checkpoint has the largest."""
+    step: int
+    run: str
+    """The training run that committed it."""
+    name: str
+    """Of its folder at the commit: a copy has another, and is never removed by a run."""
+    files: dict[str, FileEntry]
+
+    def to_json(self) -> bytes:
+        """Return the manifest as it is written; its last entry is the checksum of the others."""
+        files = {name: {"size": f.size, "crc32": [*f.crc32]} for name, f in self.files.items()}
+        fields = {
+            "format": FORMAT,
+            "version": VERSION,
+            "sequence": self.sequence,
+            "step": self.step,
+            "run": self.run,
+            "name": self.name,
+            "files": files,
+        }
+        crc = zlib.crc32(json.dumps(fields).encode())
+        return json.dumps({**fields, "crc32": crc}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes, path: Path) -> "Manifest":
+        """Return the manifest that :meth:`to_json` wrote; ``path`` is for the error.
+
+        Raises:
+            CheckpointError: It is not one, or was changed since.
+        """
+        try:
+            data = json.loads(content)
+            if (found := (data["format"], data["version"])) != (FORMAT, VERSION):
+                raise ValueError(f"format {found[0]!r:.40}, version {found[1]!r:.40}")
+            files = {}
+            for name, entry in data["files"].items():
+                if not FILE_NAME.fullmatch(name):
+                    raise ValueError(f"names the file {name!r:.80}")
+                files[name] = FileEntry(count(entry["size"]), tuple(map(count, entry["crc32"])))
+                files[name].ranges()  # raises where pieces and checksums don't match
+            if TRAINING not in files or not files_of("model", files):
+                raise ValueError(f"lists {sorted(files)}")
+            manifest = cls(count(data["sequence"]), count(data["step"]),
+                           str(data["run"]), str(data["name"]), files)  # fmt: skip
+            if manifest.to_json() != content:
+                raise ValueError("it was changed since it was written")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: is not a manifest of ours: {error!s:.200}") from None
+        return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return a checkpoint's manifest.
+
+    Raises:
+        CheckpointError: There is none, or it isn't one of ours.
+        OSError: It can't be read.
+    """
+    path = folder / MANIFEST
+    try:
+        return Manifest.from_json(read_small(path, MAX_MANIFEST_BYTES), path)
+    except (FileNotFoundError, NotADirectoryError):
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: there is no such folder") from None
+        raise CheckpointError(f"{folder}: has no {MANIFEST}: not a complete checkpoint") from None
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes; a link is not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise CheckpointError(f"{path}: expected a file of at most {most:,} bytes")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    finally:
+        os.close(descriptor)
+
+
+def count(value: Any) -> int:
+    """Return a count, which fits into 63 bits."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.40} is not a count")
+    return value
+
+
+def files_of(part: str, names: Iterable[str]) -> list[str]:
+    """Return the files that hold a part of a checkpoint: one, or one or more per rank."""
+    return sorted(name for name in names if re.split(r"[./]", name)[0] == part)
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder in which a file is missing, cut off, too long, or a link."""
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: is missing") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: is not a file")
+        if status.st_size != entry.size:
+            raise CheckpointError(f"{path}: has {status.st_size:,} bytes, {entry.size:,} expected")
+
+
+def read_values(folder: Folder, manifest: Manifest) -> dict[str, Any]:
+    """Return what ``training_state.json`` holds, compared with its checksum, still encoded.
+
+    ``{"model": tree, "optimizer": tree, "training_state": values}``; :func:`decode` gives the
+    nested state of a part, with :class:`Named` or whatever you want in place of its tensors.
+    """
+    path = folder.path / TRAINING
+    content = folder.read(TRAINING, MAX_STATE_BYTES)
+    if checksums(content) != manifest.files[TRAINING].crc32:
+        raise CheckpointError(f"{path}: is damaged, its checksum differs from the manifest's")
+    try:
+        values = json.loads(content)
+        expected = {part for part in PARTS if files_of(part, manifest.files)} | {"training_state"}
+        if not isinstance(values, dict) or not expected <= values.keys():
+            raise ValueError(f"expected {', '.join(sorted(expected))}")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not a training state: {error}") from None
+    return values
+
+
+def fastest_crc32() -> Callable[[Any, int], int]:
+    """Return ISA-L's CRC-32 where it is installed, else zlib's: the numbers are the same."""
+    with suppress(ImportError):
+        from isal.isal_zlib import crc32
+
+        found: Callable[[Any, int], int] = crc32
+        return found
+    return zlib.crc32
+
+
+crc32 = fastest_crc32()
+"""Found at import: a child that is forked in the middle of an import would wait for ever."""
+
+
+def checksums(content: bytes | memoryview) -> tuple[int, ...]:
+    """Return the CRC-32 of each piece of a file."""
+    begins = range(0, len(content), PIECE_BYTES)
+    return tuple(crc32(content[begin : begin + PIECE_BYTES], 0) for begin in begins)
+
+
+# Which run goes on
+
+
+def continue_run(folder: Path, manifest: Manifest) -> None:
+    """Note that this process has loaded a checkpoint: its saves beside it go on with that run."""
+    _loaded_runs[os.path.realpath(folder.parent)] = manifest.run
+
+
+def loaded_run(root: Path) -> str | None:
+    """Return the run of the checkpoint in ``root`` that this process loaded last."""
+    return _loaded_runs.get(os.path.realpath(root))
+
+
+# Typed JSON
+
+
+class Named(NamedTuple):
+    """Stands for a tensor that is stored elsewhere."""
+
+    name: str
+
+
+Path_ = tuple[Any, ...]
+NUMPY = {
+    name: np.dtype(name).type
+    for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+                 "float16", "float32", "float64", "complex64", "complex128")
+}  # fmt: skip
+"""The numpy scalars that Python's own numbers hold exactly."""
+DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+VERSIONS = "_metadata"
+"""Where torch keeps the versions of a model's modules: an attribute of its state dict."""
+
+
+def encode(value: Any, take: Callable[[torch.Tensor, Path_], str] | None = None,
+           path: Path_ = ()) -> Any:  # fmt: skip
+    """Return a nested value as JSON can hold it.
+
+    Args:
+        value: Numbers, text, bytes, None, and dicts, lists, tuples and sets of them.
+        take: Stores a tensor that stands at a path, and returns its name; None refuses tensors.
+        path: Where ``value`` stands, for errors.
+
+    Raises:
+        CheckpointError: Something has no place in JSON; the message names where it stands.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is int or kind is str:
+        return value
+    if isinstance(value, torch.Tensor):
+        if take is None:
+            raise refused(path, "a tensor; only model and optimizer state hold tensors")
+        return {"$tensor": take(value, path)}
+    if isinstance(value, Named):
+        return {"$tensor": value.name}
+    if len(path) > MAX_DEPTH:
+        raise refused(path[:8], f"nested more than {MAX_DEPTH} deep")
+    if isinstance(value, np.generic) and value.dtype.name in NUMPY:
+        return {"$numpy": [value.dtype.name, encode(value.item())]}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return encode_mapping(value, take, path)
+    if kind in (list, tuple):
+        items = [encode(one, take, (*path, k)) for k, one in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if kind in (set, frozenset):
+        require_few(value)
+        return {f"${kind.__name__}": [encode(one, None, path) for one in value]}
+    if kind in (bytes, bytearray):
+        return {f"${kind.__name__}": base64.b64encode(value).decode()}
+    if kind is complex:
+        return {"$complex": [encode(value.real), encode(value.imag)]}
+    if kind is torch.Size:
+        return {"$size": list(value)}
+    if kind in (torch.dtype, torch.device):
+        return {f"${kind.__name__}": str(value)}
+    raise refused(path, f"a {kind.__name__} has no place in JSON")
+
+
+def encode_mapping(value: Mapping[Any, Any], take: Any, path: Path_) -> Any:
+    """Return an object, or pairs where an object would change a key; with its kind."""
+    data: Any
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        data = {str.__str__(key): encode(one, take, (*path, key)) for key, one in value.items()}
+    else:
+        require_few(value)
+        pairs = [[encode(key, None, path), encode(one, take, (*path, key))]
+                 for key, one in value.items()]  # fmt: skip
+        data = {"$dict": pairs}
+    if type(value) is Counter:
+        return {"$counter": data}
+    if not isinstance(value, OrderedDict):
+        return data
+    versions = getattr(value, VERSIONS, None)
+    if versions is None:
+        return {"$ordered": data}
+    return {"$state_dict": [data, encode(versions, None, (*path, VERSIONS))]}
+
+
+def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
+    """Return the value that :func:`encode` was given, with ``tensor(name)`` for each tensor.
+
+    Raises:
+        ValueError: It is not what :func:`encode` returns.
+    """
+    if isinstance(data, list):
+        return [decode(one, tensor) for one in data]
+    if not isinstance(data, dict):
+        return data
+    tag = next(iter(data), "")
+    if not tag.startswith("$"):
+        return {key: decode(one, tensor) for key, one in data.items()}
+    if len(data) > 1 or tag not in READERS:
+        raise ValueError(f"{tag:.40} is not known")
+    value = data[tag]
+    try:
+        if tag == "$tensor":
+            return tensor("".join(value))
+        if tag in ("$bytes", "$bytearray", "$dtype", "$device", "$float", "$size", "$numpy"):
+            return READERS[tag](value)
+        return READERS[tag](decode(value, tensor))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+            OverflowError) as error:  # fmt: skip
+        raise ValueError(f"{tag} of {type(value).__name__}: {error!s:.200}") from None
+
+
+def state_dict(pair: Any) -> Any:
+    """Return what a module's ``state_dict()`` was, with the versions of its modules."""
+    items, versions = pair
+    state = OrderedDict(items)
+    setattr(state, VERSIONS, versions)
+    return state
+
+
+def from_pairs(pairs: Any) -> dict[Any, Any]:
+    """Return a dict whose keys are not all text."""
+    require_few([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def members(items: Any) -> Any:
+    """Return members of a set."""
+    require_few(items)
+    return items
+
+
+def require_few(keys: Collection[Any]) -> None:
+    """Refuse more keys than may be compared with each other."""
+    chosen = sum(type(key) is not int or abs(key) >= 1 << 31 for key in keys)
+    if chosen > MAX_CHOSEN_KEYS:
+        raise ValueError(f"{chosen:,} keys that are not text, at most {MAX_CHOSEN_KEYS:,}")
+
+
+def from_base64(text: str) -> bytes:
+    """Return bytes that were written as text."""
+    return base64.b64decode(text, validate=True)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "$tensor": Named,
+    "$float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
+    "$numpy": lambda pair: NUMPY[pair[0]](decode(pair[1])),
+    "$tuple": tuple,
+    "$set": lambda items: set(members(items)),
+    "$frozenset": lambda items: frozenset(members(items)),
+    "$bytes": from_base64,
+    "$bytearray": lambda text: bytearray(from_base64(text)),
+    "$complex": lambda pair: complex(*pair),
+    "$size": lambda sizes: torch.Size(map(count, sizes)),
+    "$dtype": DTYPES.__getitem__,
+    "$device": torch.device,
+    "$dict": from_pairs,
+    "$counter": lambda items: Counter(dict(items)),
+    "$ordered": OrderedDict,
+    "$state_dict": state_dict,
+}
+
+
+def refused(path: Path_, why: str) -> CheckpointError:
+    """Return the error for a value that can't be stored, with its place as Python writes it."""
+    place = "".join(f"[{key!r:.60}]" for key in path) or "the state"
+    return CheckpointError(f"{place}: {why}")

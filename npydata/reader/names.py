@@ -1,0 +1,152 @@
+r"""A name for everything in a checkpoint: nested containers flattened with dots.
+
+``{"model": {"fc": {"weight": tensor}}}`` has one entry, ``model.fc.weight``. An object that only
+code could make is a container of what the file says of it. Where two paths would get the same name,
+the later one is escaped: ``\`` before a dot inside a key and before a key that is not text; and
+numbered if that is taken too.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from npydata.reader.file import FormatError
+from npydata.reader.pickle.objects import (
+    Global,
+    Storage,
+    TensorSpec,
+    UnresolvedObject,
+    brief,
+)
+from npydata.reader.pickle.plain import NumpyObject
+
+MAX_DEPTH = 200
+FREE_ENTRIES = 1 << 17
+"""Entries that a pickle of any size may have, and one more for each byte of it; 64 characters of
+names, or members of containers, count as one. A short file could refer to a long list, or a long
+key, again and again."""
+MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
+COMPOUND = (dict, list, tuple, Global, UnresolvedObject, Storage, TensorSpec)
+"""What makes a list more than a list of plain values, which is one entry."""
+
+
+def flatten(root: Any, nbytes: int) -> dict[str, Any]:
+    """Return every tensor and every other value by its name, in the order of the file.
+
+    Raises:
+        FormatError: There are far more entries than a pickle of ``nbytes`` holds, or containers
+            are nested too deep, or in themselves.
+    """
+    named: dict[str, Any] = {}
+    left = FREE_ENTRIES + nbytes
+    waiting: list[tuple[str, tuple[Any, ...], Any]] = [("", (), root)]
+    while waiting:
+        name, path, value = waiting.pop()
+        inner = list(parts(value))
+        left -= len(inner) + (len(name) + size_of(value)) // 64
+        if left < 0:
+            raise FormatError("has far more entries, or longer names, than its size allows")
+        if inner and len(path) >= MAX_DEPTH:
+            raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
+        if is_entry(value, inner):
+            named[free_name(path, named) if not name or name in named else name] = value
+        for key, part in reversed(inner):
+            text = key_text(key)
+            waiting.append((f"{name}.{text}" if path else text, (*path, key), part))
+    return named
+
+
+def size_of(value: Any) -> int:
+    """Return how much there is to look through for the parts of a value."""
+    if is_module(value):
+        return sum(map(size_of, value.state.values()))
+    if isinstance(value, UnresolvedObject):
+        return sum(map(size_of, (value.args, *states(value.state), value.items, value.pairs)))
+    return len(value) if isinstance(value, dict | list | tuple) else 0
+
+
+def key_text(key: Any) -> str:
+    """Return a key as it stands in names."""
+    return key if isinstance(key, str) else brief(key)
+
+
+def is_entry(value: Any, inner: list[Any]) -> bool:
+    """Whether a value is an entry itself: an object is one beside its parts, a container isn't."""
+    return not inner or (isinstance(value, UnresolvedObject) and not is_module(value))
+
+
+def as_value(value: Any) -> Any:
+    """Return what numpy would make of a description, a bare storage as a tensor, others as is."""
+    if isinstance(value, NumpyObject):
+        return value.value()
+    if isinstance(value, Storage):
+        return TensorSpec(value, value.dtype, (value.numel,), (1,))
+    return value
+
+
+def parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what lies inside a value, by key; a list of plain values has no parts."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        if any(issubclass(kind, COMPOUND) for kind in set(map(type, value))):
+            yield from enumerate(value)
+    elif is_module(value):
+        for group in MODULE_GROUPS:  # as its state_dict() names them
+            members = value.state[group]
+            yield from (pair for pair in as_dict(members).items() if pair[1] is not None)
+    elif isinstance(value, UnresolvedObject) and not isinstance(value, NumpyObject):
+        for said in (value.args, *states(value.state), value.items):
+            yield from parts(said)
+        yield from value.pairs
+
+
+def states(state: Any) -> tuple[Any, ...]:
+    """Return what a state sets: of two, as pickle has it, ``__dict__`` and ``__slots__``."""
+    return state if isinstance(state, tuple) and len(state) == 2 else (state,)
+
+
+def as_dict(value: Any) -> Mapping[Any, Any]:
+    """Return a dictionary, or an empty one in place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def is_module(value: Any) -> bool:
+    """Whether an object looks like a pickled ``torch.nn.Module``."""
+    return isinstance(value, UnresolvedObject) and as_dict(value.state).keys() >= {*MODULE_GROUPS}
+
+
+def free_name(path: Iterable[Any], taken: Mapping[str, Any]) -> str:
+    """Return the name of a path: with dots, and escaped if that name is taken."""
+    path = tuple(path)
+    name = ".".join(map(key_text, path)) or "tensor"
+    if name in taken:
+        name = ".".join(map(escaped, path))
+    while name in taken:
+        name += f"'{len(taken)}"
+    return name
+
+
+def escaped(key: Any) -> str:
+    """Return a key in which every dot is its own, and whose kind shows."""
+    return (
+        key.replace("\\", "\\\\").replace(".", "\\.") if isinstance(key, str) else f"\\{brief(key)}"
+    )
+
+
+def nest(root: Any, leaf: Any) -> Any:
+    """Return containers as they are nested in the file, with ``leaf(value)`` for each entry."""
+    known: dict[int, Any] = {}
+
+    def of(value: Any) -> Any:
+        if id(value) not in known:
+            inner = list(parts(value))
+            if is_entry(value, inner):
+                known[id(value)] = leaf(value)
+            elif isinstance(value, list | tuple):
+                made = [of(part) for _, part in inner]
+                known[id(value)] = tuple(made) if isinstance(value, tuple) else made
+            else:
+                known[id(value)] = {key: of(part) for key, part in inner}
+        return known[id(value)]
+
+    return of(root)

@@ -1,0 +1,524 @@
+"""A pickle machine that builds values and calls nothing: all of protocols 0 to 5.
+
+A pickle is a program for a machine with a stack and a memo. Most opcodes push a value or collect
+some into a container; a few call what a name stands for. Here the first kind does what it always
+does, and the second kind gets an inert description from :mod:`~npydata.reader.pickle.torch`. A
+method ``op_x`` is the opcode X of Python's ``pickletools``; an opcode without one pushes its
+argument.
+"""
+
+import codecs
+import pickletools
+import re
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from npydata.reader.file import FormatError
+from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
+from npydata.reader.pickle.torch import TENSOR_CLASSES, find_class, is_called_only, reduce
+
+MAX_OPCODES = 1 << 25
+"""About 300,000 tensors with all their names, or a list of 30 million numbers."""
+MAX_INTEGER_BYTES, MAX_LINE_BYTES, MAX_PROTOCOL = 1024, 8192, 5
+MAX_KEY_PARTS = 32
+"""Parts of a tuple that is a key: it is hashed whole each time, and the file may say it once."""
+FREE_COPIES = 1 << 17
+"""What calls may copy, in a file of any size; and as much again for each byte of it."""
+SMALL_KEY, MAX_COMPARED = 1 << 20, 1 << 28
+"""A file can choose numbers, and tuples of them, so that a table has to look at all its keys to
+find one. That many parts of keys may be looked at; smaller integers can't be chosen so."""
+
+MALFORMED = (AttributeError, LookupError, OverflowError, struct.error, TypeError, ValueError)
+"""What Python raises where the stack or an argument is not what an opcode needs."""
+EMPTY = object()
+"""Stands in a place of the memo that no value was put into."""
+
+
+class TruncatedError(FormatError):
+    """The pickle goes on after the bytes that the machine was given."""
+
+
+class PickleMachine:
+    """Runs the opcodes of a pickle in ``data`` from byte ``at`` on.
+
+    ``load_id(id)`` returns what stands in the place of a persistent id: torch's are storages.
+    """
+
+    def __init__(self, data: bytes, at: int, load_id: Callable[[Any], Any]) -> None:
+        self.data, self.begin, self.at, self.load_id = data, at, at, load_id
+        self.stack: list[Any] = []
+        self.metastack: list[list[Any]] = []
+        self.memo: list[Any] = []
+        self.memo_has_gaps = False
+        self.unknown: set[str] = set()
+        """Names that are neither known nor looked up."""
+        self._compared_left = MAX_COMPARED
+        self._copies_left = FREE_COPIES + len(data) - at
+
+    def run(self) -> Any:
+        """Return what the pickle builds; ``at`` is then the byte after it.
+
+        Raises:
+            TruncatedError: It goes on after the end of ``data``.
+            FormatError: It is malformed, or asks for too much.
+        """
+        data, begin = self.data, self.at
+        try:
+            for _ in range(MAX_OPCODES):
+                begin = self.at
+                code = data[begin]
+                self.at = begin + 1
+                if code == STOP:
+                    if self.metastack or len(self.stack) != 1:
+                        raise ValueError(f"ends with {len(self.stack)} values, expected one")
+                    return self.stack[0]
+                read, do = HANDLERS[code]
+                if read is None:
+                    do(self)
+                else:
+                    do(self, read(self))
+        except MALFORMED as error:
+            if begin >= len(data):
+                raise TruncatedError(f"the pickle ends at byte {begin:,} without a STOP") from None
+            why = error if data[begin] in HANDLERS or data[begin] == STOP else "is no opcode"
+            what = data[begin : begin + 1]
+            raise FormatError(f"{what!r} at byte {begin:,} of the pickle: {why!s:.300}") from None
+        raise FormatError(f"a pickle of more than {MAX_OPCODES:,} opcodes")
+
+    def take(self, count: int) -> bytes:
+        """Return the next ``count`` bytes."""
+        begin, self.at = self.at, self.at + count
+        if count < 0:
+            raise ValueError(f"a length of {count:,}")
+        if self.at > len(self.data):
+            raise TruncatedError(f"the pickle ends at byte {begin:,}, which needs {count:,} more")
+        return self.data[begin : self.at]
+
+    def line(self) -> bytes:
+        """Return what stands before the next newline."""
+        stop = self.data.find(b"\n", self.at, self.at + MAX_LINE_BYTES)
+        if stop < 0 and len(self.data) - self.at < MAX_LINE_BYTES:
+            raise TruncatedError("the pickle ends within a line")
+        if stop < 0:
+            raise ValueError(f"a line of more than {MAX_LINE_BYTES:,} bytes")
+        return self.take(stop + 1 - self.at)[:-1]
+
+    def spend(self, copied: int) -> None:
+        """Count what a call copies or looks at: a short file could ask for a lot of it."""
+        self._copies_left -= copied
+        if self._copies_left < 0:
+            raise ValueError("calls copy far more than the pickle holds")
+
+    # Values, the stack and the memo
+
+    def push(self, value: Any) -> None:
+        """Push a value."""
+        self.stack.append(value)
+
+    def op_put(self, index: int) -> None:
+        """Put the newest value into the memo. Each index took a byte of the file at least."""
+        memo, value = self.memo, self.stack[-1]
+        if not 0 <= index <= self.at - self.begin:
+            raise ValueError(f"index {index:,} of a memo of {len(memo):,} values")
+        if index > len(memo):
+            self.memo_has_gaps = True
+            memo.extend([EMPTY] * (index - len(memo)))
+        memo[index : index + 1] = [value]
+
+    op_binput = op_long_binput = op_put
+
+    def op_memoize(self) -> None:
+        """Put the newest value behind the last one of the memo."""
+        if self.memo_has_gaps:
+            raise ValueError("counts the values of a memo that has gaps")
+        self.memo.append(self.stack[-1])
+
+    def op_get(self, index: int) -> None:
+        """Push a value from the memo."""
+        if index < 0 or (value := self.memo[index]) is EMPTY:
+            raise ValueError(f"index {index:,} of the memo is empty")
+        self.stack.append(value)
+
+    op_binget = op_long_binget = op_get
+
+    def op_none(self) -> None:
+        """Push None."""
+        self.stack.append(None)
+
+    def op_newtrue(self) -> None:
+        """Push True."""
+        self.stack.append(True)
+
+    def op_newfalse(self) -> None:
+        """Push False."""
+        self.stack.append(False)
+
+    def op_dup(self) -> None:
+        """Push the newest value again."""
+        self.stack.append(self.stack[-1])
+
+    def op_pop(self) -> None:
+        """Drop the newest value, or the mark if there is none since."""
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.pop_mark()
+
+    def op_proto(self, protocol: int) -> None:
+        """Refuse a pickle of a future protocol."""
+        if protocol > MAX_PROTOCOL:
+            raise ValueError(f"protocol {protocol}, at most {MAX_PROTOCOL}")
+
+    def op_frame(self, length: int) -> None:
+        """Pass over a frame's length; the frame must be in the file."""
+        if length > len(self.data) - self.at:
+            raise TruncatedError(f"a frame of {length:,} bytes")
+
+    # Containers
+
+    def op_mark(self) -> None:
+        """Begin to collect: what follows goes on a stack of its own."""
+        self.metastack.append(self.stack)
+        self.stack = []
+
+    def pop_mark(self) -> list[Any]:
+        """Return what was pushed since the last mark, and take the mark away."""
+        if not self.metastack:
+            raise ValueError("no mark was set")
+        items, self.stack = self.stack, self.metastack.pop()
+        return items
+
+    def op_pop_mark(self) -> None:
+        """Drop what was pushed since the last mark."""
+        self.pop_mark()
+
+    def op_empty_tuple(self) -> None:
+        """Push a tuple."""
+        self.stack.append(())
+
+    def op_empty_list(self) -> None:
+        """Push a new list."""
+        self.stack.append([])
+
+    def op_empty_dict(self) -> None:
+        """Push a new dictionary."""
+        self.stack.append({})
+
+    def op_empty_set(self) -> None:
+        """Push a new set."""
+        self.stack.append(set())
+
+    def op_tuple(self, count: int | None = None) -> None:
+        """Make a tuple of the newest values, or of those since the mark."""
+        if count is None:
+            items = self.pop_mark()
+        elif len(self.stack) >= count:
+            items = self.stack[-count:]
+            del self.stack[-count:]
+        else:
+            raise ValueError(f"needs {count} values, {len(self.stack)} are there")
+        self.stack.append(tuple(items))
+
+    def op_tuple1(self) -> None:
+        """Make a tuple of the newest value."""
+        self.op_tuple(1)
+
+    def op_tuple2(self) -> None:
+        """Make a tuple of the two newest values."""
+        self.op_tuple(2)
+
+    def op_tuple3(self) -> None:
+        """Make a tuple of the three newest values."""
+        self.op_tuple(3)
+
+    def op_list(self) -> None:
+        """Make a list of what was collected."""
+        items = self.pop_mark()
+        self.stack.append(items)
+
+    def op_dict(self) -> None:
+        """Make a dictionary of the keys and values that were collected."""
+        items = self.pop_mark()
+        self.stack.append({})
+        self.fill(items)
+
+    def op_frozenset(self) -> None:
+        """Make a frozen set of what was collected."""
+        items = self.pop_mark()
+        self.stack.append(frozenset(self.add(set(), items)))
+
+    def op_append(self) -> None:
+        """Append the newest value to the list below it."""
+        item = self.stack.pop()
+        self.fill([item], list)
+
+    def op_appends(self) -> None:
+        """Append what was collected to the list below it."""
+        self.fill(self.pop_mark(), list)
+
+    def op_setitem(self) -> None:
+        """Store the newest value under the key below it."""
+        value, key = self.stack.pop(), self.stack.pop()
+        self.fill([key, value])
+
+    def op_setitems(self) -> None:
+        """Store the keys and values that were collected."""
+        self.fill(self.pop_mark())
+
+    def op_additems(self) -> None:
+        """Add what was collected to the set below it."""
+        self.fill(self.pop_mark(), set)
+
+    def fill(self, items: list[Any], kind: type = dict) -> None:
+        """Put items into the newest container, or note on an object what would be put into it."""
+        target = self.stack[-1]
+        unresolved = isinstance(target, UnresolvedObject)
+        if not (isinstance(target, kind) or unresolved):
+            raise ValueError(f"fills {brief(target)}, expected a {kind.__name__}")
+        if kind is dict:
+            if len(items) % 2:
+                raise ValueError(f"{len(items)} keys and values, expected an even number")
+            pairs = zip(items[::2], items[1::2], strict=True)
+            target.pairs.extend(pairs) if unresolved else self.update(target, pairs)
+        elif unresolved:
+            target.items.extend(items)
+        elif kind is list:
+            target.extend(items)
+        else:
+            self.add(target, items)
+
+    def add(self, target: set[Any], items: Iterable[Any]) -> set[Any]:
+        """Add members to a set, and return it."""
+        for item in items:
+            target.add(self.key(item, target))
+        return target
+
+    def update(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Store pairs in a dictionary, and return it."""
+        for key, value in pairs:
+            target[key if type(key) is str else self.key(key, target)] = value
+        return target
+
+    def key(self, key: Any, others: Collection[Any]) -> Any:
+        """Return a key that takes no time to hash, and to find among others.
+
+        Raises:
+            ValueError: It has too many parts, or too many others may have its hash.
+        """
+        if type(key) is str or (type(key) is int and 0 <= key < SMALL_KEY):
+            return key
+        parts = count_parts(key)
+        if parts > MAX_KEY_PARTS or (isinstance(key, int) and key.bit_length() > 60):
+            raise ValueError(f"the key {brief(key)}, expected 60 bits or {MAX_KEY_PARTS} parts")
+        self._compared_left -= parts * len(others)
+        if self._compared_left < 0:
+            raise ValueError(
+                f"{len(others):,} keys that are numbers or tuples, too many to compare"
+            )
+        return key
+
+    # Names and calls, none of which is made
+
+    def op_global(self, _: None = None) -> None:
+        """Push what a name in two lines stands for."""
+        module, name = self.line().decode(), self.line().decode()
+        self.stack.append(find_class(self, module, name))
+
+    def op_stack_global(self) -> None:
+        """Push what a name on the stack stands for."""
+        name, module = self.stack.pop(), self.stack.pop()
+        if not (isinstance(name, str) and isinstance(module, str)):
+            raise ValueError("a name that is not text")
+        self.spend((len(name) + len(module)) // 64)
+        self.stack.append(find_class(self, module, name))
+
+    def op_ext1(self, number: int) -> None:
+        """Push a name that is given as a number, whose meaning only its writer knows."""
+        self.stack.append(find_class(self, "copyreg", f"extension {number}"))
+
+    op_ext2 = op_ext4 = op_ext1
+
+    def op_binpersid(self) -> None:
+        """Replace a persistent id by what it stands for."""
+        self.stack.append(self.load_id(self.stack.pop()))
+
+    def op_persid(self, _: None = None) -> None:
+        """Push what a persistent id in a line stands for."""
+        self.stack.append(self.load_id(self.line().decode()))
+
+    def call(self, function: Any, args: Any) -> None:
+        """Push what stands in the place of a call."""
+        self.stack.append(reduce(self, function, args))
+
+    def op_reduce(self) -> None:
+        """Where pickle would call a function."""
+        args, function = self.stack.pop(), self.stack.pop()
+        self.call(function, args)
+
+    def op_newobj(self) -> None:
+        """Where pickle would make an object without calling its ``__init__``."""
+        args, function = self.stack.pop(), self.stack.pop()
+        if args != () and is_called_only(function):
+            raise ValueError(f"makes a {function} of arguments, at which only a call would look")
+        self.call(function, args)
+
+    def op_newobj_ex(self) -> None:
+        """Where pickle would make an object with keyword arguments."""
+        keywords, args, function = (self.stack.pop() for _ in range(3))
+        if not isinstance(function, Global):
+            raise ValueError(f"makes an object of {brief(function)}, expected a class")
+        self.stack.append(UnresolvedObject(str(function), (args, keywords)))
+
+    def op_inst(self, _: None = None) -> None:
+        """Where pickle would call the class that it names next with what was collected."""
+        args = tuple(self.pop_mark())
+        self.op_global()
+        self.call(self.stack.pop(), args)
+
+    def op_obj(self) -> None:
+        """Where pickle would call the class that was collected first with the rest."""
+        function, *args = self.pop_mark()
+        self.call(function, tuple(args))
+
+    def op_build(self) -> None:
+        """Where pickle would set an object's state: note it on the object.
+
+        An ``OrderedDict`` or ``Counter`` has attributes beside its items, which are ignored. Torch
+        before 0.4 set the ``requires_grad`` of a parameter so; any other state of a tensor would
+        put another one in its place.
+        """
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, UnresolvedObject) and target.qualname not in TENSOR_CLASSES:
+            target.set_state(state)
+        elif isinstance(target, TensorSpec) and target.is_parameter and is_old_state(state):
+            target.requires_grad = state[0]
+        elif not (isinstance(target, OrderedDict | Counter) and isinstance(state, dict)):
+            raise ValueError(f"sets the state of {brief(target)} to {brief(state)}")
+
+
+def is_old_state(state: Any) -> bool:
+    """Whether a state is that of a parameter of old: requires_grad, volatile, and its hooks."""
+    is_triple = isinstance(state, tuple) and len(state) == 3
+    return is_triple and isinstance(state[0], bool) and isinstance(state[2], dict | None)
+
+
+def count_parts(key: Any, most: int = MAX_KEY_PARTS) -> int:
+    """Return of how many parts a key is made, or a number above ``most``."""
+    parts = 1
+    for one in key if isinstance(key, tuple | frozenset) else ():
+        parts += count_parts(one, most - parts)
+        if parts > most:
+            break
+    return parts
+
+
+# Arguments of opcodes: how each kind that pickletools names is read
+
+Reader = Callable[[PickleMachine], Any]
+INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
+FLOAT = re.compile(rb"-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|-?(inf|nan)")
+"""Numbers as Python writes them: of other forms its readers make different things."""
+
+
+def packed(code: str) -> Reader:
+    """Return how to read a number that is packed as ``struct`` says."""
+    form = struct.Struct(code)
+
+    def read(machine: PickleMachine) -> Any:
+        begin = machine.at
+        machine.at = begin + form.size
+        if machine.at > len(machine.data):
+            raise TruncatedError(f"the pickle ends at byte {begin:,}, within a number")
+        return form.unpack_from(machine.data, begin)[0]
+
+    return read
+
+
+def counted(length: str, read: Callable[[bytes], Any] = bytes) -> Reader:
+    """Return how to read what follows its length."""
+    number = packed(length)
+    return lambda machine: read(machine.take(number(machine)))
+
+
+def text_of(raw: bytes) -> str:
+    """Return text in UTF-8; half a character of UTF-16 is allowed, as Python writes it."""
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def text_or_bytes(raw: bytes) -> str | bytes:
+    """Return what a string of Python 2 was: text, unless it is not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def integer(raw: bytes) -> int:
+    """Return an integer in little-endian two's complement."""
+    if len(raw) > MAX_INTEGER_BYTES:
+        raise ValueError(f"an integer of {len(raw):,} bytes, at most {MAX_INTEGER_BYTES:,}")
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def decimal(machine: PickleMachine) -> int:
+    """Return an integer in digits; ``00`` and ``01`` are how protocol 0 writes booleans."""
+    line = machine.line()
+    return line == b"01" if line in (b"00", b"01") else int(numeric(line, INTEGER))
+
+
+def long_decimal(machine: PickleMachine) -> int:
+    """Return an integer in digits as Python 2 wrote long ones."""
+    return int(numeric(machine.line().removesuffix(b"L"), INTEGER))
+
+
+def numeric(line: bytes, form: re.Pattern[bytes]) -> bytes:
+    """Return a line that is a number as Python writes it."""
+    if len(line) > 2 * MAX_INTEGER_BYTES or not form.fullmatch(line):
+        raise ValueError(f"{line[:60]!r} is not a number")
+    return line
+
+
+def decimal_float(machine: PickleMachine) -> float:
+    """Return a float in digits."""
+    value = float(line := numeric(machine.line(), FLOAT))
+    if value in (float("inf"), float("-inf")) and not line.endswith(b"inf"):
+        raise ValueError(f"{line[:60]!r} is too large for a float")
+    return value
+
+
+def quoted(machine: PickleMachine) -> str | bytes:
+    """Return a string of Python 2 that is written as a literal."""
+    line = machine.line()
+    if len(line) < 2 or line[0] != line[-1] or line[:1] not in (b"'", b'"'):
+        raise ValueError("a string without quotes")
+    return text_or_bytes(codecs.escape_decode(line[1:-1])[0])
+
+
+def deferred(machine: PickleMachine) -> None:
+    """Leave the argument to the opcode, which reads it itself."""
+
+
+READERS: dict[str, Reader] = {
+    "uint1": packed("<B"), "uint2": packed("<H"), "int4": packed("<i"), "uint4": packed("<I"),
+    "uint8": packed("<Q"), "float8": packed(">d"),
+    "long1": counted("<B", integer), "long4": counted("<i", integer),
+    "unicodestring1": counted("<B", text_of), "unicodestring4": counted("<I", text_of),
+    "unicodestring8": counted("<Q", text_of), "bytearray8": counted("<Q", bytearray),
+    "bytes1": counted("<B"), "bytes4": counted("<I"), "bytes8": counted("<Q"),
+    "string1": counted("<B", text_or_bytes), "string4": counted("<i", text_or_bytes),
+    "decimalnl_short": decimal, "decimalnl_long": long_decimal, "floatnl": decimal_float,
+    "stringnl": quoted, "stringnl_noescape": deferred, "stringnl_noescape_pair": deferred,
+    "unicodestringnl": lambda machine: machine.line().decode("raw-unicode-escape"),
+}  # fmt: skip
+STOP = ord(pickletools.opcodes[[one.name for one in pickletools.opcodes].index("STOP")].code)
+NO_OPCODES = {"STOP", "NEXT_BUFFER", "READONLY_BUFFER"}
+HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {
+    ord(one.code): (
+        READERS[one.arg.name] if one.arg else None,
+        getattr(PickleMachine, f"op_{one.name.lower()}", PickleMachine.push),
+    )
+    for one in pickletools.opcodes
+    if one.name not in NO_OPCODES
+}

@@ -1,0 +1,139 @@
+"""What a checkpoint's pickle becomes: plain values, and inert descriptions of everything else.
+
+Nothing here can run anything. A description says what the file asks for, and nothing is done with
+it but to list it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from npydata.reader.file import Extent, FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """The name of a class or function; it is never imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """A run of bytes in the file that tensors look into."""
+
+    key: str
+    dtype: torch.dtype
+    """What its elements are counted in; ``uint8`` for an ``UntypedStorage``."""
+    numel: int
+    extent: Extent | None = None
+    """Where its bytes are; set when the file's storages have been located."""
+    swapped: bool = False
+    """Whether its numbers have the other byte order than this machine's."""
+    base: "Storage | None" = None
+    """The whole storage, if this is a part of one (legacy files)."""
+    start: int = 0
+    """Bytes of the whole storage before this part."""
+    loaded: Any = None
+    """Memory of it in which a tensor still lies, held weakly, by the size of swapped numbers: tied
+    tensors that are read one after the other share it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its description claims."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def root(self) -> "Storage":
+        """The whole storage."""
+        return self.base or self
+
+
+@dataclass(slots=True, eq=False)
+class TensorSpec:
+    """A tensor as the file describes it; offset and strides count elements."""
+
+    storage: Storage | None
+    """``None`` for a tensor in chunks, and for one that can be listed only."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    requires_grad: bool = False
+    is_parameter: bool = False
+    conj: bool = False
+    neg: bool = False
+    kind: str = "dense"
+    """Or the file's name of a dtype that torch lacks: then the elements are raw bytes."""
+    chunks: tuple[Any, ...] | None = None
+    """The :class:`~npydata.reader.tensor.Chunk` objects of a tensor that is in several pieces."""
+
+
+@dataclass(slots=True, eq=False)
+class UnresolvedObject:
+    """What a call in the pickle would return. Equal to nothing but itself."""
+
+    qualname: str
+    """The name of the class or function that would have to run."""
+    args: Any = ()
+    state: Any = None
+    """What the file would set on the object."""
+    items: list[Any] = field(default_factory=list)
+    """What the file would append or add to it."""
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    """What the file would store in it by key."""
+
+    def __repr__(self) -> str:
+        return f"<{self.qualname:.200}: not called>"
+
+    def set_state(self, state: Any) -> None:
+        """Note what the file would set on the object."""
+        self.state = state
+
+
+def brief(value: Any) -> str:
+    """Return something of a value for a message, however large it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes):
+        return repr(value[:60])
+    if value is None or isinstance(value, int | float | torch.dtype | UnresolvedObject):
+        return repr(value)
+    if isinstance(value, Global):
+        return str(value)[:200]
+    if isinstance(value, tuple):
+        return f"({', '.join('...' if type(one) is tuple else brief(one) for one in value[:8])})"
+    return f"a {type(value).__name__}"
+
+
+MAX_DIMS = 64
+MAX_COUNT = 2**63 - 1
+
+
+def count(value: Any, what: str) -> int:
+    """Return an integer from 0 to 2^63 - 1, or raise that ``what`` is none."""
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise FormatError(f"{what} is {brief(value)}, expected an integer from 0 to 2^63 - 1")
+    return value
+
+
+def counts(values: Any, what: str) -> tuple[int, ...]:
+    """Return one count for each dimension."""
+    if not isinstance(values, tuple | list) or len(values) > MAX_DIMS:
+        raise FormatError(f"{what} is {brief(values)}, expected at most {MAX_DIMS} integers")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            count(value, what)
+    return tuple(values)
+
+
+def flag(value: Any, what: str) -> bool:
+    """Return True or False; torch takes nothing else for either."""
+    if not isinstance(value, bool):
+        raise FormatError(f"{what} is {brief(value)}, expected True or False")
+    return value

@@ -1,0 +1,215 @@
+"""The calls in a pickle that make plain values: dictionaries, sets, bytes, numbers, numpy's arrays.
+
+Each call that torch or Python writes has a function; what Python would make of other arguments is
+refused. numpy writes a dtype as ``dtype("f4", False, True)`` and sets its order of bytes; an array
+as an empty one that is given shape, dtype and bytes (``numpy/_core/src/multiarray``).
+"""
+
+import math
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from npydata.reader.file import FormatError
+from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, counts, flag
+
+ENCODINGS = ("latin1", "latin-1", "utf-8", "ascii")
+PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|S[1-9]\d{0,3}")
+"""numpy's dtypes that are nothing but their bytes."""
+
+
+def ordered_dict(machine: Any, pairs: Any = ()) -> dict[Any, Any]:
+    """Read ``OrderedDict()``, which Python 2 wrote with its pairs."""
+    if not all(isinstance(pair, list | tuple) for pair in members(pairs)):
+        raise FormatError(f"an OrderedDict of {brief(pairs)}, expected pairs")
+    return machine.update(OrderedDict(), pairs)  # type: ignore[no-any-return]
+
+
+def default_dict(machine: Any, factory: Any = None) -> dict[Any, Any]:
+    """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
+    known = str(factory).startswith("torch") and str(factory) not in machine.unknown
+    if factory is not None and (not isinstance(factory, Global) or known):
+        raise FormatError(f"a defaultdict that calls {brief(factory)}, expected a name")
+    return {}
+
+
+def counter(machine: Any, counts: Any = None) -> Counter[Any]:
+    """Read ``Counter({...})``; of anything but a dictionary it would count the members."""
+    if not isinstance(counts, dict | None):
+        raise FormatError(f"a Counter of {brief(counts)}, expected a dictionary")
+    made: Counter[Any] = Counter()
+    dict.update(made, machine.update({}, (counts or {}).items()))
+    return made
+
+
+def encoded(_: Any, text: Any, encoding: Any = "utf-8") -> bytes:
+    """Read ``_codecs.encode``, which is how Python 2 and protocol 2 write bytes."""
+    if not isinstance(text, str) or encoding not in ENCODINGS:
+        raise FormatError(f"bytes written as {brief((text, encoding))}")
+    return text.encode(encoding)
+
+
+def byte_array(_: Any, content: Any = b"", *encoding: Any) -> bytearray:
+    """Read ``bytearray``: of text with its encoding, or of bytes."""
+    if isinstance(content, str) and len(encoding) == 1:
+        return bytearray(encoded(_, content, *encoding))
+    if not isinstance(content, bytes) or encoding:
+        raise FormatError(f"a bytearray of {brief((content, *encoding))}")
+    return bytearray(content)
+
+
+def plain_bytes(_: Any, content: Any = b"", *encoding: Any) -> bytes:
+    """Read ``bytes``, which Python 2 writes when it is empty."""
+    return bytes(byte_array(_, content, *encoding))
+
+
+def plain_set(machine: Any, items: Any = ()) -> set[Any]:
+    """Read ``set``."""
+    return machine.add(set(), members(items))  # type: ignore[no-any-return]
+
+
+def members(items: Any) -> Any:
+    """Return what a container is made of, which is written as a list."""
+    if not isinstance(items, list | tuple | set | frozenset):
+        raise FormatError(f"a container made of {brief(items)}, expected a list")
+    return items
+
+
+def complex_number(_: Any, real: Any, imag: Any = 0.0) -> complex:
+    """Read ``complex``."""
+    if not all(isinstance(part, int | float) for part in (real, imag)):
+        raise FormatError(f"a complex number made of {brief((real, imag))}")
+    return complex(real, imag)
+
+
+def device(_: Any, kind: Any, *index: Any) -> torch.device:
+    """Read ``torch.device``."""
+    if not isinstance(kind, str) or not all(isinstance(one, int) for one in index):
+        raise FormatError(f"a device made of {brief((kind, *index))}")
+    try:
+        return torch.device(kind, *index)
+    except RuntimeError:
+        raise FormatError(f"a device made of {brief((kind, *index))}") from None
+
+
+def layout(_: Any, name: Any) -> str:
+    """Read ``torch.serialization._get_layout``."""
+    known = getattr(torch, name[6:], None) if isinstance(name, str) else None
+    if not isinstance(known, torch.layout) or str(known) != name:
+        raise FormatError(f"a layout called {brief(name)}")
+    return str(known)
+
+
+class NumpyObject(UnresolvedObject):
+    """A dtype or an array of numpy, made of its arguments and its state when it is asked for."""
+
+    __hash__ = None  # type: ignore[assignment]  # as numpy's arrays: no key, and in no set
+
+    def set_state(self, state: Any) -> None:
+        """Note the state: a tuple, and the only one, as the object may have been used since."""
+        if self.state is not None or not isinstance(state, tuple):
+            raise ValueError(f"the state {brief(state)} of a {self.qualname}")
+        super().set_state(state)
+
+    def dtype(self) -> "np.dtype[Any] | None":
+        """The dtype, or None if it is not that of numbers or bytes."""
+        code, *flags = (one.decode("latin-1") if isinstance(one, bytes) else one
+                        for one in self.args or ("",))  # fmt: skip
+        if self.qualname != DTYPE or not isinstance(code, str) or not PLAIN_DTYPE.fullmatch(code):
+            return None
+        made = np.dtype(code)
+        sizes = (made.itemsize, 1) if made.kind == "S" else (-1, -1)
+        orders = "|" if made.kind == "S" or made.itemsize == 1 else "<>"
+        version, order, *rest = self.state or (3, orders[0], None, None, None, *sizes, 0)
+        order = order.decode("latin-1") if isinstance(order, bytes) else order
+        expected = (3, None, None, None, *sizes, 0)
+        if repr(flags) not in ("[]", "[False]", "[False, True]") or order not in (*orders,):
+            return None
+        return np.dtype(order + code) if repr((version, *rest)) == repr(expected) else None
+
+    def value(self) -> Any:
+        """The array, over the pickle's own bytes and read-only; itself where it takes code."""
+        if self.qualname != ARRAY:
+            return self
+        if self.state is None:
+            return np.empty(0, np.int8)
+        if len(self.state) != 5 or not isinstance(self.state[1], tuple):
+            raise FormatError(f"the state {brief(self.state)} of an array of numpy")
+        version, shape, dtype, fortran, content = self.state
+        made = dtype.dtype() if isinstance(dtype, NumpyObject) else None
+        if version != 1 or made is None:
+            return self
+        return array(content, made, shape, "F" if flag(fortran, "Fortran's order") else "C")
+
+
+def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Any) -> Any:
+    """Return an array over some bytes, all of which it takes."""
+    sizes = counts(shape, "the shape of an array of numpy")
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if not isinstance(content, bytes) or nbytes != len(content) or order not in ("C", "F"):
+        raise FormatError(
+            f"an array of numpy made of {brief(content)}, expected {nbytes:,} bytes for "
+            f"{list(sizes[:8])} of {dtype}"
+        )
+    try:
+        made = np.frombuffer(content or bytes(dtype.itemsize), dtype)
+        made = made[: math.prod(sizes)].reshape(sizes, order=order)
+    except ValueError as error:  # too many dimensions, or too long ones beside one of 0
+        raise FormatError(f"an array of numpy of {list(sizes[:8])}: {error}") from None
+    return made
+
+
+def reconstructed(machine: Any, kind: Any, shape: Any, code: Any) -> UnresolvedObject:
+    """Read ``_reconstruct``, which makes an empty array; its state follows."""
+    if isinstance(kind, Global) and str(kind) in machine.unknown:  # a subclass
+        return UnresolvedObject(str(kind), (shape, code))
+    if str(kind) != ARRAY or shape != (0,) or code not in (b"b", "b"):
+        raise FormatError(f"an array of numpy made as {brief((kind, shape, code))}")
+    return NumpyObject(ARRAY, (shape, code))
+
+
+def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> UnresolvedObject:
+    """Read ``_frombuffer``, which is how protocol 5 writes arrays."""
+    if order not in ("C", "F"):
+        raise FormatError(f"an array of numpy in the order {brief(order)}, expected C or F")
+    content = bytes(content) if isinstance(content, bytearray) else content
+    return NumpyObject(ARRAY, (), (1, shape, dtype, order == "F", content))
+
+
+def scalar(_: Any, dtype: Any, content: Any = None) -> Any:
+    """Read ``scalar``: one of numpy's numbers."""
+    made = dtype.dtype() if isinstance(dtype, NumpyObject) else None
+    if made is None or made.kind == "S":
+        return UnresolvedObject("numpy._core.multiarray.scalar", (dtype, content))
+    return array(content, made, (1,), "C")[0]
+
+
+def called_array(_: Any, *args: Any) -> Any:
+    """Refuse a call of the class itself: what its state then shows is another array."""
+    raise FormatError(f"calls {ARRAY}, which pickles only name")
+
+
+DTYPE, ARRAY = "numpy.dtype", "numpy.ndarray"
+PLAIN_CALLS: dict[str, Callable[..., Any]] = {
+    "torch.serialization._get_layout": layout,
+    "torch.Size": lambda _, sizes=(): torch.Size(counts(sizes, "torch.Size")),
+    "torch.device": device,
+    "collections.OrderedDict": ordered_dict,
+    "collections.defaultdict": default_dict,
+    "collections.Counter": counter,
+    "_codecs.encode": encoded,
+    "builtins.bytearray": byte_array,
+    "builtins.bytes": plain_bytes,
+    "builtins.set": plain_set,
+    "builtins.frozenset": lambda machine, items=(): frozenset(plain_set(machine, items)),
+    "builtins.complex": complex_number,
+    DTYPE: lambda _, *args: NumpyObject(DTYPE, args),
+    ARRAY: called_array,
+    **{f"numpy.{core}.multiarray._reconstruct": reconstructed for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": scalar for core in ("core", "_core")},
+    **{f"numpy.{core}.numeric._frombuffer": from_buffer for core in ("core", "_core")},
+}

@@ -1,0 +1,273 @@
+"""What names, persistent ids and calls in a torch pickle stand for.
+
+torch writes a tensor as a call: ``_rebuild_tensor_v2(storage, offset, size, stride, ...)``. Every
+call that it writes for plain data has a function here, which checks the arguments and describes the
+result. Every other call becomes an :class:`~npydata.reader.pickle.objects.UnresolvedObject`. The
+calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from npydata.reader.file import FormatError
+from npydata.reader.pickle.objects import (
+    MAX_DIMS,
+    Global,
+    Storage,
+    TensorSpec,
+    UnresolvedObject,
+    brief,
+    count,
+    counts,
+    flag,
+)
+from npydata.reader.pickle.plain import PLAIN_CALLS, NumpyObject
+
+PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+DTYPES = {f"torch.{name}": value for name, value in vars(torch).items()
+          if isinstance(value, torch.dtype)}  # fmt: skip
+STORAGE_DTYPES = {
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8,
+    "Byte": torch.uint8, "Bool": torch.bool, "BFloat16": torch.bfloat16,
+    "ComplexDouble": torch.complex128, "ComplexFloat": torch.complex64, "Untyped": torch.uint8,
+    "QUInt8": torch.uint8, "QInt8": torch.int8, "QInt32": torch.int32,
+    "QUInt4x2": torch.uint8, "QUInt2x4": torch.uint8,
+}  # fmt: skip
+"""Of quantized storages, the integers that they hold."""
+STORAGES = {
+    f"{module}.{name}Storage": dtype
+    for name, dtype in STORAGE_DTYPES.items()
+    for module in ("torch", "torch.cuda", "torch.storage")
+}
+TENSOR_CLASSES = {"torch.Tensor", "torch._tensor.Tensor"}
+PARAMETER = "torch.nn.parameter.Parameter"
+PARAMETER_CLASSES = {PARAMETER, "torch.nn.parameter.Buffer"}
+WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+NESTING = {
+    WRAPPER: 8,
+    "torch._utils._rebuild_sparse_tensor": 2,
+    "torch._utils._rebuild_qtensor": 7,
+    "torch._utils._rebuild_nested_tensor": 4,
+    "torch._utils._rebuild_meta_tensor_no_storage": 4,
+}
+"""Calls that nest plain tensors or none, and how many arguments they have: what they would make is
+listed, and so are its parts."""
+
+
+def find_class(machine: Any, module: str, name: str) -> Any:
+    """Return what a name stands for: a dtype, or the name itself."""
+    known = Global(PYTHON_2_MODULES.get(module, module), name)
+    text = str(known)
+    if (dtype := DTYPES.get(text)) is not None:
+        return dtype
+    if text not in KNOWN:
+        machine.unknown.add(text)
+    return known
+
+
+def reduce(machine: Any, function: Any, args: Any) -> Any:
+    """Return what a call would return if it is one for plain data; else a description of it."""
+    if not isinstance(function, Global | UnresolvedObject):
+        raise ValueError(f"calls {brief(function)}, expected a name")
+    if not isinstance(args, tuple):
+        raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a tuple")
+    machine.spend(len(args))
+    if isinstance(function, UnresolvedObject):
+        return UnresolvedObject(function.qualname, args)
+    name = str(function)
+    rebuild = CALLS.get(name)
+    if rebuild is None:
+        if len(args) < NESTING.get(name, 0):
+            raise ValueError(f"calls {name} with {len(args)} arguments")
+        return UnresolvedObject(name, args)
+    for arg in args[:MAX_DIMS]:
+        machine.spend(len(arg) if hasattr(arg, "__len__") else 1)
+        for part in arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,):
+            if isinstance(part, UnresolvedObject) and not isinstance(part, NumpyObject):
+                return UnresolvedObject(part.qualname, args)
+    try:
+        return rebuild(machine, *args)
+    except (TypeError, ValueError, AttributeError, OverflowError, FormatError) as error:
+        raise ValueError(f"{name} called with {brief(args)}: {error}") from None
+
+
+def is_called_only(function: Any) -> bool:
+    """Whether only a call of it, and not making an object of it, looks at the arguments."""
+    return isinstance(function, Global) and str(function) in CALLS.keys() - MADE_OF_ARGUMENTS
+
+
+class StorageTable:
+    """The storages that the persistent ids of a pickle name.
+
+    ``id_fields`` is how many an id has: ``('storage', type, key, location, numel)``; those of
+    legacy files have a view as well, ``(view key, offset, numel)``, or None.
+    """
+
+    def __init__(self, id_fields: int = 5) -> None:
+        self.id_fields = id_fields
+        self.storages: dict[str, Storage] = {}
+        self._views: dict[str, tuple[str, int, int]] = {}
+
+    def load(self, saved: Any) -> Any:
+        """Return the storage that a persistent id stands for."""
+        if isinstance(saved, tuple) and saved[:1] == ("module",) and self.id_fields == 6:
+            return saved[1]  # the class of a module, followed by its source
+        if not isinstance(saved, tuple) or saved[:1] not in (("storage",), (b"storage",)):
+            raise FormatError(f"persistent id {brief(saved)}, expected ('storage', ...)")
+        if len(saved) not in (5, 6):
+            raise FormatError(f"persistent id of {len(saved)} fields, expected {self.id_fields}")
+        _, kind, key, location, numel, *view = saved
+        if not isinstance(kind, Global | UnresolvedObject):
+            raise FormatError(f"storage type {brief(kind)}, expected a name")
+        if (dtype := STORAGES.get(str(kind))) is None:
+            return UnresolvedObject(str(kind) if isinstance(kind, Global) else kind.qualname)
+        if len(saved) != self.id_fields or not isinstance(key, str):
+            raise FormatError(f"persistent id {brief(saved)}, expected {self.id_fields} fields")
+        require_location(location)
+        storage = Storage(key, dtype, count(numel, "elements of a storage"))
+        first = self.storages.setdefault(key, storage)
+        if first.nbytes != storage.nbytes or key in self._views:
+            raise FormatError(
+                f"storage {brief(key)} has {first.nbytes:,} and {storage.nbytes:,} bytes, or is a "
+                "view of another"
+            )
+        if first.dtype != dtype:  # since torch 2.15
+            first = Storage(key, dtype, storage.numel, base=first)
+        return first if not view or view[0] is None else self.view(first, view[0])
+
+    def view(self, storage: Storage, view: Any) -> Storage:
+        """Return a part of a storage. torch goes by what is first said of a key: it must hold."""
+        key, start, numel = view
+        if not isinstance(key, str | int) or (isinstance(key, int) and key.bit_length() > 64):
+            raise FormatError(f"view key {brief(key)}, expected text or a number")
+        said = (storage.key, start, numel)
+        if self._views.setdefault(str(key), said) != said or str(key) in self.storages:
+            raise FormatError(f"two storages or views are called {brief(key)}")
+        return part_of(storage, start, numel)
+
+
+def part_of(storage: Storage, start: Any, numel: Any) -> Storage:
+    """Return some elements of a storage, or refuse those it doesn't have."""
+    start, numel = count(start, "offset of a view"), count(numel, "size of a view")
+    if start + numel > storage.numel:
+        raise FormatError(
+            f"a view of elements {start:,} to {start + numel:,} of storage {brief(storage.key)}, "
+            f"which has {storage.numel:,}"
+        )
+    begin = storage.start + start * storage.dtype.itemsize
+    return Storage(storage.key, storage.dtype, numel, base=storage.root, start=begin)
+
+
+def require_location(location: Any) -> None:
+    """Refuse a storage on the meta device, which has no bytes; any other device had the same."""
+    if not isinstance(location, str | bytes) or location in ("meta", b"meta"):
+        raise FormatError(f"location {brief(location)} of a storage, expected a device with memory")
+
+
+def old_tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any) -> TensorSpec:
+    """Read ``_rebuild_tensor``."""
+    return tensor(_, storage, offset, size, stride, False, None)
+
+
+def tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any,
+           hooks: Any, metadata: Any = None,
+           dtype: torch.dtype | None = None) -> TensorSpec:  # fmt: skip
+    """Read ``_rebuild_tensor_v2``: the storage gives the dtype."""
+    if not isinstance(storage, Storage):
+        raise FormatError(f"storage {brief(storage)} of a tensor")
+    if metadata and (
+        not isinstance(metadata, dict)
+        or any(type(name) is not str or on is not True for name, on in metadata.items())
+    ):  # torch applies a flag that is there, whatever its value
+        raise FormatError(f"metadata {brief(metadata)} of a tensor, expected flags that are on")
+    require_hooks(hooks)
+    dtype, flags = dtype or storage.dtype, metadata or {}
+    if flags.get("conj") and not dtype.is_complex:
+        raise FormatError(f"the conjugate of a tensor of {dtype}")
+    return TensorSpec(
+        storage, dtype, counts(size, "size"), counts(stride, "stride"),
+        count(offset, "storage offset"), flag(requires_grad, "requires_grad"),
+        conj=flags.get("conj", False), neg=flags.get("neg", False),
+    )  # fmt: skip
+
+
+def tensor_with_dtype(machine: Any, storage: Any, offset: Any, size: Any, stride: Any,
+                      requires_grad: Any, hooks: Any, dtype: Any,
+                      metadata: Any = None) -> TensorSpec:  # fmt: skip
+    """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own."""
+    if not isinstance(dtype, torch.dtype):
+        raise FormatError(f"dtype {brief(dtype)} of a tensor")
+    return tensor(machine, storage, offset, size, stride, requires_grad, hooks, metadata, dtype)
+
+
+def parameter(machine: Any, data: Any, requires_grad: Any = True, hooks: Any = None,
+              state: Any = None) -> TensorSpec:  # fmt: skip
+    """Read ``Parameter``, ``_rebuild_parameter`` and ``_rebuild_parameter_with_state``."""
+    if not isinstance(data, TensorSpec):
+        raise FormatError(f"a parameter made of {brief(data)}")
+    require_hooks(hooks)
+    require_attributes(machine, state)
+    return replace(data, requires_grad=flag(requires_grad, "requires_grad"), is_parameter=True)
+
+
+def from_type(machine: Any, function: Any, kind: Any, args: Any, state: Any) -> Any:
+    """Read ``_rebuild_from_type_v2``: a tensor with attributes, or of a subclass."""
+    if not isinstance(function, Global) or not isinstance(kind, Global):
+        raise FormatError(f"a tensor of type {brief(kind)}, expected a name")
+    if str(function) == WRAPPER:  # what it wraps are its attributes
+        return UnresolvedObject(str(kind), args, state)
+    if str(function) not in TENSOR_CALLS:  # nor this one: calls of calls could take forever
+        return UnresolvedObject(str(function), args, state)
+    made = reduce(machine, function, args)
+    if isinstance(made, UnresolvedObject):
+        return UnresolvedObject(made.qualname, (made,), state)
+    if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:
+        require_attributes(machine, state)
+        return replace(made, is_parameter=str(kind) == PARAMETER)
+    return UnresolvedObject(str(kind), (made,), state)
+
+
+def require_hooks(hooks: Any) -> None:
+    """Refuse hooks that torch does not take; what is among them is not looked at."""
+    if not isinstance(hooks, dict | None):
+        raise FormatError(f"hooks {brief(hooks)} of a tensor, expected a dictionary")
+
+
+def require_attributes(machine: Any, state: Any) -> None:
+    """Refuse to set attributes that a tensor has already: they could put others in its place."""
+    for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+        if not isinstance(one, dict | None):
+            raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
+        machine.spend(len(one or ()))
+        for name in one or ():
+            if not isinstance(name, str) or hasattr(torch.nn.Parameter, name):
+                raise FormatError(f"sets the attribute {brief(name)} of a tensor")
+
+
+TENSOR_CALLS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": old_tensor,
+    "torch._utils._rebuild_tensor_v2": tensor,
+    "torch._utils._rebuild_tensor_v3": tensor_with_dtype,
+    "torch._utils._rebuild_parameter": lambda machine, data, grad, hooks: parameter(
+        machine, data, grad, hooks
+    ),
+    "torch._utils._rebuild_parameter_with_state": lambda machine, data, grad, hooks, state: (
+        parameter(machine, data, grad, hooks, state)
+    ),
+}
+CALLS: dict[str, Callable[..., Any]] = {
+    **TENSOR_CALLS,
+    PARAMETER: parameter,
+    "torch._tensor._rebuild_from_type_v2": from_type,
+    **PLAIN_CALLS,
+}
+MADE_OF_ARGUMENTS = {"builtins.complex", "builtins.bytes", "builtins.frozenset", "torch.Size",
+                     PARAMETER}  # fmt: skip
+QSCHEMES = {f"torch.{name}" for name in vars(torch) if name.startswith("per_")}
+KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *NESTING, *QSCHEMES,
+         "builtins.object", "builtins.dict", "builtins.list", "builtins.int"}  # fmt: skip
+"""Names that only describe data; what else a file names is listed."""

@@ -1,0 +1,184 @@
+"""A file behind a URL, read by ranges: HTTP by the standard library, other schemes by fsspec.
+
+Small reads go through a cache of blocks, so that headers and directories take few requests; large
+ones go straight to where they belong.
+"""
+
+import re
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable
+from email.message import Message
+from typing import IO, Any
+from urllib.parse import urljoin, urlsplit
+
+from npydata.reader.file import Bytes, File, FormatError
+
+BLOCK_BYTES, BLOCKS = 1 << 16, 64
+"""What a small read fetches, and how many blocks are kept."""
+TIMEOUT_S = 30.0
+MAX_REDIRECTS = 5
+URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+def is_url(path: object) -> bool:
+    """Whether a path is the URL of a file."""
+    return isinstance(path, str) and URL.match(path) is not None
+
+
+class RemoteFile(File):
+    """A file behind a URL; its bytes are fetched when they are asked for."""
+
+    is_remote = True
+
+    def __init__(self, url: str) -> None:
+        if "::" in url:
+            raise FormatError("a chained URL, expected the URL of one file")
+        self.path, self.mmap = url, False  # type: ignore[assignment]
+        self.fetched = self.requests = 0
+        """Bytes of the file that were fetched, and requests."""
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        http = urlsplit(url).scheme.lower() in ("http", "https")
+        self._fetch = HttpRanges(url) if http else DriverRanges(url)
+        first = self._fetch(0, BLOCK_BYTES)
+        self.size = self._fetch.size
+        self._blocks[0] = self._counted(first)
+
+    def _counted(self, found: bytes) -> bytes:
+        self.fetched, self.requests = self.fetched + len(found), self.requests + 1
+        return found
+
+    def close(self) -> None:
+        """Let go of what was fetched; later reads raise."""
+        self._blocks.clear()
+        self._fetch = closed  # type: ignore[assignment]
+
+    def pread_into(self, target: Any, offset: int) -> None:
+        """Fill memory with the bytes from ``offset`` on."""
+        view = memoryview(target).cast("B") if len(target) else memoryview(b"")
+        self.require_inside(offset, view.nbytes)
+        if view.nbytes >= BLOCK_BYTES:
+            found = self._counted(self._fetch(offset, view.nbytes))
+            if len(found) != view.nbytes:
+                raise FormatError(f"the server sent {len(found):,} bytes of {view.nbytes:,}")
+            view[:] = found
+            return
+        while view.nbytes:
+            number, begin = divmod(offset, BLOCK_BYTES)
+            part = self._block(number)[begin : begin + view.nbytes]
+            view[: len(part)] = part
+            view, offset = view[len(part) :], offset + len(part)
+
+    def _block(self, number: int) -> bytes:
+        """Return a block of the file, fetched once."""
+        if (found := self._blocks.get(number)) is None:
+            begin = number * BLOCK_BYTES
+            expected = min(BLOCK_BYTES, self.size - begin)
+            found = self._counted(self._fetch(begin, expected))
+            if len(found) != expected:
+                raise FormatError(f"the server sent {len(found):,} bytes of {expected:,}")
+            self._blocks[number] = found
+            while len(self._blocks) > BLOCKS:
+                self._blocks.popitem(last=False)
+        return found
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly these bytes."""
+        return self.copy(offset, nbytes).tobytes()
+
+    def map(self, offset: int, nbytes: int) -> Bytes:
+        """Return these bytes as memory of their own."""
+        return self.copy(offset, nbytes)
+
+    def require_unchanged(self) -> None:
+        """Nothing: each answer says whether the file is the one that was opened."""
+
+    def sibling(self, name: str) -> "RemoteFile":
+        """Open the file of another name beside it."""
+        query = urlsplit(self.path).query  # type: ignore[call-overload]
+        return RemoteFile(urljoin(str(self.path), name) + (f"?{query}" if query else ""))
+
+
+def closed(offset: int, nbytes: int) -> bytes:
+    """Refuse to read."""
+    raise FormatError("the checkpoint is closed")
+
+
+class FewRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a few redirects, and never to another scheme but from http to https."""
+
+    max_redirections = MAX_REDIRECTS
+
+    def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
+                         headers: Any, newurl: str) -> urllib.request.Request | None:  # fmt: skip
+        """Return the next request."""
+        before, after = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
+        if after not in ("http", "https") or (before, after) == ("https", "http"):
+            raise FormatError(f"is redirected from {before} to {after}, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class HttpRanges:
+    """Fetches ranges of a URL by HTTP; every answer must be of the same file."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.size, self.tag = url, -1, ""
+        self._open: Callable[..., Any] = urllib.request.build_opener(FewRedirects).open
+
+    def __call__(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of the file, fewer at its end."""
+        ask = {"Range": f"bytes={offset}-{offset + nbytes - 1}", "Accept-Encoding": "identity"}
+        try:
+            with self._open(
+                urllib.request.Request(self.url, headers=ask), timeout=TIMEOUT_S
+            ) as answer:
+                if answer.status != 206:
+                    raise FormatError("the server sends whole files only (no Range): download it")
+                self._check(answer.headers, offset)
+                found: bytes = answer.read(nbytes + 1)
+        except urllib.error.HTTPError as error:
+            raise FormatError(f"the server answers {error.code} {error.reason!s:.80}") from None
+        except (OSError, ValueError) as error:  # no such host, a time-out, a URL that is none
+            raise FormatError(f"can't be fetched: {error!s:.200}") from None
+        return found[:nbytes]
+
+    def _check(self, headers: Message, offset: int) -> None:
+        """Compare what the server says of the file with what it said before."""
+        said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+        tag = headers.get("ETag") or headers.get("Last-Modified") or ""
+        if said is None or int(said[1]) != offset:
+            raise FormatError(
+                f"the server answers with the range {headers.get('Content-Range')!r:.80}"
+            )
+        if self.size >= 0 and (self.size, self.tag) != (int(said[2]), tag):
+            raise FormatError("was changed on the server since it was opened: open it again")
+        self.size, self.tag = int(said[2]), tag
+
+
+class DriverRanges:
+    """Fetches ranges of a URL by the driver that fsspec has for its scheme."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            self._driver, self._path = url_to_fs(url)
+            self._status = self._driver.info(self._path)
+            self.size = int(self._status["size"])
+        except (ImportError, ValueError) as error:
+            raise FormatError(f"no driver reads this URL: {error!s:.200}") from None
+        except Exception as error:
+            raise FormatError(f"can't be opened: {type(error).__name__} {error!s:.200}") from None
+
+    def __call__(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of the file, fewer at its end."""
+        try:
+            found: bytes = self._driver.cat_file(self._path, offset, offset + nbytes)
+            if int(self._driver.info(self._path)["size"]) != self.size:
+                raise FormatError("was changed since it was opened: open it again")
+        except FormatError:
+            raise
+        except Exception as error:
+            raise FormatError(f"can't be read: {type(error).__name__} {error!s:.200}") from None
+        return found

@@ -1,0 +1,335 @@
+"""From a description to a tensor: checked views, private memory, slices, and chunks put together.
+
+Offsets and strides count elements, as in torch. All sums are of Python's integers, which don't
+overflow, so a file can't make them come out wrong.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from npydata.reader.file import Bytes, Extent, FormatError
+from npydata.reader.pickle.objects import MAX_COUNT, MAX_DIMS, Storage, TensorSpec
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset."""
+Region = tuple[slice, ...]
+"""The part of a tensor that lies in these indices of each dimension."""
+
+PORTION_BYTES = 1 << 24
+"""What is read at once where the file holds more than is wanted."""
+ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
+"""numpy types that move elements of a size without looking into them."""
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """A piece of a tensor: where it begins in the whole, its shape, and how to find it."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    resolve: Callable[[], TensorSpec]
+
+    @property
+    def region(self) -> Region:
+        """The part of the whole that it is."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose elements lie in order, without gaps."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether elements lie in order, without gaps; a dimension of one has no step."""
+    expected = contiguous_stride(shape)
+    return tuple(stride) == expected or 0 in shape or all(
+        size == 1 or step == want for size, step, want in zip(shape, stride, expected, strict=True)
+    )  # fmt: skip
+
+
+def byte_span(view: View, itemsize: int) -> tuple[int, int]:
+    """Return the first byte of its storage that a view touches, and the one after the last."""
+    shape, stride, offset = view
+    if 0 in shape:
+        return offset * itemsize, offset * itemsize
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset * itemsize, (last + 1) * itemsize
+
+
+def view_of(spec: TensorSpec) -> View:
+    """Return how a tensor looks into its storage."""
+    return spec.shape, spec.stride, spec.offset
+
+
+def span_of(spec: TensorSpec) -> tuple[int, int]:
+    """Return the bytes of the whole storage that a tensor touches."""
+    first, end = byte_span(view_of(spec), spec.dtype.itemsize)
+    start = readable(spec).start
+    return start + first, start + end
+
+
+def extents_of(spec: TensorSpec) -> list[Extent]:
+    """Return where the bytes that a tensor spans lie, in one file or in several."""
+    if spec.chunks is not None:
+        return [one for chunk in spec.chunks for one in extents_of(chunk.resolve())]
+    first, end = span_of(spec)
+    return [whole_extent(readable(spec)).part(first, end - first)]
+
+
+def storage_key(spec: TensorSpec) -> tuple[int, int]:
+    """Return what is equal for tensors that may share memory: the storage, and how to turn it."""
+    root = readable(spec).root
+    return id(root), component_bytes(spec.dtype) if root.swapped else 1
+
+
+def readable(spec: TensorSpec) -> Storage:
+    """Return the storage of a tensor, or say why there is nothing to read."""
+    if spec.storage is None:
+        raise FormatError(f"a tensor of dtype {spec.kind} can be listed here, not read")
+    return spec.storage
+
+
+def check_spec(spec: TensorSpec) -> None:
+    """Refuse a tensor that its storage, or the storage's bytes in the file, can't hold."""
+    storage = readable(spec)
+    root = storage.root
+    if root.extent is None:
+        raise FormatError(f"storage {storage.key!r:.80} is not in the file")
+    if storage.start + storage.nbytes > root.extent.nbytes:
+        raise FormatError(
+            f"storage {storage.key!r:.80} has {root.extent.nbytes:,} bytes in the file, "
+            f"{storage.start + storage.nbytes:,} by its description"
+        )
+    numbers = (*spec.shape, *spec.stride, spec.offset)
+    if len(spec.shape) != len(spec.stride) or len(spec.shape) > MAX_DIMS or min(numbers) < 0:
+        raise FormatError(f"sizes {list(spec.shape)}, strides {list(spec.stride)} of a tensor")
+    if max(numbers) > MAX_COUNT or math.prod(size for size in spec.shape if size) > MAX_COUNT:
+        raise FormatError(f"sizes {list(spec.shape)} make more than 2^63 elements")
+    first, end = byte_span(view_of(spec), spec.dtype.itemsize)
+    if first < end and end > storage.nbytes:
+        raise FormatError(
+            f"a tensor reaches to byte {end:,} of storage {storage.key!r:.80}, which has "
+            f"{storage.nbytes:,}"
+        )
+
+
+# Whole tensors
+
+
+def read_tensor(spec: TensorSpec) -> torch.Tensor:
+    """Return a tensor in private memory, mapped from the file where that can be done."""
+    if spec.chunks is not None:
+        if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
+            return read_tensor(spec.chunks[0].resolve()).contiguous()
+        return read_slice(spec, ())
+    root, (_, component) = readable(spec).root, storage_key(spec)
+    if root.loaded is None:
+        root.loaded = WeakValueDictionary()
+    if (storage := root.loaded.get(component)) is None:
+        made = torch.from_numpy(storage_memory(root, component)).untyped_storage()
+        storage = root.loaded.setdefault(component, made)  # another thread may have been faster
+    return tensor_in(storage, spec)
+
+
+def storage_memory(root: Storage, component: int) -> Bytes:
+    """Return the bytes of a storage: mapped if they can be used as they lie, else read."""
+    extent = whole_extent(root)
+    if root.swapped or extent.offset % 8:
+        memory = swap(extent.file.copy(extent.offset, extent.nbytes), component)
+    else:
+        memory = extent.file.map(extent.offset, extent.nbytes)
+    extent.file.require_unchanged()
+    return memory
+
+
+def whole_extent(storage: Storage) -> Extent:
+    """Return where the bytes of a whole storage lie, checked."""
+    assert storage.root.extent is not None
+    extent = storage.root.extent
+    return extent.part(0, extent.nbytes)
+
+
+def tensor_in(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
+    """Return a tensor, with its flags, in the memory of a storage."""
+    offset = readable(spec).start // spec.dtype.itemsize + spec.offset
+    made = torch.empty(0, dtype=spec.dtype, device=storage.device)
+    return with_flags(made.set_(storage, offset, spec.shape, spec.stride), spec)
+
+
+def with_flags(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Return a tensor as it was saved: conj, neg, requires_grad, a Parameter."""
+    tensor = tensor.conj() if spec.conj else tensor
+    tensor = torch._neg_view(tensor) if spec.neg else tensor
+    if spec.is_parameter:
+        return torch.nn.Parameter(tensor, spec.requires_grad)
+    return tensor.requires_grad_() if spec.requires_grad else tensor
+
+
+def component_bytes(dtype: torch.dtype) -> int:
+    """Return the size of the numbers in an element: a complex element has two."""
+    return dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+
+
+def swap(memory: Bytes, size: int) -> Bytes:
+    """Turn the bytes of each number around, in place."""
+    if size > 1:
+        memory[: memory.nbytes // size * size].view(f"u{size}").byteswap(inplace=True)
+    return memory
+
+
+# Parts of tensors
+
+
+def read_slice(spec: TensorSpec, index: Any) -> torch.Tensor:
+    """Return ``tensor[index]`` in memory of its own; only the bytes that it spans are read."""
+    if spec.chunks is not None:
+        return read_chunks(spec, index)
+    part = sliced(spec, index)
+    return with_flags(tensor_over(swap_if_needed(gather(part), part), part.dtype, part.shape), part)
+
+
+def tensor_over(memory: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a contiguous tensor over memory, which lives as long as the tensor."""
+    storage = torch.from_numpy(memory).untyped_storage()
+    made = torch.empty(0, dtype=dtype, device="cpu")
+    return made.set_(storage, 0, shape, contiguous_stride(shape))
+
+
+def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
+    """Return the description of ``tensor[index]``; a part of a parameter is none."""
+    if index is ...:
+        return spec
+    shape, stride, offset = slice_view(view_of(spec), index)
+    return replace(spec, shape=shape, stride=stride, offset=offset, is_parameter=False,
+                   requires_grad=False)  # fmt: skip
+
+
+def swap_if_needed(memory: Bytes, spec: TensorSpec) -> Bytes:
+    """Return memory with numbers in this machine's byte order."""
+    return swap(memory, component_bytes(spec.dtype)) if readable(spec).root.swapped else memory
+
+
+def gather(spec: TensorSpec) -> Bytes:
+    """Return the bytes of a tensor's elements in their order, without gaps.
+
+    The span is halved until the parts hold about what is wanted, or are too small to be worth it.
+    """
+    itemsize, storage = spec.dtype.itemsize, readable(spec)
+    whole: Any = np.empty(spec.shape, ELEMENT[itemsize])
+    extent = whole_extent(storage)
+    for region, view in halves(
+        view_of(spec), itemsize, 4096 if not extent.file.is_remote else 1 << 20
+    ):
+        first, end = byte_span(view, itemsize)
+        part = extent.part(storage.start + first, end - first)
+        target = whole[region]
+        if is_contiguous(*view[:2]) and target.flags.c_contiguous:
+            part.file.pread_into(target.reshape(-1).view(np.uint8), part.offset)
+            continue
+        steps = [step * itemsize * (size > 1) for size, step in zip(*view[:2], strict=True)]
+        content = part.file.copy(part.offset, part.nbytes)
+        target[...] = np.ndarray(view[0], ELEMENT[itemsize], content, strides=steps)
+    extent.file.require_unchanged()
+    return whole.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]
+
+
+def halves(
+    view: View, itemsize: int, enough: int, region: Region = ()
+) -> Iterator[tuple[Region, View]]:
+    """Yield parts of a view that span little more than they hold, or ``enough`` bytes at most."""
+    shape, stride, offset = view
+    region = region or tuple(slice(0, size) for size in shape)
+    first, end = byte_span(view, itemsize)
+    span, wanted = end - first, math.prod(shape) * itemsize
+    if not wanted:
+        return
+    most = PORTION_BYTES if span <= 2 * wanted else enough
+    if max(span, wanted) <= most:
+        yield region, view
+        return
+    dim = max((one for one, size in enumerate(shape) if size > 1), key=lambda one: stride[one])
+    half = shape[dim] // 2
+    for begin, size in ((0, half), (half, shape[dim] - half)):
+        at = region[dim].start + begin
+        part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
+        inside = (*region[:dim], slice(at, at + size), *region[dim + 1 :])
+        yield from halves(part, itemsize, enough, inside)
+
+
+def slice_view(view: View, index: Any) -> View:
+    """Return the view that ``tensor[index]`` is: integers, slices and one ``...``.
+
+    Raises:
+        IndexError: An integer is out of range, or there are more indices than dimensions.
+        TypeError: An index is of another kind.
+        ValueError: A slice steps backwards, which torch doesn't do either.
+    """
+    shape, stride, offset = view
+    kept: list[tuple[int, int]] = []
+    for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
+        begin, count, by = steps_of(one, size)
+        offset += begin * step if count else 0
+        if isinstance(one, slice):
+            kept.append((count, by * step))
+    return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
+
+
+def expand_index(index: Any, ndim: int) -> list[Any]:
+    """Return one index for each dimension, with ``...`` and what was left out written as ``:``."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    for one in given:
+        if isinstance(one, bool) or not (one is ... or isinstance(one, slice | int | np.integer)):
+            raise TypeError(f"a slice takes integers, slices and ..., not {type(one).__name__}")
+    dots = [place for place, one in enumerate(given) if one is ...]
+    if len(dots) > 1 or len(given) - len(dots) > ndim:
+        raise IndexError(f"{len(given)} indices for a tensor of {ndim} dimensions")
+    place = dots[0] if dots else len(given)
+    missing = ndim - (len(given) - len(dots))
+    return given[:place] + [slice(None)] * missing + given[place + 1 :]
+
+
+def steps_of(one: Any, size: int) -> tuple[int, int, int]:
+    """Return where an index begins in a dimension, how many it takes, and how far apart."""
+    if not isinstance(one, slice):
+        if not -size <= one < size:
+            raise IndexError(f"index {one} is out of range for a dimension of {size}")
+        return int(one) % size, 1, 1
+    begin, end, by = one.indices(size)
+    if by < 0:
+        raise ValueError(f"a slice steps by {by}, expected a step forwards")
+    count = len(range(begin, end, by))
+    return begin, count, by if count > 1 else 1
+
+
+# Tensors in chunks
+
+
+def read_chunks(spec: TensorSpec, index: Any) -> torch.Tensor:
+    """Return ``tensor[index]`` from the chunks that it touches, and no others."""
+    indices = expand_index(index, len(spec.shape))
+    chosen = [steps_of(one, size) for one, size in zip(indices, spec.shape, strict=True)]
+    out = torch.empty([count for _, count, _ in chosen], dtype=spec.dtype, device="cpu")
+    for chunk in spec.chunks or ():
+        there, here = [], []
+        for (begin, count, step), offset, size in zip(
+            chosen, chunk.offsets, chunk.shape, strict=True
+        ):
+            first = max(0, -(-(offset - begin) // step))
+            end = min(count, -(-(offset + size - begin) // step))
+            there.append(slice(first, end))
+            start = begin + first * step - offset
+            here.append(slice(start, start + (end - first - 1) * step + 1, step))
+        if all(one.start < one.stop for one in there):
+            out[tuple(there)] = read_slice(chunk.resolve(), tuple(here))
+    return out[tuple(slice(None) if isinstance(one, slice) else 0 for one in indices)]

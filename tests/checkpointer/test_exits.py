@@ -1,0 +1,275 @@
+"""Leaving while a save is in flight: dropped, the end of the interpreter, Ctrl-C, a fork."""
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+import torch
+from faults.children import Child
+from faults.layer import Layer, failing
+from faults.saving import PATIENCE, holds, loaded_step, save_step, saved, unfinished
+from loader_tools import run_child
+
+from npydata import AsyncCheckpointer, load_checkpoint
+from npydata.checkpointer import commit
+
+pytestmark = pytest.mark.timeout(200)
+
+
+class Held:
+    """Holds a save at its rename until it is let go; no public call comes at that moment."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.go, whole = threading.Event(), threading.Event(), commit.put_in_place
+
+        def put_in_place(*args):
+            self.reached.set()
+            assert self.go.wait(PATIENCE)
+            whole(*args)
+
+        monkeypatch.setattr(commit, "put_in_place", put_in_place)
+
+
+def test_an_error_in_a_block_is_not_hidden_by_that_of_its_save(tmp_path, capsys):
+    def interrupted():
+        with Layer(3, failing(28)).installed(), AsyncCheckpointer() as keeper:
+            save_step(keeper, tmp_path / "a", 1)
+            raise ValueError("in the block")
+
+    with pytest.raises(ValueError, match="in the block"):
+        interrupted()
+    assert capsys.readouterr().err.count("was not saved: [Errno 28]") == 1
+
+
+def test_an_error_that_nobody_waited_for_is_printed_once(tmp_path, capsys):
+    with Layer(3, failing(28)).installed():
+        keeper = AsyncCheckpointer()
+        save_step(keeper, tmp_path / "a", 1)
+        del keeper
+        gc.collect()
+    assert capsys.readouterr().err.count(f"{tmp_path / 'a'}: was not saved: [Errno 28]") == 1
+
+
+def test_a_collector_that_runs_in_a_thread_of_a_save_does_not_wait_for_it(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    keeper = AsyncCheckpointer()
+    save_step(keeper, tmp_path / "a", 1)
+    for name in ("npydata-save", "npydata-save-copy"):
+        dropped = threading.Thread(target=keeper.__exit__, args=(KeyError,) * 3, name=name)
+        dropped.start()
+        dropped.join(PATIENCE)
+        assert not dropped.is_alive()
+    held.go.set()
+    keeper.wait()
+    assert loaded_step(tmp_path / "a") == 1
+
+
+EXITS = """
+import faulthandler, gc, os, signal, sys
+import torch
+from faults.saving import loaded_step, model_at, optimizer_at
+from npydata import AsyncCheckpointer, TrainingState
+
+faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its lost thread
+torch.set_num_threads(1)
+gc.freeze()
+
+def begin(folder, snapshot):
+    keeper = AsyncCheckpointer(snapshot=snapshot)
+    state = model_at(1, 2_000_000)
+    optimizer = torch.optim.SGD([state["weight"]], lr=1.0)
+    keeper.protect(optimizer)
+    keeper.save(folder, state, optimizer_at(1), TrainingState(step=1))
+    return keeper
+
+"""
+ENDS = """
+ends = [("host", "pass", 0), ("overlap", "sys.exit(3)", 3), ("host", "raise ValueError", 1)]
+for number, (snapshot, end, code) in enumerate(ends):
+    folder = f"{sys.argv[1]}/{number}"
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        keeper = begin(folder, snapshot)
+        exec(end)
+        break
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code, (end, snapshot)
+    assert loaded_step(folder) == 1, (end, snapshot)
+"""
+
+
+def test_the_interpreter_ends_only_when_the_write_is_done(tmp_path):
+    child = run_child(EXITS + ENDS, tmp_path)
+    assert child.returncode == 0, child.stderr
+    assert "was not saved" not in child.stderr
+
+
+def test_a_last_save_that_failed_says_so_when_the_interpreter_ends(tmp_path):
+    end = "os.ftruncate = lambda *_: 1 / 0; keeper = begin(sys.argv[1] + '/a', 'host')"
+    child = run_child(EXITS + end, tmp_path)
+    assert child.returncode == 0
+    assert child.stderr.count("a: was not saved: division by zero") == 1
+    assert unfinished(tmp_path) == []
+
+
+CTRL_C = """
+import os, random, signal, sys, threading, time
+from pathlib import Path
+import torch
+from faults.saving import holds, save_step
+from npydata import AsyncCheckpointer
+
+torch.set_num_threads(2)
+times, root, snapshot, signals = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+chance, keeper = random.Random(times), AsyncCheckpointer(keep_last=2, snapshot=snapshot)
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+keeper.protect(optimizer)
+go, hits, confirmed = threading.Event(), 0, 0
+
+def send():
+    while True:
+        go.wait()
+        go.clear()
+        for _ in range(signals):
+            threading.Event().wait(chance.random() * 0.02)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+threading.Thread(target=send, daemon=True).start()
+for step in range(1, times + 1):
+    done = False
+    try:
+        try:
+            go.set()
+            save_step(keeper, root / f"step{step % 5}", step, 100_000)
+            keeper.wait()
+            done = True
+        finally:
+            while go.is_set():
+                pass
+            time.sleep(0.03 * signals)  # until the last signal has come
+    except KeyboardInterrupt:
+        hits += 1
+    if done:
+        confirmed = step
+    assert confirmed == 0 or holds(root, confirmed) >= confirmed
+while True:
+    try:
+        time.sleep(0.2)
+        keeper.wait()
+        save_step(keeper, root / "last", times + 1)
+        keeper.wait()
+        break
+    except KeyboardInterrupt:
+        pass
+assert holds(root, times + 1) == times + 1
+print(hits)
+"""
+
+
+@pytest.mark.parametrize("snapshot", ["host", "overlap"])
+@pytest.mark.parametrize(
+    "times", [15, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])]
+)
+def test_ctrl_c_twice_at_any_moment_leaves_a_checkpointer_that_saves_again(
+    tmp_path, snapshot, times
+):
+    child = run_child(CTRL_C, times, tmp_path, snapshot, 2, seconds=120 + times)
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) > times // 3, "few interrupts came within a save"
+    assert unfinished(tmp_path) == []
+
+
+MANY = """
+import gc, os, sys, threading
+from faults.saving import save_step
+from npydata import AsyncCheckpointer
+
+def figures():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+times, root, keeper = int(sys.argv[1]), sys.argv[2], AsyncCheckpointer(keep_last=2)
+for step in range(20 + times):
+    if step == 20:
+        keeper.wait()
+        before = figures()
+    save_step(keeper, f"{root}/step{step % 7}", step, 100_000)
+    assert sum(thread.name == "npydata-save" for thread in threading.enumerate()) <= 1
+keeper.wait()
+after = figures()
+assert after[0] - before[0] < 8 << 20, (before, after)
+assert after[1:] == before[1:], (before, after)
+"""
+
+
+@pytest.mark.parametrize(
+    "times", [30, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+)
+def test_many_saves_take_no_more_memory_threads_or_descriptors(tmp_path, times):
+    child = run_child(MANY, times, tmp_path, seconds=100 + times // 2)
+    assert child.returncode == 0, child.stderr
+
+
+def test_what_was_loaded_goes_when_it_is_dropped(tmp_path):
+    saved(tmp_path / "a", 1)
+    gc.collect()
+    gc.disable()
+    try:
+        model, _, _ = load_checkpoint(tmp_path / "a")
+        weight = weakref.ref(model["weight"])
+        del model
+        assert weight() is None, "something keeps the tensors until the collector comes"
+    finally:
+        gc.enable()
+
+
+def test_two_processes_that_share_a_root_do_not_touch_each_others_temporaries(tmp_path):
+    def save_often(report, own):
+        for step in range(25):
+            saved(tmp_path / f"{own}{step % 2}", step)  # each one clears what is stale
+        report(step)
+
+    children = [Child(lambda report, own=own: save_often(report, own)) for own in "ab"]
+    for child in children:
+        assert child.lines() == ["24"]
+        child.close()
+    assert holds(tmp_path, 24, ["a0", "a1", "b0", "b1"]) == 24
+    assert unfinished(tmp_path) == []
+
+
+def test_a_fork_while_a_save_is_in_flight_leaves_it_to_the_parent(tmp_path, monkeypatch):
+    saved(tmp_path / "a", 1)
+    held = Held(monkeypatch)
+    weight = torch.nn.Parameter(torch.zeros(5))
+    weight.grad = torch.zeros(5)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    keeper = AsyncCheckpointer(snapshot="overlap")
+    keeper.protect(optimizer)
+    save_step(keeper, tmp_path / "a", 2)
+    optimizer.step()
+    assert held.reached.wait(PATIENCE)
+
+    def work(report):
+        assert keeper.done()
+        optimizer.step()
+        keeper.wait()
+        report(os.getpid())
+        monkeypatch.undo()
+        save_step(keeper, tmp_path / "child", 7)
+        keeper.wait()
+
+    child = Child(work)
+    assert len(child.lines()) == 1
+    assert child.code == 0
+    child.close()
+    assert loaded_step(tmp_path / "child") == 7
+    assert loaded_step(tmp_path / "a") == 1
+    held.go.set()
+    keeper.wait()
+    assert loaded_step(tmp_path / "a") == 2
+    assert unfinished(tmp_path) == []

@@ -1,0 +1,193 @@
+"""What a damaged or hostile folder says, and where the tensors go."""
+
+import json
+import random
+import zlib
+
+import pytest
+import torch
+from checkpoint_tools import bitwise, small_state
+
+from npydata import CheckpointError, load_checkpoint, save_checkpoint, verify_checkpoint
+from npydata.reader.formats import training
+
+FILES = ["model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    optimizer = {"state": {0: {"m": torch.arange(5.0)}}}
+    save_checkpoint(tmp_path / "c", {"w": torch.arange(3000.0), "b": torch.ones(3)}, optimizer)
+    return tmp_path / "c"
+
+
+def link_elsewhere(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "a flipped bit": flip,
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "missing": lambda path: path.unlink(),
+    "a link": link_elsewhere,
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_verifying_names_the_file_that_is_damaged(saved, name, damage):
+    verify_checkpoint(saved)
+    DAMAGE[damage](saved / name)
+    for read in (verify_checkpoint, lambda folder: load_checkpoint(folder, verify=True)):
+        with pytest.raises((CheckpointError, OSError), match=name.replace(".", r"\.")):
+            read(saved)
+
+
+@pytest.mark.parametrize("damage", [one for one in DAMAGE if one != "a flipped bit"])
+@pytest.mark.parametrize("name", FILES)
+def test_loading_without_verifying_checks_sizes_and_headers(saved, name, damage):
+    DAMAGE[damage](saved / name)
+    with pytest.raises((CheckpointError, OSError)):
+        load_checkpoint(saved)
+
+
+def test_any_flipped_bit_is_found_and_piece_and_tensors_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "PIECE_BYTES", 8192)
+    for module in ("snapshot", "load"):
+        monkeypatch.setattr(f"npydata.checkpointer.{module}.PIECE_BYTES", 8192)
+    state = {name: torch.full((2000,), float(k)) for k, name in enumerate("abcd")}
+    save_checkpoint(tmp_path / "c", state)
+    path, chance = tmp_path / "c" / "model.safetensors", random.Random(1)
+    whole = path.read_bytes()
+    for at in [*chance.sample(range(len(whole)), 30), len(whole) - 1]:
+        path.write_bytes(
+            whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :]
+        )
+        with pytest.raises(CheckpointError) as caught:
+            verify_checkpoint(tmp_path / "c")
+        message = str(caught.value)
+        if at >= 4096:
+            begin = at - at % 8192
+            assert f"damaged between bytes {begin:,} and" in message
+            assert "abcd"[(at - 4096) // 8000] in message.rpartition("where")[2]
+
+
+HOSTILE = {
+    "not JSON": b"{", "a list": b"[1]", "deep": b"[" * 100_000, "nothing": b"",
+    "another format": {"format": "other"}, "an old version": {"version": 3},
+    "a name outside": {"files": {"../x": {"size": 1, "crc32": [1]}}},
+    "a negative size": {"files": {"model.safetensors": {"size": -1, "crc32": []}}},
+    "too few checksums": {"files": {"model.safetensors": {"size": 1 << 30, "crc32": [1]}}},
+    "no files": {"files": {}}, "a float": {"sequence": 1.5}, "true": {"step": True},
+    "2**64": {"step": 1 << 64}, "text": {"files": "x"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_manifest_is_refused_in_one_short_line(saved, case):
+    path, change = saved / "manifest.json", HOSTILE[case]
+    if isinstance(change, dict):
+        data = json.loads(path.read_text())
+        del data["crc32"]
+        data |= change
+        data["crc32"] = zlib.crc32(json.dumps(data).encode())
+        change = json.dumps(data, indent=1).encode()
+    path.write_bytes(change)
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json: is not a manifest of ours"
+    ) as caught:
+        load_checkpoint(saved)
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+VALUES = {
+    "an unknown tag": {"$eval": "1"}, "two tags": {"$tuple": [], "$set": []},
+    "a list in a set": {"$set": [[1]]}, "bad base64": {"$bytes": "?"},
+    "a dtype that is none": {"$dtype": "torch.nn"}, "a huge size": {"$size": [1 << 70]},
+    "pairs that are none": {"$dict": [[1]]}, "a tensor that is not there": {"$tensor": "nope"},
+    "a class": {"$numpy": ["object", 1]}, "deep": None,
+    "one hash": {"$dict": [[k * (2**61 - 1), 0] for k in range(30_000)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_a_training_state_made_to_deceive_is_refused(saved, case):
+    path = saved / "training_state.json"
+    data = json.loads(path.read_text())
+    data["model"] = {"w": VALUES[case]}
+    text = json.dumps(data) if case != "deep" else '{"model": ' + "[" * 5000 + "]" * 5000 + "}"
+    path.write_text(text)
+    manifest = training.read_manifest(saved)
+    files = manifest.files | {
+        path.name: training.FileEntry(len(text), (zlib.crc32(text.encode()),))
+    }
+    replaced = training.Manifest(1, 0, manifest.run, manifest.name, files)
+    (saved / "manifest.json").write_bytes(replaced.to_json())
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved)
+    assert len(str(caught.value)) < 500
+
+
+def test_into_fills_the_models_own_tensors(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path / "c", model.state_dict(), optimizer.state_dict())
+    wanted = bitwise(model.state_dict()), bitwise(optimizer.state_dict())
+    own = model.state_dict()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *optimizer.state[model[0].weight].values()):
+            tensor.fill_(7)
+    found, moments, _ = load_checkpoint(tmp_path / "c", into=(model, optimizer), verify=True)
+    assert (bitwise(model.state_dict()), bitwise(optimizer.state_dict())) == wanted
+    assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in own.items())
+    assert moments["param_groups"]
+
+
+class Anew(torch.nn.Linear):
+    """Its ``state_dict()`` makes the tensors anew."""
+
+    def state_dict(self, **options):
+        return {name: one.clone() for name, one in super().state_dict(**options).items()}
+
+
+MISFITS = {
+    "another shape": (lambda: torch.nn.Linear(3, 5), "shape|weight"),
+    "another name": (lambda: torch.nn.Sequential(torch.nn.Linear(3, 4)), "lacks"),
+    "tensors made anew": (lambda: Anew(3, 4), "makes it anew"),
+    "an optimizer that is not there": (lambda: (torch.nn.Linear(3, 4), {"m": torch.ones(1)}),
+                                       "has no optimizer"),
+    "three": (lambda: (1, 2, 3), "3 values"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_into_that_does_not_fit_is_refused_and_nothing_is_filled(tmp_path, case):
+    make, message = MISFITS[case]
+    save_checkpoint(tmp_path / "c", torch.nn.Linear(3, 4).state_dict())
+    into = make()
+    model = into[0] if isinstance(into, tuple) else into
+    before = bitwise(dict(model.state_dict())) if hasattr(model, "state_dict") else None
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path / "c", into=into)
+    assert before is None or bitwise(dict(model.state_dict())) == before
+
+
+def test_a_root_or_a_file_in_place_of_a_checkpoint_says_what_to_write(saved):
+    with pytest.raises(CheckpointError, match=r"is a folder of checkpoints.*latest_checkpoint\("):
+        load_checkpoint(saved.parent)
+    with pytest.raises(CheckpointError, match="open_checkpoint reads files"):
+        load_checkpoint(saved / "model.safetensors")
+    save_checkpoint(saved.parent / "d", small_state())

@@ -1,0 +1,279 @@
+"""Long random stories of checkpointers in one root, each beside a simple model of it."""
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from faults.children import Child
+from faults.layer import Layer, be_killed
+from faults.saving import save_step, step_of
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from npydata import AsyncCheckpointer, CheckpointError, latest_checkpoint
+
+MANIFEST, MODEL = "manifest.json", "model.safetensors"
+
+pytestmark = pytest.mark.timeout(280)
+KEPT = 2
+ELEMENTS = 300
+NAMES = st.sampled_from("abc")
+CALLS_OF_A_SAVE = 7000
+"""Calls and returns of the thread that saves: 2,500 into a new folder, 6,500 over an old one."""
+
+
+class Checkpoints(RuleBasedStateMachine):
+    """Saves into one root, by this process, its children and another job; kills, users, damage.
+
+    ``order`` holds the folders in the order of their commits, each with its step: the newest two
+    must load, whatever happens; what else is there loads as what it was, or says that it is
+    damaged. ``newest`` are the folders of which one must be the latest.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp(prefix="npydata-test-"))
+        self.root, self.step = self.base / "run", 0
+        self.order, self.newest, self.damaged, self.in_flight = {}, set(), set(), None
+        self.begin_again()
+
+    def teardown(self):
+        self.keeper.wait()
+        shutil.rmtree(self.base)
+
+    def next_step(self):
+        self.step += 1
+        return self.step
+
+    def committed(self, name, step):
+        """Take it that a save was committed."""
+        self.order.pop(name, None)
+        self.order[name] = step
+        self.damaged.discard(name)
+        self.newest = {name}
+
+    def settle(self):
+        """Take it that what is in flight was committed."""
+        if self.in_flight:
+            self.committed(*self.in_flight)
+            self.in_flight = None
+
+    @rule()
+    def begin_again(self):
+        """Go on with a checkpointer that knows of nothing, as a job that resumes."""
+        if self.step:
+            self.wait()
+        self.keeper = AsyncCheckpointer(keep_last=KEPT)
+
+    @rule(name=NAMES)
+    def save(self, name):
+        step = self.next_step()
+        self.settle()
+        if self.refused(name):
+            with pytest.raises(CheckpointError, match=MANIFEST):
+                save_step(self.keeper, self.root / name, step, ELEMENTS)
+            return
+        save_step(self.keeper, self.root / name, step, ELEMENTS)
+        self.in_flight = name, step
+
+    def refused(self, name):
+        """Whether a folder holds files, and is no checkpoint any more."""
+        return (self.root / name).exists() and not (self.root / name / MANIFEST).exists()
+
+    @rule()
+    def wait(self):
+        self.keeper.wait()
+        self.settle()
+
+    @rule(name=st.sampled_from("xy"))
+    def save_by_another_job(self, name):
+        self.wait()
+        if self.refused(name):
+            return
+        with AsyncCheckpointer(keep_last=KEPT) as other:
+            save_step(other, self.root / name, step := self.next_step(), ELEMENTS)
+        self.committed(name, step)
+
+    @rule(name=st.sampled_from("defg"), call=st.integers(0, 45))
+    def save_and_be_killed(self, name, call):
+        """Another process resumes, saves, and dies at some call."""
+        self.wait()
+        if self.refused(name):
+            return
+        step, layer = self.next_step(), Layer(call, be_killed, everywhere=True)
+
+        def work(report):
+            with layer.installed(), AsyncCheckpointer(keep_last=KEPT) as keeper:
+                save_step(keeper, self.root / name, step, ELEMENTS)
+            report("saved")
+
+        lines, code = told_by(work)
+        assert code == (0 if lines else -signal.SIGKILL)
+        before = set(self.newest)
+        if lines or steps_in(self.root).get(name) == step:
+            self.committed(name, step)
+        if not lines:
+            self.newest |= before
+
+    @rule(name=st.sampled_from("pq"))
+    def fork_and_save(self, name):
+        """A child saves with what it inherited, while a save of the parent may be in flight."""
+        if self.refused(name):
+            return
+        step = self.next_step()
+
+        def work(report):
+            save_step(self.keeper, self.root / name, step, ELEMENTS)
+            self.keeper.wait()
+
+        assert told_by(work) == ([], 0)
+        mine = {self.in_flight[0]} if self.in_flight else set()
+        self.wait()
+        self.committed(name, step)
+        self.newest |= mine
+        self.order = dict(sorted(self.order.items(), key=lambda one: commit_of(self.root / one[0])))
+
+    @rule(name=NAMES, call=st.integers(0, CALLS_OF_A_SAVE))
+    def save_and_be_signalled(self, name, call):
+        """A signal handler saves as well, at some call of a save or just behind it."""
+        self.wait()
+        if self.refused(name) or self.refused("s"):
+            return
+        saves, calls = {"s": self.next_step(), name: self.next_step()}, count()
+
+        def handler(*_):
+            try:
+                save_step(self.keeper, self.root / "s", saves["s"], ELEMENTS)
+            except CheckpointError as error:
+                if "only set a flag" not in str(error):
+                    raise
+                del saves["s"]
+
+        def profile(*_):
+            if next(calls) == call:
+                signal.raise_signal(signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        sys.setprofile(profile)
+        try:
+            save_step(self.keeper, self.root / name, saves[name], ELEMENTS)
+        finally:
+            sys.setprofile(None)
+            if next(calls) <= call:
+                signal.raise_signal(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, before)
+        self.keeper.wait()
+        for one in sorted(saves, key=lambda one: commit_of(self.root / one)):
+            self.committed(one, saves[one])
+
+    def one_of_all(self, number):
+        """Return a checkpoint, if there is one; how many a kill left is nothing to draw by."""
+        self.wait()
+        names = sorted(self.order)
+        return names[number % len(names)] if names else None
+
+    @rule(number=st.integers(0, 1000))
+    def rename(self, number):
+        """The user gives a checkpoint another name."""
+        name = self.one_of_all(number)
+        if name is None or not (self.root / name).exists():
+            return
+        renamed = f"best{self.next_step()}"
+        (self.root / name).rename(self.root / renamed)
+        self.order = {renamed if one == name else one: step for one, step in self.order.items()}
+        if name in self.damaged:
+            self.damaged = self.damaged - {name} | {renamed}
+        self.newest = {renamed if one == name else one for one in self.newest}
+        self.newest.add([*self.order][-1])
+
+    @rule(number=st.integers(0, 1000), how=st.sampled_from(["cut", "bit", "manifest"]))
+    def damage(self, number, how):
+        name = self.one_of_all(number)
+        if name is None or name in self.damaged or not (folder := self.root / name).exists():
+            return
+        if how == "manifest":
+            (folder / MANIFEST).unlink()
+        elif how == "cut":
+            content = (folder / MODEL).read_bytes()
+            (folder / MODEL).write_bytes(content[: len(content) // 2])
+        else:
+            content = bytearray((folder / MODEL).read_bytes())
+            content[-1] ^= 1
+            (folder / MODEL).write_bytes(content)
+        self.damaged.add(name)
+
+    @precondition(lambda self: self.in_flight is None)
+    @invariant()
+    def the_newest_are_there_and_all_are_what_they_were(self):
+        held = steps_in(self.root)
+        for name in [*self.order][-KEPT:]:
+            assert name in held, f"{name} is gone; there are {held}"
+        for name, step in held.items():
+            assert step == (None if name in self.damaged else self.order[name]), name
+        found = latest_checkpoint(self.root)
+        if found is None:
+            assert set(held.values()) <= {None}, held
+        elif not self.newest & self.damaged:
+            assert found.name in self.newest
+
+
+def commit_of(folder):
+    """Return what says when a checkpoint was committed; two processes may have done so at once."""
+    with suppress(ValueError, OSError):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return manifest["sequence"], folder.stat().st_mtime_ns
+    return 0, 0
+
+
+def told_by(work):
+    """Run something in a forked child; return the lines that it reported, and its exit code."""
+    child = Child(work)
+    lines = child.lines()
+    child.close()
+    return lines, child.code
+
+
+def steps_in(root):
+    """Return the step of each checkpoint that is seen in a root; ``None`` if it is damaged."""
+    found = {}
+    for folder in root.iterdir() if root.exists() else ():
+        if folder.is_dir() and not folder.name.startswith("."):
+            try:
+                found[folder.name] = step_of(folder)
+            except CheckpointError:
+                found[folder.name] = None
+    return found
+
+
+def told(machine, stories, steps):
+    """Tell a machine's stories, always the same ones."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=stories, stateful_step_count=steps, derandomize=True, database=None,
+            deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip
+
+
+def test_whatever_is_done_to_a_root_its_newest_checkpoints_load():
+    told(Checkpoints, 6, 12)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_long_stories_end_as_the_short_ones():
+    told(Checkpoints, 300, 50)

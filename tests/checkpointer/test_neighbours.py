@@ -1,0 +1,221 @@
+"""Copies, links, notes and other runs beside checkpoints: a save takes none of them for its own."""
+
+import os
+import shutil
+import time
+
+import pytest
+import torch
+from checkpoint_tools import small_state, tree_of
+
+from npydata import (
+    AsyncCheckpointer,
+    CheckpointError,
+    TrainingState,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from npydata.checkpointer import commit
+from npydata.reader.formats import training
+
+
+def save(folder, step=0, keep_last=None):
+    with AsyncCheckpointer(keep_last=keep_last) as checkpointer:
+        checkpointer.save(folder, small_state(step), None, TrainingState(step=step))
+
+
+def step_of(folder):
+    return load_checkpoint(folder, verify=True)[2].step
+
+
+def names_in(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.fixture
+def in_another_process(monkeypatch):
+    """Return a call after which this process has neither saved nor loaded anything."""
+
+    def forget():
+        monkeypatch.setattr(commit, "_runs", {})  # what a new process has
+        monkeypatch.setattr(training, "_loaded_runs", {})
+
+    return forget
+
+
+@pytest.mark.parametrize("name", ["best.previous", "best (copy)", "backup", ".best"])
+def test_a_copy_of_a_checkpoint_stays_whatever_it_is_called(tmp_path, name):
+    save(tmp_path / "best", 1)
+    shutil.copytree(tmp_path / "best", tmp_path / name)
+    for step in (2, 3):
+        save(tmp_path / "best", step, keep_last=1)
+        save(tmp_path / f"{step}", step, keep_last=1)
+        save(tmp_path / "best", step, keep_last=1)
+    assert step_of(tmp_path / name) == 1
+
+
+def test_a_renamed_checkpoint_is_kept(tmp_path):
+    save(tmp_path / "a", 1)
+    (tmp_path / "a").rename(tmp_path / "keep")
+    save(tmp_path / "b", 2, keep_last=1)
+    assert names_in(tmp_path) == ["b", "keep", "latest"]
+
+
+def test_another_run_s_checkpoints_stay(tmp_path, in_another_process):
+    save(tmp_path / "theirs", 9)
+    in_another_process()
+    save(tmp_path / "a", 1, keep_last=1)
+    save(tmp_path / "b", 2, keep_last=1)
+    assert names_in(tmp_path) == ["b", "latest", "theirs"]
+
+
+def test_a_run_that_is_resumed_goes_on_removing_what_it_saved(tmp_path, in_another_process):
+    for name in ("a", "b"):
+        save(tmp_path / name, 1, keep_last=2)
+    in_another_process()
+    load_checkpoint(latest_checkpoint(tmp_path))
+    save(tmp_path / "c", 2, keep_last=2)
+    assert names_in(tmp_path) == ["b", "c", "latest"]
+
+
+def test_a_run_that_has_begun_stays_itself_whatever_it_loads(tmp_path, in_another_process):
+    save(tmp_path / "theirs", 9)
+    in_another_process()
+    save(tmp_path / "a", 1)
+    load_checkpoint(tmp_path / "theirs")
+    save(tmp_path / "b", 2, keep_last=1)
+    assert names_in(tmp_path) == ["b", "latest", "theirs"]
+
+
+def test_a_run_resumed_from_another_root_is_new_here(tmp_path, in_another_process):
+    save(tmp_path / "one" / "a", 1)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    in_another_process()
+    load_checkpoint(tmp_path / "one" / "a")
+    save(tmp_path / "two" / "b", 2, keep_last=1)
+    assert names_in(tmp_path / "two") == ["a", "b", "latest"]
+
+
+def test_a_damaged_checkpoint_does_not_push_a_good_one_out(tmp_path):
+    for name in ("good", "bad"):
+        save(tmp_path / name, 1)
+    (tmp_path / "bad" / "model.safetensors").unlink()
+    save(tmp_path / "c", 2, keep_last=2)
+    assert names_in(tmp_path) == ["bad", "c", "good", "latest"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model/notes.txt", ".hidden", "link"])
+def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
+    save(tmp_path / "c", 1)
+    (tmp_path / "c" / "model").mkdir()
+    if name == "link":
+        (tmp_path / "c" / name).symlink_to("nowhere")
+    else:
+        (tmp_path / "c" / name).write_text("years of work")
+    before = tree_of(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'c'}: holds files .*{name}"):
+        save(tmp_path / "c", 2)
+    save(tmp_path / "d", 2, keep_last=1)
+    assert tree_of(tmp_path / "c") == before
+
+
+def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypatch):
+    save(tmp_path / "c", 1)
+    real = commit.exchange
+
+    def disturbed(temporary, folder):
+        (folder / "notes.txt").write_text("years of work")
+        return real(temporary, folder)
+
+    if not real(tmp_path / "c", tmp_path / "c"):
+        pytest.skip("this file system can't exchange two names")
+    monkeypatch.setattr(commit, "exchange", disturbed)
+    with pytest.raises(CheckpointError, match=r"notes\.txt"):
+        save(tmp_path / "c", 2)
+    assert (tmp_path / "c" / "notes.txt").read_text() == "years of work"
+    assert names_in(tmp_path) == ["c", "latest"]
+    assert step_of(tmp_path / "c") == 1
+
+
+def test_another_job_that_clears_up_leaves_what_is_being_replaced(tmp_path, monkeypatch):
+    save(tmp_path / "c", 1)
+    real = commit.exchange
+
+    def disturbed(temporary, folder):
+        swapped = real(temporary, folder)
+        commit.clear_stale(tmp_path, now=time.time())
+        assert temporary.exists()
+        return swapped
+
+    if not real(tmp_path / "c", tmp_path / "c"):
+        pytest.skip("this file system can't exchange two names")
+    monkeypatch.setattr(commit, "exchange", disturbed)
+    save(tmp_path / "c", 2)
+    assert step_of(tmp_path / "c") == 2
+    assert names_in(tmp_path) == ["c", "latest"]
+
+
+LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/full"]
+
+
+@pytest.mark.parametrize("target", LINKS)
+def test_latest_as_a_link_is_replaced_and_not_followed(tmp_path, target):
+    save(tmp_path / "c", 1)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to(target)
+    before = tree_of(tmp_path / "c")
+    assert latest_checkpoint(tmp_path) == tmp_path / "c"
+    save(tmp_path / "d", 2)
+    assert not (tmp_path / "latest").is_symlink()
+    assert (tmp_path / "latest").read_bytes() == b"d"
+    assert tree_of(tmp_path / "c") == before
+
+
+def test_latest_as_a_folder_is_refused_before_anything_is_saved(tmp_path):
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(CheckpointError, match="latest: is no file"):
+        save(tmp_path / "c")
+    assert names_in(tmp_path) == ["latest"]
+
+
+def test_latest_written_by_hand_ends_with_a_newline(tmp_path):
+    for name in ("a", "b"):
+        save(tmp_path / name)
+    (tmp_path / "latest").write_text("a\n")
+    assert latest_checkpoint(tmp_path) == tmp_path / "a"
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named by latest", "not named"])
+@pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 9)],
+                         ids=["missing", "cut off"])  # fmt: skip
+def test_the_latest_is_the_newest_that_is_complete(tmp_path, change, named):
+    for name in ("a", "b"):
+        save(tmp_path / name)
+    change(tmp_path / "b" / "model.safetensors")
+    if not named:
+        (tmp_path / "latest").unlink()
+    assert latest_checkpoint(tmp_path) == tmp_path / "a"
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ä" * 127])
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, name):
+    for step in (1, 2):
+        save(tmp_path / name, step, keep_last=1)
+    assert step_of(latest_checkpoint(tmp_path)) == 2
+    assert names_in(tmp_path) == sorted(["latest", name])
+
+
+def test_folders_with_the_names_that_saves_use_stay_unless_they_are_one_s(tmp_path):
+    save(tmp_path / "c", 1)
+    names = [".mine.npydata-previous", ".mine.npydata-tmp"]
+    for name in names:
+        shutil.copytree(tmp_path / "c", tmp_path / name)
+    save(tmp_path / "c", 2, keep_last=1)
+    assert names_in(tmp_path) == sorted([*names, "c", "latest"])
+
+
+def test_an_uninitialized_parameter_is_refused_by_its_name(tmp_path):
+    with pytest.raises(CheckpointError, match=r"0\.weight: an uninitialized"):
+        save_checkpoint(tmp_path / "c", torch.nn.Sequential(torch.nn.LazyLinear(3)).state_dict())
+    assert names_in(tmp_path) == []

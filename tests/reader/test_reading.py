@@ -1,0 +1,368 @@
+"""Every way of reading a checkpoint shows what torch loads from it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from states import DTYPES, base, seen, states, tensors_of
+
+from npydata import CheckpointError, LazyDataSource, open_checkpoint
+
+quickly = settings(deadline=None, max_examples=40,
+                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])  # fmt: skip
+INDICES = [(), 0, -1, slice(1, 3), slice(5, 2, 2), slice(7, 3), (slice(None), slice(None, None, 2)),
+           (..., slice(1, 4)), (1, slice(0, 6, 3)), (slice(0, 0), 2)]  # fmt: skip
+
+
+def saved(state, path, *, zipped=True):
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    return path
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("mmap", [True, False])
+@quickly
+@given(state=states())
+def test_each_way_of_reading_agrees_with_torch(tmp_path_factory, zipped, mmap, state):
+    path = saved(state, tmp_path_factory.mktemp("state") / "a.pt", zipped=zipped)
+    expected = tensors_of(torch.load(path, weights_only=True))
+    with open_checkpoint(path, mmap=mmap) as checkpoint:
+        names = list(checkpoint)
+        whole = checkpoint.load()
+        assert [seen(checkpoint[name]) for name in names] == [seen(one) for one in expected]
+        assert list(whole) == names
+        for name, one in zip(names, expected, strict=True):
+            info = checkpoint.info(name)
+            assert seen(whole[name]) == seen(one)
+            assert (info.dtype, info.shape, info.stride) == (one.dtype, tuple(one.shape), one.stride())
+            plain = one.detach()
+            assert seen(checkpoint.get_slice(name)[...], strides=False) == seen(plain, strides=False)
+            target = torch.zeros_like(plain, memory_format=torch.contiguous_format)
+            assert checkpoint.load([name], into={name: target})[name] is target
+            assert torch.equal(target.view(torch.uint8) if target.numel() and target.ndim else target,
+                               resolved(plain).view(torch.uint8) if target.numel() and target.ndim
+                               else resolved(plain))  # fmt: skip
+        shared = {(one.data_ptr(), other.data_ptr()) for one in expected for other in expected
+                  if one.numel() and other.numel() and one.data_ptr() == other.data_ptr()}  # fmt: skip
+        for number, name in enumerate(names):
+            for other_number, other in enumerate(names):
+                pair = expected[number].data_ptr(), expected[other_number].data_ptr()
+                if expected[number].numel() and expected[other_number].numel():
+                    assert (whole[name].data_ptr() == whole[other].data_ptr()) == (pair in shared)
+
+
+def resolved(tensor):
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+@quickly
+@given(numbers=st.lists(st.integers(0, len(DTYPES) - 1), min_size=1, max_size=5),
+       index=st.sampled_from(INDICES))  # fmt: skip
+def test_slices_are_those_of_the_tensor(tmp_path_factory, numbers, index):
+    folder = tmp_path_factory.mktemp("slices")
+    state = {f"t{k}": base(number) for k, number in enumerate(numbers)}
+    state = {name: one for name, one in state.items() if one.dtype is not torch.complex128}
+    if not state:
+        return
+    save_file(state, folder / "a.safetensors")
+    for path in (folder / "a.safetensors", saved(state, folder / "a.pt")):
+        with open_checkpoint(path) as checkpoint:
+            for name, one in state.items():
+                expected = seen(one[index].clone(), strides=False)
+                assert seen(checkpoint.get_slice(name)[index], strides=False) == expected
+                assert seen(checkpoint.load({name: index})[name], strides=False) == expected
+
+
+@pytest.mark.parametrize("dtype", [str(one) for one in DTYPES if not one.is_complex])
+def test_safetensors_are_read_as_their_own_library_does(tmp_path, dtype):
+    kind = next(one for one in DTYPES if str(one) == dtype)
+    save_file({"w": base(DTYPES.index(kind)), "none": torch.empty(0, 3)}, tmp_path / "a.safetensors",
+              {"note": "x"})  # fmt: skip
+    with safe_open(tmp_path / "a.safetensors", "pt") as theirs, open_checkpoint(
+        tmp_path / "a.safetensors"
+    ) as ours:
+        assert dict(ours.metadata) == theirs.metadata()
+        for name in theirs.keys():  # noqa: SIM118
+            assert seen(ours[name]) == seen(theirs.get_tensor(name))
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A file with a tensor that is mapped, and one that is read."""
+    state = {"w": torch.arange(1 << 18, dtype=torch.float32).view(512, 512), "b": torch.arange(4.0)}
+    return saved(state, tmp_path / "a.pt"), state
+
+
+def test_writing_to_a_tensor_changes_neither_the_file_nor_another_reader(large):
+    path, state = large
+    before = path.read_bytes()
+    with open_checkpoint(path) as one, open_checkpoint(path) as other:
+        for name in state:
+            mine, theirs = one[name], other[name]
+            mine.zero_()
+            assert torch.equal(theirs, state[name])
+            assert torch.equal(open_checkpoint(path)[name], state[name])
+    assert path.read_bytes() == before
+
+
+def test_tensors_outlive_the_checkpoint(large):
+    path, state = large
+    with open_checkpoint(path) as checkpoint:
+        kept = {name: checkpoint[name] for name in state}
+        loaded = checkpoint.load()
+    path.unlink()
+    for name, one in state.items():
+        assert torch.equal(kept[name], one)
+        assert torch.equal(loaded[name], one)
+
+
+def test_tied_tensors_read_one_after_the_other_share_memory(tmp_path):
+    weight = torch.randn(300, 300)
+    path = saved({"a": weight, "b": weight, "c": weight[10:20]}, tmp_path / "a.pt")
+    with open_checkpoint(path) as checkpoint:
+        a, b, c = (checkpoint[name] for name in "abc")
+        a[10] = 7
+        assert b[10, 0] == c[0, 0] == 7
+        del a, b, c
+        assert torch.equal(checkpoint["a"], weight)  # writes are gone with the tensors
+        assert checkpoint.info("a").aliases == ("b",)
+        assert checkpoint.ties() == {"b": "a"}
+
+
+def test_many_threads_read_at_once(large):
+    path, state = large
+    with open_checkpoint(path) as checkpoint:
+        wrong: list[str] = []
+
+        def read() -> None:
+            for _ in range(50):
+                for name, one in state.items():
+                    if not torch.equal(checkpoint[name], one):
+                        wrong.append(name)
+                    if not torch.equal(checkpoint.load([name])[name], one):
+                        wrong.append(name)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+def test_a_plan_of_slices_reads_each_part(large):
+    path, state = large
+    with open_checkpoint(path) as checkpoint:
+        made = checkpoint.load({"w": np.s_[10:20, ::2], "b": ...})
+    assert torch.equal(made["w"], state["w"][10:20, ::2])
+    assert torch.equal(made["b"], state["b"])
+
+
+def model():
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
+    made[2].weight = made[0].weight
+    return made
+
+
+def test_a_model_and_its_optimizer_are_filled_in_place(tmp_path):
+    one = model()
+    optimizer = torch.optim.AdamW(one.parameters())
+    one(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    state = {"model": one.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}
+    path = saved(state, tmp_path / "a.pt")
+    other = model()
+    other(torch.randn(4, 8)).sum().backward()
+    again = torch.optim.AdamW(other.parameters())
+    again.step()
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.load(into={"model": other, "optimizer": again})
+        bare = checkpoint.load(prefix="model.")
+        third = model()
+        checkpoint.load(prefix="model.", into=third)
+    for made in (other, third):
+        for name, tensor in one.state_dict().items():
+            assert torch.equal(made.state_dict()[name], tensor)
+            assert torch.equal(bare[name], tensor)
+    assert other[2].weight is other[0].weight
+    for mine, theirs in zip(again.state.values(), optimizer.state.values(), strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@quickly
+@given(state=states(views=("whole", "columns", "turned", "corner", "flat"), dtypes=4),
+       dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+       turned=st.booleans())  # fmt: skip
+def test_targets_of_other_dtypes_and_strides_are_filled(tmp_path_factory, state, dtype, turned):
+    path = saved(state, tmp_path_factory.mktemp("into") / "a.pt")
+    with open_checkpoint(path) as checkpoint:
+        targets = {}
+        for name in checkpoint:
+            shape = checkpoint.info(name).shape
+            targets[name] = torch.full(shape[::-1], 9, dtype=dtype).permute(
+                *range(len(shape))[::-1]) if turned else torch.full(shape, 9, dtype=dtype)  # fmt: skip
+        checkpoint.load(into=targets)
+        for name, target in targets.items():
+            expected = checkpoint[name].detach().to(dtype)
+            assert seen(target, strides=False) == seen(expected, strides=False)
+
+
+def test_a_storage_whose_tensors_are_of_other_byte_order_is_turned(tmp_path):
+    from checkpoint_files import checkpoint_records, stored_zip
+    from pickle_code import program, storage, tensor
+
+    pickle = program(tensor(storage("0", 4), 0, (4,)))
+    records = checkpoint_records(
+        pickle, {"0": np.arange(4, dtype=">f4").tobytes()}, byteorder="big"
+    )
+    path = stored_zip(tmp_path / "a.pt", records)
+    with open_checkpoint(path) as checkpoint:
+        for one in (checkpoint["tensor"], checkpoint.load()["tensor"]):
+            assert one.tolist() == [0, 1, 2, 3]
+        assert checkpoint.get_slice("tensor")[1:3].tolist() == [1, 2]
+
+
+def test_what_a_pickle_nests_is_nested_in_the_tree(tmp_path):
+    state = {"a": [torch.ones(2), {"b": (1, "x")}], "c": None}
+    with open_checkpoint(saved(state, tmp_path / "a.pt")) as checkpoint:
+        tree = checkpoint.tree()
+        assert tree["a"][0].shape == (2,)
+        assert tree["a"][1] == {"b": (1, "x")}
+        assert dict(checkpoint.metadata) == {"a.1.b": (1, "x"), "c": None}
+
+
+def test_whatever_nests_plain_tensors_is_a_container_of_them(tmp_path):
+    sparse = torch.eye(3).to_sparse()
+    path = saved({"s": sparse, "w": torch.ones(2)}, tmp_path / "a.pt")
+    with open_checkpoint(path) as checkpoint:
+        inner = [name for name in checkpoint if name.startswith("s.")]
+        assert [tuple(checkpoint[name].shape) for name in inner] == [(2, 3), (3,)]
+        assert checkpoint["w"].tolist() == [1, 1]
+        with pytest.raises(CheckpointError, match="sparse"):
+            checkpoint["s"]
+
+
+def test_the_level_of_storages_gives_bytes(tmp_path):
+    weight = torch.arange(10, dtype=torch.int16)
+    for zipped, opener in ((True, LazyDataSource.from_zip),
+                           (False, LazyDataSource.from_legacy_multi_storage)):  # fmt: skip
+        with opener(saved({"w": weight, "v": weight[3:]}, tmp_path / "a.pt", zipped=zipped)) as source:
+            (key,) = source.keys()
+            assert source.contains(key)
+            assert source.contains(f"data/{key}")
+            assert not source.contains("nothing")
+            assert source.read(key) == weight.numpy().tobytes()
+            assert source.read_range(key, 4, 6) == weight.numpy().tobytes()[4:10]
+            with pytest.raises(CheckpointError, match="a.pt"):
+                source.read_range(key, 15, 10)
+
+
+def test_an_interrupted_load_leaves_no_thread_that_writes(tmp_path):
+    path = saved({"w": torch.ones(1 << 24)}, tmp_path / "a.pt")
+    target, interrupted = torch.zeros(1 << 24), 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with open_checkpoint(path) as checkpoint:
+            for _ in range(30):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.004)
+                    checkpoint.load(into={"w": target})
+                except KeyboardInterrupt:
+                    interrupted += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                alive = [one.name for one in threading.enumerate() if one.is_alive()]
+                assert not [name for name in alive if name.startswith("npydata")]
+            checkpoint.load(into={"w": target})
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted
+    assert torch.equal(target, torch.ones(1 << 24))
+
+
+def test_reading_from_a_handler_and_from_del_in_the_middle_of_a_load(tmp_path):
+    path = saved({f"w{k}": torch.full((1 << 16,), float(k)) for k in range(20)}, tmp_path / "a.pt")
+    with open_checkpoint(path) as checkpoint:
+        right: list[bool] = []
+
+        class Reads:
+            def __del__(self) -> None:
+                right.append(float(checkpoint["w3"][0]) == 3)
+
+        def handler(*_: object) -> None:
+            Reads()
+            right.append(float(checkpoint.load(["w5"])["w5"][0]) == 5)
+
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        try:
+            for _ in range(20):
+                assert all(float(one[0]) == k for k, one in enumerate(checkpoint.load().values()))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert right
+    assert all(right)
+
+
+FEW_DESCRIPTORS = """
+import json, resource, sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from npydata import open_checkpoint
+folder, shards, allowed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+for k in range(shards):
+    save_file({f"w{k}": torch.full((20_000,), float(k))}, folder / f"s{k:05d}.safetensors")
+where = {f"w{k}": f"s{k:05d}.safetensors" for k in range(shards)}
+(folder / "m.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
+with open_checkpoint(folder) as checkpoint:
+    assert all(float(checkpoint[f"w{k}"][0]) == k for k in range(shards))
+    assert all(float(one[0]) == k for k, one in enumerate(checkpoint.load().values()))
+"""
+
+
+@pytest.mark.parametrize("shards, allowed", [
+    (120, 48), pytest.param(2000, 256, marks=pytest.mark.soak)])  # fmt: skip
+def test_a_set_may_have_more_files_than_a_process_may_open(tmp_path, shards, allowed):
+    subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path), str(shards), str(allowed)],
+                   check=True)  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("format", ["zip", "safetensors"])
+def test_300_000_tensors_are_read_with_few_maps(tmp_path, format):
+    state = {f"layers.{k}.weight": torch.full((2,), float(k)) for k in range(300_000)}
+    path = tmp_path / f"a.{format}"
+    torch.save(state, path) if format == "zip" else save_file(state, path)
+    with open_checkpoint(path) as checkpoint:
+        kept = [checkpoint[name] for name in checkpoint]
+        assert all(float(one[1]) == k for k, one in enumerate(kept))
+        assert all(float(one[1]) == k for k, one in enumerate(checkpoint.load().values()))
+        assert len(Path("/proc/self/maps").read_text().splitlines()) < 10_000
+
+
+def test_a_forked_child_reads_too(large):
+    path, state = large
+    with open_checkpoint(path) as checkpoint:
+        checkpoint["w"]
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(checkpoint["w"], state["w"]) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
