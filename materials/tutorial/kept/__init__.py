@@ -4,7 +4,6 @@ The checkpointer of lessons 07 to 09 has its public names here.
 """
 
 from importlib import import_module
-from typing import Any
 
 import npydata
 
@@ -22,7 +21,7 @@ HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name):
     if name in HOMES:
         return getattr(import_module(f"tutorial.kept.{HOMES[name]}"), name)
     return getattr(npydata, name)
