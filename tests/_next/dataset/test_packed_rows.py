@@ -59,18 +59,6 @@ def test_every_token_is_used_once_or_counted_as_cropped(tmp_path_factory, files,
         assert report.cropped == 0
     elif filled > 40:
         assert report.padded < seq_len * (1 + len(ds) // 100)
-    for index in order[:5]:
-        spans = [(span.document, span.length) for span in ds.row(index)]
-        assert spans == [(document, len(tokens) - tokens.count(BOS))
-                         for document, tokens, _ in sequences(ds.fetch([index]))]  # fmt: skip
-
-
-def test_rows_say_which_part_of_a_document_they_hold(tmp_path):
-    ds = PackedDataset(write_documents(tmp_path / "a.ds", [25, 4]), 10, crop="none")
-    rows = [[(s.document, s.start, s.length, s.is_cut) for s in ds.row(k)] for k in range(3)]
-    assert sorted(rows) == [
-        [(0, 0, 10, True)], [(0, 10, 10, True)], [(0, 20, 5, True), (1, 0, 4, False)],
-    ]  # fmt: skip
 
 
 def test_best_fit_cuts_little_and_pads_less(tmp_path):

@@ -82,7 +82,7 @@ BAD = [
     ("a.npy", "content", {"data": CODE}, {}, "bad .npy header"),
     ("a.npy", "npy", {}, {"dtype": "uint32"}, "uint16 tokens, but dtype=uint32"),
     ("a.npy", "npy", {}, {"format": "parquet"}, "'parquet', expected auto or one"),
-    ("a.npy", "raw", {}, {}, "headerless ids .OLMo., give dtype="),
+    ("a.npy", "raw", {}, {}, "headerless ids .as OLMo's .npy., give dtype="),
     ("a.bin", "raw", {"cut": 5}, {}, "5 bytes is not a multiple of 4"),
     ("a.bin", "raw", {"cut": 5}, {"dtype": "uint16"}, "5 bytes is not a multiple of 2"),
     ("a.bin", "raw", {}, {"dtype": "float32"}, "float32, expected an integer"),

@@ -1,0 +1,96 @@
+"""The tokens of an open file: read through a memory map, or with one ``preadv`` per window.
+
+Both gather windows in the file's own dtype and copy no more than the windows asked for. The map is
+faster; ``pread`` is for file systems where maps are slow or refused.
+"""
+
+import mmap
+import os
+import weakref
+from typing import Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from npydata._next.dataset.formats import Header
+from npydata._next.dataset.windows import IntArray, TokenArray, page_runs
+from npydata.errors import TokenFileError
+from npydata.system.page_cache import advise_willneed, is_cached
+
+Access = Literal["mmap", "pread"]
+
+
+class Backend:
+    """Reads tokens by number; safe to share between threads.
+
+    Raises:
+        TokenFileError: The file no longer has the size it was opened with: it was written again,
+            and would give other tokens. And touching a mapped page beyond the end of a file that
+            shrank kills the process (SIGBUS).
+    """
+
+    def __init__(self, header: Header, access: Access) -> None:
+        if access not in ("mmap", "pread"):
+            raise ValueError(f"access={access!r}, expected mmap or pread")
+        self.header = header
+        self.descriptor = os.open(header.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.map = None
+        if access == "mmap" and all(header.shape):  # nothing can't be mapped
+            self.map = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
+            self.tokens: TokenArray = np.frombuffer(self.map, header.dtype, offset=header.offset)
+            self.views: dict[int, TokenArray] = {}
+
+    def read(self, start: int, count: int) -> TokenArray:
+        """Return tokens, ``(count,)``: of a map a view, nothing is copied."""
+        if self.map is None:
+            tokens: TokenArray = self.gather(np.array([start]), count)[0]
+            return tokens
+        self.require_unchanged(self.map.size())
+        return self.tokens[start : start + count]
+
+    def gather(self, starts: IntArray, width: int) -> TokenArray:
+        """Copy windows out, ``(len(starts), width)``."""
+        if self.map is not None:
+            self.require_unchanged(self.map.size())
+            if width not in self.views:
+                self.views[width] = sliding_window_view(self.tokens, width)
+            _ = self.tokens[
+                starts
+            ]  # touching all windows first lets the memory fetch them together
+            windows: TokenArray = self.views[width][starts]
+            return windows
+        self.require_unchanged(os.fstat(self.descriptor).st_size)
+        out = np.empty((len(starts), width), self.header.dtype)
+        offsets = self.header.offset + starts * out.itemsize
+        for row, offset in zip(out.view(np.uint8), offsets.tolist(), strict=True):
+            buffer = row.data
+            while len(buffer):
+                got = os.preadv(self.descriptor, [buffer], offset)
+                if got == 0:
+                    self.require_unchanged(offset)
+                buffer, offset = buffer[got:], offset + got
+        return out
+
+    def will_need(self, starts: IntArray, counts: IntArray) -> bool:
+        """Ask the kernel to read what isn't in memory; return whether a sample of it was."""
+        itemsize = self.header.dtype.itemsize
+
+        def is_resident(begin: int, _: int) -> bool:
+            warm = is_cached(self.descriptor, begin)
+            if not warm and self.map is not None:
+                # From here on pages come by advice, so a fault need not read those beside it. At
+                # once, for another thread may be about to fault.
+                self.map.madvise(mmap.MADV_RANDOM)
+            return warm
+
+        runs = page_runs(self.header.offset + starts * itemsize, counts * itemsize)
+        return advise_willneed(self.descriptor, *runs, is_resident)
+
+    def require_unchanged(self, size: int) -> None:
+        """Raise unless the file still has the size it was opened with."""
+        if size != self.header.file_size:
+            raise TokenFileError(
+                f"{self.header.path}: changed since it was opened: {size} bytes, "
+                f"expected {self.header.file_size}"
+            )

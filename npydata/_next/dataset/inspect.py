@@ -1,0 +1,114 @@
+"""What ``npydata inspect`` says about one token file, as plain values and as a table."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npydata._next.dataset.documents import Documents
+from npydata._next.dataset.formats import FormatName
+from npydata._next.dataset.token_file import open_tokens
+from npydata._next.dataset.windows import IntArray, num_windows
+from npydata.errors import NpyDataError
+from npydata.system.progress import printable, progress_bar
+
+SCAN_TOKENS = 4 << 20
+FIRST_TOKENS = 16
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
+"""A file named like this holds no tokens, even when a dtype is given for it."""
+
+
+def inspect_tokens(
+    path: str | os.PathLike[str],
+    *,
+    format: FormatName = "auto",
+    dtype: str | None = None,
+    seq_len: int | None = None,
+    eot_id: int | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Read a token file once, from end to end, and report what is in it.
+
+    Returns:
+        Values that JSON holds. ``id_min`` and ``id_max`` are of the whole file, ``None`` of an
+        empty one. ``dtype_assumed``: neither the file nor the caller said it. ``documents`` is
+        ``None`` where nothing says where they end; ``eot_id`` does, or what ``prepare`` recorded.
+        With ``seq_len``, ``windows`` counts windows that share no token (stride ``seq_len + 1``),
+        that use every token as a target once (stride ``seq_len``), and all there are (stride 1).
+
+    Raises:
+        NpyDataError: The file is malformed, a checkpoint, or ``seq_len`` is below 1.
+        OSError: It cannot be read.
+    """
+    if seq_len is not None and seq_len < 1:
+        raise NpyDataError(f"sequence length {seq_len}: expected 1 or more tokens")
+    if is_named_like_checkpoint(path):
+        raise NpyDataError(f"{path}: is named like a checkpoint, expected a token file")
+    tokens = open_tokens(path, format=format, dtype=dtype)
+    lows, highs = list[int](), list[int]()
+    with closing(progress_bar("scan", tokens.num_tokens, "tok", show=progress)) as bar:
+        for start in range(0, tokens.num_tokens, SCAN_TOKENS):
+            ids = tokens.read(start, SCAN_TOKENS)
+            lows.append(int(ids.min()))
+            highs.append(int(ids.max()))
+            bar.update(len(ids))
+    report: dict[str, Any] = {
+        "path": printable(tokens.path),
+        "format": tokens.format,
+        "dtype": str(tokens.dtype),
+        "dtype_assumed": tokens.header.dtype_is_guess,
+        "shape": list(tokens.shape),
+        "num_tokens": tokens.num_tokens,
+        "nbytes": tokens.header.file_size,
+        "id_min": min(lows, default=None),
+        "id_max": max(highs, default=None),
+        "first_tokens": tokens.read(0, FIRST_TOKENS).tolist(),
+        "documents": None,
+    }
+    documents = Documents(tokens, eot_id)
+    if documents.eot_id is not None or tokens.document_ends is not None:
+        report["documents"] = describe_documents(documents.ends())
+    if seq_len is not None:
+        strides = {"apart": seq_len + 1, "every_target": seq_len, "random_starts": 1}
+        report["windows"] = {"seq_len": seq_len} | {
+            name: tokens.rows * num_windows(tokens.row_len, seq_len, stride)
+            for name, stride in strides.items()
+        }
+    return report
+
+
+def is_named_like_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the name of a checkpoint."""
+    return Path(path).suffix in CHECKPOINT_SUFFIXES
+
+
+def describe_documents(ends: IntArray) -> dict[str, Any]:
+    """Look at documents that end where ``ends`` says.
+
+    ``lengths`` are of those that aren't empty, in tokens.
+    """
+    lengths = np.diff(ends, prepend=0)
+    filled = lengths[lengths > 0]
+    report: dict[str, Any] = {"count": len(ends), "empty": len(ends) - len(filled)}
+    if len(filled):
+        report["lengths"] = {
+            "shortest": int(filled.min()),
+            "median": float(np.median(filled)),
+            "mean": float(filled.mean()),
+            "longest": int(filled.max()),
+        }
+    return report
+
+
+def as_table(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield a report as lines for people."""
+    for name, value in report.items():
+        label = f"{indent}{name.replace('_', ' ')}"
+        if isinstance(value, Mapping):
+            yield label
+            yield from as_table(value, indent + "  ")
+        else:
+            yield f"{label:<20}{value:,}" if type(value) in (int, float) else f"{label:<20}{value}"

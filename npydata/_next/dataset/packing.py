@@ -1,0 +1,240 @@
+"""Which documents share a row: best fit among the documents of a block; and the index of rows.
+
+Lengths are counted in tokens. Sizes that occur are bits of one integer, so the largest that fits is
+found with a shift, whatever the number of documents. Built in
+``notebooks/11_documents_and_mixtures``.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npydata._next.dataset.permutation import Permutation
+from npydata._next.dataset.token_file import write_tokens
+from npydata._next.dataset.windows import IntArray
+from npydata.errors import TokenFileError
+from npydata.system.caller import warn_caller
+
+PACKING_VERSION = 2
+"""Another number when the same documents make other rows."""
+START, DOCUMENT, LENGTH, ENDS = range(4)
+"""Columns of a span, a stretch of a document in a row: its first token in the files, the document's
+number, how many tokens of the row it takes, and which of its document's ends are in it."""
+FIRST, LAST = 1, 2
+"""Bits of ``ENDS``: the document begins with this span; it ends with it."""
+BLOCK_DOCUMENTS = 4096
+"""Documents that are packed together; more of them fit better and take longer."""
+BLOCK_ROWS = 256
+"""A block has documents for so many rows at least: its last row may be padded."""
+TOLERATED = 16
+"""One part in so many of the room that is left may be cut off rather than look for shorter ones."""
+LEAST_KEPT = 100_000
+"""Rows of fewer documents are packed anew each time, which takes a tenth of a second."""
+
+Block = tuple[IntArray, IntArray]
+"""How many spans each row has, and the spans, ``(spans, 4)``."""
+
+
+class PackingReport(NamedTuple):
+    """What a packing makes of a corpus; one epoch uses all of it."""
+
+    rows: int
+    positions: int
+    """Rows times ``seq_len``."""
+    used: int
+    """Tokens in the rows, those of ``bos_id`` among them."""
+    cropped: int
+    """Tokens that no row has."""
+    padded: int
+    """Positions without a token."""
+    documents: int
+    """Those that are not empty."""
+
+
+def pack_blocks(ends: IntArray, seq_len: int, crop: str, seed: int, bos: int) -> Iterator[Block]:
+    """Yield the rows of documents that end where ``ends`` says, block by block.
+
+    Documents are shuffled by ``seed`` and packed ``BLOCK_DOCUMENTS`` at a time. ``bos`` tokens, 0
+    or 1, are put before each document that isn't empty.
+    """
+    if not len(ends) or not int(ends[-1]):
+        return
+    size = max(BLOCK_DOCUMENTS, -(-BLOCK_ROWS * seq_len * len(ends) // int(ends[-1])))
+    shuffle = Permutation(len(ends), seed)
+    for first in range(0, len(ends), size):
+        documents = np.asarray(shuffle(np.arange(first, min(first + size, len(ends)))))
+        begins = np.where(documents > 0, ends[documents - 1], 0)
+        lengths = ends[documents] - begins
+        filled = lengths > 0
+        if filled.any():
+            parts = documents[filled], begins[filled], lengths[filled] + bos
+            yield pack_block(*parts, seq_len, crop, seed, bos)
+
+
+def pack_block(
+    documents: IntArray, begins: IntArray, lengths: IntArray, seq_len: int, crop: str, seed: int,
+    bos: int,
+) -> Block:  # fmt: skip
+    """Pack documents into rows: full rows of the long ones, best fit for what is left of each.
+
+    Rows come in a shuffled order: those that are filled first have the longest documents.
+    """
+    whole, rest = np.divmod(lengths, seq_len)
+    short = np.flatnonzero(rest)
+    rows = fit(rest[short].tolist(), seq_len, cut=crop == "tail")
+    items = short[np.array([item for row in rows for item in row], np.int64)]
+    which = np.append(np.repeat(np.arange(len(lengths)), whole), items)
+    offsets = np.append(within_groups(whole), whole[items]) * seq_len
+    counts = np.append(np.ones(whole.sum(), np.int64), [len(row) for row in rows]).astype(np.int64)
+    order = np.asarray(Permutation(len(counts), seed)(np.arange(len(counts))))
+    firsts, counts = (np.cumsum(counts) - counts)[order], counts[order]
+    picked = np.repeat(firsts, counts) + within_groups(counts)
+    which, offsets = which[picked], offsets[picked]
+    left = lengths[which] - offsets
+    # Only the last span of a row may be too long for it.
+    before = np.cumsum(left) - left
+    before -= np.repeat(before[np.cumsum(counts) - counts], counts)
+    taken = np.minimum(left, seq_len - before)
+    starts = begins[which] + np.maximum(offsets - bos, 0)
+    ends = (offsets == 0) * FIRST + (left == taken) * LAST
+    return counts, np.stack([starts, documents[which], taken, ends], 1)
+
+
+def within_groups(counts: IntArray) -> IntArray:
+    """Return 0 to ``counts[k] - 1`` for each group k, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+
+
+def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
+    """Put items into rows of a size that none exceeds; return the items of each row.
+
+    A row begins with the largest item left, and goes on with the largest that fits. If it may be
+    ``cut``, the last one of a row is the smallest that is too large for it, when little of it is
+    lost or when none fits.
+    """
+    waiting: dict[int, list[int]] = {}
+    for item, size in enumerate(sizes):
+        waiting.setdefault(size, []).append(item)
+    there = sum(1 << size for size in waiting)
+    rows = []
+    while there:
+        row, left = list[int](), room
+        while left and there:
+            size = (there & ((2 << left) - 1)).bit_length() - 1
+            larger = there >> left + 1
+            count = min(len(waiting[size]), left // size) if size > 0 else 0
+            if cut and larger and size != left:
+                loss = (larger & -larger).bit_length()
+                if not count or loss * TOLERATED <= left:
+                    size, count = left + loss, 1
+            if not count:
+                break
+            items = waiting[size]
+            row += items[-count:]
+            del items[-count:]
+            if not items:
+                del waiting[size]
+                there ^= 1 << size
+            left = max(0, left - count * size)
+        rows.append(row)
+    return rows
+
+
+class PackIndex:
+    """The rows of a corpus: how many spans come before each row, and the spans.
+
+    In memory, or mapped from two ``.npy`` files, ``PATH.rows.npy`` and ``PATH.spans.npy``.
+    """
+
+    def __init__(self, row_begins: IntArray, spans: IntArray, path: Path | None = None) -> None:
+        self.row_begins, self.spans, self.path = row_begins, spans, path
+
+    @classmethod
+    def open(cls, path: Path) -> "PackIndex":
+        """Map the rows from two files.
+
+        Raises:
+            OSError: They are not there.
+            TokenFileError: They don't belong together.
+        """
+        names = index_files(path)
+        try:
+            rows, spans = (np.asarray(np.load(name, mmap_mode="r")) for name in names)
+            if rows[-1] != len(spans):
+                raise ValueError(f"{len(spans)} spans, expected {rows[-1]}")
+        except ValueError as error:
+            raise TokenFileError(
+                f"{names[0]}: damaged ({error}); remove it, and the rows are packed again"
+            ) from None
+        return cls(rows, spans, path)
+
+    def __reduce__(self) -> Any:
+        if self.path is not None:
+            return PackIndex.open, (self.path,)
+        return PackIndex, (self.row_begins, self.spans)
+
+
+def index_files(path: Path) -> tuple[Path, Path]:
+    """Return the two files of an index."""
+    return Path(f"{path}.rows.npy"), Path(f"{path}.spans.npy")
+
+
+def kept_index(
+    path: Path, find_ends: Callable[[], IntArray], packing: tuple[int, str, int, int]
+) -> PackIndex:
+    """Return the rows at ``path``, packed first if they aren't there.
+
+    Rows of many documents are kept in files, packed by one of all the processes that ask; where
+    none can be written, and of few documents, in memory.
+    """
+    with suppress(FileNotFoundError):
+        return PackIndex.open(path)
+    ends = find_ends()
+    if len(ends) >= LEAST_KEPT:
+        try:
+            with locked(path.parent):
+                if not index_files(path)[0].exists():
+                    write_index(path, pack_blocks(ends, *packing))
+            return PackIndex.open(path)
+        except OSError as error:
+            warn_caller(
+                f"{path.parent}: the rows of {len(ends):,} documents can't be kept there "
+                f"({error.strerror}), so they are packed anew each time: give index_dir= a folder"
+            )
+    counts, spans = [np.zeros(1, np.int64)], [np.zeros((0, 4), np.int64)]
+    for block_counts, block_spans in pack_blocks(ends, *packing):
+        counts.append(block_counts)
+        spans.append(block_spans)
+    return PackIndex(np.cumsum(np.concatenate(counts)), np.concatenate(spans))
+
+
+def write_index(path: Path, blocks: Iterator[Block]) -> None:
+    """Write rows as they come; the file of row begins appears last."""
+    rows, spans = index_files(path)
+    counts = [np.zeros(1, np.int64)]
+
+    def block_spans() -> Iterator[IntArray]:
+        for block_counts, block in blocks:
+            counts.append(block_counts)
+            yield block
+
+    write_tokens(spans, block_spans(), row_len=4)
+    write_tokens(rows, [np.cumsum(np.concatenate(counts))])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder, where its file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

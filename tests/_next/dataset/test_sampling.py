@@ -1,0 +1,298 @@
+"""Windows at random and in order: which tokens a sample holds, in every process, at every size."""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_builders import IDS, write
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler
+
+from npydata import MmapDataset, NpyTokensDataset, TokenFileError
+from npydata.system.page_cache import evict, resident_pages
+
+BOTH = pytest.mark.parametrize("kind", [MmapDataset, NpyTokensDataset])
+AS_DICT = ("input_ids", "labels")
+
+
+@pytest.fixture
+def ids(tmp_path):
+    """A file of 50,000 tokens that differ from each other: a token says where it is."""
+    return write(tmp_path / "ids.npy", "npy", ids=np.arange(50_000))
+
+
+def starts(batch):
+    return batch[0][:, 0].tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_windows_in_order_are_those_of_plain_python(tmp_path_factory, data):
+    folder, count, paths, expected = tmp_path_factory.mktemp("a"), 0, [], []
+    seq_len, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 12))
+    as_dict = data.draw(st.sampled_from([None, AS_DICT]))
+    width = seq_len + (as_dict is None)
+    for k in range(data.draw(st.integers(1, 3))):
+        shape = data.draw(st.integers(1, 4)), data.draw(st.integers(5, 40))
+        rows = np.arange(count, count + shape[0] * shape[1]).reshape(shape)
+        count += rows.size
+        paths.append(write(folder / f"{k}.npy", "npy", ids=rows, dtype=("<u2", "<i4")[k % 2]))
+        begins = range(0, shape[1] - width + 1, stride)
+        expected += [row[begin : begin + width].tolist() for row in rows for begin in begins]
+    ds = MmapDataset(paths, seq_len, stride=stride, as_dict=as_dict)
+    assert len(ds) == ds.num_samples == len(expected)
+    assert ds.num_tokens == count
+    indices = np.random.default_rng(0).integers(-len(ds), len(ds), 20)
+    x, y = ds.fetch(indices).values() if as_dict else ds.fetch(indices)
+    assert x.dtype == y.dtype == torch.int64
+    assert x.is_contiguous()
+    assert y.is_contiguous()
+    assert x.data_ptr() != y.data_ptr()
+    assert x.tolist() == [expected[i][:seq_len] for i in indices]
+    assert y.tolist() == [expected[i][-seq_len:] for i in indices]
+
+
+@pytest.mark.parametrize(("stride", "expected"), [(None, [0, 4]), (3, [0, 3, 6]), (20, [0])])
+def test_the_stride_is_a_window_if_none_is_given(tmp_path, stride, expected):
+    path = write(tmp_path / "a.npy", "npy", ids=np.arange(10))
+    assert starts(MmapDataset(path, 3, stride=stride)[:]) == expected
+
+
+def test_every_way_to_ask_gives_the_same_samples(ids):
+    for ds in (MmapDataset(ids, 16), NpyTokensDataset(ids, 16, seed=3)):
+        assert isinstance(ds, Dataset)
+        x, y = ds.fetch(range(5, 9))
+        for again in (ds[5:9], ds[[5, 6, 7, 8]], ds[np.arange(5, 9)], ds.fetch((5, 6, 7, 8))):
+            assert torch.equal(torch.stack(again), torch.stack([x, y]))
+        for one in (ds[6], ds[np.int64(6)], ds[6 - len(ds)], ds.__getitems__([5, 6])[1]):
+            assert torch.equal(torch.stack(one), torch.stack([x[1], y[1]]))
+        assert [tuple(part.shape) for part in ds.fetch([])] == [(0, 16)] * 2
+    batch = MmapDataset(ids, 16).get(2, "cpu")
+    assert batch.inputs.tolist() == list(range(34, 50))
+    assert batch.targets.tolist() == list(range(35, 51))
+
+
+@BOTH
+def test_an_index_that_is_none_is_refused(ids, kind):
+    ds = kind(ids, 16)
+    for wrong in (len(ds), -len(ds) - 1, 10**12):
+        for ask in (ds.__getitem__, lambda i: ds.fetch([0, i]), lambda i: ds.fetch(np.array([i]))):
+            with pytest.raises(IndexError, match=str(wrong)):
+                ask(wrong)
+    for wrong in ([1.5], [[1]], "a", [True, False]):
+        with pytest.raises(TypeError):
+            ds.fetch(wrong)
+    for wrong in ({"seed": 1.0}, {"epoch": "1"}):
+        with pytest.raises(TypeError):
+            NpyTokensDataset(ids, 16).fetch([0], **wrong)
+
+
+@BOTH
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"seq_len": 0}, ValueError, "seq_len=0"),
+    ({"seq_len": 2.0}, TypeError, "seq_len=2.0"),
+    ({"seq_len": 50_000}, TokenFileError, "50000 tokens, expected at least 50001"),
+    ({"vocab_size": 0}, ValueError, "vocab_size=0"),
+    ({"vocab_size": 30_000}, TokenFileError, r"ids.npy: id \d+, expected 0 to 29999"),
+    ({"as_dict": ("a", "a")}, ValueError, "as_dict="),
+    ({"paths": "*.x"}, TokenFileError, "no file matches"),
+    ({"paths": "."}, TokenFileError, "is a folder"),
+    ({"paths": []}, TokenFileError, "no token file"),
+    ({"paths": 3}, TypeError, "int"),
+])  # fmt: skip
+def test_impossible_settings_and_ids_are_refused(ids, kind, options, error, message, monkeypatch):
+    monkeypatch.chdir(ids.parent)
+    with pytest.raises(error, match=message):
+        kind(**{"paths": "ids.npy", "seq_len": 16, **options})[:]
+    assert len(kind("ids.npy", 16, vocab_size=50_000)[:][0])
+
+
+def test_a_file_of_exactly_one_window_is_enough(tmp_path):
+    path = write(tmp_path / "a.npy", "npy", ids=np.arange(4))
+    for kind in (MmapDataset, NpyTokensDataset):
+        assert [part.tolist() for part in kind(path, 3)[0]] == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_random_windows_draw_every_start_alike_and_the_last_one_too(tmp_path):
+    ids = np.arange(70)
+    paths = [write(tmp_path / "a.npy", "npy", ids=ids[:60], shape=(3, 20)),
+             write(tmp_path / "b.bin", "raw", ids=ids[60:], dtype="<u4")]  # fmt: skip
+    expected = [20 * row + start for row in range(3) for start in range(14)] + [60, 61, 62, 63]
+    for given_as in (paths, str(tmp_path / "[ab].*")):
+        ds = NpyTokensDataset(given_as, 6, seed=0)
+        found = [starts(ds.fetch(range(4096), epoch=epoch)) for epoch in range(10)]
+        values, counts = np.unique(found, return_counts=True)
+        assert values.tolist() == expected
+        assert np.abs(counts - 890).max() < 150  # five standard deviations
+
+
+@pytest.mark.parametrize(("shape", "seq_len", "expected"), [
+    ((50_000,), 100, 4096), ((50_000,), 4, 12_499), ((10, 20), 10, 4096), ((2000, 20), 10, 8000),
+    ((2000, 101), 10, 20_000),
+])  # fmt: skip
+def test_the_length_of_random_windows_is_the_seeds(tmp_path, shape, seq_len, expected):
+    path = write(tmp_path / "a.npy", "npy", ids=np.zeros(shape))
+    assert len(NpyTokensDataset(path, seq_len)) == expected
+
+
+# A resumed run must see the same windows, whatever the versions of numpy and npydata.
+FROZEN = [[23078, 32735, 48775], [19901, 22375, 820]]
+
+
+def test_with_a_seed_a_window_depends_on_seed_epoch_and_index_alone(ids):
+    ds, unseeded, some = NpyTokensDataset(ids, 16, seed=7), NpyTokensDataset(ids, 16), [0, 1, 4095]
+    assert starts(ds.fetch(some)) == starts(unseeded.fetch(some, seed=7)) == FROZEN[0]
+    assert starts(ds.fetch(some, epoch=1)) == FROZEN[1]
+    assert starts(ds.fetch(some, seed=8)) not in FROZEN
+    ds.set_epoch(1)
+    assert starts(ds.fetch(some)) == FROZEN[1]
+    assert starts(unseeded.fetch(some)) != starts(unseeded.fetch(some))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(9, 400)), min_size=1, max_size=3),
+       st.integers(1, 8), st.integers(0, 9))  # fmt: skip
+def test_without_replacement_no_token_is_a_target_twice_in_an_epoch(
+    tmp_path_factory, shapes, seq_len, epoch
+):
+    folder, paths, row_ids = tmp_path_factory.mktemp("a"), [], []
+    for k, (rows, row_len) in enumerate(shapes):
+        ids = 10_000 * k + 1000 * np.arange(rows)[:, None] + np.arange(row_len)
+        row_ids += np.unique(ids // 1000).tolist()
+        paths.append(write(folder / f"{k}.npy", "npy", ids=ids))
+    ds = NpyTokensDataset(paths, seq_len, seed=5, without_replacement=True)
+    x, y = ds.fetch(range(len(ds)), epoch=epoch)
+    assert len(set(y.flatten().tolist())) == y.numel() == len(ds) * seq_len
+    assert torch.equal(x // 1000, y // 1000)
+    used = np.bincount((y // 1000).flatten().numpy(), minlength=30)[row_ids]
+    assert (np.repeat([n for _, n in shapes], [n for n, _ in shapes]) - used <= 2 * seq_len).all()
+
+
+def test_without_replacement_each_epoch_begins_elsewhere(ids):
+    ds = NpyTokensDataset(ids, 64, seed=5, without_replacement=True)
+    phases = [{s % 64 for s in starts(ds.fetch(range(len(ds)), epoch=e))} for e in range(8)]
+    assert max(map(len, phases)) == 1
+    assert len(set.union(*phases)) > 4
+    drawn = NpyTokensDataset(ids, 64, without_replacement=True)  # draws a seed when it is made
+    assert starts(drawn.fetch([0, 1])) == starts(drawn.fetch([0, 1]))
+
+
+def test_ids_are_exact_beyond_float32_and_refused_beyond_int64(tmp_path):
+    large = np.array([2**24 + 1, 2**32 - 1, 2**53 + 1, 2**63 - 1], "<u8")
+    path = write(tmp_path / "a.npy", "npy", ids=large, dtype="<u8")
+    assert MmapDataset(path, 3)[0][1].tolist() == large[1:].tolist()
+    write(path, "npy", ids=large + np.uint64(1), dtype="<u8")
+    with pytest.raises(TokenFileError, match=f"a.npy: id {2**63}, expected 0 to {2**63 - 1}"):
+        MmapDataset(path, 3).fetch([0])
+    signed = write(tmp_path / "b.npy", "npy", ids=-large.astype("i8"), dtype="<i8")
+    with pytest.raises(TokenFileError, match="uint64 with signed"):
+        MmapDataset([path, signed], 3)
+    with pytest.raises(TokenFileError, match="id -"):
+        MmapDataset(signed, 3, vocab_size=10).fetch([0])
+
+
+@BOTH
+@pytest.mark.parametrize(("name", "written", "options"), [
+    ("a.bin", "llmc", {}), ("a", "megatron", {}), ("a.ds", "datatrove", {"access": "pread"}),
+    ("a.bin", "raw", {"dtype": "uint16", "format": "raw"}),
+])  # fmt: skip
+def test_any_format_will_do(tmp_path, kind, name, written, options):
+    x, y = kind(write(tmp_path / name, written), 9, **options).fetch(range(20))
+    assert torch.equal(x + 1, y)
+    assert set(x.flatten().tolist()) <= set(IDS.tolist())
+
+
+def test_a_glob_takes_token_files_alone(tmp_path):
+    write(tmp_path / "train", "megatron")
+    for beside in ("train.tokenizer.json", "train.bin.documents"):
+        (tmp_path / beside).touch()
+    assert MmapDataset(tmp_path / "train*", 3).num_tokens == 300
+    named = write(tmp_path / "a[0].npy", "npy")  # a file may be named like a glob
+    assert MmapDataset(named, 3).num_tokens == 300
+
+
+def test_a_fingerprint_tells_data_and_windows_apart_and_not_places(tmp_path, ids):
+    moved = write(tmp_path / "moved.npy", "npy", ids=np.arange(50_000))
+    other = write(tmp_path / "other.npy", "npy", ids=np.roll(np.arange(50_000), 1))
+    made = [
+        MmapDataset(ids, 16), MmapDataset(other, 16), MmapDataset(ids, 17),
+        MmapDataset(ids, 16, stride=3), MmapDataset([ids, ids], 16), NpyTokensDataset(ids, 16),
+        NpyTokensDataset(ids, 16, without_replacement=True),
+    ]  # fmt: skip
+    assert len({ds.fingerprint() for ds in made}) == len(made)
+    assert MmapDataset(moved, 16).fingerprint() == made[0].fingerprint()
+    assert "ids.npy" in repr(made[0])
+
+
+# Stock loaders and processes
+
+
+@BOTH
+def test_the_stock_loader_gets_the_batches_a_trainer_expects(ids, kind):
+    ds = kind(ids, 16)
+    fast = DataLoader(ds, None, sampler=BatchSampler(RandomSampler(ds), 32, True))
+    for x, y in [*islice(fast, 5), next(iter(DataLoader(ds, 32, num_workers=2)))]:
+        assert x.shape == (32, 16)
+        assert torch.equal(x + 1, y)
+    named = next(iter(DataLoader(kind(ids, 16, as_dict=AS_DICT), 4)))
+    assert tuple(named) == AS_DICT
+    assert torch.equal(*named.values())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_samples_are_the_same_in_every_process(ids, method):
+    ordered, random = MmapDataset(ids, 16), NpyTokensDataset(ids, 16, seed=1)
+    both = ConcatDataset([ordered, random])
+    x, _ = next(iter(DataLoader(both, len(both), num_workers=1, multiprocessing_context=method)))
+    assert torch.equal(x, torch.cat([ordered[:][0], random[:][0]]))
+    for ds in (ordered, random):
+        assert len(pickle.dumps(ds)) < 4096
+
+
+def test_living_workers_see_the_epoch_change_and_draw_different_windows(ids):
+    ds = NpyTokensDataset(ids, 16, seed=1)
+    loader = DataLoader(ds, 4096, num_workers=1, persistent_workers=True)
+    for epoch in (0, 1, 5):
+        ds.set_epoch(epoch)
+        assert torch.equal(next(iter(loader))[0], ds.fetch(range(4096), epoch=epoch)[0])
+    first, second = islice(DataLoader(NpyTokensDataset(ids, 16), 100, num_workers=2), 2)
+    assert not torch.equal(first[0], second[0])
+
+
+def test_a_dataset_opens_files_far_larger_than_memory_at_once(tmp_path):
+    script = """
+        import resource, sys
+        from npydata import MmapDataset, NpyTokensDataset
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak()
+        for kind in (MmapDataset, NpyTokensDataset):
+            ds = kind(sys.argv[1], 1024, dtype="uint16")
+            assert ds.fetch([0, len(ds) - 1])[0].shape == (2, 1024)
+        print(peak() - before)
+    """
+    path = write(tmp_path / "a.bin", "raw")
+    os.truncate(path, 2**42)
+    command = [sys.executable, "-c", textwrap.dedent(script), path]
+    assert int(subprocess.run(command, capture_output=True, check=True).stdout) < 64 << 10
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_advice_brings_the_pages_of_cold_windows_into_memory_and_few_others(tmp_path, access):
+    path = write(tmp_path / "a.npy", "npy", ids=np.zeros(32 << 20))
+    ds = MmapDataset(path, 100, access=access)
+    if evict(path) > 0.01:
+        pytest.skip("this file system keeps its files in memory")
+    indices = np.random.default_rng(0).integers(0, len(ds), 50)
+    ds.will_need(indices)
+    ds.fetch(indices)
+    bytes_ = 128 + 202 * indices[:, None] + [0, 201]
+    expected, found = set((bytes_ // 4096).flat), set(np.flatnonzero(resident_pages(path)))
+    assert expected <= found
+    assert len(found) <= 3 * len(expected) + 64  # the header, and what one fault reads ahead
