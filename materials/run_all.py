@@ -28,8 +28,7 @@ sys.path.insert(0, str(BENCH))
 from harness import best, ours  # noqa: E402
 from tokens import Task, naive_items, random_windows, warm_rate  # noqa: E402
 
-from npydata.dataset.prepare import prepare  # noqa: E402
-from npydata.dataset.text import list_sources  # noqa: E402
+from npydata.dataset.prepare import list_sources, prepare  # noqa: E402
 from npydata.errors import NpyDataError  # noqa: E402
 
 CELL_TIMEOUT_S = 300
@@ -122,7 +121,7 @@ def first_table(build: Path, text: list[str] | None) -> str:
 def beginning_of(text: list[str]) -> bytes:
     """The first bytes of a text, from as many of its files as that takes."""
     found = bytearray()
-    for source in list_sources(text).files:
+    for source in list_sources(text):
         with open(source.path, "rb") as file:
             found += file.read(FIRST_BYTES - len(found))
         if len(found) >= FIRST_BYTES:
@@ -177,7 +176,7 @@ def source_of(text: list[str] | None) -> Any:
     """What tells one text from another without reading it: names, sizes, times of change."""
     if not text:
         return f"source text of Python {sys.version} and its torch package"
-    files = [source.path for source in list_sources(text).files]
+    files = [source.path for source in list_sources(text)]
     return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 

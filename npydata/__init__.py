@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from npydata.dataset.datasets import MmapDataset as MmapDataset
     from npydata.dataset.datasets import NpyTokensDataset as NpyTokensDataset
     from npydata.dataset.mixture import MixtureDataset as MixtureDataset
-    from npydata.dataset.packed import Packed as Packed
+    from npydata.dataset.packed import PackedBatch as PackedBatch
     from npydata.dataset.packed import PackedDataset as PackedDataset
     from npydata.dataset.permutation import Permutation as Permutation
     from npydata.dataset.token_file import open_tokens as open_tokens
@@ -64,7 +64,7 @@ HOMES = {
     "NpyTokensDataset": "dataset.datasets",
     "MixtureDataset": "dataset.mixture",
     "PackedDataset": "dataset.packed",
-    "Packed": "dataset.packed",
+    "PackedBatch": "dataset.packed",
     "open_checkpoint": "reader.open",
     "open_tokens": "dataset.token_file",
     "write_tokens": "dataset.token_file",

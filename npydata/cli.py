@@ -1,4 +1,4 @@
-"""The ``npydata`` command: prepare, inspect, mix, convert, verify, trace.
+"""The ``npydata`` command: prepare, inspect, convert, verify, trace.
 
 A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
 exit code is 130. Either way no file is left half-written. Each command imports what it needs.
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from npydata import __version__
-from npydata.dataset import commands as data
 from npydata.errors import CheckpointError, NpyDataError
 from npydata.system.progress import MESSAGE_LENGTH, harmless, human_bytes, human_rate, printable
 
@@ -153,7 +152,6 @@ def run_prepare(args: argparse.Namespace) -> int:
         sample_mb=args.sample_mb,
         row_len=args.row_len,
         documents=args.documents,
-        begin=args.begin,
         progress=not args.quiet,
     )
     print(report)
@@ -197,7 +195,7 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
-    from npydata.dataset.inspect import inspect_tokens, is_named_like_checkpoint
+    from npydata.dataset.inspect import as_table, inspect_tokens, is_named_like_checkpoint
 
     if args.depth is not None or is_named_like_checkpoint(args.file):
         Path(args.file).stat()  # that it is not there comes first
@@ -216,7 +214,7 @@ def inspect_token_file(args: argparse.Namespace) -> int:
         eot_id=args.eot_id,
         progress=True,
     )
-    print(report.to_json() if args.json else report.to_table())
+    print(json.dumps(report) if args.json else "\n".join(as_table(report)))
     return EXIT_OK
 
 
@@ -328,7 +326,28 @@ the token <|endoftext|> follows each. The tokenizer is saved beside the token fi
 The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
 how many there were. The same text always gives the same file. If the run fails or is killed, the
 token file is what it was before.""",
-    arguments=data.PREPARE,
+    arguments={
+        "text": {"nargs": "*", "metavar": "TEXT", "help": "files, folders or patterns"},
+        "-o --output": {"required": True, "metavar": "FILE.npy", "help": "the token file to write"},
+        "--corpus": {"choices": ["python"],
+                     "help": "also read text this machine already has: the .py files of Python's "
+                             "standard library and of torch, sorted"},
+        "--tokenizer": {"metavar": "FILE.json",
+                        "help": "use this tokenizer instead of training one"},
+        "--vocab-size": {"type": int, "default": 8192, "metavar": "N",
+                         "help": "train a byte-level BPE of this many tokens (default: "
+                                 "%(default)s); up to 65,536 are stored in 2 bytes, more in 4"},
+        "--sample-mb": {"type": float, "default": 16, "metavar": "MB",
+                        "help": "train on at most this much text, spread evenly (default: "
+                                "%(default)s)"},
+        "--row-len": {"type": int, "metavar": "N",
+                      "help": "write a 2-D file with rows of N tokens; a short last row is left "
+                              "out"},
+        "--documents": {"action": "store_true",
+                        "help": "record beside the token file which token ends its documents, so "
+                                "that PackedDataset need not be told"},
+        "-q --quiet": QUIET,
+    },
     examples="""\
 examples:
   npydata prepare shakespeare.txt -o shakespeare.npy
@@ -346,8 +365,7 @@ Say what is in a token file or a checkpoint, told apart by their content.
 
 Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
 file is read for these), the first ids, and with --seq-len how many samples it gives. Where it is
-known where documents end, by the format or by --eot-id: how many there are, how long they are, and
-with --seq-len how they fill packed rows.
+known where documents end, by the format or by --eot-id: how many there are, and how long.
 
 Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
 for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
@@ -371,7 +389,7 @@ examples:
   npydata inspect model.pt --depth 2
   npydata inspect model.safetensors.index.json --json
 
-tokens:      npy, raw (headerless .bin), llm.c, megatron, datatrove, and olmo (headerless .npy)
+tokens:      npy, raw (headerless .bin; OLMo's .npy with --dtype), llm.c, megatron, datatrove
 checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a folder with these, one
              of torch.distributed.checkpoint (.metadata and *.distcp), or one that npydata's
              checkpointer wrote
@@ -480,8 +498,5 @@ examples:
 """,
 )  # fmt: skip
 
-MIX = Command(data.run_mix, "say what a run over several token files would see",
-              data.MIX_DESCRIPTION, data.MIX)  # fmt: skip
-
-COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "mix": MIX, "convert": CONVERT,
+COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "convert": CONVERT,
             "verify": VERIFY, "trace": TRACE}  # fmt: skip

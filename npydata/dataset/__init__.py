@@ -1,1 +1,0 @@
-"""Token files and the memory-mapped datasets over them."""

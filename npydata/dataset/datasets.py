@@ -8,15 +8,16 @@ Both give ``x, y`` with ``y`` shifted by one, and fetch a whole batch with one g
     inputs, targets = val.get(0)                    # (1024,) int64 each
 
 With ``as_dict=("input_ids", "labels")`` a sample is a dictionary for models that shift the labels
-themselves, as Hugging Face's do: both are the same tokens.
+themselves, as Hugging Face's do: both are the same ``seq_len`` tokens.
 
 Built in ``notebooks/01_memmap_dataset``.
 """
 
-import inspect
+import glob
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,25 +25,35 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from npydata.dataset.access import TokenArray
+from npydata.dataset.backend import Access
 from npydata.dataset.batches import split
-from npydata.dataset.describing import Described
-from npydata.dataset.epochs import InEpochs, SharedInt
 from npydata.dataset.fingerprint import fingerprint_of
-from npydata.dataset.once import WindowsOnce
-from npydata.dataset.token_file import Paths, open_files
-from npydata.dataset.token_windows import TokenWindows, as_int, require_vocabulary
-from npydata.dataset.tokens import TokenFile
-from npydata.dataset.windows import IntArray, random_windows
+from npydata.dataset.formats import FormatName
+from npydata.dataset.token_file import TokenFile, open_tokens
+from npydata.dataset.windows import (
+    IntArray,
+    TokenArray,
+    as_int,
+    hash_of,
+    num_windows,
+    random_windows,
+    window_offsets,
+)
+from npydata.errors import TokenFileError
 from npydata.system.page_cache import AdviceBackoff
 
 SHORTEST_EPOCH = 4096
 """Random windows have no natural end; shorter epochs make progress bars and logs jumpy."""
+ENOUGH_WINDOWS = 64
+"""A row of so many windows does without one of them, so that its first may begin anywhere."""
+BESIDE_TOKENS = (".idx", ".ds.index", ".documents", ".tokenizer.json")
+"""Endings of files that a glob may match and that hold no tokens."""
 
-FEW = 256
-"""Of so many integers Python finds the ends in half of numpy's time."""
+ROW_0 = np.zeros(1, np.int64)
 
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Pair = tuple[torch.Tensor, torch.Tensor]
+Empty = Callable[[tuple[int, ...]], IntArray]
 
 
 class Batch(NamedTuple):
@@ -54,114 +65,56 @@ class Batch(NamedTuple):
     """What it should predict: the inputs shifted by one, same shape, int64."""
 
 
-class TokenDataset(Described, Dataset[Pair]):
-    """What both datasets share: a batch is one gather over numbered windows.
+class TokenDataset(Dataset[Any]):
+    """Samples by number that come a batch at a time: what all datasets here have in common.
 
-    A subclass says how long it is and which window belongs to which index.
+    A subclass says how long it is, and fetches a batch; everything else follows from ``fetch``.
     """
 
+    shuffle_by_default = True
+    """What a loader does that is not told whether to shuffle."""
+    seed: int | None = None
+    seq_len: int
+    fetch: Callable[..., Any]
+    """``fetch(indices, *, seed, epoch)`` returns samples as one batch; safe from many threads."""
+
     def __init__(
-        self,
-        files: Sequence[TokenFile],
-        seq_len: int,
-        stride: int,
-        vocab_size: int | None,
-        as_dict: tuple[str, str] | None = None,
+        self, files: list[TokenFile], vocab_size: int | None = None, as_dict: Any = None
     ) -> None:
-        self.files, self.seq_len, self.as_dict = files, seq_len, two_names(as_dict)
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
-        self.windows = TokenWindows(files, seq_len, stride)
+        if as_dict is not None and (isinstance(as_dict, str) or len(set(as_dict)) != 2):
+            raise ValueError(f'as_dict={as_dict!r}, expected two names, as ("input_ids", "labels")')
+        self.as_dict, self.files = as_dict, files
+        self.dtype = np.result_type(*(file.dtype for file in files)) if files else None
+        if self.dtype is not None and self.dtype.kind == "f":
+            raise TokenFileError(
+                f"{files[0].path} and its companions mix uint64 with signed tokens; "
+                "no integer dtype holds both"
+            )
+        self._file_ends = np.cumsum([file.num_tokens for file in files])
         self._advice = AdviceBackoff()
+        # In memory that worker processes share: living ones see the epoch change.
+        self._epoch = torch.zeros(1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
-        """Return which window belongs to each index."""
-        raise NotImplementedError
+    @property
+    def epoch(self) -> int:
+        """The epoch that ``ds[i]`` is of; a loader passes its own."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give other samples from now on; call it before each pass of a stock ``DataLoader``."""
+        self._epoch.fill_(operator.index(epoch))
 
     @property
     def num_tokens(self) -> int:
         """Tokens in all files."""
-        return sum(file.num_tokens for file in self.files)
+        return int(self._file_ends[-1])
 
-    def fetch(
-        self,
-        indices: npt.ArrayLike,
-        *,
-        seed: int | None = None,
-        epoch: int | None = None,
-        empty: Callable[[tuple[int, ...]], IntArray] | None = None,
-    ) -> Pair:
-        """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
-
-        The fast path: one gather for the whole batch, safe to call from many threads. A dictionary
-        of two if the dataset was asked for such with ``as_dict``.
-
-        Args:
-            indices: Samples, a 1-D list or array of integers; negative ones count from the end.
-            seed: Of random windows; the dataset's own if not given.
-            epoch: Of random windows; the dataset's own if not given.
-            empty: Gives the memory for the batch, as ``numpy.empty`` does for int64.
-
-        Raises:
-            IndexError: An index is not in the dataset.
-            TypeError: The indices are not a list of integers.
-            TokenFileError: An id is not below ``vocab_size``, or a file changed.
-        """
-        windows = self.windows_of(as_indices(indices, len(self)), seed, epoch)
-        out = empty((2, len(windows), self.seq_len)) if empty else None
-        batch: Pair = self.named(self.fetch_windows(windows, out=out))
-        return batch
-
-    def fetch_windows(self, windows: IntArray, *, out: IntArray | None = None) -> Pair:
-        """Return ``x, y`` of some windows, both ``(len(windows), seq_len)`` int64 and contiguous.
-
-        ``out`` is memory for the result, int64 ``(2, len(windows), seq_len)``.
-        """
-        tokens = self.windows.gather(windows)
-        if self.vocab_size is not None or tokens.dtype == np.uint64:
-            require_vocabulary(tokens, self.vocab_size, self.files)
-        return shifted_pair(tokens, out)
-
-    def named(self, batch: Pair) -> Any:
-        """Return a batch as it was asked for: the pair, or a dictionary of unshifted labels."""
-        if self.as_dict is None:
-            return batch
-        inputs, labels = batch
-        return dict(zip(self.as_dict, (inputs, labels.copy_(inputs)), strict=True))
-
-    def fingerprint(self) -> str:
-        """Return a short text that tells this data, cut into these windows, from any other.
-
-        The same for a moved file, another one for retokenised text. Reads 256 KiB.
-        """
-        windows = [self.windows.width, self.windows.stride]
-        return fingerprint_of(self.files, *windows)
-
-    def will_need(
-        self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
-    ) -> None:
-        """Advise the kernel of samples fetched soon, so that the disk reads them meanwhile.
-
-        Does nothing costly on files that are in memory. Call it some batches ahead, with the
-        ``indices``, ``seed`` and ``epoch`` that ``fetch`` will get.
-        """
-        if self._advice.is_due():
-            self._advise(self.windows_of(as_indices(indices, len(self)), seed, epoch))
-
-    def advise_windows(self, windows: IntArray) -> None:
-        """Tell the kernel that these windows will be fetched soon."""
-        if self._advice.is_due():
-            self._advise(windows)
-
-    def _advise(self, windows: IntArray) -> None:
-        self._advice.record(was_resident=self.windows.will_need(windows))
-
-    def __getitem__(self, index: Any) -> Pair:
-        """Return one sample ``x, y``, ``(seq_len,)`` int64 each.
-
-        For a slice or a list of indices a batch, as ``fetch`` does.
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample; for a slice or a list of indices a batch, as ``fetch`` does.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -172,32 +125,167 @@ class TokenDataset(Described, Dataset[Pair]):
             one = operator.index(index)
         except TypeError:
             return self.fetch(index)
-        sample: Pair = split(self.fetch([one]))[0]
-        return sample
+        return split(self.fetch([one]))[0]
 
-    def __getitems__(self, indices: list[int]) -> list[Pair]:
-        """Return the samples of a batch one by one, for a stock ``DataLoader``'s collate.
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the samples of a batch one by one, for a stock ``DataLoader``'s collate."""
+        return split(self.fetch(indices))
 
-        Indices that came out of ``AsyncDataLoader.batch_sampler`` bring seed and epoch along.
-        """
-        drawn_by = {name: getattr(indices, name, None) for name in ("seed", "epoch")}
-        return split(self.fetch(indices, **drawn_by))
+    def __repr__(self) -> str:
+        more = f" and {len(self.files) - 1:,} more files" if len(self.files) > 1 else ""
+        return (
+            f"{type(self).__name__}({str(self.files[0].path)!r}{more}, {self.num_tokens:,} tokens "
+            f"of {self.dtype}, seq_len={self.seq_len}, {len(self):,} samples)"
+        )
+
+    def by_file(self, places: IntArray) -> Iterator[tuple[TokenFile, IntArray, IntArray]]:
+        """Yield each file that holds some of the places, which ones, and where in it they are."""
+        which = np.searchsorted(self._file_ends, places, side="right")
+        for k in sorted(set(which.tolist())):
+            mine = (which == k).nonzero()[0]
+            yield (
+                self.files[k],
+                mine,
+                places[mine] - (self._file_ends[k] - self.files[k].num_tokens),
+            )
+
+    def advise(self, places: IntArray, counts: IntArray) -> None:
+        """Advise the kernel of ``counts`` tokens at some places, read soon."""
+        warm = [f.backend.will_need(at, counts[mine]) for f, mine, at in self.by_file(places)]
+        self._advice.record(was_resident=all(warm))
+
+    def require_vocabulary(self, tokens: TokenArray) -> None:
+        """Raise if an id is outside the vocabulary, or too large for the int64 of a tensor."""
+        if tokens.size == 0 or (self.vocab_size is None and tokens.dtype != np.uint64):
+            return
+        limit = 1 << 63 if self.vocab_size is None else self.vocab_size
+        for found in (int(tokens.min()), int(tokens.max())):
+            if not 0 <= found < limit:
+                raise TokenFileError(
+                    f"{self.files[0].path}: id {found}, expected 0 to {limit - 1} "
+                    f"(there, or in one of {len(self.files) - 1} more files)"
+                )
 
 
-def shifted_pair(tokens: TokenArray, out: IntArray | None = None) -> Pair:
-    """Split windows ``(B, T+1)`` into ``x`` and ``y``, ``(B, T)`` int64, ``y`` shifted by one.
+class WindowDataset(TokenDataset):
+    """Windows of token files, numbered from 0 over all rows and files; none crosses a row.
 
-    Both are contiguous, so that ``y.view(-1)`` works. ``out`` is memory to use, ``(2, B, T)``.
+    A batch is one gather. A subclass says at which place an index's window begins.
     """
-    if out is None:
-        out = np.empty((2, len(tokens), tokens.shape[1] - 1), np.int64)
+
+    map_indices: Callable[[IntArray, int | None, int | None], IntArray]
+    """``map_indices(indices, seed, epoch)`` returns where the window of each index begins."""
+
+    def __init__(
+        self, files: list[TokenFile], seq_len: int, stride: int | None,
+        vocab_size: int | None, as_dict: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(files, vocab_size, as_dict)
+        self.seq_len = as_int(seq_len, "seq_len", least=1)
+        self.width = self.seq_len + (as_dict is None)
+        """Tokens of a window: with a target for the last input, where targets are shifted."""
+        self.stride = self.width if stride is None else as_int(stride, "stride", least=1)
+        self._rows = np.array([file.rows for file in files])
+        self._row_lens = np.array([file.row_len for file in files])
+        per_row = [num_windows(file.row_len, self.width - 1, self.stride) for file in files]
+        for file, count in zip(files, per_row, strict=True):
+            if count * file.rows == 0:
+                raise TokenFileError(
+                    f"{file.path}: {file.rows} rows of {file.row_len} tokens, expected at least "
+                    f"{self.width} tokens for seq_len={seq_len}"
+                )
+        self.number_windows(np.array(per_row))
+
+    def number_windows(self, per_row: IntArray) -> None:
+        """Number the windows, of which each row of a file has so many."""
+        self._per_row, self._window_ends = per_row, np.cumsum(per_row * self._rows)
+        self.num_windows = int(self._window_ends[-1])
+
+    def places_of(self, windows: IntArray) -> tuple[IntArray, IntArray, Any]:
+        """Return the place where each window begins, its row in its file, and which file that is.
+
+        A place is a token's number, counted over all files.
+        """
+        if len(self.files) == 1 and self.files[0].rows == 1:
+            return windows if self.stride == 1 else windows * self.stride, ROW_0, 0
+        k: Any = 0
+        if len(self.files) > 1:
+            k = np.searchsorted(self._window_ends, windows, side="right")
+        per_row, rows, row_len = self._per_row[k], self._rows[k], self._row_lens[k]
+        within = windows - (self._window_ends[k] - per_row * rows)
+        begins = self._file_ends[k] - rows * row_len
+        places = begins + window_offsets(within, per_row, row_len, self.stride)
+        return places, within // per_row, k
+
+    def fetch(
+        self,
+        indices: npt.ArrayLike,
+        *,
+        seed: int | None = None,
+        epoch: int | None = None,
+        empty: Empty | None = None,
+    ) -> Any:
+        """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
+
+        The fast path: one gather for the whole batch, safe to call from many threads. A dictionary
+        of two if the dataset was asked for such with ``as_dict``.
+
+        Args:
+            indices: Samples, a 1-D list or array of integers; negative ones count from the end.
+            seed: Of random windows; the dataset's own if not given.
+            epoch: Of random windows; the dataset's own if not given.
+            empty: Gives the memory for the result: called once with its shape, returns int64.
+
+        Raises:
+            IndexError: An index is not in the dataset.
+            TypeError: The indices are not a list of integers.
+            TokenFileError: An id is not below ``vocab_size``, or a file changed.
+        """
+        places = self.map_indices(as_indices(indices, len(self)), seed, epoch)
+        if len(self.files) == 1:
+            tokens = self.files[0].backend.gather(places, self.width)
+        else:
+            tokens = np.empty((len(places), self.width), self.dtype)
+            for file, mine, starts in self.by_file(places):
+                tokens[mine] = file.backend.gather(starts, self.width)
+        self.require_vocabulary(tokens)
+        shape = 2, len(tokens), self.seq_len
+        batch = shifted_pair(tokens, np.empty(shape, np.int64) if empty is None else empty(shape))
+        return batch if self.as_dict is None else dict(zip(self.as_dict, batch, strict=True))
+
+    def will_need(
+        self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
+    ) -> None:
+        """Advise the kernel of samples fetched soon, so that the disk reads them meanwhile.
+
+        Does nothing costly on files that are in memory. Call it some batches ahead, with the
+        ``indices``, ``seed`` and ``epoch`` that ``fetch`` will get.
+        """
+        if self._advice.is_due():
+            places = self.map_indices(as_indices(indices, len(self)), seed, epoch)
+            self.advise(places, np.full(len(places), self.width))
+
+    def fingerprint(self) -> str:
+        """Return a short text that tells this data, cut into these windows, from any other.
+
+        The same for a moved file, another one for retokenised text. Reads 256 KiB.
+        """
+        return fingerprint_of(self.files, self.width, self.stride, len(self))
+
+
+def shifted_pair(tokens: TokenArray, out: IntArray) -> Pair:
+    """Cast windows to ``x`` and ``y`` in ``out``, int64 ``(2, B, T)``; both are contiguous.
+
+    Windows ``(B, T+1)`` give ``y`` shifted by one; windows ``(B, T)`` give both the same.
+    """
     inputs, targets = out[0], out[1]
-    inputs[:] = tokens[:, :-1]
-    targets[:] = tokens[:, 1:]
+    seq_len = out.shape[2]
+    inputs[:] = tokens[:, :seq_len]
+    targets[:] = tokens[:, -seq_len:]
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-class MmapDataset(TokenDataset):
+class MmapDataset(WindowDataset):
     """Windows in order: sample ``i`` begins ``stride`` tokens after sample ``i - 1``.
 
     Args:
@@ -207,8 +295,7 @@ class MmapDataset(TokenDataset):
             no token is in two samples (``seq_len`` with ``as_dict``, for the same reason);
             ``seq_len`` makes every token but the first a target once.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: The name of their format, such as ``llm.c``; recognised if not given (see
-            :func:`npydata.open_tokens`).
+        format: The name of their format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
@@ -222,7 +309,6 @@ class MmapDataset(TokenDataset):
     and does not fill a window is not used. Built in ``notebooks/01_memmap_dataset``.
     """
 
-    described_by = ("seq_len", "stride")
     shuffle_by_default = False
 
     def __init__(
@@ -232,41 +318,34 @@ class MmapDataset(TokenDataset):
         *,
         stride: int | None = None,
         dtype: npt.DTypeLike | None = None,
-        format: str = "auto",
-        access: str = "mmap",
+        format: FormatName = "auto",
+        access: Access = "mmap",
         vocab_size: int | None = None,
         as_dict: tuple[str, str] | None = None,
     ) -> None:
         files = open_files(paths, dtype, format, access)
-        if stride is None:  # the last token of a window is a target only
-            stride = as_int(seq_len, "seq_len", least=1) + (as_dict is None)
         super().__init__(files, seq_len, stride, vocab_size, as_dict)
 
     def __len__(self) -> int:
-        return self.windows.count
-
-    @property
-    def stride(self) -> int:
-        """Tokens from one sample's start to the next."""
-        return self.windows.stride
+        return self.num_windows
 
     @property
     def num_samples(self) -> int:
         """How many windows fit; the same as ``len``."""
-        return self.windows.count
+        return self.num_windows
 
-    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
-        """Return the indices: sample ``i`` is window ``i``, in every epoch."""
-        return indices
+    def map_indices(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
+        """Sample ``i`` is window ``i``, in every epoch."""
+        return self.places_of(indices)[0]
 
     def get(self, idx: int, device: torch.device | str = "cpu") -> Batch:
         """Return sample ``idx`` on ``device``: inputs and targets, ``(seq_len,)`` int64 each."""
-        sample: Any = self[idx]
+        sample = self[idx]
         x, y = sample.values() if self.as_dict else sample
         return Batch(x.to(device), y.to(device))
 
 
-class NpyTokensDataset(InEpochs, TokenDataset):
+class NpyTokensDataset(WindowDataset):
     """Random windows: every start in the files is equally likely, the last one too.
 
     Args:
@@ -274,13 +353,12 @@ class NpyTokensDataset(InEpochs, TokenDataset):
         seq_len: Tokens per sample; ``x`` and ``y`` are ``(seq_len,)`` int64.
         seed: With a seed, the window is a pure function of (seed, epoch, index), whatever the
             worker. Without one it is new at every call.
-        without_replacement: No token is a target twice in an epoch; each epoch's windows begin at
-            other places. ``len`` is then the number of these windows, and what fills none, fewer
-            than ``2 * seq_len`` tokens of a row, is left out, other ones each time. Without a
-            ``seed``, one is drawn now.
+        without_replacement: No token is a target twice in an epoch: sample ``i`` is window ``i``
+            in order, and each epoch's windows begin at other places. ``len`` is then the number of
+            these windows, and what fills none, at most ``2 * seq_len`` tokens of a row, is left
+            out, other ones each time. Without a ``seed``, one is drawn now.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: The name of their format, such as ``llm.c``; recognised if not given (see
-            :func:`npydata.open_tokens`).
+        format: The name of their format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
@@ -303,67 +381,42 @@ class NpyTokensDataset(InEpochs, TokenDataset):
         seed: int | None = None,
         without_replacement: bool = False,
         dtype: npt.DTypeLike | None = None,
-        format: str = "auto",
-        access: str = "mmap",
+        format: FormatName = "auto",
+        access: Access = "mmap",
         vocab_size: int | None = None,
         as_dict: tuple[str, str] | None = None,
     ) -> None:
         super().__init__(open_files(paths, dtype, format, access), seq_len, 1, vocab_size, as_dict)
         self.seed = None if seed is None else as_int(seed, "seed")
-        self._epoch = SharedInt(torch.zeros(1, dtype=torch.int64))
-        self._len = max(SHORTEST_EPOCH, sum(virtual_len(file, seq_len) for file in self.files))
+        self.without_replacement = without_replacement
+        side_by_side = (self._row_lens - 1) // self.seq_len
+        counts = [n if len(file.shape) == 1 else file.rows * max(4, n)
+                  for n, file in zip(side_by_side.tolist(), self.files, strict=True)]  # fmt: skip
+        self._len: int = max(SHORTEST_EPOCH, sum(counts))
+        if without_replacement:
+            self.seed = fresh_seed() >> 1 if self.seed is None else self.seed
+            self.stride = self.seq_len
+            full = (self._row_lens - self.width) // self.stride + 1
+            self.number_windows(full - (full >= ENOUGH_WINDOWS))
+            self._offsets = self._row_lens - self.width - (self._per_row - 1) * self.stride + 1
+            """For each file, at how many places the first window of a row may begin."""
+            self._len = self.num_windows
 
     def __len__(self) -> int:
         return self._len
 
-    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
-        """Return the windows drawn for some indices; fresh ones when there is no seed at all."""
+    def map_indices(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
+        """Return where the windows drawn for some indices begin; fresh ones without any seed."""
         seed = self.seed if seed is None else seed
-        epoch = self._epoch.value if epoch is None else epoch
+        epoch = self.epoch if epoch is None else epoch
         if seed is None:
             indices, seed = np.arange(len(indices)), fresh_seed()
-        return random_windows(indices, self.windows.count, seed, epoch)
-
-    def __new__(cls, *_: Any, without_replacement: bool = False, **__: Any) -> "NpyTokensDataset":
-        """Make the kind of dataset that is asked for."""
-        is_plain = cls is NpyTokensDataset and without_replacement
-        return super().__new__(OnceInAnEpoch if is_plain else cls)
-
-    vars(__new__)["__signature__"] = inspect.signature(__init__)  # what help() shows
-
-
-class OnceInAnEpoch(NpyTokensDataset):
-    """``NpyTokensDataset(..., without_replacement=True)``."""
-
-    without_replacement = True
-    described_as, described_by = "NpyTokensDataset", ("seq_len", "without_replacement")
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.once = WindowsOnce(self.windows, self.seq_len)
-        self._len = len(self.once)
-        if self.seed is None:
-            self.seed = fresh_seed() >> 1
-
-    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
-        """Return the windows of some indices."""
-        seed = self.seed if seed is None else seed
-        assert seed is not None
-        return self.once(indices, seed, self.epoch if epoch is None else epoch)
-
-    def fingerprint(self) -> str:
-        """Return another text than that of windows with replacement."""
-        return fingerprint_of(self.files, self.windows.width, self.seq_len, len(self))
-
-
-def two_names(names: Any) -> tuple[str, str] | None:
-    """Return the names that inputs and labels shall have; none is what it was before."""
-    if names is None:
-        return None
-    found = names if isinstance(names, tuple | list) else ()
-    if len(found) != 2 or not all(isinstance(name, str) for name in found) or len(set(found)) < 2:
-        raise ValueError(f'as_dict={names!r}, expected two names, as ("input_ids", "labels")')
-    return found[0], found[1]
+        if not self.without_replacement:
+            return self.places_of(random_windows(indices, self.num_windows, seed, epoch))[0]
+        places, rows, k = self.places_of(indices)
+        offsets = hash_of(rows, seed, epoch, 1) % self._offsets[k].astype(np.uint64)
+        found: IntArray = places + offsets.astype(np.int64)
+        return found
 
 
 def fresh_seed() -> int:
@@ -374,29 +427,37 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(8))
 
 
-def virtual_len(file: TokenFile, seq_len: int) -> int:
-    """Return how many samples one file adds to an epoch of random windows."""
-    side_by_side = (file.row_len - 1) // seq_len
-    return side_by_side if len(file.shape) == 1 else file.rows * max(4, side_by_side)
-
-
 def as_indices(indices: npt.ArrayLike, length: int) -> IntArray:
     """Return indices as a 1-D int64 array; negative ones count from the end, as in a list."""
-    if isinstance(indices, range) and indices:  # numpy would take it element by element
-        asked = np.arange(indices.start, indices.stop, indices.step)
-        ends = [indices[0], indices[-1]]
-    else:
-        asked = np.asarray(indices)
-        if asked.shape == (0,):
-            return np.zeros(0, np.int64)
-        if asked.ndim == 0:
-            raise TypeError(f"index {indices!r}, expected an integer, a slice or a list of them")
-        if asked.dtype.kind not in "iu" or asked.ndim != 1:
-            raise TypeError(f"indices are {asked.dtype} {asked.shape}, expected a list of integers")
-        ends = asked.tolist() if len(asked) <= FEW else [int(asked.min()), int(asked.max())]
-    low, high = min(ends), max(ends)
-    if low < -length or high >= length:
-        wrong = high if high >= length else low
-        raise IndexError(f"index {wrong}, expected {-length} to {length - 1}: {length} samples")
+    asked = np.asarray(indices)
+    if asked.size == 0:
+        return np.zeros(0, np.int64)
+    if asked.dtype.kind not in "iu" or asked.ndim != 1:
+        raise TypeError(f"indices are {asked.dtype} {asked.shape}, expected a list of integers")
     numbers = asked.astype(np.int64, copy=False)
-    return numbers if low >= 0 else np.where(numbers < 0, numbers + length, numbers)
+    if (numbers.view(np.uint64) >= length).any():  # too large, or negative
+        low, high = int(asked.min()), int(asked.max())
+        if low < -length or high >= length:
+            raise IndexError(f"indices {low} to {high}, expected {-length} to {length - 1}")
+        return np.where(numbers < 0, numbers + length, numbers)
+    return numbers
+
+
+def open_files(
+    paths: Paths, dtype: npt.DTypeLike | None, format: FormatName, access: Access
+) -> list[TokenFile]:
+    """Open every file that a path, a list of paths or a glob names; globs are sorted."""
+    found = list[str]()
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        name = os.fspath(path)
+        if Path(name).exists() or not glob.has_magic(name):  # a file may be named like a glob
+            found.append(name)
+            continue
+        matches = sorted(glob.glob(name, recursive=True))
+        files = [match for match in matches if not match.endswith(BESIDE_TOKENS)]
+        if not files:
+            raise TokenFileError(f"{name}: no file matches, expected one token file at least")
+        found += files
+    if not found:
+        raise TokenFileError("no token file given, expected at least one path")
+    return [open_tokens(path, format=format, dtype=dtype, access=access) for path in found]

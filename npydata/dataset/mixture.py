@@ -3,93 +3,106 @@
 Example::
 
     mixture = MixtureDataset({"web": web, "code": code}, [0.7, 0.3])
-    loader = AsyncDataLoader(mixture, shuffle=False, seed=0)
+    loader = AsyncDataLoader(mixture, seed=0)
 """
 
+import copy
 import hashlib
-import operator
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import default_collate
 
-from npydata.dataset.batches import SourceRequest, collate, join, samples_of
-from npydata.dataset.datasets import as_indices
-from npydata.dataset.describing import Described
-from npydata.dataset.epochs import InEpochs, SharedInt
-from npydata.dataset.given_sources import Weights, require_sources, weights_in_order
-from npydata.dataset.hashing import MASK64, stream_key
-from npydata.dataset.interleaving import FOREVER, Interleaving
+from npydata.dataset.batches import join
+from npydata.dataset.datasets import TokenDataset, as_indices
 from npydata.dataset.permutation import Permutation
-from npydata.dataset.token_windows import as_int
-from npydata.dataset.windows import IntArray
-from npydata.errors import NpyDataError
+from npydata.dataset.windows import MASK64, IntArray, as_int, stream_key
 
-OWN_ORDER = (
-    "its samples come in the order that keeps the shares of its sources, which shuffle within "
-    "themselves"
-)
-AT_THE_END = ("raise", "drop", "warn")
+Weights = Mapping[str, Any] | Sequence[Any]
+LARGEST_TOTAL = 1 << 31
+"""Weights are integers that add up to at most this, so that products stay below 2**62."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCount:
+class SourceCount(NamedTuple):
     """What a mixture has taken of one source."""
 
     samples: int
     epochs: float
-    """Passes over the source, the one under way as a fraction."""
-    tokens: int | None
-    """Targets in these samples; ``None`` if the source does not say how many a sample has."""
+    """Passes over the source, the current one as a fraction."""
+    tokens: int
+    """Targets in these samples; 0 if the source has no ``seq_len``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The samples from one on, until the next segment, and what came of each source before."""
+class Phase(NamedTuple):
+    """Samples with the same weights: from one on, until the next phase."""
 
     begin: int
-    interleaving: Interleaving
+    weights: tuple[int, ...]
     before: IntArray
+    """For each source, how many of its samples come before the phase."""
+
+    def counts(self, samples: IntArray) -> IntArray:
+        """Return how many of the first samples, ``(n,)``, each source has: ``(sources, n)``."""
+        return self.before[:, None] + blend_counts(samples - self.begin, self.weights)
 
 
-class MixtureDataset(InEpochs, Described, Dataset[Any]):
-    """Samples of several datasets, each by its weight, exact at every prefix.
+def blend_counts(samples: IntArray, weights: Sequence[int]) -> IntArray:
+    """Return how many of the first ``samples``, ``(n,)``, come from each source: ``(sources, n)``.
+
+    The first source takes its share of them, rounded, and passes the rest on to the next, which
+    takes its share of that. Each sample more is one more for exactly one source. The heaviest
+    goes first, which keeps each of n sources within ``(1 + 1 + 1/2 + ... + 1/(n-1)) / 2`` samples
+    of its share: within 1 for two, within 2.5 for twenty.
+    """
+    counts = np.zeros((len(weights), *samples.shape), np.int64)
+    total = sum(weights)
+    for k in sorted(range(len(weights)), key=lambda k: -weights[k]):
+        if weights[k] == 0:
+            break
+        # samples * weight / total, rounded; cut in two because the product is beyond 64 bits.
+        whole, part = np.divmod(samples, total)
+        counts[k] = whole * weights[k] + (part * weights[k] + total // 2) // total
+        samples, total = samples - counts[k], total - weights[k]
+    return counts
+
+
+class MixtureDataset(TokenDataset):
+    """Samples of several datasets, each by its weight, at every prefix.
 
     Args:
         sources: Map-style datasets by name; other mixtures may be among them.
         weights: One for each source, by name or in their order. Only their ratios count. A float
-            stands for the decimal number it is written as; shares finer than five decimals are
-            rounded, see ``weights``.
-        schedule: Other weights from a sample on: ``{sample number: weights}``.
+            stands for the decimal number it is written as; ``weights`` says what they became.
+        schedule: Other weights from a sample on: ``{sample number: weights}``, counted over all
+            epochs of the mixture.
         num_samples: How long an epoch of the mixture is. If not given, it ends when the first
             source has been passed over once.
         seed: Decides the order within each source; a loader's own seed takes its place.
-        max_epochs: How often a source may be passed over; as often as it takes if not given.
-        at_the_end: What happens when a source would begin one epoch more: ``"raise"`` an error,
-            ``"drop"`` the source, so that the others share what is left, or ``"warn"`` and go on.
 
     Raises:
         ValueError: Weights, names or numbers are impossible; the message names them.
 
-    Promises: after any number of samples, each source has given its share to within less than one
-    sample, over scheduled changes too. Each source's samples come shuffled, each once in each of
-    its epochs; a source that ends begins its next epoch, also in the middle of the mixture's.
-    Sample i of an epoch is a pure function of (seed, epoch, i), and the mixture's epochs go on
-    where the last one ended, so a loader's state, which is a few integers, says where every source
-    stands; there is no ``state_dict`` here, which could only say something else. The samples of a
-    batch must fit together: of one kind, and of one shape.
-
-    Let the loader not shuffle (``shuffle=False``); it refuses to. A ``schedule`` counts samples
-    over all epochs of the mixture.
+    Promises: after any number of samples, each source has given its share to within one sample of
+    two sources, two and a half of twenty (:func:`blend_counts`); each change of weights begins a
+    count of its own. Each source's samples come shuffled, each once in each of its epochs; a source
+    that ends begins its next epoch, also in the middle of the mixture's. Sample i of an epoch is a
+    pure function of (seed, epoch, i), and the mixture's epochs go on where the last one ended, so a
+    loader's state says where every source stands. The samples of a batch must fit together: of one
+    kind, and of one shape.
     """
 
-    refuses_shuffle, shuffle_by_default = OWN_ORDER, False
+    shuffle_by_default = False
+    refuses_shuffle = (
+        "its samples come in the order that keeps the shares of its sources, which shuffle within "
+        "themselves"
+    )
     """Why a loader must not shuffle the samples."""
 
     def __init__(
@@ -99,41 +112,24 @@ class MixtureDataset(InEpochs, Described, Dataset[Any]):
         *,
         schedule: Mapping[int, Weights] | None = None,
         num_samples: int | None = None,
-        seed: int = 0,
-        max_epochs: int | None = None,
-        at_the_end: str = "raise",
+        seed: int | None = None,
     ) -> None:
+        super().__init__([])
         require_sources(sources)
         self.sources, self.names = list(sources.values()), list(sources)
         self.lengths = [len(source) for source in self.sources]
-        self.seed, self.max_epochs = as_int(seed, "seed"), max_epochs
-        if max_epochs is not None:
-            as_int(max_epochs, "max_epochs", least=1)
-        if at_the_end not in AT_THE_END:
-            raise ValueError(f"at_the_end={at_the_end!r}, expected one of {', '.join(AT_THE_END)}")
-        self.at_the_end = at_the_end
-        self._epoch = SharedInt(torch.zeros(1, dtype=torch.int64))
-        self._warned: set[str] = set()
-        self._segments: list[Segment] = []
-        self._begin_segment(0, weights, schedule)
-        longest = self._one_pass() if num_samples is None else num_samples
-        self.num_samples = as_int(longest, "num_samples", least=1)
+        self.seed = None if seed is None else as_int(seed, "seed")
+        self._phases: list[Phase] = []
+        self._add_phases(0, weights, schedule)
+        if num_samples is None:
+            lengths = np.array(self.lengths)
+            num_samples = bisect_left(
+                range(1 << 62), True, key=lambda n: bool((self._counts(n) >= lengths).any())
+            )
+        self.num_samples = as_int(num_samples, "num_samples", least=1)
 
     def __len__(self) -> int:
         return self.num_samples
-
-    def describe(self) -> dict[str, Any]:
-        """Return samples, shares at the beginning, and each source's own description."""
-        return {
-            "kind": type(self).__name__,
-            "samples": self.num_samples,
-            "weights": {name: str(weight) for name, weight in self.weights.items()},
-            "sources": {
-                name: source.describe() if isinstance(source, Described)
-                else {"kind": type(source).__name__, "samples": length}
-                for name, source, length in zip(self.names, self.sources, self.lengths, strict=True)
-            },
-        }  # fmt: skip
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name!r}: {float(w):.4g}" for name, w in self.weights.items())
@@ -142,14 +138,10 @@ class MixtureDataset(InEpochs, Described, Dataset[Any]):
     @property
     def weights(self) -> dict[str, Fraction]:
         """The shares at the beginning, exactly as they are kept; they add up to one."""
-        return self.weights_at(0)
-
-    def weights_at(self, sample: int) -> dict[str, Fraction]:
-        """Return the shares at a sample, counted over all epochs."""
-        segment = self._segment_of(sample)
-        within = sample - segment.begin
-        phase = int(np.searchsorted(segment.interleaving.begins, within, side="right")) - 1
-        return dict(zip(self.names, segment.interleaving.weights[phase], strict=True))
+        weights = self._phases[0].weights
+        return {
+            name: Fraction(w, sum(weights)) for name, w in zip(self.names, weights, strict=True)
+        }
 
     def reweighted(
         self, at: int, weights: Weights, schedule: Mapping[int, Weights] | None = None
@@ -160,50 +152,26 @@ class MixtureDataset(InEpochs, Described, Dataset[Any]):
             at: The first sample of the new weights, counted over all epochs: ``epoch * len(self) +
                 samples`` of a loader's state.
             weights: As for a new mixture; shares are counted from here.
-            schedule: As for a new mixture, with sample numbers behind ``at``.
+            schedule: As for a new mixture, with sample numbers after ``at``.
 
         Every source goes on where it stands: no sample is lost or repeated. A state taken at
         ``at`` or before it fits the new mixture as well.
         """
-        if at < self._segments[-1].begin:
-            raise ValueError(f"at={at}, expected {self._segments[-1].begin} or more")
-        new = MixtureDataset.__new__(MixtureDataset)
-        new.__dict__.update(self.__dict__)
-        new._epoch = SharedInt(torch.tensor([self.epoch]))
-        kept = [segment for segment in self._segments if segment.begin < at]
-        new._segments, new._warned = kept, set()
-        new._begin_segment(at, weights, schedule)
+        new = copy.copy(self)
+        new._phases = [phase for phase in self._phases if phase.begin < at]
+        new._add_phases(at, weights, schedule)
         return new
-
-    def counts(self, samples: int) -> dict[str, int]:
-        """Return how many of the first samples, counted over all epochs, come from each source."""
-        return dict(zip(self.names, self._counts(samples).tolist(), strict=True))
 
     def progress(self, epoch: int, samples: int) -> dict[str, SourceCount]:
         """Return what each source has given when so many samples of an epoch are taken."""
         counts = self._counts(epoch * self.num_samples + samples).tolist()
-        lengths = [getattr(source, "seq_len", None) for source in self.sources]
+        seq_lens = [getattr(source, "seq_len", 0) for source in self.sources]
         return {
-            name: SourceCount(count, count / length, None if seq_len is None else count * seq_len)
+            name: SourceCount(count, count / length, count * seq_len)
             for name, count, length, seq_len in zip(
-                self.names, counts, self.lengths, lengths, strict=True
+                self.names, counts, self.lengths, seq_lens, strict=True
             )
         }
-
-    def sources_of(
-        self, indices: npt.ArrayLike, *, epoch: int | None = None
-    ) -> tuple[IntArray, IntArray]:
-        """Return for each sample its source, and how many of that source's came before it."""
-        epoch = self.epoch if epoch is None else epoch
-        samples = as_indices(indices, self.num_samples) + epoch * self.num_samples
-        sources, ranks = np.empty_like(samples), np.empty_like(samples)
-        begins = [segment.begin for segment in self._segments]
-        which = np.searchsorted(begins, samples, side="right") - 1
-        for k in np.unique(which).tolist():
-            segment, mine = self._segments[k], which == k
-            found, since = segment.interleaving.sources_at(samples[mine] - segment.begin)
-            sources[mine], ranks[mine] = found, since + segment.before[found]
-        return sources, ranks
 
     def fetch(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
@@ -212,174 +180,161 @@ class MixtureDataset(InEpochs, Described, Dataset[Any]):
 
         Raises:
             IndexError: An index is not in the dataset.
-            NpyDataError: A source would be passed over more than ``max_epochs`` times, or the
-                sources' samples don't fit together.
+            NpyDataError: The sources' samples don't fit together.
         """
-        parts = list(self._parts(indices, seed, epoch))
-        if not all(hasattr(self.sources[part.source], "fetch") for part in parts):
-            return collate(samples_of(self.sources, parts))
-        batches = [part.fetch(self.sources[part.source]) for part in parts]
+        batches, places, names = [], [np.zeros(0, np.int64)], []
+        for k, where, own, options in self._requests(indices, seed, epoch):
+            source = self.sources[k]
+            if hasattr(source, "fetch"):
+                batches.append(source.fetch(own, **options))
+            else:
+                batches.append(default_collate([source[index] for index in own.tolist()]))
+            places.append(where)
+            names.append(self.names[k])
+        order = np.argsort(np.concatenate(places))
         if len(batches) == 1:
             return batches[0]
-        where = np.concatenate([part.where for part in parts])
-        names = [self.names[part.source] for part in parts]
-        return join(batches, torch.from_numpy(np.argsort(where)), names)
+        return (
+            join(batches, torch.from_numpy(order), names) if batches else self.sources[0].fetch([])
+        )
 
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
     ) -> None:
         """Tell the sources of samples fetched soon, those that want to know."""
-        for part in self._parts(indices, seed, epoch):
-            will_need = getattr(self.sources[part.source], "will_need", None)
-            if will_need:
-                part.call(will_need)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return a sample; for a slice or a list a batch, as ``fetch`` does."""
-        if isinstance(index, slice):
-            return self.fetch(range(*index.indices(len(self))))
-        try:
-            one = operator.index(index)
-        except TypeError:
-            return self.fetch(index)
-        return self.__getitems__([one])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples of a batch one by one, for a stock ``DataLoader``'s collate."""
-        return samples_of(self.sources, list(self._parts(indices, None, None)))
+        for k, _, own, options in self._requests(indices, seed, epoch):
+            if hasattr(self.sources[k], "will_need"):
+                self.sources[k].will_need(own, **options)
 
     def fingerprint(self) -> str:
         """Return a short text that tells this mixture from any other."""
-        return self.fingerprint_at(0, FOREVER)
+        return self.fingerprint_at(0, 1 << 62)
 
     def fingerprint_at(self, epoch: int, samples: int) -> str:
         """Return what decides the samples before a place, so that what comes after may change."""
-        passed = epoch * self.num_samples + samples
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr((self.num_samples if epoch else None, self.max_epochs)).encode())
-        for segment in self._segments:
-            if segment.begin < max(1, passed):
-                digest.update(repr(self._described(segment, passed)).encode())
-        for name, source, count in zip(
-            self.names, self.sources, self._counts(min(passed, FOREVER)), strict=True
-        ):
-            if count or not passed:
-                own = getattr(source, "fingerprint", None)
-                digest.update(repr((name, len(source), own and str(own()))).encode())
-        return digest.hexdigest()
-
-    def _described(self, segment: Segment, passed: int) -> list[Any]:
-        """Return the weights of a segment's phases that begin before a place."""
-        phases = zip(segment.interleaving.begins, segment.interleaving.weights, strict=True)
-        begun = [(segment.begin + begin, weights) for begin, weights in phases]
-        return [
-            (begin, [(name, str(w)) for name, w in zip(self.names, weights, strict=True) if w])
-            for begin, weights in begun
-            if begin < max(1, passed)
+        passed = max(1, min(epoch * self.num_samples + samples, 1 << 62))
+        phases = [(p.begin, p.weights) for p in self._phases if p.begin < passed]
+        sources = [
+            (name, len(source), str(getattr(source, "fingerprint", str)()))
+            for name, source, count in zip(
+                self.names, self.sources, self._counts(passed), strict=True
+            )
+            if count
         ]
+        decided_by = repr((self.num_samples if epoch else None, phases, sources))
+        return hashlib.blake2b(decided_by.encode(), digest_size=16).hexdigest()
 
-    def _begin_segment(
+    def _add_phases(
         self, at: int, weights: Weights, schedule: Mapping[int, Weights] | None
     ) -> None:
         """Take samples by these weights from ``at`` on."""
-        steps = {at: weights_in_order(weights, self.names)}
-        for sample, later in (schedule or {}).items():
-            if as_int(sample, "sample number of a schedule") <= at:
-                raise ValueError(f"a schedule's sample number {sample}, expected more than {at}")
-            steps[sample] = weights_in_order(later, self.names)
-        while True:
-            before = self._counts(at) if at else np.zeros(len(self.sources), np.int64)
-            shifted = {sample - at: given for sample, given in steps.items()}
-            segment = Segment(at, Interleaving(shifted.pop(0), shifted), before)
-            self._segments.append(segment)
-            ended = self._first_to_end(segment)
-            if ended is None:
-                return
-            at, steps = self._without(*ended, steps)
-            if not any(steps[at]):  # all were passed over as often as they may be
-                return
+        for begin, now in [(as_int(at, "at", least=0), weights), *sorted((schedule or {}).items())]:
+            if self._phases and begin <= self._phases[-1].begin:
+                last = self._phases[-1].begin
+                raise ValueError(f"a schedule's sample number {begin}, expected more than {last}")
+            before = self._counts(begin) if begin else np.zeros(len(self.sources), np.int64)
+            self._phases.append(Phase(begin, integer_weights(now, self.names), before))
 
-    def _first_to_end(self, segment: Segment) -> tuple[int, list[int]] | None:
-        """Return the sample at which sources are used up for good, and which; if they drop out."""
-        if self.max_epochs is None or self.at_the_end != "drop":
-            return None
-        ends = [self._end_of(segment, k) for k in range(len(self.sources))]
-        first = min(ends)
-        return None if first >= FOREVER else (first, [k for k, e in enumerate(ends) if e == first])
-
-    def _end_of(self, segment: Segment, source: int) -> int:
-        """Return the sample behind the last one of a source that will still be passed over."""
-        left = self.lengths[source] * (self.max_epochs or 1) - int(segment.before[source])
-        if left <= 0:
-            return FOREVER
-        last = segment.interleaving.sample_of(source, left - 1)
-        return FOREVER if last >= FOREVER else segment.begin + last + 1
-
-    def _without(
-        self, at: int, ended: list[int], steps: Mapping[int, list[Any]]
-    ) -> tuple[int, dict[int, list[Any]]]:
-        """Return the weights from a sample on, without some sources."""
-        now = max(begin for begin in steps if begin <= at)
-        later = {at: steps[now], **{b: given for b, given in steps.items() if b > at}}
-        left = {b: [0 if k in ended else w for k, w in enumerate(g)] for b, g in later.items()}
-        return at, left
-
-    def _segment_of(self, sample: int) -> Segment:
-        return next(segment for segment in reversed(self._segments) if segment.begin <= sample)
+    def _phase_of(self, sample: int) -> Phase:
+        return self._phases[bisect_right(self._phases, sample, key=lambda phase: phase.begin) - 1]
 
     def _counts(self, samples: int) -> IntArray:
         """Return how many of the first samples come from each source."""
-        segment = self._segment_of(max(0, samples - 1))
-        return segment.before + segment.interleaving.counts(samples - segment.begin)
+        return self._phase_of(max(0, samples - 1)).counts(np.array([samples]))[:, 0]
 
-    def _one_pass(self) -> int:
-        """Return how many samples there are until the first source was passed over once."""
-        last = [
-            self._segments[0].interleaving.sample_of(k, length - 1)
-            for k, length in enumerate(self.lengths)
-        ]
-        return min(last) + 1
+    def _sources_at(self, samples: IntArray) -> tuple[IntArray, IntArray]:
+        """Return each sample's source, and how many of that source's samples came before it."""
+        sources, ranks = np.empty_like(samples), np.empty_like(samples)
+        begins = [phase.begin for phase in self._phases]
+        which = np.searchsorted(begins, samples, side="right") - 1
+        for k in np.unique(which).tolist():
+            mine = np.flatnonzero(which == k)
+            before, after = np.split(
+                self._phases[k].counts(np.concatenate([samples[mine], samples[mine] + 1])),
+                2,
+                axis=1,
+            )
+            found = np.argmax(after > before, axis=0)
+            sources[mine], ranks[mine] = found, before[found, np.arange(len(mine))]
+        return sources, ranks
 
-    def _parts(
+    def _requests(
         self, indices: npt.ArrayLike, seed: int | None, epoch: int | None
-    ) -> Iterator[SourceRequest]:
-        """Yield what is asked of each source, and of each of its epochs, for some samples."""
-        seed = self.seed if seed is None else seed
-        sources, ranks = self.sources_of(indices, epoch=epoch)
+    ) -> Iterator[tuple[int, IntArray, IntArray, dict[str, int]]]:
+        """Yield what a batch takes of each source, and of each of its epochs.
+
+        The source, the places in the batch, the source's own samples for them, and the seed and
+        epoch that its ``fetch`` gets, if it is one of our datasets.
+        """
+        seed = (self.seed or 0) if seed is None else seed
+        epoch = self.epoch if epoch is None else epoch
+        samples = as_indices(indices, self.num_samples) + epoch * self.num_samples
+        sources, ranks = self._sources_at(samples)
         for k in np.unique(sources).tolist():
             own_seed = int(stream_key(seed, k)) & (MASK64 >> 1)
             where = np.flatnonzero(sources == k)
-            if hasattr(self.sources[k], "refuses_shuffle"):
-                epochs, taken = np.divmod(ranks[where], self.lengths[k])
-            else:
-                epochs, taken = shuffled_samples(ranks[where], self.lengths[k], own_seed)
-            for one in np.unique(epochs).tolist():
-                self._require_allowed(k, one)
-                mine = epochs == one
-                yield SourceRequest(k, where[mine], taken[mine], own_seed, one)
+            epochs, taken = np.divmod(ranks[where], self.lengths[k])
+            for own_epoch in np.unique(epochs).tolist():
+                mine = epochs == own_epoch
+                if not hasattr(self.sources[k], "refuses_shuffle"):
+                    taken[mine] = shuffle_of(self.lengths[k], own_seed, own_epoch)(taken[mine])
+                is_ours = isinstance(self.sources[k], TokenDataset)
+                options = {"seed": own_seed, "epoch": own_epoch} if is_ours else {}
+                yield k, where[mine], taken[mine], options
 
-    def _require_allowed(self, source: int, epoch: int) -> None:
-        """Raise, or warn once, if a source may not be passed over as often as that."""
-        if self.max_epochs is None or epoch < self.max_epochs:
-            return
-        message = (
-            f"source {self.names[source]!r} begins epoch {epoch + 1}, "
-            f"expected {self.max_epochs} at most (max_epochs)"
+
+@lru_cache(maxsize=256)
+def shuffle_of(length: int, seed: int, epoch: int) -> Permutation:
+    """Return the order of one epoch of a source."""
+    return Permutation(length, int(stream_key(seed, epoch)))
+
+
+def require_sources(sources: Any) -> None:
+    """Raise unless sources are datasets by name, each with a sample at least."""
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            f"sources is a {type(sources).__name__}, expected a dictionary of datasets by name, "
+            'as {"web": web, "code": code}'
         )
-        if self.at_the_end != "warn":
-            raise NpyDataError(message)
-        if self.names[source] not in self._warned:
-            self._warned.add(self.names[source])
-            warnings.warn(message, stacklevel=2)
+    if not sources:
+        raise ValueError("no sources, expected a dictionary of datasets")
+    for name, source in sources.items():
+        if isinstance(source, str | bytes) or not hasattr(source, "__getitem__"):
+            raise TypeError(
+                f"source {name!r} is a {type(source).__name__}, expected a map-style dataset; "
+                "of token files, NpyTokensDataset(path, seq_len)"
+            )
+        if len(source) < 1:
+            raise ValueError(f"source {name!r} has {len(source)} samples, expected 1 or more")
 
 
-def shuffled_samples(ranks: IntArray, length: int, seed: int) -> tuple[IntArray, IntArray]:
-    """Return the epoch of a source that its ``ranks``-th samples are of, and which they are.
+def integer_weights(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
+    """Return weights, by name or in a row, as integers in the order of the sources' names.
 
-    Each epoch has each sample once, in an order of its own.
+    A float stands for the decimal number it is written as: 0.1 is one tenth. Ratios finer than
+    one in 2**31 are rounded; none becomes 0.
     """
-    epochs, samples = np.divmod(ranks, length)
-    for epoch in np.unique(epochs).tolist():
-        order = Permutation(length, int(stream_key(seed, epoch)))
-        samples[epochs == epoch] = order(samples[epochs == epoch])
-    return epochs, samples
+    if isinstance(weights, Mapping):
+        if unknown := sorted(weights.keys() ^ set(names), key=str):
+            raise ValueError(
+                f"weights by name: {unknown[0]!r} is in only one of the two, "
+                f"expected {', '.join(names)}"
+            )
+        weights = [weights[name] for name in names]
+    if isinstance(weights, str) or not np.shape(weights) == (len(names),):
+        raise ValueError(f"weights={weights!r}, expected one for each of {', '.join(names)}")
+    exact = []
+    for weight in weights:
+        try:
+            exact.append(Fraction(str(weight)))
+        except ValueError:
+            exact.append(Fraction(-1))
+        if exact[-1] < 0:
+            raise ValueError(f"weight {weight!r}, expected a number of 0 or more")
+    if not any(exact):
+        raise ValueError(f"weights {weights!r}, expected one above 0")
+    shares = [weight / sum(exact) for weight in exact]
+    unit = math.lcm(*(share.denominator for share in shares))
+    if unit > LARGEST_TOTAL:
+        unit = LARGEST_TOTAL - len(shares)  # rounding up may add one for each
+    return tuple(math.ceil(share * unit) for share in shares)

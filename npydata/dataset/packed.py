@@ -1,4 +1,4 @@
-"""Rows packed with whole documents, their boundaries told: no token of a batch sees another text.
+"""Rows packed with whole documents and their boundaries: no token of a batch sees another text.
 
 Example::
 
@@ -8,59 +8,58 @@ Example::
         batch.inputs, batch.targets, batch.cu_seqlens
 """
 
-import hashlib
-import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from npydata.dataset.datasets import as_indices
-from npydata.dataset.describing import Described
-from npydata.dataset.documents import document_ends, recorded_eot_id
+from npydata.dataset.backend import Access
+from npydata.dataset.datasets import (
+    Empty,
+    Paths,
+    TokenDataset,
+    as_indices,
+    open_files,
+)
+from npydata.dataset.documents import Documents
 from npydata.dataset.fingerprint import fingerprint_of
-from npydata.dataset.hashing import stream_key
+from npydata.dataset.formats import FormatName
 from npydata.dataset.packing import (
+    ENDS,
+    FIRST,
+    LAST,
+    LENGTH,
     PACKING_VERSION,
     PackingReport,
-    RowTable,
-    begins_of,
-    require_crop,
+    kept_index,
+    within_groups,
 )
-from npydata.dataset.row_file import kept_rows
-from npydata.dataset.row_writer import RowWriter
-from npydata.dataset.spans import ranges, spans_of
-from npydata.dataset.token_file import Paths, open_files
-from npydata.dataset.token_windows import as_int, require_vocabulary
-from npydata.dataset.tokens import TokenFiles
-from npydata.dataset.windows import IntArray
+from npydata.dataset.windows import IntArray, as_int, stream_key
 from npydata.errors import TokenFileError
-from npydata.system.page_cache import AdviceBackoff
 
 IGNORE_INDEX = -100
-"""What ``torch.nn.functional.cross_entropy`` leaves out unless told otherwise."""
+"""The target where there is nothing to predict: what ``cross_entropy`` leaves out."""
+NO_DOCUMENT = -1
+"""The document of a position that is padded."""
 
-ADVISED_TOKENS = 2048
-"""A span is announced to the kernel in parts of so many tokens."""
 
-
-class Packed(NamedTuple):
-    """A batch of packed rows, or one row: ``(B, T)`` or ``(T,)`` where nothing else is said.
+class PackedBatch(NamedTuple):
+    """A batch of packed rows, or one row: int64, ``(B, T)`` or ``(T,)``, if nothing else is said.
 
     Attributes:
-        inputs: What the model reads, int64; 0 where a row is padded.
-        targets: The next token of the same document, int64; ``ignore_index`` behind its last one.
-        position_ids: Places within the sequence, int32: 0 wherever one begins. What takes int64
-            alone gets ``position_ids.long()``.
+        inputs: What the model reads; 0 where a row is padded.
+        targets: The next token of the same document; -100 behind its last one.
+        position_ids: Places within the sequence: 0 wherever one begins.
         cu_seqlens: Where sequences begin in the flattened batch, and its length: int32,
             ``(sequences + 1,)``. What pads a row is a sequence too.
         max_seqlen: Length of the longest sequence, in tokens.
         document_ids: The document that a token is of, counted over all files; -1 where a row is
-            padded. int32, or int64 of 2**31 documents or more.
+            padded.
     """
 
     inputs: torch.Tensor
@@ -77,49 +76,44 @@ class Packed(NamedTuple):
         targets: torch.Tensor,
         position_ids: torch.Tensor,
         document_ids: torch.Tensor,
-    ) -> "Packed":
-        """Return a batch of these tensors, with the boundaries that the positions tell."""
+    ) -> "PackedBatch":
+        """Return a batch of these tensors, with the boundaries that the positions show."""
         bounds = sequence_bounds(position_ids)
         longest = int(bounds.diff().max()) if inputs.numel() else 0
         return cls(inputs, targets, position_ids, bounds, longest, document_ids)
 
-    @classmethod
-    def join(cls, batches: Sequence["Packed"], order: torch.Tensor | None = None) -> "Packed":
-        """Return the rows of several batches, or several rows, as one batch."""
+    @staticmethod
+    def collate(
+        batches: Sequence["PackedBatch"], order: torch.Tensor | None = None, **_: Any
+    ) -> "PackedBatch":
+        """Return rows, or the rows of batches in an ``order``, as one batch.
+
+        ``torch.utils.data.default_collate`` does the same.
+        """
+        width = batches[0].inputs.shape[-1]
         parts = [
-            torch.cat(
-                [getattr(batch, name).reshape(-1, batch.inputs.shape[-1]) for batch in batches]
-            )
+            torch.cat([getattr(batch, name).reshape(-1, width) for batch in batches])
             for name in ("inputs", "targets", "position_ids", "document_ids")
         ]
-        return cls.of(*(part if order is None else part[order] for part in parts))
+        return PackedBatch.of(*(part if order is None else part[order] for part in parts))
 
-    def samples(self) -> list["Packed"]:
+    def samples(self) -> list["PackedBatch"]:
         """Return the rows one by one, ``(T,)`` each."""
         rows = zip(self.inputs, self.targets, self.position_ids, self.document_ids, strict=True)
-        return [Packed.of(*row) for row in rows]
+        return [PackedBatch.of(*row) for row in rows]
+
+
+# torch documents this table for types that its own way, field by field, would get wrong.
+default_collate_fn_map[PackedBatch] = PackedBatch.collate
 
 
 def sequence_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     """Return where sequences begin in the flattened batch, and its length, int32."""
     begins = (position_ids.reshape(-1) == 0).nonzero()[:, 0]
-    return torch.cat([begins, torch.tensor([position_ids.numel()])]).to(torch.int32)
+    return torch.cat([begins, begins.new_tensor([position_ids.numel()])]).to(torch.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentSpan:
-    """A document, or what is in one row of a document that is cut."""
-
-    document: int
-    """Counted over all files."""
-    start: int
-    """Its first token, counted from the document's first."""
-    length: int
-    is_cut: bool
-    """Whether the row holds only a part of the document."""
-
-
-class PackedDataset(Described, Dataset[Packed]):
+class PackedDataset(TokenDataset):
     """Rows of ``seq_len`` tokens, filled with documents that fit beside each other.
 
     Args:
@@ -127,37 +121,31 @@ class PackedDataset(Described, Dataset[Packed]):
             (Megatron, datatrove), the rows of a 2-D file, or what ``eot_id`` ends.
         seq_len: Tokens per row.
         seed: Which documents are packed together: they are shuffled by it first.
-        block: Documents that are packed together; more of them fit better and take longer.
         crop: ``"tail"`` fills every row, and cuts off the end of a document for that; only the
-            last row of a block may be padded. ``"none"`` cuts nothing off, and pads.
+            last row of a block of documents may be padded. ``"none"`` cuts nothing off, and pads.
         bos_id: A token to put before each document.
         eot_id: The token that ends a document and belongs to it, in files that don't say where
-            documents end. They are searched once, and an index is kept beside each; where it is,
-            as behind ``npydata prepare --documents``, a 1-D file needs no ``eot_id``.
-        ignore_index: The target of a position that has nothing to predict.
+            documents end. What ``npydata prepare --documents`` wrote needs none.
+        index_dir: Where the rows of 100,000 documents or more are kept, so that they are packed
+            only once; beside the first file if not given.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: The name of their format, such as ``llm.c``; recognised if not given (see
-            :func:`npydata.open_tokens`).
+        format: The name of their format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
+        as_dict: Give batches as a dictionary with these two names, and ``position_ids``, for
+            models that shift the labels themselves, as Hugging Face's do: the labels are the
+            inputs, with -100 at the first token of each sequence, so that no model learns to
+            predict it from another text, and where a row is padded.
 
     Raises:
         TokenFileError: A file is malformed, does not say where documents end, or has no token.
         ValueError: A number or ``crop`` is impossible.
 
-    ``fetch(indices)`` gives a :class:`Packed`: inputs and targets, int64, and position and document
-    ids, int32, each ``(len(indices), seq_len)``, and the boundaries. ``ds[i]`` is the same of one
-    row.
-
-    A document longer than a row fills rows of its own, and what is left of it is packed like a
-    short one; ``row(i)`` says so. Rows are numbered, and the same in every epoch: the loader
-    shuffles them, shares them among ranks and resumes. So there is no ``state_dict`` here: a row
-    depends on nothing that came before it, and a loader's state says all. ``report`` counts what
-    is used, cropped and padded. Positions begin again at 0 with each sequence. Rows of many
-    documents are packed once, and kept in a file beside the tokens.
+    ``fetch(indices)`` gives a :class:`PackedBatch`; ``ds[i]`` is the same of one row. A document
+    longer than a row fills rows of its own, and what is left of it is packed like a short one. Rows
+    are numbered, and the same in every epoch: the loader shuffles them, shares them among ranks and
+    resumes. ``report`` counts what is used, cropped and padded.
     """
-
-    described_by = ("seq_len", "documents", "crop", "block")
 
     def __init__(
         self,
@@ -165,186 +153,137 @@ class PackedDataset(Described, Dataset[Packed]):
         seq_len: int,
         *,
         seed: int | None = None,
-        block: int = 4096,
-        crop: str = "tail",
+        crop: Literal["tail", "none"] = "tail",
         bos_id: int | None = None,
         eot_id: int | None = None,
-        ignore_index: int = IGNORE_INDEX,
+        index_dir: str | os.PathLike[str] | None = None,
         dtype: npt.DTypeLike | None = None,
-        format: str = "auto",
-        access: str = "mmap",
+        format: FormatName = "auto",
+        access: Access = "mmap",
         vocab_size: int | None = None,
+        as_dict: tuple[str, str] | None = None,
     ) -> None:
+        super().__init__(open_files(paths, dtype, format, access), vocab_size, as_dict)
         self.seq_len = as_int(seq_len, "seq_len", least=1)
-        require_crop(crop)
-        self.files = open_files(paths, dtype, format, access)
-        self.tokens = self.files[0] if len(self.files) == 1 else TokenFiles(self.files)
+        self.seed = None if seed is None else as_int(seed, "seed")
         self.bos_id = None if bos_id is None else as_int(bos_id, "bos_id", least=0)
-        self.ignore_index = as_int(ignore_index, "ignore_index")
-        self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
-        self._bos = int(bos_id is not None)
-        self._eot_id = recorded_eot_id(self.files) if eot_id is None else eot_id
-        self._packing: dict[str, Any] = {
-            "seq_len": self.seq_len, "block": as_int(block, "block", least=1), "crop": crop,
-            "seed": int(stream_key(0 if seed is None else as_int(seed, "seed"))),
-            "extra": self._bos,
-        }  # fmt: skip
-        self._open_table()
+        if crop not in ("tail", "none"):
+            raise ValueError(f"crop={crop!r}, expected tail or none")
+        if eot_id is not None:
+            eot_id = as_int(eot_id, "eot_id")
+        documents = [Documents(file, eot_id) for file in self.files]
+        packing = self.seq_len, crop, int(stream_key(self.seed or 0)), int(bos_id is not None)
+        decided_by = PACKING_VERSION, packing, [one.key() for one in documents]
+        self._fingerprint = fingerprint_of(self.files, *decided_by)
+
+        def find_ends() -> IntArray:
+            passed = [0, *self._file_ends.tolist()]
+            ends = [one.ends() + before for one, before in zip(documents, passed, strict=False)]
+            return np.concatenate(ends)
+
+        first = self.files[0].path
+        folder = first.parent if index_dir is None else Path(index_dir)
+        self.index = kept_index(folder / f".{first.name}.{self._fingerprint}", find_ends, packing)
         if len(self) == 0:
-            raise TokenFileError(f"{self.tokens.path}: no document has a token, expected one")
-        self._advice = AdviceBackoff()
-
-    def _open_table(self) -> None:
-        """Find the documents, and their rows."""
-        self.ends = document_ends(self.files, self._eot_id)
-        self.table: RowTable
-        self.table, self._documents = kept_rows(self.files, self.ends, self._packing, self._eot_id)
-        self._writer = self._new_writer()
-
-    def _new_writer(self) -> RowWriter:
-        """Return what writes rows; a copy gets its own."""
-        return RowWriter(
-            self.table, self.ends, self.tokens, self.seq_len, self.bos_id, self.ignore_index
-        )
+            raise TokenFileError(f"{first}: no document has a token, expected one")
 
     def __len__(self) -> int:
-        return len(self.table.row_begins) - 1
-
-    @property
-    def batch_tensors(self) -> int:
-        """Tensors ``(B, seq_len)`` of int64 that have room for a batch: ``fetch`` takes these."""
-        return self._writer.tensors
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all files."""
-        return self.tokens.num_tokens
-
-    @property
-    def documents(self) -> int:
-        """Documents that are packed."""
-        return self.table.documents
-
-    @property
-    def crop(self) -> str:
-        """``"tail"`` or ``"none"``, as it was given."""
-        return str(self._packing["crop"])
-
-    @property
-    def block(self) -> int:
-        """How many documents are packed together."""
-        return int(self._packing["block"])
+        return len(self.index.row_begins) - 1
 
     @property
     def report(self) -> PackingReport:
         """What an epoch uses, crops and pads."""
-        table, positions = self.table, len(self) * self.seq_len
-        total = int(self.ends[-1]) + self._bos * table.documents
-        return PackingReport(
-            len(self), positions, table.used, total - table.used, positions - table.used,
-            table.documents,
-        )  # fmt: skip
+        spans, positions = self.index.spans, len(self) * self.seq_len
+        used, documents = int(spans[:, LENGTH].sum()), int((spans[:, ENDS] & FIRST).sum())
+        total = self.num_tokens + documents * (self.bos_id is not None)
+        return PackingReport(len(self), positions, used, total - used, positions - used, documents)
 
-    def row(self, index: int) -> list[DocumentSpan]:
-        """Return the documents of a row, in order."""
-        spans = spans_of(self.table, as_indices([index], len(self)), self.seq_len)
-        begins, bos = begins_of(spans.documents, self.ends), self._writer.put_before(spans)
-        lengths = spans.lengths - bos
-        is_cut = lengths < self.ends[spans.documents] - begins
-        numbers = (spans.documents, spans.starts + bos - begins, lengths, is_cut)
-        return [
-            DocumentSpan(*each) for each in zip(*(part.tolist() for part in numbers), strict=True)
-        ]
-
-    def windows_of(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
-        """Return the rows of some indices: those numbers, whatever seed and epoch."""
-        return indices
+    def fingerprint(self) -> str:
+        """Return a short text that tells these rows of this data from any others."""
+        return self._fingerprint
 
     def fetch(
         self,
         indices: npt.ArrayLike,
         *,
-        empty: Callable[[tuple[int, ...]], IntArray] | None = None,
-    ) -> Packed:
+        seed: int | None = None,
+        epoch: int | None = None,
+        empty: Empty | None = None,
+    ) -> Any:
         """Return some rows as one batch; safe to call from many threads.
 
+        A :class:`PackedBatch`, or a dictionary if one was asked for with ``as_dict``. Rows don't
+        depend on ``seed`` and ``epoch``. ``empty`` gives the memory: called once, returns int64.
+
         Raises:
             IndexError: An index is not in the dataset.
-            TokenFileError: An id is not below ``vocab_size``, or a file changed.
+            TokenFileError: An id is not below ``vocab_size``, a file changed, or the index of rows
+                is damaged.
         """
         rows = as_indices(indices, len(self))
-        out = empty((self.batch_tensors, len(rows), self.seq_len)) if empty else None
-        return self.fetch_windows(rows, out=out)
+        shape = 4, len(rows), self.seq_len
+        out = np.empty(shape, np.int64) if empty is None else empty(shape)
+        self._fill(rows, *out)
+        inputs, targets, positions, documents = (torch.from_numpy(part) for part in out)
+        if self.as_dict is None:
+            return PackedBatch.of(inputs, targets, positions, documents)
+        labels = targets.copy_(inputs)
+        labels[(positions == 0) | (documents == NO_DOCUMENT)] = IGNORE_INDEX
+        return {self.as_dict[0]: inputs, self.as_dict[1]: labels, "position_ids": positions}
 
-    def fetch_windows(self, rows: IntArray, *, out: IntArray | None = None) -> Packed:
-        """Return some rows as one batch; they must be in the dataset.
-
-        ``out`` is memory for the result, int64 ``(batch_tensors, len(rows), seq_len)``.
-        """
-        if out is None:
-            out = np.empty((self.batch_tensors, len(rows), self.seq_len), np.int64)
-        parts = self._writer.parts_of(out)
-        if not len(rows):
-            return Packed.of(*map(torch.from_numpy, parts))
-        bounds, longest = self._writer.write(rows, parts)
-        self._require_vocabulary(parts.inputs, parts.targets)
-        inputs, targets, positions, document_ids = map(torch.from_numpy, parts)
-        return Packed(inputs, targets, positions, torch.from_numpy(bounds), longest, document_ids)
-
-    def will_need(self, indices: npt.ArrayLike) -> None:
+    def will_need(
+        self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
+    ) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
-        self.advise_windows(as_indices(indices, len(self)))
+        if self._advice.is_due():
+            starts, _, lengths, _ = self._spans_of(as_indices(indices, len(self)))[0].T
+            inside = starts < self.num_tokens
+            self.advise(starts[inside], lengths[inside])
 
-    def advise_windows(self, rows: IntArray) -> None:
-        """Advise the kernel of rows that are in the dataset."""
-        if self._advice.is_due() and len(rows):
-            spans = spans_of(self.table, rows, self.seq_len)
-            width = min(ADVISED_TOKENS, self.tokens.num_tokens)
-            starts = ranges(spans.starts, -(-spans.lengths // width), step=width)
-            starts = np.clip(starts, 0, self.tokens.num_tokens - width)
-            self._advice.record(was_resident=self.tokens.will_need(starts, width))
+    def _spans_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the spans of some rows, one row after the other, and how many each row has."""
+        begins = self.index.row_begins[rows]
+        counts = self.index.row_begins[rows + 1] - begins
+        if begins.min(initial=0) >= 0 and counts.min(initial=1) > 0:
+            spans = self.index.spans[np.repeat(begins, counts) + within_groups(counts)]
+            if spans.min(initial=0) >= 0 and spans[:, LENGTH].max(initial=0) <= self.seq_len:
+                return spans, counts
+        raise TokenFileError(
+            f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
+        )
 
-    def fingerprint(self) -> str:
-        """Return a short text that tells these rows of this data from any others."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(fingerprint_of(self.files, self.seq_len, self._bos).encode())
-        decided_by = PACKING_VERSION, sorted(self._packing.items()), self._documents
-        digest.update(repr(decided_by).encode())
-        return digest.hexdigest()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes along; it opens a table in a file again, and finds documents."""
-        left_out = {"_writer"} | ({"table", "ends"} if self.table.checks else set())
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "table" in state:
-            self._writer = self._new_writer()
-        else:
-            self._open_table()
-
-    def __getitem__(self, index: Any) -> Packed:
-        """Return a row, ``(T,)``; for a slice or a list of indices a batch, as ``fetch`` does.
-
-        Raises:
-            IndexError: An index is not in the dataset.
-        """
-        if isinstance(index, slice):
-            return self.fetch(range(*index.indices(len(self))))
-        try:
-            one = operator.index(index)
-        except TypeError:
-            return self.fetch(index)
-        return self.fetch([one]).samples()[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Packed]:
-        """Return rows one by one; a stock ``DataLoader`` needs ``collate_fn=Packed.join``."""
-        return self.fetch(indices).samples()
-
-    def _require_vocabulary(self, inputs: IntArray, targets: IntArray) -> None:
-        """Raise if an id is outside the vocabulary, or too large for int64."""
-        if self.vocab_size is not None or self.tokens.dtype == np.uint64:
-            limit = (1 << 63) if self.vocab_size is None else self.vocab_size
-            for ids in (inputs, targets[targets != self.ignore_index]):
-                require_vocabulary(ids, limit, self.files)
+    def _fill(
+        self, rows: IntArray, inputs: IntArray, targets: IntArray, positions: IntArray,
+        documents: IntArray,
+    ) -> None:  # fmt: skip
+        """Write rows, ``(len(rows), seq_len)`` each."""
+        spans, counts = self._spans_of(rows)
+        starts, numbers, lengths, ends = spans.T
+        # What pads a row becomes a span of its own behind the row's others.
+        stops = np.cumsum(counts)
+        passed = np.append(0, np.cumsum(lengths))
+        padding = self.seq_len - (passed[stops] - passed[stops - counts])
+        all_lengths = np.insert(lengths, stops, padding)
+        all_begins = np.cumsum(all_lengths) - all_lengths
+        all_numbers = np.insert(numbers, stops, NO_DOCUMENT)
+        positions.reshape(-1)[:] = np.arange(positions.size) - np.repeat(all_begins, all_lengths)
+        documents.reshape(-1)[:] = np.repeat(all_numbers, all_lengths)
+        # A column more than the row has: the token behind it is the last target of a document that
+        # goes on.
+        tokens = np.zeros((len(rows), self.seq_len + 1), self.dtype)
+        flat, begins = tokens.reshape(-1), all_begins[all_numbers != NO_DOCUMENT]
+        is_last = ends & LAST > 0
+        is_bos = (ends & FIRST > 0) & (self.bos_id is not None)
+        to = begins + begins // self.seq_len + is_bos
+        sizes = lengths - is_bos + ~is_last
+        some = sizes > 0  # a span of bos_id alone reads nothing, and may begin at the very end
+        for file, mine, within in self.by_file(starts[some]):
+            read, parts = file.backend.read, (within, sizes[some][mine], to[some][mine])
+            for start, size, at in zip(*(part.tolist() for part in parts), strict=True):
+                flat[at : at + size] = read(start, size)
+        self.require_vocabulary(tokens)
+        inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
+        inputs.reshape(-1)[begins[is_bos]] = self.bos_id or 0
+        targets.reshape(-1)[(begins + lengths - 1)[is_last]] = IGNORE_INDEX
+        if padding.any():
+            targets[documents == NO_DOCUMENT] = IGNORE_INDEX

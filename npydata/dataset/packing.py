@@ -1,54 +1,46 @@
-"""Which documents share a row: best fit, among the documents of a block.
+"""Which documents share a row: best fit among the documents of a block; and the index of rows.
 
 Lengths are counted in tokens. Sizes that occur are bits of one integer, so the largest that fits is
 found with a shift, whatever the number of documents. Built in
 ``notebooks/11_documents_and_mixtures``.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npydata.dataset.permutation import Permutation
+from npydata.dataset.token_file import write_tokens
 from npydata.dataset.windows import IntArray
+from npydata.errors import TokenFileError
+from npydata.system.caller import warn_caller
 
-CROPS = ("tail", "none")
-
-LEAST_ROWS = 256
+PACKING_VERSION = 2
+"""Another number when the same documents make other rows."""
+START, DOCUMENT, LENGTH, ENDS = range(4)
+"""Columns of a span, a stretch of a document in a row: its first token in the files, the document's
+number, how many tokens of the row it takes, and which of its document's ends are in it."""
+FIRST, LAST = 1, 2
+"""Bits of ``ENDS``: the document begins with this span; it ends with it."""
+BLOCK_DOCUMENTS = 4096
+"""Documents that are packed together; more of them fit better and take longer."""
+BLOCK_ROWS = 256
 """A block has documents for so many rows at least: its last row may be padded."""
-
 TOLERATED = 16
 """One part in so many of the room that is left may be cut off rather than look for shorter ones."""
+LEAST_KEPT = 100_000
+"""Rows of fewer documents are packed anew each time, which takes a tenth of a second."""
+
+Block = tuple[IntArray, IntArray]
+"""How many spans each row has, and the spans, ``(spans, 4)``."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowTable:
-    """The rows of a corpus: 8 bytes for each of them, and 24 for each of their spans."""
-
-    row_begins: IntArray
-    """How many spans lie before each row; one number more than rows."""
-    spans: IntArray
-    """``(spans, 3)``, row by row: first token, document, and tokens in the row, as a negative
-    number where the document goes on behind them."""
-    used: int
-    """Tokens in all rows."""
-    documents: int
-    """Documents that have a token."""
-    checks: "PageChecks | None" = None
-    """Of a table in a file: compares what is read of it with its checksums."""
-
-
-class PageChecks(Protocol):
-    """Compares what is read of a table, spans first, row begins behind them, with checksums."""
-
-    def require(self, begins: IntArray, nbytes: int) -> None:
-        """Raise unless stretches of so many bytes are what was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackingReport:
+class PackingReport(NamedTuple):
     """What a packing makes of a corpus; one epoch uses all of it."""
 
     rows: int
@@ -63,134 +55,54 @@ class PackingReport:
     documents: int
     """Those that are not empty."""
 
-    @property
-    def filled(self) -> float:
-        """Share of the positions that hold a token."""
-        return self.used / max(1, self.positions)
 
-    @property
-    def cropped_share(self) -> float:
-        """Share of the tokens that no row has."""
-        return self.cropped / max(1, self.used + self.cropped)
+def pack_blocks(ends: IntArray, seq_len: int, crop: str, seed: int, bos: int) -> Iterator[Block]:
+    """Yield the rows of documents that end where ``ends`` says, block by block.
 
-    def __str__(self) -> str:
-        return (
-            f"{self.rows:,} rows of {self.documents:,} documents, {self.filled:.2%} filled; "
-            f"tokens: {self.used:,} used, {self.cropped:,} cropped ({self.cropped_share:.2%}); "
-            f"{self.padded:,} positions padded"
-        )
-
-
-def require_crop(crop: str) -> None:
-    """Raise unless a way to fill rows is known."""
-    if crop not in CROPS:
-        raise ValueError(f"crop={crop!r}, expected one of {', '.join(CROPS)}")
-
-
-PACKING_VERSION = 1
-"""Another number when the same documents make other rows."""
-
-
-def pack(
-    ends: IntArray, seq_len: int, block: int, crop: str, seed: int, extra: int = 0
-) -> RowTable:
-    """Pack documents, of which each ends where ``ends`` says, into rows of ``seq_len`` tokens.
-
-    ``extra`` tokens are put before each document that has any: its first span begins so much
-    before its first token.
+    Documents are shuffled by ``seed`` and packed ``BLOCK_DOCUMENTS`` at a time. ``bos`` tokens, 0
+    or 1, are put before each document that isn't empty.
     """
-    blocks = list(pack_blocks(ends, seq_len, block, crop, seed, extra))
-    counts = np.concatenate([np.zeros(1, np.int64), *(one.counts for one in blocks)])
-    spans = np.concatenate([np.zeros((0, 3), np.int64), *(one.spans for one in blocks)])
-    used, documents = (sum(getattr(one, name) for one in blocks) for name in ("used", "documents"))
-    return RowTable(np.cumsum(counts), spans, used, documents)
-
-
-@dataclass(frozen=True, slots=True)
-class RowBlock:
-    """The rows of a block of documents."""
-
-    counts: IntArray
-    """How many spans each row has."""
-    spans: IntArray
-    """As in a table, and so are the rest."""
-    used: int
-    documents: int
-
-
-def pack_blocks(
-    ends: IntArray, seq_len: int, block: int, crop: str, seed: int, extra: int = 0
-) -> Iterator[RowBlock]:
-    """Yield the rows block by block, as ``pack`` joins them; memory does not grow with ``ends``."""
     if not len(ends) or not int(ends[-1]):
         return
-    block = max(block, -(-LEAST_ROWS * seq_len * len(ends) // int(ends[-1])))
+    size = max(BLOCK_DOCUMENTS, -(-BLOCK_ROWS * seq_len * len(ends) // int(ends[-1])))
     shuffle = Permutation(len(ends), seed)
-    for first in range(0, len(ends), block):
-        positions = np.arange(first, min(first + block, len(ends)))
-        documents = np.asarray(shuffle(positions))
-        begins = begins_of(documents, ends)
+    for first in range(0, len(ends), size):
+        documents = np.asarray(shuffle(np.arange(first, min(first + size, len(ends)))))
+        begins = np.where(documents > 0, ends[documents - 1], 0)
         lengths = ends[documents] - begins
-        if (lengths < 0).any():
-            wrong = int(documents[lengths < 0][0])
-            raise ValueError(
-                f"document {wrong} ends at token {ends[wrong]}, expected {ends[wrong - 1]} or more"
-            )
-        documents, begins, lengths = (part[lengths > 0] for part in (documents, begins, lengths))
-        if not len(documents):
-            continue
-        begins += extra * documents  # so that documents with what is put before them lie apart
-        starts, counts, used = pack_block(begins, lengths + extra, seq_len, crop, seed)
-        order = np.argsort(begins)
-        found = documents[order][np.searchsorted(begins[order], starts, side="right") - 1]
-        starts -= extra * (found + 1)
-        spans = np.stack([starts, found, within_rows(ends[found] - starts, counts, seq_len)], 1)
-        yield RowBlock(counts, spans, used, len(documents))
-
-
-def within_rows(left: IntArray, counts: IntArray, seq_len: int) -> IntArray:
-    """Return what rows have of each span, given what is left of its document.
-
-    Only the last span of a row may be too long for it; what it has is then negative.
-    """
-    lasts = np.cumsum(counts) - 1
-    beyond = np.add.reduceat(left, lasts + 1 - counts) - seq_len
-    lengths = left.copy()
-    lengths[lasts] = np.where(beyond > 0, beyond - left[lasts], left[lasts])
-    return lengths
-
-
-def begins_of(documents: IntArray, ends: IntArray) -> IntArray:
-    """Return where documents begin: where the ones before them end."""
-    begins: IntArray = np.where(documents > 0, ends.take(np.maximum(documents - 1, 0)), 0)
-    return begins
+        filled = lengths > 0
+        if filled.any():
+            parts = documents[filled], begins[filled], lengths[filled] + bos
+            yield pack_block(*parts, seq_len, crop, seed, bos)
 
 
 def pack_block(
-    begins: IntArray, lengths: IntArray, seq_len: int, crop: str, seed: int
-) -> tuple[IntArray, IntArray, int]:
-    """Return the spans' starts, the number of spans in each row, and the tokens in all rows.
+    documents: IntArray, begins: IntArray, lengths: IntArray, seq_len: int, crop: str, seed: int,
+    bos: int,
+) -> Block:  # fmt: skip
+    """Pack documents into rows: full rows of the long ones, best fit for what is left of each.
 
     Rows come in a shuffled order: those that are filled first have the longest documents.
     """
     whole, rest = np.divmod(lengths, seq_len)
-    full = np.repeat(begins, whole) + seq_len * within_groups(whole)
     short = np.flatnonzero(rest)
-    sizes = rest[short]
-    rows = fit(sizes.tolist(), seq_len, cut=crop == "tail")
-    items = np.array([item for row in rows for item in row], np.int64)
-    counts = np.append(np.ones(len(full), np.int64), [len(row) for row in rows]).astype(np.int64)
-    starts = np.append(full, (begins + whole * seq_len)[short][items])
-    totals = (
-        np.add.reduceat(sizes[items], np.cumsum(counts[len(full) :]) - counts[len(full) :])
-        if len(rows)
-        else sizes
-    )
-    used = len(full) * seq_len + int(np.minimum(totals, seq_len).sum())
+    rows = fit(rest[short].tolist(), seq_len, cut=crop == "tail")
+    items = short[np.array([item for row in rows for item in row], np.int64)]
+    which = np.append(np.repeat(np.arange(len(lengths)), whole), items)
+    offsets = np.append(within_groups(whole), whole[items]) * seq_len
+    counts = np.append(np.ones(whole.sum(), np.int64), [len(row) for row in rows]).astype(np.int64)
     order = np.asarray(Permutation(len(counts), seed)(np.arange(len(counts))))
-    firsts = np.cumsum(counts) - counts
-    picked = np.repeat(firsts[order], counts[order]) + within_groups(counts[order])
-    return starts[picked], counts[order], used
+    firsts, counts = (np.cumsum(counts) - counts)[order], counts[order]
+    picked = np.repeat(firsts, counts) + within_groups(counts)
+    which, offsets = which[picked], offsets[picked]
+    left = lengths[which] - offsets
+    # Only the last span of a row may be too long for it.
+    before = np.cumsum(left) - left
+    before -= np.repeat(before[np.cumsum(counts) - counts], counts)
+    taken = np.minimum(left, seq_len - before)
+    starts = begins[which] + np.maximum(offsets - bos, 0)
+    ends = (offsets == 0) * FIRST + (left == taken) * LAST
+    return counts, np.stack([starts, documents[which], taken, ends], 1)
 
 
 def within_groups(counts: IntArray) -> IntArray:
@@ -232,3 +144,97 @@ def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
             left = max(0, left - count * size)
         rows.append(row)
     return rows
+
+
+class PackIndex:
+    """The rows of a corpus: how many spans come before each row, and the spans.
+
+    In memory, or mapped from two ``.npy`` files, ``PATH.rows.npy`` and ``PATH.spans.npy``.
+    """
+
+    def __init__(self, row_begins: IntArray, spans: IntArray, path: Path | None = None) -> None:
+        self.row_begins, self.spans, self.path = row_begins, spans, path
+
+    @classmethod
+    def open(cls, path: Path) -> "PackIndex":
+        """Map the rows from two files.
+
+        Raises:
+            OSError: They are not there.
+            TokenFileError: They don't belong together.
+        """
+        names = index_files(path)
+        try:
+            rows, spans = (np.asarray(np.load(name, mmap_mode="r")) for name in names)
+            if rows[-1] != len(spans):
+                raise ValueError(f"{len(spans)} spans, expected {rows[-1]}")
+        except ValueError as error:
+            raise TokenFileError(
+                f"{names[0]}: damaged ({error}); remove it, and the rows are packed again"
+            ) from None
+        return cls(rows, spans, path)
+
+    def __reduce__(self) -> Any:
+        if self.path is not None:
+            return PackIndex.open, (self.path,)
+        return PackIndex, (self.row_begins, self.spans)
+
+
+def index_files(path: Path) -> tuple[Path, Path]:
+    """Return the two files of an index."""
+    return Path(f"{path}.rows.npy"), Path(f"{path}.spans.npy")
+
+
+def kept_index(
+    path: Path, find_ends: Callable[[], IntArray], packing: tuple[int, str, int, int]
+) -> PackIndex:
+    """Return the rows at ``path``, packed first if they aren't there.
+
+    Rows of many documents are kept in files, packed by one of all the processes that ask; where
+    none can be written, and of few documents, in memory.
+    """
+    with suppress(FileNotFoundError):
+        return PackIndex.open(path)
+    ends = find_ends()
+    if len(ends) >= LEAST_KEPT:
+        try:
+            with locked(path.parent):
+                if not index_files(path)[0].exists():
+                    write_index(path, pack_blocks(ends, *packing))
+            return PackIndex.open(path)
+        except OSError as error:
+            warn_caller(
+                f"{path.parent}: the rows of {len(ends):,} documents can't be kept there "
+                f"({error.strerror}), so they are packed anew each time: give index_dir= a folder"
+            )
+    counts, spans = [np.zeros(1, np.int64)], [np.zeros((0, 4), np.int64)]
+    for block_counts, block_spans in pack_blocks(ends, *packing):
+        counts.append(block_counts)
+        spans.append(block_spans)
+    return PackIndex(np.cumsum(np.concatenate(counts)), np.concatenate(spans))
+
+
+def write_index(path: Path, blocks: Iterator[Block]) -> None:
+    """Write rows as they come; the file of row begins appears last."""
+    rows, spans = index_files(path)
+    counts = [np.zeros(1, np.int64)]
+
+    def block_spans() -> Iterator[IntArray]:
+        for block_counts, block in blocks:
+            counts.append(block_counts)
+            yield block
+
+    write_tokens(spans, block_spans(), row_len=4)
+    write_tokens(rows, [np.cumsum(np.concatenate(counts))])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder, where its file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from npydata.dataset.hashing import GOLDEN, HashArray, mix64, stream_key
-from npydata.dataset.windows import IntArray
+from npydata.dataset.windows import GOLDEN, HashArray, IntArray, mix64, stream_key
 
 LARGEST_PERMUTATION = 1 << 62
 FEISTEL_ROUNDS = 6

@@ -1,31 +1,25 @@
 """From text to a token file: train or load a byte-level BPE, encode, write all or nothing."""
 
+import codecs
+import glob
+import importlib.util
 import os
+import re
+import stat
 import sys
+import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from npydata.dataset.documents import index_path, indexed_ends
-from npydata.dataset.text import (
-    PIECE_CHARS,
-    PYTHON_CORPUS_SKIPS,
-    Source,
-    SourceList,
-    lines_of,
-    list_sources,
-    python_corpus,
-    read_text,
-    sample_text,
-    text_pieces,
-)
+from npydata.dataset.documents import record_documents, record_path
 from npydata.dataset.token_file import write_tokens
+from npydata.dataset.windows import TokenArray
 from npydata.errors import NpyDataError
 from npydata.system.atomic import replacing
 from npydata.system.progress import Bar, human_bytes, human_rate, printable, progress_bar
@@ -34,58 +28,41 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-BEGIN_OF_TEXT = "<|begin_of_text|>"
-DOCUMENTS = ("file", "line")
-"""What may be a document; of lines those with text."""
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-text token
 LARGEST_VOCABULARY = 1 << 24  # the trainer reserves memory for it; the largest in use are 2**18
-BATCH_CHARS = 1 << 20
-"""Characters encoded per call: work for all cores, little to hold; 4 Mi is no faster."""
+HEAD_BYTES = 8 << 10
+"""A NUL byte among this many first bytes marks a file as binary."""
+BLOCK_BYTES = 1 << 20
+"""Text is read this many bytes at a time."""
+BATCH_PIECES = 64
+"""Pieces encoded per call: work for all cores, little to hold."""
+PIECE_CHARS = 32 << 10
+"""The longest stretch of text the tokenizer sees at once; 2 to 32 Ki are equally fast."""
+SPAN_BYTES = 64 << 10
+"""The training sample is taken in spans of this many bytes."""
+PYTHON_CORPUS_SKIPS = ("site-packages", "dist-packages")
+"""Folders inside the standard library's that hold other people's packages."""
+BETWEEN_WORDS = re.compile(r"(?<=\S)\s(?=\S)")
+"""Before such a character a byte-level BPE splits anyway, so cutting there changes no token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareReport:
+class PrepareReport(NamedTuple):
     """What one run of ``prepare`` read and wrote."""
 
     path: Path
     tokenizer_path: Path
-    files: int
     documents: int
-    """Files, or lines: each is followed by one end-of-text token."""
-    binary_files: int
-    """Files passed over because they hold a NUL byte in their first 8 KiB."""
-    nbytes: int
-    """Bytes of text read."""
+    """Files: each is followed by one end-of-text token."""
     num_tokens: int
     """Tokens in the file, the end-of-text tokens among them."""
-    dropped_tokens: int
-    """Tokens at the end that did not fill a row (only with ``row_len``)."""
     vocab_size: int
-    dtype: str
     eot_id: int
     """The id of the end-of-text token, for ``PackedDataset(path, seq_len, eot_id=...)``."""
-    replaced: int
-    """U+FFFD in the text, which stand for what was not UTF-8."""
-    train_seconds: float
-    encode_seconds: float
+    summary: str
+    """One line for people."""
 
     def __str__(self) -> str:
-        ids = f"{self.dtype}, vocabulary {self.vocab_size:,}"
-        parts = [
-            f"{printable(self.path)}: {self.num_tokens:,} tokens ({ids})",
-            f"from {self.files:,} file{'s' * (self.files != 1)}, {human_bytes(self.nbytes)}",
-            *[f"{self.documents:,} documents"] * (self.documents != self.files),
-            f"end-of-text id {self.eot_id}",
-            f"{self.nbytes / max(1, self.num_tokens):.2f} bytes/token",
-            human_rate(self.num_tokens / max(self.encode_seconds, 1e-9), "tok"),
-        ]
-        if self.replaced:
-            parts.append(f"{self.replaced:,} U+FFFD in place of what is not UTF-8")
-        if self.binary_files:
-            parts.append(f"{self.binary_files:,} binary files passed over")
-        if self.dropped_tokens:
-            parts.append(f"{self.dropped_tokens:,} tokens dropped that did not fill a row")
-        return ", ".join(parts)
+        return self.summary
 
 
 def prepare(
@@ -97,8 +74,7 @@ def prepare(
     vocab_size: int = 8192,
     sample_mb: float = 16,
     row_len: int | None = None,
-    documents: str | None = None,
-    begin: bool = False,
+    documents: bool = False,
     progress: bool = False,
 ) -> PrepareReport:
     """Tokenise text files into ``out`` (``.npy``) and save the tokenizer beside it.
@@ -108,106 +84,202 @@ def prepare(
     ``<|endoftext|>``; the same characters inside a text are ordinary text. Without ``tokenizer`` a
     byte-level BPE of at most ``vocab_size`` tokens is trained on about ``sample_mb`` MB, taken
     evenly from all files. Ids are uint16 when they fit, else uint32. With ``row_len`` the file is
-    2-D, and tokens that do not fill the last row are dropped. With ``documents`` an index says
-    where they end: ``PackedDataset(out, T)`` finds it, and needs no ``eot_id`` (but where
-    ``row_len`` makes rows, which are documents otherwise); ``"line"`` makes every line with text a
-    document, without its line end. With ``begin`` a ``<|begin_of_text|>`` is put before each
-    document.
-
+    2-D, and tokens that do not fill the last row are dropped, with a warning. With ``documents`` it
+    is recorded how they end: ``PackedDataset(out, T)`` needs no ``eot_id`` then (but where
+    ``row_len`` makes rows, which are documents otherwise).
     The same text gives the same bytes. Memory does not grow with the text. When the run fails or is
     killed, ``out`` is what it was before; the tokenizer follows ``out`` by one rename.
 
     Raises:
-        OSError: a source cannot be read (found out before anything is written, but for errors that
+        OSError: A source cannot be read (found out before anything is written, but for errors that
             show up in mid-file), or the disk is full.
-        NpyDataError: a source is not text, there is no text, or an option is out of range.
+        NpyDataError: A source is not text, there is no text, or an option is out of range.
     """
-    out = Path(out)
-    _check_options(out, vocab_size, sample_mb, row_len, documents)
+    out, names = Path(out), list(names)
     saved_tokenizer = out.with_suffix(".tokenizer.json")
-    sources = _sources(names, python_text, out, saved_tokenizer)
-    started = time.perf_counter()
+    for is_wrong, message in (
+        (out.suffix != ".npy", f"{out}: expected a name that ends in .npy"),
+        (not out.parent.is_dir(), f"{out.parent}: no such folder to write {out.name} into"),
+        (
+            not SMALLEST_VOCABULARY <= vocab_size <= LARGEST_VOCABULARY,
+            f"vocabulary size {vocab_size}: expected {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}",
+        ),
+        (
+            not 1 <= sample_mb * 1e6 < float("inf"),
+            f"sample of {sample_mb} MB: expected at least a byte, 0.000001 MB",
+        ),
+    ):
+        if is_wrong:
+            raise NpyDataError(message)
+    for name in names:
+        if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
+            raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")
+    files = list_sources(names, exclude=(out, saved_tokenizer, record_path(out)))
+    if python_text:
+        files += list_sources(python_corpus(), suffix=".py", skip_folders=PYTHON_CORPUS_SKIPS)
+    if not files:
+        raise NpyDataError("no text to read: no file that was named or found holds any")
     if tokenizer is None:
-        special = [END_OF_TEXT, *[BEGIN_OF_TEXT] * begin]
-        bpe = train_tokenizer(sources.files, vocab_size, int(sample_mb * 1e6), progress=progress,
-                              special=special)  # fmt: skip
+        bpe = train_tokenizer(files, vocab_size, int(sample_mb * 1e6), progress)
     else:
         bpe = load_tokenizer(tokenizer)
-    trained = time.perf_counter()
-    marks = _Marks(_id_of(bpe, END_OF_TEXT), _id_of(bpe, BEGIN_OF_TEXT) if begin else None)
-    tally = _Tally(row_len, by_line=documents == "line")
-    bar = progress_bar("encode", sources.nbytes, "B", show=progress)
+    ids = bpe.get_vocab(with_added_tokens=True)
+    if END_OF_TEXT not in ids:
+        raise NpyDataError(f"{tokenizer}: has no token {END_OF_TEXT}, expected one a document")
+    largest, nbytes = max(ids.values()), sum(file.nbytes for file in files)
+    started = time.perf_counter()
+    bar = progress_bar("encode", nbytes, "B", show=progress)
+    encoder = Encoder(bpe, ids[END_OF_TEXT], bar)
     with closing(bar), replacing(saved_tokenizer) as file:
         file.write(bpe.to_str(pretty=True).encode())
-        chunks = tally.whole_rows(_encode(bpe, sources.files, marks, tally, bar))
-        written = write_tokens(out, chunks, dtype=_dtype(bpe), row_len=row_len)
-    if documents is not None:
-        indexed_ends(written, marks.end)
-    return PrepareReport(
-        path=out,
-        tokenizer_path=saved_tokenizer,
-        files=len(sources.files),
-        documents=tally.documents,
-        binary_files=sources.binary,
-        nbytes=sources.nbytes,
-        num_tokens=written.num_tokens,
-        dropped_tokens=tally.num_tokens - written.num_tokens,
-        vocab_size=_id_bound(bpe),
-        dtype=str(written.dtype),
-        eot_id=marks.end,
-        replaced=tally.replaced,
-        train_seconds=trained - started,
-        encode_seconds=time.perf_counter() - trained,
+        chunks = encoder.encode(files, least=row_len or 1)
+        dtype = "uint16" if largest < 1 << 16 else "uint32"
+        written = write_tokens(out, chunks, dtype=dtype, row_len=row_len)
+    if documents:
+        record_documents(written, encoder.end)
+    rate = human_rate(written.num_tokens / (time.perf_counter() - started), "tok")
+    summary = (
+        f"{printable(out)}: {written.num_tokens:,} tokens ({dtype}, vocabulary {largest + 1:,}), "
+        f"from {len(files):,} file{'s' * (len(files) != 1)}, {human_bytes(nbytes)}, "
+        f"end-of-text id {encoder.end}, "
+        f"{nbytes / max(1, written.num_tokens):.2f} bytes/token, {rate}"
     )
+    if encoder.replaced:
+        summary += f", {encoder.replaced:,} U+FFFD in place of what is not UTF-8"
+    counts = len(files), written.num_tokens, largest + 1, encoder.end
+    return PrepareReport(out, saved_tokenizer, *counts, summary)
+
+
+# Sources
+
+
+class Source(NamedTuple):
+    """One text file."""
+
+    path: Path
+    nbytes: int
+
+
+def list_sources(
+    names: Iterable[str | os.PathLike[str]],
+    *,
+    exclude: Iterable[str | os.PathLike[str]] = (),
+    suffix: str = "",
+    skip_folders: Collection[str] = (),
+) -> list[Source]:
+    """Return the text files that ``names`` (files, folders, patterns) stand for.
+
+    Names keep their order. A folder is read recursively and sorted by path; hidden entries,
+    symbolic links, empty and binary files in it are passed over. A file named twice is read once,
+    one in ``exclude`` never. In folders only names that end in ``suffix`` count, and folders of a
+    name in ``skip_folders`` are not entered.
+
+    Raises:
+        OSError: A name does not exist, or any file or folder cannot be read.
+        NpyDataError: A pattern matches nothing, or a file given by name is binary.
+    """
+    seen = {os.path.realpath(path) for path in exclude}
+    files = []
+    for name in names:
+        if not os.fspath(name):  # Path("") is the current folder, all of it
+            raise NpyDataError("an empty name was given, expected a file, folder or pattern")
+        roots = [Path(name)]
+        if glob.has_magic(os.fspath(name)) and not os.path.lexists(name):
+            roots = [Path(match) for match in sorted(glob.glob(os.fspath(name), recursive=True))]
+            if not roots:
+                raise NpyDataError(f"{os.fspath(name)}: no file matches this pattern")
+        for path in chain(*(walk(r, suffix, skip_folders) if r.is_dir() else [r] for r in roots)):
+            if (real := os.path.realpath(path)) in seen:
+                continue
+            seen.add(real)
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
+                raise NpyDataError(f"{path}: not a regular file, expected a text file or a folder")
+            with open(path, "rb") as file:
+                nul_at = file.read(HEAD_BYTES).find(b"\0")
+            if nul_at >= 0 and path == Path(name):
+                raise NpyDataError(f"{path}: byte {nul_at} is NUL, expected UTF-8 text")
+            if nul_at < 0 and (nbytes := path.stat().st_size):
+                files.append(Source(path, nbytes))
+    return files
+
+
+def walk(folder: Path, suffix: str, skip_folders: Collection[str]) -> list[Path]:
+    """Return a folder's files, recursively, sorted by path."""
+
+    def fail(error: OSError) -> None:  # os.walk would pass over a folder that it can't list
+        raise error
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if name[0] != "." and name not in skip_folders]
+        for path in (Path(parent, name) for name in names if name[0] != "."):
+            if path.name.endswith(suffix) and stat.S_ISREG(path.lstat().st_mode):
+                found.append(path)
+    return sorted(found)
+
+
+def python_corpus() -> list[Path]:
+    """Return the folders whose ``.py`` files every reader has: the standard library and torch."""
+    torch = importlib.util.find_spec("torch")  # finds the folder without importing torch
+    if torch is None or torch.origin is None:
+        raise NpyDataError("torch: not installed, expected the package whose source text is read")
+    return [Path(sysconfig.get_path("stdlib")), Path(torch.origin).parent]
+
+
+# The tokenizer
 
 
 def train_tokenizer(
-    sources: Sequence[Source],
-    vocab_size: int,
-    sample_bytes: int,
-    *,
-    progress: bool = False,
-    special: Sequence[str] = (END_OF_TEXT,),
+    files: Sequence[Source], vocab_size: int, budget: int, progress: bool
 ) -> "Tokenizer":
-    """Train a byte-level BPE on an even sample of the sources; ``special`` are its first ids."""
-    tokenizers = _import_tokenizers()
+    """Train a byte-level BPE on some ``budget`` bytes.
+
+    They are every so many-th span of all files, so each has a share in proportion to its size.
+    """
+    tokenizers = import_tokenizers()
+    total, span = sum(file.nbytes for file in files), min(SPAN_BYTES, budget)
     if progress:
-        size = human_bytes(min(sample_bytes, sum(source.nbytes for source in sources)))
+        size = human_bytes(min(budget, total))
         print(f"training a byte-level BPE of {vocab_size:,} tokens on {size}", file=sys.stderr)
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(special),
+        special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=progress and sys.stderr.isatty(),
     )
-    spans, text = sample_text(sources, sample_bytes)
-    bpe.train_from_iterator(text, trainer=trainer, length=spans)
-    return _as_encoder(bpe)
+    places = ((one.path, at) for one in files for at in range(0, one.nbytes, span))
+    sample = islice(places, 0, None, -(-total // budget))
+    bpe.train_from_iterator((read_span(path, at, span) for path, at in sample), trainer=trainer)
+    return as_encoder(bpe)
+
+
+def read_span(path: Path, at: int, nbytes: int) -> str:
+    """Return the text of a part of a file, without characters that its ends cut."""
+    with open(path, "rb") as file:
+        file.seek(at)
+        return file.read(nbytes).decode("utf-8", "ignore")
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> "Tokenizer":
-    """Load a ``tokenizer.json`` that has an end-of-text token.
+    """Load a ``tokenizer.json``.
 
     Raises:
-        NpyDataError: the file is not a tokenizer, or has no ``<|endoftext|>``.
+        NpyDataError: The file is not a tokenizer.
     """
-    tokenizers = _import_tokenizers()
-    data = Path(path).read_bytes()
+    tokenizers, data = import_tokenizers(), Path(path).read_bytes()
     try:
-        bpe = tokenizers.Tokenizer.from_buffer(data)
+        return as_encoder(tokenizers.Tokenizer.from_buffer(data))
     except Exception as error:  # the package raises bare Exception
         raise NpyDataError(
-            f"{path}: not a tokenizer.json of the tokenizers package: {_folded(error)}"
+            f"{path}: not a tokenizer.json of the tokenizers package: {error}"
         ) from None
-    if bpe.token_to_id(END_OF_TEXT) is None:
-        raise NpyDataError(f"{path}: has no token {END_OF_TEXT}, expected one to end each document")
-    return _as_encoder(bpe)
 
 
-def _import_tokenizers() -> Any:
+def import_tokenizers() -> Any:
+    """Return the package, or say what to install."""
     try:
         import tokenizers
     except ModuleNotFoundError:
@@ -217,7 +289,7 @@ def _import_tokenizers() -> Any:
     return tokenizers
 
 
-def _as_encoder(bpe: "Tokenizer") -> "Tokenizer":
+def as_encoder(bpe: "Tokenizer") -> "Tokenizer":
     """Switch off what would drop, add or merge tokens: a token file holds the text, all of it."""
     bpe.encode_special_tokens = True  # "<|endoftext|>" written in a text does not end a document
     bpe.no_truncation()
@@ -225,164 +297,68 @@ def _as_encoder(bpe: "Tokenizer") -> "Tokenizer":
     return bpe
 
 
-def _check_options(
-    out: Path, vocab_size: int, sample_mb: float, row_len: int | None, documents: str | None
-) -> None:
-    if documents is not None and documents not in DOCUMENTS:
-        raise NpyDataError(f"documents={documents!r}, expected {' or '.join(DOCUMENTS)}")
-    if out.suffix != ".npy":
-        raise NpyDataError(
-            f"{out}: a token file's name ends in .npy, found {out.suffix or 'none'!r}"
-        )
-    if not out.parent.is_dir():
-        raise NpyDataError(f"{out.parent}: no such folder to write {out.name} into")
-    if not SMALLEST_VOCABULARY <= vocab_size <= LARGEST_VOCABULARY:
-        raise NpyDataError(
-            f"vocabulary size {vocab_size}: expected {SMALLEST_VOCABULARY:,} to "
-            f"{LARGEST_VOCABULARY:,}"
-        )
-    if not 1 <= sample_mb * 1e6 < float("inf"):
-        raise NpyDataError(f"sample of {sample_mb} MB: expected at least a byte, 0.000001 MB")
-    if row_len is not None and row_len < 1:
-        raise NpyDataError(f"row length {row_len}: expected 1 or more tokens")
+# Encoding
 
 
-def _sources(
-    names: Iterable[str | os.PathLike[str]], python_text: bool, out: Path, saved_tokenizer: Path
-) -> SourceList:
-    names = list(names)
-    for name in names:
-        if not os.fspath(name):  # Path("") is the current folder, all of it
-            raise NpyDataError("an empty name was given, expected a file, folder or pattern")
-        if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
-            raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")
-    found = list_sources(names, exclude=(out, saved_tokenizer, index_path(out)))
-    if python_text:
-        code = list_sources(python_corpus(), suffix=".py", skip_folders=PYTHON_CORPUS_SKIPS)
-        found = SourceList(found.files + code.files, found.binary + code.binary)
-    if not found.files:
-        raise NpyDataError(
-            f"no text to read: {found.binary} binary files, and none that holds text"
-        )
-    return found
+class Encoder:
+    """Turns files into ids, a batch of pieces of text at a time, and counts what passes by."""
+
+    def __init__(self, bpe: "Tokenizer", end: int, bar: Bar) -> None:
+        self.bpe, self.end, self.bar = bpe, end, bar
+        self.replaced = self.num_tokens = 0
+
+    def encode(self, files: Iterable[Source], least: int) -> Iterator[TokenArray]:
+        """Yield the ids of all files, each with the end of text; raise if fewer than ``least``."""
+        pieces = chain.from_iterable(text_pieces(self.read(file.path)) for file in files)
+        while batch := list(islice(pieces, BATCH_PIECES)):
+            yield self.encode_batch(batch)
+        if self.num_tokens < least:
+            raise NpyDataError(f"{self.num_tokens} tokens of text do not fill a row of {least}")
+
+    def encode_batch(self, pieces: Sequence[tuple[str, bool]]) -> TokenArray:
+        """Return the ids of pieces of text, and the end of text behind the last of each."""
+        try:
+            texts = [text for text, _ in pieces]
+            encodings = self.bpe.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # of a vocabulary without a token for the unknown
+            raise NpyDataError(f"the tokenizer cannot encode every text: {error}") from None
+        parts = [
+            encoding.ids + [self.end] * is_last
+            for encoding, (_, is_last) in zip(encodings, pieces, strict=True)
+        ]
+        ids = np.fromiter(chain(*parts), np.uint32)
+        self.num_tokens += len(ids)
+        return ids
+
+    def read(self, path: Path) -> Iterator[str]:
+        """Yield a file's text a block at a time; each fault in its UTF-8 becomes U+FFFD."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with open(path, "rb") as file:
+            while True:
+                block = file.read(BLOCK_BYTES)
+                text = decoder.decode(block, final=not block)
+                self.replaced += text.count("\ufffd")
+                self.bar.update(len(block))
+                yield text
+                if not block:
+                    return
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts what passes by while the text streams from the files into the token file."""
+def text_pieces(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Cut a text into pieces of at most ``PIECE_CHARS`` characters, between words if there are any.
 
-    row_len: int | None
-    by_line: bool
-    num_tokens: int = 0
-    documents: int = 0
-    replaced: int = 0
-    started: float = field(default_factory=time.perf_counter)
-
-    def read(self, source: Source, bar: Bar) -> Iterator[str]:
-        for text in read_text(source.path):
-            self.replaced += text.count("\ufffd")
-            bar.update(len(text.encode()))
-            yield text
-
-    def texts(self, source: Source, bar: Bar) -> Iterator[Iterable[str]]:
-        """Yield the documents of a file, each as it arrives."""
-        if not self.by_line:
-            self.documents += 1
-            yield self.read(source, bar)
-            return
-        for line in lines_of(self.read(source, bar)):
-            self.documents += 1
-            yield [line]
-
-    def whole_rows(self, chunks: Iterable[NDArray[np.uint32]]) -> Iterator[NDArray[np.uint32]]:
-        """Pass the chunks on in whole rows; what is left at the end fills none and is dropped."""
-        row_len = self.row_len or 1
-        rest = np.empty(0, np.uint32)
-        for chunk in chunks:
-            self.num_tokens += len(chunk)
-            chunk = np.concatenate([rest, chunk])
-            whole = len(chunk) // row_len * row_len
-            yield chunk[:whole]
-            rest = chunk[whole:]
-        if self.num_tokens < row_len:
-            raise NpyDataError(f"{self.num_tokens} tokens of text do not fill a row of {row_len}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Marks:
-    """The tokens around a document."""
-
-    end: int
-    begin: int | None
-
-
-def _encode(
-    bpe: "Tokenizer", sources: Sequence[Source], marks: _Marks, tally: _Tally, bar: Bar
-) -> Iterator[NDArray[np.uint32]]:
-    """Yield the ids of all documents, a batch of pieces at a time."""
-    for batch in _batches(_pieces(sources, marks, tally, bar)):
-        yield _encode_batch(bpe, batch)
-        rate = tally.num_tokens / (time.perf_counter() - tally.started)
-        bar.set_postfix_str(human_rate(rate, "tok"), refresh=False)
-
-
-def _pieces(
-    sources: Sequence[Source], marks: _Marks, tally: _Tally, bar: Bar
-) -> Iterator[str | int]:
-    """Yield every document in pieces, and the tokens around it."""
-    for source in sources:
-        for text in tally.texts(source, bar):
-            if marks.begin is not None:
-                yield marks.begin
-            yield from text_pieces(text, PIECE_CHARS)
-            yield marks.end
-
-
-def _batches(pieces: Iterable[str | int]) -> Iterator[list[str | int]]:
-    batch: list[str | int] = []
-    held = 0
-    for piece in pieces:
-        batch.append(piece)
-        held += len(piece) if isinstance(piece, str) else 1
-        if held >= BATCH_CHARS:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
-
-
-def _encode_batch(bpe: "Tokenizer", batch: Sequence[str | int]) -> NDArray[np.uint32]:
-    texts = [piece for piece in batch if isinstance(piece, str)]
-    encodings = iter(_encodings(bpe, texts))
-    parts = [
-        np.array(next(encodings).ids if isinstance(piece, str) else [piece], np.uint32)
-        for piece in batch
-    ]
-    return np.concatenate(parts)
-
-
-def _id_of(bpe: "Tokenizer", token: str) -> int:
-    ids = bpe.get_vocab(with_added_tokens=True)
-    if token not in ids:
-        raise NpyDataError(f"the tokenizer has no token {token}, expected one for each document")
-    return ids[token]
-
-
-def _encodings(bpe: "Tokenizer", texts: Sequence[str]) -> Any:
-    try:
-        return bpe.encode_batch_fast(list(texts), add_special_tokens=False)
-    except Exception as error:  # again a bare one, of a vocabulary without a token for the unknown
-        raise NpyDataError(f"the tokenizer cannot encode every text: {_folded(error)}") from None
-
-
-def _folded(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _id_bound(bpe: "Tokenizer") -> int:
-    """One more than the largest id: a loaded tokenizer's ids may have gaps."""
-    return max(bpe.get_vocab(with_added_tokens=True).values()) + 1
-
-
-def _dtype(bpe: "Tokenizer") -> np.dtype[Any]:
-    return np.dtype("<u2" if _id_bound(bpe) <= 1 << 16 else "<u4")
+    Yields each piece, and whether it is the last. Joined, the pieces are the text; where they are
+    cut does not depend on how it arrived.
+    """
+    rest = ""
+    for block in blocks:
+        rest += block
+        while len(rest) > PIECE_CHARS:
+            for begin in (PIECE_CHARS - 1024, 1):  # near the end, or else anywhere
+                found = [m.start() for m in BETWEEN_WORDS.finditer(rest, begin, PIECE_CHARS + 1)]
+                if found:
+                    break
+            cut = found[-1] if found else PIECE_CHARS
+            yield rest[:cut], False
+            rest = rest[cut:]
+    yield rest, True

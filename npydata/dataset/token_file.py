@@ -7,108 +7,117 @@ Example::
     write_tokens("train.npy", chunks, dtype="uint16")
 """
 
-import glob
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from npydata.dataset.access import TokenArray
-from npydata.dataset.documents import INDEX_SUFFIX
-from npydata.dataset.formats import FORMATS, read_layout
-from npydata.dataset.layout import integer_dtype
-from npydata.dataset.row_file import ROWS_SUFFIX
-from npydata.dataset.tokens import TokenFile, TokenFiles
+from npydata.dataset.backend import Access, Backend
+from npydata.dataset.formats import FormatName, Header, integer_dtype, read_header
+from npydata.dataset.windows import IntArray, TokenArray, TokenDtype
 from npydata.errors import TokenFileError
-from npydata.system.atomic import replacing
-from npydata.system.endings import contradiction
-
-DEFAULT_WRITE_DTYPE = "uint32"
-TOKENIZER_SUFFIX = ".tokenizer.json"
-
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+from npydata.system.atomic import replacing, wrong_suffix
 
 
 def open_tokens(
-    path: Paths,
+    path: str | os.PathLike[str],
     *,
-    format: str = "auto",
+    format: FormatName = "auto",
     dtype: npt.DTypeLike | None = None,
-    access: str = "mmap",
-) -> TokenFile:
+    access: Access = "mmap",
+) -> "TokenFile":
     """Open a token file for reading, without reading its tokens.
 
     Args:
-        path: The file; for Megatron the ``.bin``, the ``.idx`` or their common prefix. Of a list
-            of files or a glob the tokens are seen one file after the other.
-        format: ``auto``, or a name in ``npydata.dataset.formats.FORMATS``, such as ``llm.c``.
+        path: The file; for Megatron the ``.bin``, the ``.idx`` or their common prefix.
+        format: Recognised by content and name if ``auto``.
         dtype: The integer dtype of a headerless file (uint32 if not given); for the others it is
             checked against what the file says.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
 
     Returns:
-        A :class:`TokenFile`: picklable, and safe to share between threads. Of several files a
-        :class:`TokenFiles`.
+        A :class:`TokenFile`: picklable, and safe to share between threads.
 
     Raises:
         TokenFileError: The file is malformed, or is not a token file.
         OSError: The file cannot be opened.
         ValueError: ``access`` is neither of the two.
     """
-    files = open_files(path, dtype, format, access)
-    return files[0] if len(files) == 1 else TokenFiles(files)
+    return TokenFile(read_header(Path(path), format, dtype), access)
 
 
-def open_files(
-    paths: Paths, dtype: npt.DTypeLike | None, format: str, access: str
-) -> list[TokenFile]:
-    """Open every file that a path, a list of paths or a glob names."""
-    return [TokenFile(read_layout(path, format, dtype), access) for path in list_paths(paths)]
+class TokenFile:
+    """An open token file. Made by :func:`open_tokens`.
+
+    Pickling keeps the path, not the tokens: the copy reopens the file, and raises
+    ``TokenFileError`` if its size or dtype is no longer the same.
+    """
+
+    def __init__(self, header: Header, access: Access = "mmap") -> None:
+        self.header, self.access = header, access
+        self.path = header.path
+        """The file that holds the tokens."""
+        self.format = header.format
+        """The name of the file's format; OLMo's headerless files are ``raw``."""
+        self.dtype = header.dtype
+        """How one token is stored."""
+        self.shape = header.shape
+        """``(tokens,)`` or ``(rows, tokens per row)``."""
+        self.row_len = self.shape[-1]
+        """Tokens per row; a 1-D file is one row."""
+        self.rows = self.shape[0] if len(self.shape) == 2 else 1
+        self.num_tokens = self.rows * self.row_len
+        """How many tokens the file holds, over all rows."""
+        self.backend = Backend(header, access)
+
+    @cached_property
+    def document_ends(self) -> IntArray | None:
+        """For each document, how many tokens come before its end (int64), or ``None``.
+
+        Read and checked when first asked for, then kept: 8 bytes a document.
+
+        Raises:
+            TokenFileError: The index beside the file is malformed.
+        """
+        return self.header.read_ends() if self.header.read_ends else None
+
+    def read(self, start: int, count: int) -> TokenArray:
+        """Return up to ``count`` tokens from token ``start`` on, 1-D, in the file's dtype.
+
+        Rows of a 2-D file follow each other. Fewer tokens come back where the file ends.
+
+        Raises:
+            IndexError: ``start`` or ``count`` is negative.
+        """
+        if start < 0 or count < 0:
+            raise IndexError(f"{self.path}: read({start}, {count}), expected two numbers >= 0")
+        return self.backend.read(start, max(0, min(count, self.num_tokens - start)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopen, (self.path, self.format, self.dtype, self.shape, self.access)
+
+    def __repr__(self) -> str:
+        return f"TokenFile({str(self.path)!r}, {self.format}, {self.dtype}, shape={self.shape})"
 
 
-def list_paths(paths: Paths) -> list[Path]:
-    """Return the files that a path, a list of paths or a glob names; globs are sorted."""
-    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
-        paths = [paths]
-    found = [path for one in paths for path in expand(one)]
-    if not found:
-        raise TokenFileError("no token file given, expected at least one path")
-    return found
-
-
-def names_several(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a glob; a file may be named like one."""
-    return glob.has_magic(str(path)) and not Path(path).exists()
-
-
-def expand(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files a glob names, without indexes and tokenizers, or the path itself."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{path!r}: expected a path or a glob as str or os.PathLike, or a list")
-    if not str(path):
-        raise TokenFileError("an empty path was given, expected the name of a token file")
-    if Path(path).is_dir():
+def reopen(
+    path: Path, format: FormatName, dtype: TokenDtype, shape: tuple[int, ...], access: Access
+) -> TokenFile:
+    """Open a file again in another process, and refuse it if it is another one now."""
+    stored = format not in ("raw", "datatrove")
+    found = read_header(path, format, None if stored else dtype)
+    if (found.dtype, found.shape) != (dtype, shape):
         raise TokenFileError(
-            f"{path}: is a folder, expected a file or a glob such as {Path(path) / '*.npy'}"
+            f"{path}: changed since it was opened: {found.dtype} {found.shape}, "
+            f"expected {dtype} {shape}"
         )
-    if not names_several(path):
-        return [Path(path)]
-    matches = sorted(glob.glob(str(path), recursive=True))
-    beside = (
-        TOKENIZER_SUFFIX,
-        INDEX_SUFFIX,
-        ROWS_SUFFIX,
-        *chain(*(one.companions for one in FORMATS.values())),
-    )
-    files = [Path(name) for name in matches if not name.endswith(beside)]
-    if not files:
-        raise TokenFileError(f"{path}: no file matches, expected one token file at least")
-    return files
+    return TokenFile(found, access)
 
 
 def write_tokens(
@@ -133,58 +142,46 @@ def write_tokens(
 
     Raises:
         TokenFileError: An id does not fit the dtype; the message names it and its position. Or the
-            name ends like another format's, such as ``.bin``.
-        ValueError: ``row_len`` is below 1.
+            name ends like another format's, such as ``.bin``; or ``row_len`` is below 1.
         OSError: The file cannot be written; one that was there before is untouched.
     """
     path = Path(path)
     if row_len is not None and row_len < 1:
-        raise ValueError(f"row_len={row_len}, expected 1 or more")
-    if (what := contradiction(path, ".npy")) is not None:
-        raise TokenFileError(what)
+        raise TokenFileError(f"{path}: row_len={row_len}, expected 1 or more")
+    if (message := wrong_suffix(path, ".npy")) is not None:
+        raise TokenFileError(message)
     with replacing(path) as file:
-        arrays, first = peek(iter(chunks))
-        own_dtype = np.asarray(first).dtype if hasattr(first, "dtype") else DEFAULT_WRITE_DTYPE
-        stored = integer_dtype(path, own_dtype if dtype is None else dtype)
-        write_header(file, stored, 0, row_len)
+        arrays = iter(chunks)
+        first = list(next(([chunk] for chunk in arrays), []))
+        if dtype is None:
+            dtype = first[0].dtype if first and isinstance(first[0], np.ndarray) else "uint32"
+        stored, count = integer_dtype(path, dtype), 0
+        write_npy_header(file, stored, 0, row_len)
         header_bytes = file.tell()
-        count = 0
-        for chunk in arrays:
+        for chunk in chain(first, arrays):
             ids = checked_ids(path, chunk, stored, count)
             file.write(ids.data)
             count += ids.size
         kept = count - count % row_len if row_len else count
         file.truncate(header_bytes + kept * stored.itemsize)
         file.seek(0)
-        write_header(file, stored, kept, row_len)
+        write_npy_header(file, stored, kept, row_len)
     if kept != count:
         warnings.warn(
-            f"{path}: left out the last {count - kept} tokens, which do not fill a row "
-            f"of {row_len}",
+            f"{path}: left out the last {count - kept} tokens, which fill no row of {row_len}",
             stacklevel=2,
         )
     return open_tokens(path)
 
 
-def peek(chunks: Iterator[npt.ArrayLike]) -> tuple[Iterator[npt.ArrayLike], npt.ArrayLike | None]:
-    """Return the chunks and a look at the first one."""
-    for first in chunks:
-        return chain([first], chunks), first
-    return iter(()), None
-
-
-def write_header(
-    file: BinaryIO, dtype: np.dtype[np.integer], count: int, row_len: int | None
-) -> None:
+def write_npy_header(file: Any, dtype: TokenDtype, count: int, row_len: int | None) -> None:
     """Write a ``.npy`` 1.0 header; numpy leaves room in it for the first axis to grow."""
     shape = (count,) if row_len is None else (count // row_len, row_len)
     header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def checked_ids(
-    path: Path, chunk: npt.ArrayLike, dtype: np.dtype[np.integer], position: int
-) -> TokenArray:
+def checked_ids(path: Path, chunk: npt.ArrayLike, dtype: TokenDtype, position: int) -> TokenArray:
     """Return a chunk as a contiguous 1-D array of ``dtype``; raise if an id would change."""
     ids = np.asarray(chunk).ravel()
     if ids.size == 0:

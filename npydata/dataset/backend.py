@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from npydata._next.dataset.formats import Header
-from npydata._next.dataset.windows import IntArray, TokenArray, page_runs
+from npydata.dataset.formats import Header
+from npydata.dataset.windows import IntArray, TokenArray, page_runs
 from npydata.errors import TokenFileError
 from npydata.system.page_cache import advise_willneed, is_cached
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from npydata._next.dataset.windows import IntArray, TokenDtype
+from npydata.dataset.windows import IntArray, TokenDtype
 from npydata.errors import TokenFileError
 from npydata.system.caller import warn_caller
 
