@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from npydata.dataset.documents import ends_behind
-from npydata.dataset.hashing import stream_key
-from npydata.dataset.interleaving import Run
-from npydata.dataset.mixture import shuffled_samples
 from npydata.dataset.packed import IGNORE_INDEX, sequence_bounds
 from npydata.dataset.packing import within_groups
+from npydata.dataset.windows import stream_key
 from tutorial import documents
+from tutorial.blending import Run, shuffled_samples
 from tutorial.building import Build, untouched
 from tutorial.frames.documents import MyRun
 from tutorial.promised.documents import CARDS, PROMISES  # noqa: F401

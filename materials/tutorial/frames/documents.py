@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import npydata
-from npydata.dataset.hashing import stream_key
-from npydata.dataset.interleaving import Interleaving, Run
 from npydata.dataset.permutation import Permutation
+from npydata.dataset.windows import stream_key
+from tutorial.blending import Interleaving, Run
 
 sys.path.append(str(Path(npydata.__file__).parents[1] / "examples"))
 

@@ -162,7 +162,7 @@ CARDS = [
     ),
     Card(
         name="the pattern from its beginning",
-        symbol="npydata.dataset.interleaving.Run.sources_at",
+        symbol="tutorial.blending.Run.sources_at",
         line="repetition, slot = divmod(samples - self.begin, len(self.pattern))",
         mutant="repetition, slot = divmod(samples, len(self.pattern))",
         promise=each_sample_once_an_epoch,
@@ -179,7 +179,7 @@ CARDS = [
     ),
     Card(
         name="one order for ever",
-        symbol="npydata.dataset.mixture.shuffled_samples",
+        symbol="tutorial.blending.shuffled_samples",
         line="order = Permutation(length, int(stream_key(seed, epoch)))",
         mutant="order = Permutation(length, int(stream_key(seed, 0)))",
         promise=another_epoch_another_order,
