@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import default_collate
 
 from npydata.dataset.batches import join
-from npydata.dataset.datasets import TokenDataset, as_indices
+from npydata.dataset.datasets import Empty, TokenDataset, as_indices
 from npydata.dataset.permutation import Permutation
 from npydata.dataset.windows import MASK64, IntArray, as_int, stream_key
 
@@ -174,9 +174,16 @@ class MixtureDataset(TokenDataset):
         }
 
     def fetch(
-        self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
+        self,
+        indices: npt.ArrayLike,
+        *,
+        seed: int | None = None,
+        epoch: int | None = None,
+        empty: Empty | None = None,
     ) -> Any:
         """Return a batch, as its sources give it; safe to call from many threads.
+
+        ``empty`` isn't called: what several sources give is joined in new memory.
 
         Raises:
             IndexError: An index is not in the dataset.
