@@ -13,7 +13,7 @@ import nbformat
 import numpy as np
 import pytest
 import yaml
-from test_formats import write_megatron
+from token_builders import write
 
 import npydata
 from npydata import write_tokens
@@ -148,8 +148,8 @@ def arriving_files(tmp_path, monkeypatch):
     write_tokens("train.npy", [ids], dtype="uint16")
     for split in ("train", "val"):
         ids.astype(np.uint16).tofile(f"{split}.bin")
-    monkeypatch.setattr("test_formats.IDS", ids)
-    write_megatron(tmp_path / "corpus_text_document", (60_000, 40_000), (0, 1, 2))
+    path = tmp_path / "corpus_text_document"
+    write(path, "megatron", lengths=(60_000, 40_000), documents=(0, 1, 2), ids=ids)
     reader = types.ModuleType("megatron.core.datasets.indexed_dataset")
     reader.IndexedDataset = lambda prefix: [np.fromfile(f"{prefix}.bin", np.uint16)[:60_000]]
     monkeypatch.setitem(sys.modules, "megatron.core.datasets.indexed_dataset", reader)

@@ -8,7 +8,6 @@ from torch.utils.data import default_collate as collate
 
 from npydata.errors import NpyDataError
 
-
 __all__ = ["collate", "join", "split"]
 
 

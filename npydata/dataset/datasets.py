@@ -56,6 +56,11 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 Empty = Callable[[tuple[int, ...]], IntArray]
 
 
+def empty_int64(shape: tuple[int, ...]) -> IntArray:
+    """Return new memory for a batch."""
+    return np.empty(shape, np.int64)
+
+
 class Batch(NamedTuple):
     """Inputs and targets of one sample or of several."""
 
@@ -85,8 +90,8 @@ class TokenDataset(Dataset[Any]):
         if as_dict is not None and (isinstance(as_dict, str) or len(set(as_dict)) != 2):
             raise ValueError(f'as_dict={as_dict!r}, expected two names, as ("input_ids", "labels")')
         self.as_dict, self.files = as_dict, files
-        self.dtype = np.result_type(*(file.dtype for file in files)) if files else None
-        if self.dtype is not None and self.dtype.kind == "f":
+        self.dtype = np.result_type(*[file.dtype for file in files] or [np.dtype(np.int64)])
+        if self.dtype.kind == "f":
             raise TokenFileError(
                 f"{files[0].path} and its companions mix uint64 with signed tokens; "
                 "no integer dtype holds both"
@@ -223,7 +228,7 @@ class WindowDataset(TokenDataset):
         *,
         seed: int | None = None,
         epoch: int | None = None,
-        empty: Empty | None = None,
+        empty: Empty = empty_int64,
     ) -> Any:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
@@ -249,8 +254,7 @@ class WindowDataset(TokenDataset):
             for file, mine, starts in self.by_file(places):
                 tokens[mine] = file.backend.gather(starts, self.width)
         self.require_vocabulary(tokens)
-        shape = 2, len(tokens), self.seq_len
-        batch = shifted_pair(tokens, np.empty(shape, np.int64) if empty is None else empty(shape))
+        batch = shifted_pair(tokens, empty((2, len(tokens), self.seq_len)))
         return batch if self.as_dict is None else dict(zip(self.as_dict, batch, strict=True))
 
     def will_need(

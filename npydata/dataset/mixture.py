@@ -9,7 +9,7 @@ Example::
 import copy
 import hashlib
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import default_collate
 
 from npydata.dataset.batches import join
-from npydata.dataset.datasets import Empty, TokenDataset, as_indices
+from npydata.dataset.datasets import Empty, TokenDataset, as_indices, empty_int64
 from npydata.dataset.permutation import Permutation
 from npydata.dataset.windows import MASK64, IntArray, as_int, stream_key
 
@@ -115,7 +115,13 @@ class MixtureDataset(TokenDataset):
         seed: int | None = None,
     ) -> None:
         super().__init__([])
-        require_sources(sources)
+        if not isinstance(sources, Mapping):
+            raise TypeError(f"sources={sources!r}, expected a dictionary of datasets by name")
+        for name, source in sources.items():
+            if isinstance(source, str | bytes) or not hasattr(source, "__getitem__"):
+                raise TypeError(f"source {name!r} is a {type(source).__name__}, expected a dataset")
+            if len(source) < 1:
+                raise ValueError(f"source {name!r} has {len(source)} samples, expected 1 or more")
         self.sources, self.names = list(sources.values()), list(sources)
         self.lengths = [len(source) for source in self.sources]
         self.seed = None if seed is None else as_int(seed, "seed")
@@ -179,7 +185,7 @@ class MixtureDataset(TokenDataset):
         *,
         seed: int | None = None,
         epoch: int | None = None,
-        empty: Empty | None = None,
+        empty: Empty = empty_int64,
     ) -> Any:
         """Return a batch, as its sources give it; safe to call from many threads.
 
@@ -242,12 +248,10 @@ class MixtureDataset(TokenDataset):
             before = self._counts(begin) if begin else np.zeros(len(self.sources), np.int64)
             self._phases.append(Phase(begin, integer_weights(now, self.names), before))
 
-    def _phase_of(self, sample: int) -> Phase:
-        return self._phases[bisect_right(self._phases, sample, key=lambda phase: phase.begin) - 1]
-
     def _counts(self, samples: int) -> IntArray:
         """Return how many of the first samples come from each source."""
-        return self._phase_of(max(0, samples - 1)).counts(np.array([samples]))[:, 0]
+        k = bisect_left(self._phases, samples, key=lambda phase: phase.begin)
+        return self._phases[max(0, k - 1)].counts(np.array([samples]))[:, 0]
 
     def _sources_at(self, samples: IntArray) -> tuple[IntArray, IntArray]:
         """Return each sample's source, and how many of that source's samples came before it."""
@@ -296,25 +300,6 @@ def shuffle_of(length: int, seed: int, epoch: int) -> Permutation:
     return Permutation(length, int(stream_key(seed, epoch)))
 
 
-def require_sources(sources: Any) -> None:
-    """Raise unless sources are datasets by name, each with a sample at least."""
-    if not isinstance(sources, Mapping):
-        raise TypeError(
-            f"sources is a {type(sources).__name__}, expected a dictionary of datasets by name, "
-            'as {"web": web, "code": code}'
-        )
-    if not sources:
-        raise ValueError("no sources, expected a dictionary of datasets")
-    for name, source in sources.items():
-        if isinstance(source, str | bytes) or not hasattr(source, "__getitem__"):
-            raise TypeError(
-                f"source {name!r} is a {type(source).__name__}, expected a map-style dataset; "
-                "of token files, NpyTokensDataset(path, seq_len)"
-            )
-        if len(source) < 1:
-            raise ValueError(f"source {name!r} has {len(source)} samples, expected 1 or more")
-
-
 def integer_weights(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
     """Return weights, by name or in a row, as integers in the order of the sources' names.
 
@@ -339,7 +324,7 @@ def integer_weights(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
         if exact[-1] < 0:
             raise ValueError(f"weight {weight!r}, expected a number of 0 or more")
     if not any(exact):
-        raise ValueError(f"weights {weights!r}, expected one above 0")
+        raise ValueError(f"weights {weights!r} of sources {names}, expected one above 0")
     shares = [weight / sum(exact) for weight in exact]
     unit = math.lcm(*(share.denominator for share in shares))
     if unit > LARGEST_TOTAL:

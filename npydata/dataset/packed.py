@@ -24,6 +24,7 @@ from npydata.dataset.datasets import (
     Paths,
     TokenDataset,
     as_indices,
+    empty_int64,
     open_files,
 )
 from npydata.dataset.documents import Documents
@@ -208,7 +209,7 @@ class PackedDataset(TokenDataset):
         *,
         seed: int | None = None,
         epoch: int | None = None,
-        empty: Empty | None = None,
+        empty: Empty = empty_int64,
     ) -> Any:
         """Return some rows as one batch; safe to call from many threads.
 
@@ -221,8 +222,7 @@ class PackedDataset(TokenDataset):
                 is damaged.
         """
         rows = as_indices(indices, len(self))
-        shape = 4, len(rows), self.seq_len
-        out = np.empty(shape, np.int64) if empty is None else empty(shape)
+        out = empty((4, len(rows), self.seq_len))
         self._fill(rows, *out)
         inputs, targets, positions, documents = (torch.from_numpy(part) for part in out)
         if self.as_dict is None:

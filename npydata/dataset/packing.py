@@ -8,7 +8,7 @@ found with a shift, whatever the number of documents. Built in
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,7 +198,11 @@ def kept_index(
     ends = find_ends()
     if len(ends) >= LEAST_KEPT:
         try:
-            with locked(path.parent):
+            with ExitStack() as stack:
+                folder = os.open(path.parent, os.O_RDONLY)
+                stack.callback(os.close, folder)
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(folder, fcntl.LOCK_EX)
                 if not index_files(path)[0].exists():
                     write_index(path, pack_blocks(ends, *packing))
             return PackIndex.open(path)
@@ -226,15 +230,3 @@ def write_index(path: Path, blocks: Iterator[Block]) -> None:
 
     write_tokens(spans, block_spans(), row_len=4)
     write_tokens(rows, [np.cumsum(np.concatenate(counts))])
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder, where its file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -116,7 +116,7 @@ def test_an_epoch_ends_when_the_first_source_was_passed_over():
     ({"weights": [float("nan"), 1]}, ValueError, "weight nan"),
     ({"weights": {"a": 1, "z": 2}}, ValueError, "'b'"),
     ({"weights": 3}, ValueError, "weights=3"),
-    ({"sources": {}, "weights": []}, ValueError, "no sources"),
+    ({"sources": {}, "weights": []}, ValueError, "expected one above 0"),
     ({"sources": {"a": [1], "b": []}}, ValueError, "source 'b' has 0 samples"),
     ({"sources": {"a": "a.npy", "b": "b.npy"}}, TypeError, "source 'a' is a str"),
     ({"sources": [1, 2]}, TypeError, "expected a dictionary"),
