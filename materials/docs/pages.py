@@ -23,8 +23,10 @@ from notebook_page import NotebookPage, fenced
 ROOT = Path(__file__).resolve().parents[2]
 START = ["README.md", "materials/docs/arriving.md", "materials/results/figures.md",
          "materials/results/survival.md"]  # fmt: skip
-FRAMEWORKS = [f"materials/docs/frameworks/{name}.md"
-              for name in ("transformers", "lightning", "accelerate", "own_loops")]  # fmt: skip
+FRAMEWORKS = [
+    f"materials/docs/frameworks/{name}.md"
+    for name in ("transformers", "packed_rows", "lightning", "accelerate", "own_loops")
+]
 AFTER_THE_LESSONS = ["materials/clinic/README.md", "materials/tutorial/glossary.md"]
 ON_THE_SITE = re.compile(
     r".*\.md|LICENSE|notebooks/[^/]+\.ipynb|(npydata|examples|materials/clinic)/.*\.py"

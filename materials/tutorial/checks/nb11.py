@@ -219,7 +219,9 @@ SEQUENCE_BOUNDS = Build(
     show=lambda case: f"sequence_bounds(torch.tensor({case[0]}))",
     wrong={
         "The last bound is missing: where the last sequence ends.": slip(
-            sequence_bounds, "torch.cat([begins, begins.new_tensor([position_ids.numel()])])", "begins"
+            sequence_bounds,
+            "torch.cat([begins, begins.new_tensor([position_ids.numel()])])",
+            "begins",
         ),
         "The first sequence begins at 0: that is a bound, too.": slip(
             sequence_bounds, "[begins,", "[begins[1:],"
