@@ -291,7 +291,9 @@ def read_raw(path: Path, dtype: TokenDtype | None) -> Header:
     """Count the ids, uint32 unless the caller knows better; ids that look otherwise are named."""
     size = path.stat().st_size
     found = dtype or integer_dtype(path, "uint32")
-    hint = "" if dtype else ', because no dtype was given; nanoGPT\'s are dtype="uint16"'
+    hint = (
+        "" if dtype else ', because no dtype was given); give dtype="uint16" if it is nanoGPT\'s ('
+    )
     count = count_tokens(path, size, found, hint)
     if dtype is None and count:
         last = max(0, size - BLOCK_BYTES) // 8 * 8

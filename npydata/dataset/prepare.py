@@ -96,7 +96,6 @@ def prepare(
         NpyDataError: A source is not text, there is no text, or an option is out of range.
     """
     out, names = Path(out), list(names)
-    saved_tokenizer = out.with_suffix(".tokenizer.json")
     for is_wrong, message in (
         (out.suffix != ".npy", f"{out}: expected a name that ends in .npy"),
         (not out.parent.is_dir(), f"{out.parent}: no such folder to write {out.name} into"),
@@ -111,6 +110,7 @@ def prepare(
     ):
         if is_wrong:
             raise NpyDataError(message)
+    saved_tokenizer = out.with_suffix(".tokenizer.json")
     for name in names:
         if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
             raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")

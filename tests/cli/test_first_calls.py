@@ -78,15 +78,15 @@ def test_what_is_made_says_in_a_line_what_matters(files):
     packed = PackedDataset("a.npy", 32, eot_id=0)
     mixture = MixtureDataset({"a": mmap, "b": both}, {"b": 3, "a": 1}, num_samples=4000)
     shown = {
-        mmap: "MmapDataset('a.npy', 5,000 tokens of uint16, seq_len=32, stride=33, 151 samples)",
+        mmap: "MmapDataset('a.npy', 5,000 tokens of uint16, seq_len=32, 151 samples)",
         both: "MmapDataset('a.npy' and 1 more files, 11,000 tokens of uint16, seq_len=32, "
-              "stride=32, 343 samples)",
+              "343 samples)",
         NpyTokensDataset("a.npy", 32):
             "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, 4,096 samples)",
         once: "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, "
-              f"without_replacement=True, {len(once)} samples)",
-        packed: "PackedDataset('a.npy', 5,000 tokens of uint16, seq_len=32, documents=11, "
-                f"crop='tail', block=4096, {len(packed)} samples)",
+              f"{len(once)} samples)",
+        packed: "PackedDataset('a.npy', 5,000 tokens of uint16, seq_len=32, "
+                f"{len(packed)} samples)",
         mixture: "MixtureDataset({'a': 0.25, 'b': 0.75}, 4,000 samples)",
         AsyncDataLoader(mmap, 8, seed=3, num_workers=1, rank=1, world_size=2, device="cpu"):
             f"AsyncDataLoader({mmap!r}, batch_size=8, shuffle=False, num_workers=1, "
