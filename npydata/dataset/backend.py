@@ -55,9 +55,8 @@ class Backend:
             self.require_unchanged(self.map.size())
             if width not in self.views:
                 self.views[width] = sliding_window_view(self.tokens, width)
-            _ = self.tokens[
-                starts
-            ]  # touching all windows first lets the memory fetch them together
+            # Touched first, all windows are fetched from memory together.
+            _ = self.tokens[starts]
             windows: TokenArray = self.views[width][starts]
             return windows
         self.require_unchanged(os.fstat(self.descriptor).st_size)

@@ -13,7 +13,7 @@ from npydata.dataset.token_file import TokenFile
 from npydata.dataset.windows import IntArray, TokenArray, as_int
 from npydata.errors import TokenFileError
 from npydata.system.atomic import replacing
-from npydata.system.caller import warn_caller
+from npydata.system.progress import warn_caller
 
 RECORD_SUFFIX = ".documents"
 """A file of this name beside a token file says which token ends its documents."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from npydata.dataset.windows import IntArray, TokenDtype
 from npydata.errors import TokenFileError
-from npydata.system.caller import warn_caller
+from npydata.system.progress import warn_caller
 
 FormatName = Literal["auto", "npy", "raw", "llm.c", "megatron", "datatrove"]
 
@@ -96,7 +96,7 @@ def count_tokens(path: Path, nbytes: int, dtype: TokenDtype, hint: str = "") -> 
     """Return how many tokens ``nbytes`` hold, or raise if the last one is cut."""
     if nbytes % dtype.itemsize:
         raise TokenFileError(
-            f"{path}: {nbytes} bytes is not a multiple of {dtype.itemsize} ({dtype} tokens{hint})"
+            f"{path}: {nbytes} bytes is not a multiple of {dtype.itemsize} ({dtype} tokens){hint}"
         )
     return nbytes // dtype.itemsize
 
@@ -291,9 +291,7 @@ def read_raw(path: Path, dtype: TokenDtype | None) -> Header:
     """Count the ids, uint32 unless the caller knows better; ids that look otherwise are named."""
     size = path.stat().st_size
     found = dtype or integer_dtype(path, "uint32")
-    hint = (
-        "" if dtype else ', because no dtype was given); give dtype="uint16" if it is nanoGPT\'s ('
-    )
+    hint = "" if dtype else '; no dtype was given: give dtype="uint16" if it is nanoGPT\'s'
     count = count_tokens(path, size, found, hint)
     if dtype is None and count:
         last = max(0, size - BLOCK_BYTES) // 8 * 8

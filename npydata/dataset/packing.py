@@ -18,7 +18,7 @@ from npydata.dataset.permutation import Permutation
 from npydata.dataset.token_file import write_tokens
 from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
-from npydata.system.caller import warn_caller
+from npydata.system.progress import warn_caller
 
 PACKING_VERSION = 2
 """Another number when the same documents make other rows."""
