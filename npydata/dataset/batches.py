@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate as collate
 
 from npydata.errors import NpyDataError
-
-__all__ = ["collate", "join", "split"]
 
 
 def split(batch: Any) -> list[Any]:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import default_collate
 
-from npydata.dataset.batches import collate, split
-from npydata.dataset.hashing import MASK64
+from npydata.dataset.batches import split
+from npydata.dataset.windows import MASK64
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
 from npydata.loader.device import Transfer
@@ -110,7 +111,7 @@ class Fetcher:
             for k, key in enumerate(plan.keys):
                 self.require_open()
                 samples[k] = self.transformed(samples[k], int(key))
-        return (self.collate_fn or collate)(samples)
+        return (self.collate_fn or default_collate)(samples)
 
     def samples(self, plan: Plan) -> list[Any]:
         """Return the samples of a plan one by one."""

@@ -20,8 +20,8 @@ import torch
 import torch.distributed
 from torch.utils._pytree import tree_map_only
 
-from npydata.dataset.hashing import stream_key
 from npydata.dataset.permutation import Permutation
+from npydata.dataset.windows import stream_key
 from npydata.errors import LoaderError
 from npydata.loader.buffers import IntArray
 from npydata.loader.state import Position

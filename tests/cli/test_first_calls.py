@@ -15,7 +15,7 @@ from npydata import (
     MixtureDataset,
     MmapDataset,
     NpyTokensDataset,
-    Packed,
+    PackedBatch,
     PackedDataset,
     ShardingConfig,
     TrainingState,
@@ -31,7 +31,7 @@ def test_the_signature_of_random_windows_names_every_parameter():
     assert {"paths", "seq_len", "seed", "without_replacement"} <= shown.parameters.keys()
 
 
-@pytest.mark.parametrize("kind", [TrainingState, ShardingConfig, Packed])
+@pytest.mark.parametrize("kind", [TrainingState, ShardingConfig, PackedBatch])
 def test_a_class_explains_each_of_its_fields(kind):
     explained = re.findall(r"^    (\w+): \w", inspect.getdoc(kind), re.M)
     names = getattr(kind, "_fields", None) or kind.__dataclass_fields__
