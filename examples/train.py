@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ from npydata import (
 def train(
     tokens: Path, out: Path, *, steps: int = 200, batch_size: int = 16, context: int = 32,
     save_every: int = 20, keep_last: int | None = 3, seed: int = 0, device: str = "cpu",
-    snapshot: str = "host", dropout: float = 0.1, learning_rate: float = 3e-3,
+    snapshot: Literal["host", "overlap", "device"] = "host", dropout: float = 0.1,
+    learning_rate: float = 3e-3,
     vocab_size: int | None = None, log: Path | None = None,
     show: Callable[[Progress], object] = lambda progress: None, asked: "Asked | None" = None,
 ) -> GPT:  # fmt: skip

@@ -103,8 +103,10 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
                 "shape", "stride", "nbytes", "storage", "offset", "file_offset", "kind",
                 "requires_grad")}  # fmt: skip
             dtype = str(info.dtype).removeprefix("torch.")
-            rows.append({"name": name, "dtype": dtype, **row,
-                         "file": printable(info.path or path), "same_as": ties.get(name)})  # fmt: skip
+            file = printable(info.path or path)
+            rows.append(
+                {"name": name, "dtype": dtype, **row, "file": file, "same_as": ties.get(name)}
+            )
         metadata, other = sorted_values(checkpoint)
         distinct = [row for row in rows if row["same_as"] is None]
         remote = [file for file in checkpoint.open_files if file.is_remote]

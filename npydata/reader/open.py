@@ -151,7 +151,7 @@ def plain_name(name: Any) -> Any:
     if not plain or "\\" in name or not name.replace("\u3000", " ").isprintable() or "?" in name:
         raise FormatError(f"names the file {name!r:.80}, expected one beside the index")
     if name.endswith(".json"):
-        raise FormatError(f"names the file {name!r:.80}, expected no other index")
+        raise FormatError(f"names the file {name!r:.80}, expected one beside the index")
     return name
 
 
@@ -245,7 +245,9 @@ def only_checkpoint(folder: Folder, names: list[str]) -> str:
     if (what := foreign_folder(names)) is not None:
         raise FormatError(what)
     if found:
-        raise FormatError(f"holds {len(found)} of {' or '.join(patterns)}; name the file")
+        raise FormatError(
+            f"holds {len(found)} of {' or '.join(patterns)}, expected one; name the file"
+        )
     raise FormatError("holds no checkpoint, expected one of "
                       + ", ".join(one for patterns in IN_FOLDER for one in patterns))  # fmt: skip
 

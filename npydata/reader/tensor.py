@@ -233,7 +233,7 @@ def gather(spec: TensorSpec) -> Bytes:
     ):
         first, end = byte_span(view, itemsize)
         part = extent.part(storage.start + first, end - first)
-        target = whole[region]
+        target = whole[region or ...]  # of a scalar, numpy would give a copy
         if is_contiguous(*view[:2]) and target.flags.c_contiguous:
             part.file.pread_into(target.reshape(-1).view(np.uint8), part.offset)
             continue

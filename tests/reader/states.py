@@ -6,9 +6,21 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-          torch.uint8, torch.int8, torch.bool, torch.complex64, torch.complex128, torch.uint16,
-          torch.float8_e4m3fn]  # fmt: skip
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.int8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.float8_e4m3fn,
+]
 VIEWS = {
     "whole": lambda one: one,
     "rows": lambda one: one[1:3],
@@ -25,18 +37,28 @@ VIEWS = {
     "negative": lambda one: torch._neg_view(one) if one.is_floating_point() else one,
 }
 PLAIN = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False),
-    st.text(max_size=4), st.binary(min_size=1, max_size=3), st.just(torch.Size([2, 3])),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    st.text(max_size=4),
+    st.binary(min_size=1, max_size=3),
+    st.just(torch.Size([2, 3])),
     st.sets(st.integers(0, 9), max_size=3),
-)  # fmt: skip
+)
 KEYS = st.one_of(st.sampled_from(["w", "b", "a.b", "layers", ""]), st.integers(0, 4))
 
 
 def base(number: int) -> torch.Tensor:
     """A tensor of 4 by 6 whose dtype and content follow from a number."""
     dtype = DTYPES[number % len(DTYPES)]
-    raw = torch.randint(0, 256, (4, 6 * dtype.itemsize), dtype=torch.uint8,
-                        generator=torch.Generator().manual_seed(number))  # fmt: skip
+    raw = torch.randint(
+        0,
+        256,
+        (4, 6 * dtype.itemsize),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(number),
+    )
     if dtype is torch.bool:
         return (raw % 2).bool()
     return raw.view(dtype)
@@ -44,14 +66,19 @@ def base(number: int) -> torch.Tensor:
 
 @st.composite
 def states(draw: Any, views: Any = tuple(VIEWS), dtypes: int = len(DTYPES)) -> Any:
-    """A nested state dict: tensors that are tied, views of each other, or have flags; and values."""
-    bases = [base(number) for number in draw(st.lists(st.integers(0, dtypes - 1), min_size=1,
-                                                     max_size=3))]  # fmt: skip
+    """A nested state dict: tensors that are tied, views, or have flags; and values."""
+    bases = [
+        base(number)
+        for number in draw(st.lists(st.integers(0, dtypes - 1), min_size=1, max_size=3))
+    ]
     leaf = st.one_of(
-        st.builds(lambda number, view: VIEWS[view](bases[number % len(bases)]),
-                  st.integers(0, 2), st.sampled_from(views)),
+        st.builds(
+            lambda number, view: VIEWS[view](bases[number % len(bases)]),
+            st.integers(0, 2),
+            st.sampled_from(views),
+        ),
         PLAIN,
-    )  # fmt: skip
+    )
     nested = st.recursive(
         leaf,
         lambda inner: st.one_of(
@@ -73,8 +100,16 @@ def seen(tensor: torch.Tensor, *, strides: bool = True) -> Any:
     plain = torch._neg_view(plain) if plain.is_neg() else plain
     plain = plain.conj() if plain.is_conj() else plain
     bits = plain.contiguous().view(-1).view(torch.uint8).tolist() if plain.numel() else []
-    return (tensor.dtype, tuple(tensor.shape), tensor.stride() if strides else None, bits,
-            tensor.requires_grad, type(tensor), tensor.is_conj(), tensor.is_neg())  # fmt: skip
+    return (
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride() if strides else None,
+        bits,
+        tensor.requires_grad,
+        type(tensor),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 def tensors_of(value: Any, found: list[torch.Tensor] | None = None) -> list[torch.Tensor]:

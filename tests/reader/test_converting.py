@@ -14,8 +14,11 @@ from states import seen, states
 from npydata import CheckpointError, open_checkpoint
 from npydata.reader.inspect import inspect_checkpoint
 
-quickly = settings(deadline=None, max_examples=30,
-                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])  # fmt: skip
+quickly = settings(
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 
 def plain(tensor):
@@ -31,23 +34,31 @@ def test_a_converted_checkpoint_reads_as_its_source(tmp_path_factory, state):
         done = source.to_safetensors(folder / "a.safetensors", allow_larger=True)
         with open_checkpoint(folder / "a.safetensors") as made:
             assert set(made) == set(source)
-            assert made.ties().keys() | made.ties().values() == source.ties().keys() | source.ties().values()
+            assert (
+                made.ties().keys() | made.ties().values()
+                == source.ties().keys() | source.ties().values()
+            )
             for name in source:
                 assert seen(plain(made[name])) == seen(plain(source[name]))
-            kept = {name: source.metadata[name] for name in source.metadata if name not in done.left_out}
+            kept = {
+                name: source.metadata[name] for name in source.metadata if name not in done.left_out
+            }
             assert {name: made.metadata[name] for name in kept} == kept
         assert done.tensors == len(source)
         assert (folder / "a.safetensors").stat().st_size == done.nbytes
         source.to_safetensors(folder / "shards", shard_size=100, allow_larger=True)
         with open_checkpoint(folder / "shards") as shards:
             assert {name: seen(plain(shards[name])) for name in shards} == {
-                name: seen(plain(source[name])) for name in source}  # fmt: skip
+                name: seen(plain(source[name])) for name in source
+            }
 
 
 def test_a_prefix_is_taken_off_and_its_ties_are_kept(tmp_path):
     weight = torch.randn(4, 4)
-    torch.save({"model": {"a": weight, "b": weight}, "optimizer": {"c": torch.ones(2)}, "step": 1},
-               tmp_path / "a.pt")  # fmt: skip
+    torch.save(
+        {"model": {"a": weight, "b": weight}, "optimizer": {"c": torch.ones(2)}, "step": 1},
+        tmp_path / "a.pt",
+    )
     with open_checkpoint(tmp_path / "a.pt") as source:
         source.to_safetensors(tmp_path / "m.safetensors", prefix="model.")
         with pytest.raises(CheckpointError, match=r"a\.pt: no name begins with 'modle\.'"):
@@ -58,30 +69,40 @@ def test_a_prefix_is_taken_off_and_its_ties_are_kept(tmp_path):
     assert torch.equal(load_file(tmp_path / "m.safetensors")["a"], weight)
 
 
-@pytest.mark.parametrize("name, options, error", [
-    ("a.pt", {}, "ends in .pt"), ("x.safetensors", {"dtype": torch.int8}, "floating point"),
-    ("shards", {"shard_size": 0}, "shard_size=0"), ("source.safetensors", {}, "is to be read"),
-    ("x.safetensors", {}, "allow_larger"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, options, error",
+    [
+        ("a.pt", {}, "ends in .pt"),
+        ("x.safetensors", {"dtype": torch.int8}, "floating point"),
+        ("shards", {"shard_size": 0}, "shard_size=0"),
+        ("source.safetensors", {}, "is to be read"),
+        ("x.safetensors", {}, "allow_larger"),
+    ],
+)
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, name, options, error):
-    torch.save({"w": torch.ones(1).expand(100_000) if error == "allow_larger" else torch.ones(9)},
-               tmp_path / "source.safetensors")  # fmt: skip
+    torch.save(
+        {"w": torch.ones(1).expand(100_000) if error == "allow_larger" else torch.ones(9)},
+        tmp_path / "source.safetensors",
+    )
     before = sorted(tmp_path.iterdir())
-    with open_checkpoint(tmp_path / "source.safetensors") as source:
-        with pytest.raises(CheckpointError, match=error):
-            source.to_safetensors(tmp_path / name, **options)
+    source = open_checkpoint(tmp_path / "source.safetensors")
+    with source, pytest.raises(CheckpointError, match=error):
+        source.to_safetensors(tmp_path / name, **options)
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_memory_stays_small_however_large_the_tensors_are(tmp_path):
     path = tmp_path / "a.pt"
     torch.save({"w": torch.ones(1 << 26), "t": torch.ones(1 << 13, 1 << 12).t()}, path)
-    script = ("import sys, resource; from npydata import open_checkpoint\n"
-              "c = open_checkpoint(sys.argv[1]); before = resource.getrusage(0).ru_maxrss\n"
-              "c.to_safetensors(sys.argv[1] + '.safetensors')\n"
-              "print(resource.getrusage(0).ru_maxrss - before)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script, str(path)], check=True, text=True,
-                          capture_output=True)  # fmt: skip
+    script = (
+        "import sys, resource; from npydata import open_checkpoint\n"
+        "c = open_checkpoint(sys.argv[1]); before = resource.getrusage(0).ru_maxrss\n"
+        "c.to_safetensors(sys.argv[1] + '.safetensors')\n"
+        "print(resource.getrusage(0).ru_maxrss - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], check=True, text=True, capture_output=True
+    )
     assert int(done.stdout) < 150_000
     with open_checkpoint(f"{path}.safetensors") as made:
         assert made["t"].sum() == 1 << 25
@@ -89,7 +110,9 @@ def test_memory_stays_small_however_large_the_tensors_are(tmp_path):
 
 def test_a_report_counts_tensors_ties_and_values(tmp_path):
     weight = torch.randn(4, 4)
-    torch.save({"a": weight, "b": weight, "n": {"x": 1.5, "y": b"raw", "run": print}}, tmp_path / "a.pt")
+    torch.save(
+        {"a": weight, "b": weight, "n": {"x": 1.5, "y": b"raw", "run": print}}, tmp_path / "a.pt"
+    )
     report = inspect_checkpoint(tmp_path / "a.pt")
     assert (report.num_tensors, report.num_ties, report.parameters, report.nbytes) == (2, 1, 16, 64)
     assert report.metadata == {"n.x": 1.5}
@@ -111,8 +134,9 @@ def test_names_of_a_hostile_file_steer_no_terminal(tmp_path):
 
 
 def npydata(*args):
-    return subprocess.run([sys.executable, "-m", "npydata", *map(os.fspath, args)],
-                          capture_output=True, text=True)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "npydata", *map(os.fspath, args)], capture_output=True, text=True
+    )
 
 
 def test_the_command_converts_a_part(tmp_path):

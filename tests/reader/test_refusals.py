@@ -30,9 +30,10 @@ def torch_file(path, state=None):
 
 def rezipped(folder):
     torch_file(folder / "a.pt")
-    with zipfile.ZipFile(folder / "a.pt") as one, zipfile.ZipFile(
-        folder / "b.pt", "w", zipfile.ZIP_DEFLATED
-    ) as other:
+    with (
+        zipfile.ZipFile(folder / "a.pt") as one,
+        zipfile.ZipFile(folder / "b.pt", "w", zipfile.ZIP_DEFLATED) as other,
+    ):
         for name in one.namelist():
             other.writestr(name, one.read(name))
     return folder / "b.pt"
@@ -58,21 +59,38 @@ OPENING = {
     "gguf": (lambda f: with_bytes(f, "a.gguf", b"GGUF" + bytes(20)), "llama.cpp"),
     "a file called a": (lambda f: with_bytes(f, "a", b"x" * 20), r"/a: begins with"),
     "re-zipped": (rezipped, r"zip -0 -r"),
-    "cut off": (lambda f: with_bytes(f, "b.pt", torch_file(f / "a.pt").read_bytes()[:-9]), "cut off"),
+    "cut off": (
+        lambda f: with_bytes(f, "b.pt", torch_file(f / "a.pt").read_bytes()[:-9]),
+        "cut off",
+    ),
     "one distcp": (lambda f: with_bytes(f, "__0_0.distcp", b"PK\3\4"), "open the folder"),
     "empty folder": (lambda f: f, "holds no checkpoint"),
-    "two files": (lambda f: (torch_file(f / "a.pt"), torch_file(f / "b.pt")) and f, "name the file"),
-    "index out of the folder": (lambda f: index(f, {"w": "../one.safetensors"}), "beside the index"),
+    "two files": (
+        lambda f: (torch_file(f / "a.pt"), torch_file(f / "b.pt")) and f,
+        "name the file",
+    ),
+    "index out of the folder": (
+        lambda f: index(f, {"w": "../one.safetensors"}),
+        "beside the index",
+    ),
     "index of nothing": (lambda f: index(f, {}), "empty"),
     "index of another name": (lambda f: index(f, {"x": "one.safetensors"}), "'x' is not in"),
     "deepspeed": (lambda f: with_bytes(f, "zero_to_fp32.py", b"") and f, "zero_to_fp32.py"),
     "gaps in safetensors": (
-        lambda f: with_bytes(f, "a.safetensors", (60).to_bytes(8, "little") + json.dumps(
-            {"w": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}).encode().ljust(60)
-            + b"ab"), "begins at byte 1"),
+        lambda f: with_bytes(
+            f,
+            "a.safetensors",
+            (60).to_bytes(8, "little")
+            + json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}})
+            .encode()
+            .ljust(60)
+            + b"ab",
+        ),
+        "begins at byte 1",
+    ),
     "chained URL": (lambda _: "zip://a::file:///b", "chained"),
     "no such scheme": (lambda _: "nosuchscheme://x/a.pt", "no driver"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OPENING)
@@ -140,7 +158,9 @@ def test_a_file_that_changes_while_it_is_open_is_an_error(tmp_path, change, mmap
                 file.write(b"x")
             os.utime(path, ns=(1, 1))
         for read in (checkpoint.load, lambda: checkpoint["w"]):
-            with pytest.raises(CheckpointError, match=r"a\.pt: .*(changed|not in the file|cut off)"):
+            with pytest.raises(
+                CheckpointError, match=r"a\.pt: .*(changed|not in the file|cut off)"
+            ):
                 read()
 
 
@@ -161,17 +181,25 @@ class Anew(torch.nn.Linear):
 
 INTO = {
     "one missing": (lambda: {"b": torch.zeros(2)}, r"into has no 'weight'"),
-    "one too many": (lambda: {"weight": torch.zeros(2, 2), "bias": torch.zeros(2),
-                              "x": torch.zeros(1)}, "has no 'x', which into has"),
-    "another prefix": (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), r"did you mean '0\.weight'"),
+    "one too many": (
+        lambda: {"weight": torch.zeros(2, 2), "bias": torch.zeros(2), "x": torch.zeros(1)},
+        "has no 'x', which into has",
+    ),
+    "another prefix": (
+        lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        r"did you mean '0\.weight'",
+    ),
     "another shape": (lambda: torch.nn.Linear(3, 2), r"weight: .*shape is \(2, 3\).*\(2, 2\)"),
     "meta": (lambda: torch.nn.Linear(2, 2, device="meta"), "weight: .*meta"),
     "sparse": (lambda: {"weight": torch.eye(2).to_sparse(), "bias": torch.zeros(2)}, "sparse"),
-    "expanded": (lambda: {"weight": torch.zeros(1, 2).expand(2, 2), "bias": torch.zeros(2)}, "expanded"),
+    "expanded": (
+        lambda: {"weight": torch.zeros(1, 2).expand(2, 2), "bias": torch.zeros(2)},
+        "expanded",
+    ),
     "made anew": (lambda: Anew(2, 2), "makes it anew"),
     "a class": (lambda: torch.nn.Linear, "expected tensors"),
     "a number": (lambda: {"weight": 3, "bias": torch.zeros(2)}, "has a int as 'weight'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", INTO)
@@ -240,7 +268,10 @@ def test_no_module_of_the_file_is_imported(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
         file.writestr("a/data.pkl", content)
         file.writestr("a/version", "3\n")
-    script = "import sys; from npydata import open_checkpoint; print(open_checkpoint(sys.argv[1]).unsafe_globals)"
+    script = (
+        "import sys; from npydata import open_checkpoint\n"
+        "print(open_checkpoint(sys.argv[1]).unsafe_globals)"
+    )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.pt")], text=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(
                               [os.environ["PYTHONPATH"], str(tmp_path)])},
