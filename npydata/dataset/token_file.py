@@ -23,14 +23,6 @@ from npydata.dataset.formats import FormatName, Header, integer_dtype, read_head
 from npydata.dataset.windows import IntArray, TokenArray, TokenDtype
 from npydata.errors import TokenFileError
 from npydata.system.atomic import replacing, wrong_suffix
-<<<<<<< ours
-=======
-
-DEFAULT_WRITE_DTYPE = "uint32"
-TOKENIZER_SUFFIX = ".tokenizer.json"
-
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
->>>>>>> theirs
 
 
 def open_tokens(
@@ -155,15 +147,9 @@ def write_tokens(
     """
     path = Path(path)
     if row_len is not None and row_len < 1:
-<<<<<<< ours
         raise TokenFileError(f"{path}: row_len={row_len}, expected 1 or more")
     if (message := wrong_suffix(path, ".npy")) is not None:
         raise TokenFileError(message)
-=======
-        raise ValueError(f"row_len={row_len}, expected 1 or more")
-    if (what := wrong_suffix(path, ".npy")) is not None:
-        raise TokenFileError(what)
->>>>>>> theirs
     with replacing(path) as file:
         arrays = iter(chunks)
         first = list(next(([chunk] for chunk in arrays), []))
