@@ -714,7 +714,7 @@ class LessonLoader(AsyncDataLoader):
 class InTurn:
     """Batches fetched in the consumer's own thread, when it asks."""
 
-    ready, threads = 0, ()
+    threads, buffer = (), ReorderBuffer(0, 1)
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._number = fetch, 0

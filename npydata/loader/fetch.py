@@ -152,10 +152,9 @@ class Fetcher:
 
     def note(self, error: Exception, number: int, plan: Plan) -> None:
         """Note on an error which batch failed, from 0 on, and which samples it has."""
-        keys = list(plan.keys)
-        shown = ", ".join(map(str, keys[:NOTED_SAMPLES])) + ", ..." * (len(keys) > NOTED_SAMPLES)
+        first = list(map(int, plan.keys[:NOTED_SAMPLES]))
         add_note(error, f"npydata: in batch {number} of this iterator, epoch {self.order.epoch}, "
-                        f"of {len(keys)} samples: {shown}")  # fmt: skip
+                        f"of {len(plan.keys)} samples, which begin with {first}")  # fmt: skip
 
 
 class BufferWatch:

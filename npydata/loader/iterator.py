@@ -13,7 +13,7 @@ from typing import Any
 
 from npydata.errors import LoaderError
 from npydata.loader.device import Transfer
-from npydata.loader.fetch import Delivery, first_tensor
+from npydata.loader.fetch import first_tensor
 from npydata.loader.prefetch import Prefetcher
 from npydata.loader.state import Cursor
 
@@ -56,7 +56,7 @@ class LoaderStats:
     @property
     def ready(self) -> int:
         """Batches that wait for the consumer now."""
-        return self.prefetcher.ready if self.prefetcher else 0
+        return len(self.prefetcher.buffer.results) if self.prefetcher else 0
 
     @property
     def wait_share(self) -> float:
@@ -133,8 +133,7 @@ class PrefetchIterator:
             if not self._finalizer.alive:
                 raise StopIteration
             asked = time.perf_counter()
-            delivery: Delivery = self._prefetcher.next()
-            batch, after, is_end = delivery
+            batch, after, is_end = self._prefetcher.next()
             if not is_end:
                 now, stats = time.perf_counter(), self._stats
                 self._delivered += 1

@@ -109,11 +109,9 @@ class AsyncDataLoaderConfig:
             value = getattr(self, name)
             if value is not None and least is not None and value < least:
                 raise LoaderError(f"{name}={value!r}, expected an integer of {least} or more")
-        if (self.rank is None) != (self.world_size is None):
+        if self.rank not in (range(self.world_size) if self.world_size else (None,)):
             raise LoaderError(f"rank={self.rank}, world_size={self.world_size}: expected both or "
-                              "neither")  # fmt: skip
-        if self.rank is not None and self.rank >= (self.world_size or 0):
-            raise LoaderError(f"rank={self.rank}, expected 0 to {(self.world_size or 0) - 1}")
+                              "neither, and a rank below world_size")  # fmt: skip
         for owner, others in DECIDED_BY.items():
             for name in others if getattr(self, owner) is not None else ():
                 if getattr(self, name) is not defaults[name] and getattr(self, name) is not False:
@@ -450,8 +448,7 @@ def order_of(dataset: Any, config: AsyncDataLoaderConfig) -> tuple[str, Any]:
                               "which has an order of its own; leave it out")  # fmt: skip
         return "stream", dataset
     if not is_map or not hasattr(dataset, "__len__"):
-        raise LoaderError(f"{name} has no {'__len__' if is_map else '__getitem__'}, expected a "
-                          "dataset with len() and [index]")  # fmt: skip
+        raise LoaderError(f"{name}, expected a dataset with __len__ and __getitem__")
     if config.dtype is not None and config.dtype.is_floating_point and hasattr(dataset, "seq_len"):
         raise LoaderError(f"dtype={config.dtype} over token windows would lose ids; leave it out")
     if source is None:

@@ -159,11 +159,6 @@ class Prefetcher:
             result.reraise()
         return result
 
-    @property
-    def ready(self) -> int:
-        """Results that wait for the consumer."""
-        return len(self.buffer.results)
-
     def close(self) -> None:
         """Stop every worker at once, and wait for them unless the garbage collector runs in one."""
         self.buffer.close()

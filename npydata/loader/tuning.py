@@ -66,8 +66,8 @@ class Recommendation:
         return {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
 
     def __str__(self) -> str:
-        settings = f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}"
-        return f"{settings}:\n  {self.reason}"
+        return (f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}:\n  "
+                f"{self.reason}")  # fmt: skip
 
 
 def recommend(
@@ -173,9 +173,9 @@ class NaiveWindows(Dataset[Any]):
         return (self.tokens.num_tokens - 1) // self.seq_len
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        window = self.tokens.read(index * self.seq_len, self.seq_len + 1)
-        return (torch.from_numpy(window[:-1].astype(np.int64)),
-                torch.from_numpy(window[1:].astype(np.int64)))  # fmt: skip
+        tokens = self.tokens.read(index * self.seq_len, self.seq_len + 1)
+        window = torch.from_numpy(tokens.astype(np.int64))
+        return window[:-1], window[1:]
 
 
 def sweep(
