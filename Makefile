@@ -107,7 +107,7 @@ notebooks: $(READY)  ## For authors: build the lessons from their text, copy mod
 	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
 
 docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file materials/docs/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --config-file materials/docs/mkdocs.yml
 	@echo "[docs] open build/site/index.html; to search it, too: python3 -m http.server -d build/site"
 
 materials: $(READY)  ## For authors: make the smoke token files

@@ -8,7 +8,6 @@ import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -110,7 +109,7 @@ def test_the_figures_in_the_readme_are_the_saved_ones():
     import render
 
     readme, figures, *_ = (path.read_text(encoding="utf-8") for path in render.PAGES)
-    assert "<!-- summary -->" in readme
+    assert "<!-- summary: short -->" in readme
     for report in (ROOT / "materials" / "results").glob("*.json"):
         if "verdicts" in json.loads(report.read_text(encoding="utf-8")):
             assert f"<!-- figures: {report.stem} -->" in figures
@@ -119,31 +118,11 @@ def test_the_figures_in_the_readme_are_the_saved_ones():
         assert render.rendered(page) == page, "run: python materials/results/render.py"
 
 
-def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
+def test_the_code_in_the_readme_trains_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
-    names = {}
-    for snippet in code:
-        exec(compile(snippet, "README.md", "exec"), names)
-    assert names["x"].shape == (32, 1024)
-    assert names["inputs"].shape == (1024,)
-    assert names["first"] == 41
-
-
-def test_the_code_in_the_readme_that_resumes_begins_at_a_first_start_and_takes_the_loader_up():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    resume = readme[readme.index("first = 1\nif latest :=") :].split("```")[0]
-    asked = []
-    found = SimpleNamespace(step=40, rng="rng", loader="place")
-    names = {
-        "latest_checkpoint": lambda run: None,
-        "load_checkpoint": lambda latest: ("weights", "moments", found),
-        "restore_rng": asked.append,
-        **{name: SimpleNamespace(load_state_dict=asked.append)
-           for name in ("model", "optimizer", "loader")},
-    }  # fmt: skip
-    exec(resume, names)
-    assert (names["first"], asked) == (1, [])
-    exec(resume, {**names, "latest_checkpoint": lambda run: run})
-    assert asked == ["weights", "moments", "place", "rng"]
+    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    for latest in (None, tmp_path / "run" / "500"):
+        names = {}
+        exec(compile(code, "README.md", "exec"), names)
+        assert (names["latest"] and names["latest"].resolve(), names["step"]) == (latest, 512)
