@@ -11,7 +11,7 @@ import numpy as np
 from npydata.dataset.documents import Documents
 from npydata.dataset.formats import FormatName
 from npydata.dataset.token_file import open_tokens
-from npydata.dataset.windows import IntArray, num_windows
+from npydata.dataset.windows import num_windows
 from npydata.errors import NpyDataError
 from npydata.system.progress import printable, progress_bar
 
@@ -36,8 +36,7 @@ def inspect_tokens(
         Values that JSON holds. ``id_min`` and ``id_max`` are of the whole file, ``None`` of an
         empty one. ``dtype_assumed``: neither the file nor the caller said it. ``documents`` is
         ``None`` where nothing says where they end; ``eot_id`` does, or what ``prepare`` recorded.
-        With ``seq_len``, ``windows`` counts windows that share no token (stride ``seq_len + 1``),
-        that use every token as a target once (stride ``seq_len``), and all there are (stride 1).
+        With ``seq_len``, ``samples`` counts the windows of ``MmapDataset``, which share no token.
 
     Raises:
         NpyDataError: The file is malformed, a checkpoint, or ``seq_len`` is below 1.
@@ -70,37 +69,23 @@ def inspect_tokens(
     }
     documents = Documents(tokens, eot_id)
     if documents.eot_id is not None or tokens.document_ends is not None:
-        report["documents"] = describe_documents(documents.ends())
+        lengths = np.diff(documents.ends(), prepend=0)
+        filled = lengths[lengths > 0]
+        report["documents"] = {"count": len(lengths), "empty": len(lengths) - len(filled)}
+        if len(filled):
+            report["documents"] |= {
+                "shortest": int(filled.min()),
+                "median": float(np.median(filled)),
+                "longest": int(filled.max()),
+            }
     if seq_len is not None:
-        strides = {"apart": seq_len + 1, "every_target": seq_len, "random_starts": 1}
-        report["windows"] = {"seq_len": seq_len} | {
-            name: tokens.rows * num_windows(tokens.row_len, seq_len, stride)
-            for name, stride in strides.items()
-        }
+        report["samples"] = tokens.rows * num_windows(tokens.row_len, seq_len, seq_len + 1)
     return report
 
 
 def is_named_like_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a file has the name of a checkpoint."""
     return Path(path).suffix in CHECKPOINT_SUFFIXES
-
-
-def describe_documents(ends: IntArray) -> dict[str, Any]:
-    """Look at documents that end where ``ends`` says.
-
-    ``lengths`` are of those that aren't empty, in tokens.
-    """
-    lengths = np.diff(ends, prepend=0)
-    filled = lengths[lengths > 0]
-    report: dict[str, Any] = {"count": len(ends), "empty": len(ends) - len(filled)}
-    if len(filled):
-        report["lengths"] = {
-            "shortest": int(filled.min()),
-            "median": float(np.median(filled)),
-            "mean": float(filled.mean()),
-            "longest": int(filled.max()),
-        }
-    return report
 
 
 def as_table(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -221,7 +221,7 @@ def test_a_reader_that_stops_early_is_no_error(rows):
 def test_inspect_tells_people_what_is_in_a_file(rows, capsys):
     assert main(["inspect", str(rows), "--seq-len", "4"]) == 0
     text = capsys.readouterr().out
-    for line in ("format +npy", "dtype +uint16", r"shape +\[3, 10\]", "id min +100", "apart +6"):
+    for line in ("format +npy", "dtype +uint16", r"shape +\[3, 10\]", "id min +100", "samples +6"):
         assert re.search(rf"^ *{line}$", text, re.MULTILINE)
 
 
