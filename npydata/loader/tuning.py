@@ -42,6 +42,9 @@ AS_GOOD = 0.95
 START_UP = 40
 """Batches that are not counted: threads begin, pages are mapped, buffers are written first."""
 
+LOADERS = ("ours", "ours in DataLoader", "naive DataLoader")
+"""What :func:`sweep` compares."""
+
 COLORS = ("#0f766e", "#9aa5b1", "#e8a33d")
 """Of our loader, of our dataset in torch's, of the naive one."""
 
@@ -184,7 +187,7 @@ def sweep(
     seq_len: int = 1024,
     batch_size: int = 32,
     dtype: str | None = None,
-    loaders: Sequence[str] = ("ours", "ours in DataLoader", "naive DataLoader"),
+    loaders: Sequence[str] = LOADERS,
     workers: Sequence[int] = (0, 1, 2, 4),
     prefetch: Sequence[int] = (2, 4, 8, 16),
     repeats: int = 5,
@@ -221,9 +224,8 @@ def sweep(
         return DataLoader[Any](dataset, batch_size, shuffle=True, num_workers=workers,
                                prefetch_factor=prefetch or None)  # fmt: skip
 
-    known = ("ours", "ours in DataLoader", "naive DataLoader")
-    if unknown := set(loaders) - set(known):
-        raise NpyDataError(f"loaders: {unknown.pop()!r}, expected some of {', '.join(known)}")
+    if unknown := set(loaders) - set(LOADERS):
+        raise NpyDataError(f"loaders: {unknown.pop()!r}, expected some of {', '.join(LOADERS)}")
     cells = dict.fromkeys((name, w, p if w or name == "ours" else 0)
                           for name, w, p in product(loaders, workers, prefetch))  # fmt: skip
     makers = {cell: partial(make, *cell) for cell in cells}
