@@ -148,7 +148,7 @@ def bars(rows: dict[str, Bar], unit: str = "ms a step") -> Any:
         ax.legend(handles=patches, loc="upper right", frameon=False, fontsize=9)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.45 * longest)
+    ax.set_xlim(0, 1.7 * longest)
     ax.set_xlabel(unit)
     ax.spines[["top", "right", "left"]].set_visible(False)
     return figure
