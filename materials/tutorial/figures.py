@@ -1,6 +1,6 @@
 """One look for every figure: the same colour for the same thing, readable in grey.
 
-from tutorial.figures import PALETTE, use_style, label, strip, lanes, scoreboard
+from tutorial.figures import PALETTE, use_style, label, strip, scoreboard
 use_style()
 """
 
@@ -43,7 +43,6 @@ PALETTE = {
 }
 INK = "#1f2937"
 WIDTH = 8.0
-LETTER = 0.0115  # of an axis' length: what a letter of a label takes
 NAMED = 0.14  # the share of the longest bar from which a part has room for its name
 PARTS = ("data wait", "compute", "save stall", "load")
 
@@ -156,36 +155,6 @@ def key(ax: Axes, roles: Sequence[str]) -> None:
         borderaxespad=0.2,
         borderpad=0,
     )
-
-
-def lanes(
-    ax: Axes,
-    rows: Sequence[tuple[str, float, float, str]],
-    *,
-    unit: str = "ms",
-    labels: Mapping[int, str] | None = None,
-) -> None:
-    """Draw swim lanes from (lane, start, end, role): first lane on top, gaps are idle time.
-
-    `labels` writes a short text into the interval with that index, where it has room.
-    """
-    names = list(dict.fromkeys(row[0] for row in rows))
-    last = max(row[2] for row in rows)
-    for i, (lane, start, end, role) in enumerate(rows):
-        y = names.index(lane)
-        ax.barh(y, end - start, left=start, height=0.62, color=PALETTE[role], ec="white", lw=1.2)
-        text = (labels or {}).get(i)
-        if text and end - start >= LETTER * len(text) * last:
-            ink = ink_on(PALETTE[role])
-            ax.text((start + end) / 2, y, text, ha="center", va="center", color=ink, fontsize=11)
-    for y in range(len(names)):
-        ax.axhline(y, color="#e5e7eb", lw=1, zorder=0)
-    ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_xlim(0, last * 1.01)
-    ax.set_xlabel(f"time ({unit})")
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
 
 
 def scoreboard(

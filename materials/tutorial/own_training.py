@@ -6,9 +6,9 @@ place of the library's:
 | of the package | stands where the library, or the script, uses |
 |---|---|
 | a function that was accepted | the function that it was checked against |
-| a class of a frame, such as `MyLoader` | the class that it is derived from |
+| a class of a frame, such as `MySampler` | the class that it is derived from |
 
-So `mine.order.MySampler` cuts the epochs of `mine.loader.MyLoader`, and `mine.checkpointer.commit`
+So `mine.order.MySampler` cuts the epochs of the loader, and `mine.checkpointer.commit`
 ends each save of `mine.snapshot.MyCheckpointer`. What the package lacks stays as it is.
 """
 

@@ -172,13 +172,6 @@ def gained(part: str, steps: int = 6, saves: int = 6, **replaced: Any) -> float:
     return round(before.parts()[part] / now.parts()[part], 1)
 
 
-def left(part: str, **settings: Any) -> str:
-    """As `gained`, in words: of next to nothing one run takes a tenth of what another takes."""
-    times = gained(part, **settings)
-    most = "nearly all" if times < 1.5 else "about half" if times < 4 else "hardly any"
-    return f"{most}: {factor(times, 1.0).strip()}"
-
-
 def of_medians(scores: Sequence[Scoreboard]) -> Scoreboard:
     """Of each part the median of several runs."""
     rows = zip(*(score.parts().values() for score in scores), strict=True)

@@ -23,7 +23,7 @@ from clinic.case_2 import slim
 from clinic.case_3 import experiment, saver
 from clinic.case_4 import train_two
 from clinic.case_5 import keep_one
-from tutorial.pipeline import Pipeline, timeline
+from course.lesson import defined
 
 import npydata
 from npydata.system.page_cache import evict
@@ -95,8 +95,8 @@ def tokens_1(evidence_1):
     return evidence_1 / "tokens.npy", evidence_1 / "vocabulary.json"
 
 
-def from_pipeline(**pipeline):
-    return [("worker", *trip[1:]) for trip in timeline(Pipeline(**pipeline), batches=40).trips]
+def modelled(fetch, step, window):
+    return defined("04")["follow"](fetch * 10, step, 1, window)
 
 
 def test_1_the_run_is_far_slower_than_its_steps_whatever_the_settings(evidence_1):
@@ -112,8 +112,8 @@ def test_1_the_log_says_what_a_batch_costs_whoever_else_is_at_work(evidence_1):
     assert max(costs) < 3 * min(costs)
 
 
-def test_1_the_trace_says_starved(evidence_1):
-    assert answer_1.diagnose(traces(evidence_1)[0]) == "starved"
+def test_1_the_trace_says_too_slow(evidence_1):
+    assert answer_1.diagnose(traces(evidence_1)[0]) == "too slow"
 
 
 def counts_beside(job):
@@ -144,8 +144,8 @@ def test_1_the_mend_feeds_the_same_batches(tokens_1):
 
 def test_1_it_is_not_for_lack_of_room(evidence_1):
     assert answer_1.wait_shares(traces(evidence_1)[0])[1] < 0.1
-    short_of_room = from_pipeline(step_s=1.5, fetch_s=2, window=1, wake_s=0.5)
-    assert answer_1.diagnose(short_of_room) == "lock-step"
+    short_of_room = modelled([2, 2, 2, 14], step=4, window=1)
+    assert answer_1.diagnose(short_of_room) == "no room"
 
 
 def test_1_it_is_not_the_disk(tokens_1):
@@ -167,7 +167,7 @@ def test_1_a_cold_file_would_show(tokens_1, tmp_path):
 def test_1_it_is_not_the_step(evidence_1):
     assert answer_1.wait_shares(traces(evidence_1)[0])[0] > 0.1
     assert answer_1.step_s(train.gpu_step) < 2 * train.STEP_S
-    slow_step = from_pipeline(step_s=20, fetch_s=2)
+    slow_step = modelled([2], step=20, window=2)
     assert answer_1.diagnose(slow_step) == "fed"
 
 

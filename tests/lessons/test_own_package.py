@@ -20,7 +20,7 @@ KILLED = ROOT / "materials" / "tutorial" / "killed_training.py"
 TOKENS = ROOT / "materials" / "train_smoke.npy"
 STEPS, SAVE_EVERY = 24, 6
 PATIENCE = 120.0
-CORE = {"dataset", "order", "loader", "training"}  # the others build parts that are kept in kept/
+CORE = {"training"}  # the others build parts that are kept in kept/
 """The parts that a run on one processor needs."""
 
 

@@ -1,0 +1,248 @@
+"""Lesson 03: the reorder buffer, judged by scripts of calls, and the loader around it."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from course.grading.exercise import Exercise
+from course.grading.observers import threads
+from course.grading.scripted import ForEverError, Script
+from course.lesson import defined, solution
+
+BUFFER = defined("03")["Buffer"]
+
+
+def played(name: str, answer: Any, count: int, capacity: int, *calls: str) -> dict[str, Any]:
+    """Observe a method of the buffer, beside the solution's other methods."""
+    buffer = type("Buffer", (BUFFER,), {name: answer})(count, capacity)
+    seen = Script(buffer, ("claimed", "taken", "closed", "results"), ("room", "ready")).play(calls)
+    return seen | {"ready at the end": sorted(buffer.results or ())}
+
+
+def method(
+    name: str, scripts: list[tuple[Any, ...]], misconceptions: str, **others: Any
+) -> Exercise:
+    one = solution("03", name)
+    alone = replace(one, source=one.source.partition("\nBuffer.")[0])
+    return Exercise(
+        alone,
+        scripts,
+        partial(played, name),
+        misconceptions,
+        others=others,
+        show=lambda count, capacity, *calls: (
+            f"Buffer({count}, capacity={capacity}): {', '.join(calls)}"
+        ),
+    )
+
+
+CLAIM = method(
+    "claim",
+    [
+        (3, 5, "claim", "claim", "claim", "claim"),
+        (9, 1, "claim", "claim", "put 0", "take_next"),
+        (9, 1, "claim", "claim", "close"),
+        (9, 1, "claim", "claim", "wake", "close"),
+        (2, 1, "claim", "claim", "claim", "put 0", "take_next", "wake"),
+        (9, 4, "claim", "close", "claim"),
+        (9, 1, "claim", "claim", "claim", "put 0", "take_next", "wake", "close"),
+    ],
+    """
+    self.has_room() >> True | You hand out a number although there is no room.
+    while >> if | You look once. Who wakes up may still find no room: another worker was quicker.
+    not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait. A close must end it, too, and so must the end of the numbers.
+    if self.closed or self.claimed == self.count >> if self.claimed == self.count | To a worker of a closed buffer the answer is None.
+    return self.claimed - 1 >> return self.claimed | The first number is 0; yours is 1.
+    with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.
+    """,
+)
+PUT = method(
+    "put",
+    [
+        (9, 4, "claim", "put 0"),
+        (9, 4, "claim", "claim", "put 1"),
+        (9, 4, "claim", "take_next", "put 0"),
+        (9, 4, "claim", "claim", "take_next", "put 1", "put 0"),
+        (9, 4, "claim", "close", "put 0"),
+        (9, 2, "claim", "claim", "claim", "put 1", "put 0", "close"),
+    ],
+    """
+    if not self.closed: >> if True: | What you leave in a closed buffer stays in memory: nobody will take it.
+    self.results[number] = result >> self.results[self.taken] = result | A batch that comes before its turn gets another batch's place.
+    self.ready.notify() >> pass | The consumer is asleep in `ready`, and you don't wake it.
+    with self.lock: >> if True: | You change the buffer without holding its lock.
+    """,
+)
+
+
+def takes_any(self: Any) -> Any:
+    with self.lock:
+        while not self.results and not self.closed:
+            self.ready.wait()
+        if self.closed:
+            raise RuntimeError
+        self.taken += 1
+        self.room.notify()
+        return self.results.pop(next(iter(self.results)))
+
+
+TAKE_NEXT = method(
+    "take_next",
+    [
+        (9, 4, "claim", "put 0", "take_next"),
+        (9, 4, "claim", "claim", "put 1", "take_next", "put 0", "take_next"),
+        (9, 4, "claim", "take_next", "put 0"),
+        (9, 4, "claim", "take_next", "wake", "put 0"),
+        (9, 1, "claim", "claim", "put 0", "take_next"),
+        (9, 4, "claim", "take_next", "close"),
+        (9, 4, "close", "take_next"),
+    ],
+    """
+    while >> if | You look once. Who wakes up may still find nothing.
+    if self.closed: >> if False: | Only a result ends your wait; a close must end it, too.
+    raise RuntimeError("the buffer was closed") >> return None | None could be a batch: an error can't be mistaken for one.
+    self.room.notify() >> pass | There is room now, and no worker hears of it.
+    self.results.pop(self.taken - 1) >> self.results[self.taken - 1] | The result stays in `self.results`, and so in memory.
+    """,
+    **{"You take whatever came first: that is the order in which workers finish.": takes_any},
+)
+CLOSE = method(
+    "close",
+    [
+        (9, 4, "claim", "put 0", "close", "claim"),
+        (9, 1, "claim", "claim", "close"),
+        (9, 1, "claim", "claim", "claim", "claim", "close"),
+        (9, 4, "claim", "take_next", "close"),
+        (9, 1, "claim", "claim", "take_next", "close"),
+    ],
+    """
+    self.closed = True >> pass | Everybody wakes, looks at `self.closed`, and goes back to sleep: you don't set it.
+    self.results.clear() >> pass | What is ready stays in memory, and nobody will take it.
+    self.room.notify_all() >> self.room.notify() | You wake one worker; several may be asleep.
+    self.room.notify_all() >> pass | The workers sleep on.
+    self.ready.notify_all() >> pass | The consumer sleeps on: it may be waiting in another thread.
+    with self.lock: >> if True: | `notify_all` needs the lock: whoever wakes others has to hold it.
+    """,
+)
+
+
+def worked(answer: Any, numbers: list[int], bad: dict[int, type[BaseException]]) -> dict[str, Any]:
+    """Observe what a worker does with a buffer that hands out these numbers."""
+    left, seen = list(numbers), []
+
+    def make(number: int) -> str:
+        if seen.append(f"make {number}") or len(seen) > 20:
+            raise ForEverError
+        if number in bad:
+            raise bad[number](f"batch {number}")
+        return f"batch {number}"
+
+    def put(number: int, result: Any) -> None:
+        error = getattr(result, "error", None)
+        if isinstance(error, BaseException):
+            known = "" if error.__traceback__ else " without its traceback"
+            result = f"Failed with {type(error).__name__}{known}"
+        seen.append(
+            f"put {number!r}, {result if isinstance(result, str) else type(result).__name__}"
+        )
+
+    try:
+        answer(SimpleNamespace(claim=lambda: left.pop(0) if left else None, put=put), make)
+    except ForEverError:
+        seen[9:] = ["and so on, without end"]
+    except BaseException as error:
+        seen.append(f"ends with {type(error).__name__}")
+    return {"what happens": "; ".join(seen)}
+
+
+def work_text(numbers: list[int], bad: dict[int, type[BaseException]]) -> str:
+    raises = "".join(f", make({k}) raises {error.__name__}" for k, error in bad.items())
+    return f"work(buffer, make)  # claim() gives {[*numbers, None]}{raises}"
+
+
+WORK = Exercise(
+    solution("03", "work"),
+    [
+        ([], {}),
+        ([0], {}),
+        ([0, 1, 4], {}),
+        ([2, 3, 5], {3: ValueError}),
+        ([0, 1], {0: KeyboardInterrupt}),
+        ([1, 2], {1: StopIteration, 2: SystemExit}),
+    ],
+    worked,
+    """
+    (number := buffer.claim()) is not None >> number := buffer.claim() | The first number is 0, and you take it for none.
+    except BaseException >> except Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits for good.
+    result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
+    result = Failed(error) >> continue | The batch is just missing, and the consumer waits for it.
+    result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch: wrap it.
+    result = Failed(error) >> result = Failed(RuntimeError(str(error))) | You make a new error: the kind of the old one is lost, and so is the line that raised it.
+    """,
+    show=work_text,
+)
+
+
+class Numbers:
+    """Samples that are their own numbers; one of them can't be fetched."""
+
+    def __init__(self, length: int, fails_at: int | None = None) -> None:
+        self.length, self.fails_at = length, fails_at
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fetch(self, indices: Any) -> list[int]:
+        if self.fails_at in indices:
+            raise ValueError(f"sample {self.fails_at}")
+        return list(indices)
+
+
+def looped(answer: Any, length: int, batch_size: int, workers: int, given: int, how: Any) -> Any:
+    """Observe a loop over a loader, which is perhaps left early."""
+    loader = answer(Numbers(length, how.get("fails_at")), batch_size, prefetch=2, workers=workers)
+    loader.given, got, ahead = given, [], 0
+    seen: dict[str, Any] = {}
+    with threads() as counted:
+        try:
+            for batch in loader:
+                got.append(batch if isinstance(batch, list) else type(batch).__name__)
+                ahead = max(ahead, loader.given - given - len(got))
+                if len(got) == how.get("leave_after"):
+                    break
+        except Exception as error:
+            seen["raised"] = type(error).__name__
+        seen |= {"batches": got, "given": "more than the loop got" if ahead else loader.given}
+        return seen | counted()
+
+
+def loader_text(length: int, batch_size: int, workers: int, given: int, how: dict[str, Any]) -> str:
+    words = [f"resumed with given = {given}"] * bool(given)
+    words += [f"{name.replace('_', ' ')} {value}" for name, value in how.items()]
+    call = f"Loader({length} samples, {batch_size}, prefetch=2, workers={workers})"
+    return f"list({call})" + (f"  # {', '.join(words)}" if words else "")
+
+
+LOADER = Exercise(
+    solution("03", "Loader"),
+    [
+        (12, 4, 1, 0, {}),
+        (25, 4, 3, 0, {}),
+        (24, 4, 2, 4, {}),
+        (40, 4, 2, 0, {"leave_after": 2}),
+        (40, 4, 2, 0, {"fails_at": 9}),
+        (40, 4, 2, 3, {"leave_after": 2}),
+    ],
+    looped,
+    """
+    raise batch.error >> yield batch | You hand the loop a Failed in place of a batch: raise its error.
+    self.given += 1 >> pass | A resume would begin again at the first batch: nobody counts what was given.
+    self.given += 1 >> self.given = buffer.claimed | You count what was claimed. A resume would skip what the loop never saw.
+    self.given = 0  # the next loop >> pass  # | After the last batch comes a new epoch, and it begins at 0.
+    buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, for good.
+    self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.
+    args=(buffer, make), daemon=True).start() >> args=(buffer, make), daemon=True).run() | `run` does the work here and now, in your own thread, which then waits for room.
+    """,
+    show=loader_text,
+)

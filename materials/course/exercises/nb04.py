@@ -1,0 +1,198 @@
+"""Lesson 04: measuring, choosing a setting, a model of the loader, and hints."""
+
+from itertools import accumulate, count
+from typing import Any
+
+from hypothesis import strategies as st
+
+from course.grading.exercise import Exercise
+from course.lesson import defined, solution
+
+TRIP = defined("04")["Trip"]
+
+
+def spans(gaps: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    """Return (begin, end) pairs from (idle time before, length) pairs."""
+    ends = list(accumulate(gap + length for gap, length in gaps))
+    return [(end - length, end) for end, (_, length) in zip(ends, gaps, strict=True)]
+
+
+IDLE_SHARE = Exercise(
+    solution("04", "idle_share"),
+    st.tuples(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6).map(spans)
+    ),
+    misconceptions="""
+    return 1 - worked >> return worked | That is the share of the time in which it was busy.
+    - busy[0][0] >> - 0 | The clock need not begin at 0: time counts from the first begin.
+    busy[-1][1] >> busy[-1][0] | The last piece of work has an end, too; time counts up to there.
+    1 - worked / >> 100 - 100 * worked / | That is in percent; asked for is a share, from 0 to 1.
+    1 - worked / (busy[-1][1] - busy[0][0]) >> (busy[-1][1] - busy[0][0]) - worked | That is how long it was idle; asked for is the share of the time.
+    """,
+)
+
+
+def called(answer: Any, names: str, repeats: int) -> dict[str, Any]:
+    """Observe in which order methods are called, and what is returned; the k-th call gives k."""
+    order: list[str] = []
+    numbers = count(1)
+    methods = {name: lambda name=name: order.append(name) or next(numbers) for name in names}
+    return {"returned": answer(methods, repeats), "called": " ".join(order)}
+
+
+def one_after_the_other(methods: Any, repeats: int) -> Any:
+    return {name: [method() for _ in range(repeats + 1)][1:] for name, method in methods.items()}
+
+
+IN_TURN = Exercise(
+    solution("04", "in_turn"),
+    [("A", 1), ("AB", 1), ("AB", 3), ("ABC", 2)],
+    called,
+    """
+    rounds[1:] >> rounds | You keep the warm-up with the others.
+    range(repeats + 1) >> range(repeats) | The round that you throw away is one of those asked for.
+    """,
+    others={
+        "You measure one to its end and then the next: a machine that slows down favours the "
+        "first.": one_after_the_other,
+    },
+    show=lambda names, repeats: (
+        f"in_turn({{{', '.join(f'{n!r}: ...' for n in names)}}}, {repeats})"
+    ),
+)
+
+
+def fastest(rates: dict[Any, float], step_s: float) -> Any:
+    return max(rates, key=rates.get)
+
+
+CHEAPEST = Exercise(
+    solution("04", "cheapest"),
+    [
+        ({(1, 2): 150.0, (1, 8): 250.0, (2, 8): 900.0}, 0.01),
+        ({(1, 2): 150.0, (1, 8): 250.0, (2, 8): 900.0}, 1.0),
+        ({(1, 2): 150.0, (1, 8): 200.0, (2, 8): 202.0}, 0.01),
+        ({(1, 2): 100.0, (1, 8): 196.0, (2, 8): 200.0}, 0.001),
+        ({(1, 2): 300.0, (1, 8): 120.0, (2, 8): 310.0}, 0.004),
+        ({(1, 1): 90.0, (2, 1): 95.0, (4, 1): 100.0}, 0.001),
+    ],
+    misconceptions="""
+    HEADROOM / step_s >> 1 / step_s | Just fast enough is too slow on a busy day: ask for headroom.
+    if best >= needed >> if best < needed | You ask for headroom where no setting has it, and for the fastest where one has.
+    AS_GOOD * best >> best | What is nearly as fast as the best is as good, and cheaper.
+    if rate >= target >> if rate > target | A setting that just reaches its target reaches it.
+    HEADROOM / step_s >> HEADROOM * step_s | A step of `step_s` seconds uses `1 / step_s` batches a second.
+    """,
+    others={"The fastest setting costs more than the step can use.": fastest},
+)
+
+UNEVEN = [2, 2, 2, 14]
+RUNS = [
+    ([4, 4], 1, 1, 2),
+    ([4, 4, 4], 6, 1, 1),
+    ([2] * 6, 5, 1, 2),
+    ([6] * 3, 2, 2, 1),
+    ([6] * 6, 2, 2, 2),
+    ([6] * 7, 2, 3, 6),
+    (UNEVEN * 2, 4, 2, 2),
+    (UNEVEN * 3, 4, 2, 8),
+    ([1, 9, 1, 1, 1, 1], 3, 2, 3),
+]
+
+
+def run_text(fetch: list[float], step: float, workers: int, window: int) -> str:
+    return f"follow({fetch}, {step}, {workers}, {window})"
+
+
+def trips_of(answer: Any, *case: Any) -> Any:
+    """Observe the four times of every batch, and its worker, each as a row."""
+    trips = answer(*case)
+    if not (isinstance(trips, list) and all(isinstance(trip, tuple) for trip in trips)):
+        return trips
+    return dict(zip(TRIP._fields, map(list, zip(*trips, strict=False)), strict=False))
+
+
+FOLLOW = Exercise(
+    solution("04", "follow"),
+    RUNS,
+    trips_of,
+    """
+    worker = free.index(min(free)) >> worker = k % workers | You deal the batches out in turn; the worker that is free first takes the next one.
+    begun = max(free[worker], room) >> begun = free[worker] | Your workers never wait for room.
+    trips[k - window].taken >> trips[k - window].made | A batch takes up room until it is taken; you give its place away when it is made.
+    trips[k - window].taken >> trips[k - window].done | A place is free as soon as its batch is taken; you wait for its step, too.
+    made = free[worker] = begun + fetch[k] >> made = begun + fetch[k] | Your workers are always free: a worker is busy until its batch is made.
+    max(made, trips[-1].done) if trips else made >> made | Your consumer takes a batch before it is done with the one before.
+    if k >= window >> if k > window | Batches are counted from 0, so batch `window` needs a place already; yours is one too many.
+    """,
+    show=run_text,
+)
+
+
+def diagnosed(answer: Any, fetch: list[float], step: float, workers: int, window: int) -> Any:
+    """Observe what is said of a run of the model."""
+    return answer(solution("04", "follow").define()(fetch * 10, step, workers, window))
+
+
+DIAGNOSE = Exercise(
+    solution("04", "diagnose"),
+    [
+        ([2], 5, 1, 2),
+        ([6], 2, 1, 4),
+        ([6], 2, 2, 4),
+        (UNEVEN, 4, 1, 1),
+        (UNEVEN, 4, 1, 16),
+        (UNEVEN, 4, 2, 16),
+        (UNEVEN, 4, 3, 2),
+        (UNEVEN, 1, 2, 2),
+        ([8], 6, 1, 4),
+    ],
+    diagnosed,
+    """
+    return "no room" if worker > least >> return "no room" if worker <= least | A worker that never waits is simply too slow; one that waits has no room.
+    if consumer <= least >> if worker <= least | The consumer decides first: if it doesn't wait, nothing is wrong.
+    (trip.taken, trip.done) >> (trip.made, trip.taken) | The consumer works from `taken` to `done`; before that the batch is only ready.
+    (trip.begun, trip.made) >> (trip.begun, trip.taken) | A worker is done when its batch is made; who takes it, and when, is not its work.
+    for trip in trips if trip.worker == 0 >> for trip in trips | Workers work side by side, and their times overlap: look at one of them.
+    """,
+    show=lambda *run: f"diagnose({run_text(*run)} * 10)".replace("] * 10", "]").replace(
+        "([", "([", 1
+    ),
+)
+
+
+class Asked:
+    """A dataset that notes which batches were asked for before each fetch."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.seen: dict[str, str] = {}
+
+    def will_need(self, indices: Any) -> None:
+        self.asked.append(indices[0])
+
+    def fetch(self, indices: Any) -> str:
+        self.seen[f"asked for before batch {indices[0]}"] = " ".join(map(str, sorted(self.asked)))
+        return f"batch {indices[0]}"
+
+
+def hinted(answer: Any, batches: int, ahead: int) -> dict[str, Any]:
+    """Observe what was asked for before each batch, and what came."""
+    data = Asked()
+    came = list(answer(data, [[k] for k in range(batches)], ahead))
+    return data.seen | {"came": came}
+
+
+WITH_HINTS = Exercise(
+    solution("04", "with_hints"),
+    [(1, 1), (3, 1), (4, 2), (5, 3), (2, 4), (3, 0)],
+    hinted,
+    """
+    data.will_need(batches[k + ahead]) >> data.will_need(indices) | You ask for a batch just before you fetch it: the disk has no time.
+    in batches[:ahead] >> in [] | The first batches come without a hint.
+    in batches[:ahead] >> in batches | You ask for everything at once: the disk's memory is not that large, and some come twice.
+    if k + ahead < len(batches) >> if True | At the end there is no batch to ask for any more.
+    yield data.fetch(indices) >> return data.fetch(indices) | A generator yields batch after batch; `return` ends it.
+    """,
+    show=lambda batches, ahead: f"with_hints(data, {[[k] for k in range(batches)]}, ahead={ahead})",
+)

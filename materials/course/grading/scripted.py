@@ -1,0 +1,140 @@
+"""Play calls on an object that has a lock and conditions, in one thread and without a clock.
+
+    Script(buffer, ("claimed", "taken"), rooms=("room", "ready")).play(["claim", "put 0", "wake"])
+
+While one call waits on a condition, the next calls of the script happen, as other threads would
+make them. "wake" wakes every sleeper without a reason, as may happen to any thread. When the script
+is over, nobody is left to end a wait.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MOST_WAITS = 50
+
+
+class ForEverError(BaseException):
+    """Nobody is left who could end this wait; no `except Exception` should catch it."""
+
+
+class OneThreadLock:
+    """A lock of one thread. It knows whether what it guards was changed while it was free."""
+
+    def __init__(self, guarded: Callable[[], Any]) -> None:
+        self.guarded, self.held = guarded, 0
+        self.left, self.changed_while_free = guarded(), False
+
+    def look(self) -> None:
+        self.changed_while_free |= not self.held and self.guarded() != self.left
+
+    def acquire(self, *_: Any) -> bool:
+        self.look()
+        self.held += 1
+        return True
+
+    def release(self, *_: Any) -> None:
+        self.held -= 1
+        self.left = self.guarded()
+
+    def must_be_held(self) -> None:
+        if not self.held:
+            raise RuntimeError("the lock is not held")
+
+    __enter__, __exit__ = acquire, release
+
+
+class Room:
+    """A condition in one thread: a wait lets the script go on until somebody calls."""
+
+    def __init__(self, script: "Script", name: str) -> None:
+        self.script, self.name, self.calls, self.waiting = script, name, 0, 0
+        self.lock = script.lock
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+
+    def __enter__(self) -> bool:
+        return self.lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self.lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.lock.must_be_held()
+        self.script.note_wait(self.name)
+        self.waiting += 1
+        self.lock.release()
+        try:
+            while not self.calls:
+                self.script.next_call()
+            self.calls -= 1
+        finally:
+            self.waiting -= 1
+            self.lock.acquire()
+        return True
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        while not (found := predicate()):
+            self.wait()
+        return found
+
+    def notify(self, n: int = 1) -> None:
+        self.lock.must_be_held()
+        self.calls = min(self.calls + n, self.waiting)
+
+    def notify_all(self) -> None:
+        self.notify(self.waiting)
+
+
+class Script:
+    """Calls such as "claim" or "put 2" (which is given 2 and "batch 2"), and what came of each."""
+
+    def __init__(self, made: Any, fields: Sequence[str], rooms: Sequence[str]) -> None:
+        self.made, self.waits, self.calls, self.running = made, 0, [], []
+        self.seen: dict[str, list[str]] = {}
+        self.lock = made.lock = OneThreadLock(
+            lambda: [copy.copy(getattr(made, field)) for field in fields]
+        )
+        self.rooms = [Room(self, name) for name in rooms]
+        for room in self.rooms:
+            setattr(made, room.name, room)
+
+    def note_wait(self, room: str) -> None:
+        self.waits += 1
+        if self.waits > MOST_WAITS:
+            raise ForEverError
+        text = f"waits for `{room}`"
+        if text not in self.seen[self.running[-1]]:
+            self.seen[self.running[-1]].append(text)
+
+    def next_call(self) -> None:
+        if not self.calls:
+            raise ForEverError
+        call = self.calls.pop(0)
+        if call == "wake":
+            for room in self.rooms:
+                room.calls = room.waiting
+            return
+        name, *number = call.split()
+        key = f"{len(self.seen) + 1}. {call}"
+        self.seen[key] = []
+        self.running.append(key)
+        try:
+            value = getattr(self.made, name)(*map(int, number), *(f"batch {k}" for k in number))
+            came = f"gives {value!r}"
+        except ForEverError:
+            came = "is never woken"
+        except Exception as error:
+            came = f"raises {type(error).__name__}"
+        self.running.pop()
+        self.seen[key].append(came)
+
+    def play(self, calls: Sequence[str]) -> dict[str, Any]:
+        self.calls = list(calls)
+        while self.calls:
+            self.next_call()
+        self.lock.look()
+        return {
+            **{call: ", ".join(texts) for call, texts in self.seen.items()},
+            "changed without the lock": self.lock.changed_while_free,
+            "lock still held at the end": self.lock.held > 0,
+        }

@@ -1,0 +1,629 @@
+# %% [markdown] tags=["opening"]
+"""
+# 03 · The next batch is ready before you ask
+
+[02 An order without a list](02_order_without_a_list.ipynb) · **03** · next: [04 How fast is it, and how would you know?](04_throughput.ipynb)
+
+**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` of lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that can't be broken so: it keeps the order with any number of threads, brings every error to where you can see it, and can be left at any time.
+
+**The idea in five lines.** Everything else makes these lines safe when they run at the same time:
+
+```python
+number = buffer.claim()            # a worker asks for a number, and waits while there is no room
+buffer.put(number, make(number))   # it makes that batch, however long it takes
+batch = buffer.take_next()         # the training loop waits for its turn, not for any batch
+work(buffer, make)                 # the first two lines, until there are no numbers left
+buffer.close()                     # it is over: everybody wakes up, and ends
+```
+
+**Three questions** on lesson 00:
+
+1. With the next batch fetched while the model computes, how long does a step take in all?
+2. What does a queue's `put` do while the queue is full?
+3. After a crash, with which batch does a run go on?
+
+<details><summary>Answers</summary>
+
+1. As long as the slower of the two.
+2. It waits, until somebody takes something out.
+3. With the one after the last that was trained on, up to the checkpoint.
+
+</details>
+
+**You need** lesson 00. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | break your loader; a buffer that keeps the order | 30 |
+| 2 | close it, and write the loader around it | 25 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb03 as play
+
+begin("03")
+Loader = earlier("00", "Loader")
+
+# %% tags=["given", "file:loader.py"]
+import threading
+
+# %% [markdown]
+"""
+## Sitting 1 · Break your loader · core
+
+The last cell brought back your `Loader` of lesson 00 (or the solution, if you have none). Its thread is called `produce`. Here is a dataset in which one sample can't be read: batch 3 raises a `ValueError`, inside `produce`.
+
+**Predict.** What does the training loop hear of it?
+"""
+
+# %% tags=["prediction:bad sample"]
+predict(
+    "bad sample",
+    "Batch 3 can't be read. The training loop gets ...",
+    "the error",
+    "the end of the epoch",
+    "nothing: it waits",
+    mine=...,
+)
+
+# %% tags=["reveal:bad sample"]
+reveal("bad sample", play.one_bad_sample(Loader))
+
+# %% [markdown]
+"""
+The error ended the thread, and nobody puts anything into the queue any more. The loop stands in `get`, for good: no traceback, no line in a log, and a GPU at 0 %.
+
+Two more things are wrong with it, and one call shows all three. *Leaving*: you leave the loop by `break`, and the thread stands in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
+"""
+
+# %%
+play.three_ways(Loader)
+
+# %% [markdown] tags=["takeaway", "term:thread", "term:GIL"]
+"""
+That is the list for this lesson. At its end you call `three_ways` again.
+
+## Two things at once · core
+
+First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so a batch that it made needs no copying. The picture is a model: a batch takes `data` ms, a step takes `compute` ms. Above, one after the other; below, the next batch is made while the model computes.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.side_by_side, data_ms=(15, [5, 10, 15, 20, 30]), compute_ms=(20, [5, 10, 15, 20, 30]))
+
+# %% [markdown] tags=["takeaway"]
+"""
+The slower of the two sets the pace. Nothing gets faster; one wait hides behind the other.
+
+Python has a catch, the **GIL** (global interpreter lock). Only the thread that holds it can run Python code. A thread has to offer it to the others every 5 ms. Long calls into numpy and torch, such as a gather, give it away meanwhile, and so do reads from a disk.
+
+In the next cell a second thread runs one of these jobs. Meanwhile the main thread counts 1, 2, 3, ... and offers the lock after each number. We stretch the 5 ms to 30 seconds, so that nobody is *forced* to give the lock away.
+"""
+
+# %%
+play.show(play.python_loop, play.numpy_gathers)
+
+# %% tags=["prediction:beside"]
+predict(
+    "beside",
+    "How far does the main thread count beside the Python loop?",
+    "0",
+    "to about 10",
+    "beyond 1,000",
+    mine=...,
+)
+
+# %% tags=["reveal:beside"]
+print("beside the gathers, beyond 10:", play.counted_beside(play.numpy_gathers) > 10)
+reveal("beside", play.how_far(play.counted_beside(play.python_loop)))
+
+# %% tags=["nbval-ignore-output"]
+play.draw_turns()
+
+# %% [markdown] tags=["takeaway"]
+"""
+Two threads of each kind, in units of the job alone: the Python loops stand in line, one after the other. The gathers run side by side.
+
+So the main thread counts to 0. It hands the lock over so that the other thread can begin, and gets it back only when the loop is done.
+
+| two threads | meanwhile the other one |
+|---|---|
+| in a Python loop | waits |
+| in a gather, or a read from the disk | runs |
+
+Your batches are gathers and reads, so threads will do. (A transform written in Python needs *processes*: each has a GIL of its own, and hands over copies.)
+
+## A queue is not enough · core
+
+A *worker* is a thread that makes batches. The *consumer* is your training loop. Two workers share one queue with room for 4 batches. The consumer took one batch, and computes. A worker that finds the queue full waits in `put`.
+"""
+
+# %% tags=["prediction:made"]
+predict(
+    "made",
+    "How many batches have been made when nothing moves any more?",
+    unit="batches",
+    within=1,
+    mine=...,
+)
+
+# %% tags=["reveal:made"]
+reveal("made", play.made_with_a_queue(workers=2, room=4))
+
+# %% [markdown]
+"""
+The consumer has one, four lie in the queue, and each worker stands in `put` with one more in its hand. The queue bounds what is *ready*. What costs memory is what *exists*. And it gives out batches in the order in which they were finished.
+
+Two rules repair both. *Claim a place before you make the batch.* And *what comes early waits for its turn*. A buffer that keeps them is a **reorder buffer**.
+
+### Waiting for something to change
+
+Workers wait for room, and the consumer waits for its batch. They need a place to sleep until something has changed. That is a *condition*. It belongs to a lock, and `with self.lock:` means: while I am in here, nobody else is.
+
+Think of a café with one waiter's book, the lock. A guest who wants a table does this:
+
+```python
+with cafe.lock:               # alone in here
+    while cafe.tables == 0:   # look, and after each call look again
+        cafe.freed.wait()     # gives the lock back, sleeps until called, takes the lock again
+    cafe.tables -= 1          # still alone: nobody can take that table in between
+```
+
+and a guest who leaves does this:
+
+```python
+with cafe.lock:
+    cafe.tables += 1
+    cafe.freed.notify()       # wakes one sleeper; notify_all() wakes all of them
+```
+
+It is `while` and not `if`, because being called is no promise: between the call and the moment you have the lock again, somebody else may have taken the table. And `wait` and `notify` work only while you hold the lock; without it they raise a `RuntimeError`.
+
+### The buffer's fields
+
+This is the shell of your buffer. Three methods are yours now, a fourth in the second sitting.
+"""
+
+
+# %% tags=["given", "file:loader.py"]
+class Buffer:
+    """Results by number: claimed in order, taken in order, at most `capacity` in between."""
+
+    def __init__(self, count, capacity):
+        self.count = count  # the numbers are 0 to count - 1
+        self.capacity = capacity  # how many results may exist that were not taken yet
+        self.claimed = 0  # how many numbers were claimed so far
+        self.taken = 0  # how many results were taken so far
+        self.results = {}  # number -> result: what is finished and was not taken
+        self.closed = False  # whether somebody has called close
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)  # here workers wait for room
+        self.ready = threading.Condition(self.lock)  # here the consumer waits for its batch
+
+    def has_room(self):
+        return self.claimed - self.taken < self.capacity
+
+
+# %% [markdown]
+"""
+**Write `claim`**, which a worker calls for its next number. Here the memory is bounded. Wait while there is no room; then return the next number, from 0 on. If the buffer is closed, or all numbers are handed out, return `None`, also when that happens while you wait. Hold the lock all the time.
+"""
+
+# %% [markdown] tags=["hint:claim"]
+"""
+<details><summary>Hint</summary>
+
+Three things end the wait: room, the end of the numbers, and a close. Look for all three in the `while`. Afterwards ask which it was. `claimed` is both how many were claimed and the next number.
+
+</details>
+"""
+
+
+# %% tags=["exercise:claim", "file:loader.py"]
+@check
+def claim(self):
+    """Return the next number once there is room for its result; None when there is none left."""
+    ### BEGIN SOLUTION
+    with self.lock:
+        while not (self.closed or self.claimed == self.count or self.has_room()):
+            self.room.wait()
+        if self.closed or self.claimed == self.count:
+            return None
+        self.claimed += 1
+        return self.claimed - 1
+    ### END SOLUTION
+
+
+Buffer.claim = claim
+
+# %% [markdown] tags=["solution:claim"]
+"""
+Under the lock nobody else can claim between your look and your count. So no two workers get the same number.
+"""
+
+# %% [markdown]
+"""
+**Write `put`**: a worker has finished a batch, perhaps before its turn. Leave it in `self.results` under its number, and wake the consumer in `self.ready`. If the buffer is closed, leave nothing: nobody would take it.
+"""
+
+# %% [markdown] tags=["hint:put"]
+"""
+<details><summary>Hint</summary>
+
+Three lines under the lock. The consumer looks by itself whether it was this batch that it needs.
+
+</details>
+"""
+
+
+# %% tags=["exercise:put", "file:loader.py"]
+@check
+def put(self, number, result):
+    """Leave the result of a claimed number, and wake the consumer."""
+    ### BEGIN SOLUTION
+    with self.lock:
+        if not self.closed:
+            self.results[number] = result
+            self.ready.notify()
+    ### END SOLUTION
+
+
+Buffer.put = put
+
+# %% [markdown] tags=["solution:put"]
+"""
+`put` never waits: its place was claimed before. That is what the queue could not promise.
+"""
+
+# %% [markdown]
+"""
+**Write `take_next`**: here the order comes back. Wait in `self.ready` until the *next* result is there, even if later ones are ready. Count it as taken, wake a worker that waits for room, and return the result: it must not stay in `self.results`. If the result isn't there and the buffer is closed, raise a `RuntimeError`.
+"""
+
+# %% [markdown] tags=["hint:take_next"]
+"""
+<details><summary>Hint</summary>
+
+`self.taken` results were taken; so which number is next? `self.results.pop(number)` removes and returns.
+
+</details>
+"""
+
+
+# %% tags=["exercise:take_next", "file:loader.py"]
+@check
+def take_next(self):
+    """Return the next result in order, and wait for it if need be."""
+    ### BEGIN SOLUTION
+    with self.lock:
+        while self.taken not in self.results:
+            if self.closed:
+                raise RuntimeError("the buffer was closed")
+            self.ready.wait()
+        self.taken += 1
+        self.room.notify()
+        return self.results.pop(self.taken - 1)
+    ### END SOLUTION
+
+
+Buffer.take_next = take_next
+
+# %% [markdown] tags=["solution:take_next"]
+"""
+The consumer asks for one number and no other. That is all it takes to keep the order.
+"""
+
+# %% [markdown]
+"""
+Four workers finish in the order 2, 0, 3, 1. The queue would have handed the batches on like that. And yours?
+"""
+
+# %%
+play.finish_in([2, 0, 3, 1], Buffer(4, capacity=4))
+
+# %% [markdown]
+"""
+Now turn it: your buffer between two workers and a consumer, event by event. Move the step. For which batch does batch 1 wait? Then move the capacity: with which one does only a single worker have something to do?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.steps_of(Buffer), step=(4, list(range(1, 31))), capacity=(3, [1, 2, 3, 4, 6, 8]))
+
+# %% [markdown] tags=["takeaway"]
+"""
+<details><summary>Answers</summary>
+
+For batch 0. With a capacity of 1.
+
+</details>
+
+What is being made and what is ready form one window, which moves to the right. It is never wider than the capacity.
+
+| after step 4, capacity 3 | |
+|---|---|
+| being made | 0 and 2 |
+| ready | 1, but it is not its turn |
+| room | no |
+
+The order is back, and the memory is bounded. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
+
+## Sitting 2 · The way out · core
+
+You leave an epoch early: by a `break`, by an error in your own code, by Ctrl-C. With a queue, the worker then stands in `put`. Many loaders try this: make room, so that the worker can go on, and then *join* it, which means: wait until it has ended.
+"""
+
+# %%
+play.show(play.drain_and_join)
+
+# %% tags=["prediction:leaving"]
+predict(
+    "leaving",
+    "The consumer took one batch of 10,000, and leaves like this. Does it get out?",
+    "yes",
+    "no",
+    mine=...,
+)
+
+# %% tags=["reveal:leaving"]
+stuck = play.left_early()
+reveal("leaving", "yes" if stuck is None else "no")
+
+# %% tags=["nbval-ignore-output"]
+play.draw_stuck(stuck)
+
+# %% [markdown] tags=["takeaway", "term:deadlock"]
+"""
+The worker used the room for more batches, and stands in `put` again. Each arrow is a wait, and the arrows go round. Threads that wait for each other, and so for good, are in a **deadlock**. There is no error, and no line in any log.
+
+| who | stands in | waits for |
+|---|---|---|
+| worker | `put` | room in the queue |
+| queue | full | the consumer, to take a batch |
+| consumer | `join` | the worker, to end |
+
+You can't make enough room for somebody who fills it again. You have to *say* that it is over, and wake whoever sleeps. Your `claim`, `put` and `take_next` already look at `self.closed`.
+
+**Write `close`**: mark the buffer as closed, let go of all results, and wake everybody.
+"""
+
+# %% [markdown] tags=["hint:close"]
+"""
+<details><summary>Hint</summary>
+
+Who may be asleep in `room`? And who in `ready`? A dictionary has a method `clear`.
+
+</details>
+"""
+
+
+# %% tags=["exercise:close", "file:loader.py"]
+@check
+def close(self):
+    """Let go of every result, and wake every thread that waits here."""
+    ### BEGIN SOLUTION
+    with self.lock:
+        self.closed = True
+        self.results.clear()
+        self.room.notify_all()
+        self.ready.notify_all()
+    ### END SOLUTION
+
+
+Buffer.close = close
+
+# %% [markdown] tags=["solution:close"]
+"""
+No worker has to be emptied out. Each ends at its next `claim`, wherever it is now.
+"""
+
+# %% [markdown]
+"""
+## An error in its place · core
+
+Back to the sample that can't be read. The error belongs to a batch, and the consumer waits for just that batch. So let it travel *as a result*, in the place of its batch, wrapped so that nobody takes it for one:
+"""
+
+
+# %% tags=["given", "file:loader.py"]
+class Failed:
+    """What a worker raised, on its way to the consumer. The traceback travels in the error."""
+
+    def __init__(self, error):
+        self.error = error
+
+
+# %% [markdown]
+"""
+**Write `work`**, all that a worker does: claim a number, make its batch with `make(number)`, put it; again and again, until `claim` returns `None`. If `make` raises anything at all, put `Failed(error)` instead, and go on. `BaseException` is the class of all errors: a `sys.exit()` in somebody's dataset is no `Exception`.
+"""
+
+# %% [markdown] tags=["hint:work"]
+"""
+<details><summary>Hint</summary>
+
+The first number is 0. What does `while 0:` do? And `try` only what may fail.
+
+</details>
+"""
+
+
+# %% tags=["exercise:work", "file:loader.py"]
+@check
+def work(buffer, make):
+    """Make batches until there is no number left; an error takes the place of its batch."""
+    ### BEGIN SOLUTION
+    while (number := buffer.claim()) is not None:
+        try:
+            result = make(number)
+        except BaseException as error:
+            result = Failed(error)
+        buffer.put(number, result)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:work"]
+"""
+`:=` gives a value a name and goes on with the value. The worker lives on after an error: it doesn't know whether the consumer will stop there.
+"""
+
+# %% [markdown] tags=["term:prefetch factor"]
+"""
+## The loader around it · core
+
+Now the part that your training loop sees. The given `batches` and `make` are those of lesson 00: batch `k` is samples `k * batch_size` onwards. The **prefetch factor**, `prefetch`, is how many batches you want ahead *per worker*; so the capacity is `workers * prefetch`.
+
+`self.given` counts the batches that the loop was given. It is where a resume begins. Not where numbers were claimed: up to `capacity` batches are made that the model has never seen, and a resume would skip them.
+
+**Write `__iter__`.**
+
+1. Make a `Buffer` for the batches that are left: all but the first `self.given`.
+2. Start `self.workers` threads that run `work`, as `daemon=True`. Number 0 of the buffer is batch number `first`, which the given `make` takes care of.
+3. Take result after result. A `Failed` is raised as its error. Otherwise count it as given, then `yield` it. After the last one, `self.given` is 0 again: the next loop is a new epoch.
+4. However the loop is left, close the buffer. In a generator, `try: ... finally:` does this: its `finally` runs at the end, at an error, and after a `break`.
+"""
+
+# %% [markdown] tags=["hint:Loader"]
+"""
+<details><summary>Hint</summary>
+
+`threading.Thread(target=work, args=(buffer, make), daemon=True).start()`, in a loop. Which value of `self.given` should a state have that is saved inside the training loop, after this batch?
+
+</details>
+"""
+
+
+# %% tags=["exercise:Loader", "file:loader.py"]
+@check
+class Loader:
+    """Batches in order, made ahead by threads; leave the loop whenever you like."""
+
+    def __init__(self, data, batch_size, prefetch, workers=2):
+        self.data, self.batch_size = data, batch_size
+        self.workers, self.capacity = workers, workers * prefetch
+        self.batches = len(data) // batch_size
+        self.given = 0  # how many batches the loop was given
+
+    def __iter__(self):
+        first = self.given
+
+        def make(number):
+            start = (first + number) * self.batch_size
+            return self.data.fetch(range(start, start + self.batch_size))
+
+        ### BEGIN SOLUTION
+        buffer = Buffer(self.batches - first, self.capacity)
+        for _ in range(self.workers):
+            threading.Thread(target=work, args=(buffer, make), daemon=True).start()
+        try:
+            for _ in range(buffer.count):
+                batch = buffer.take_next()
+                if isinstance(batch, Failed):
+                    raise batch.error
+                self.given += 1
+                yield batch
+            self.given = 0  # the next loop is a new epoch
+        finally:
+            buffer.close()
+        ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:Loader"]
+"""
+It counts before `yield`: while your loop works on a batch, that batch has been given. `finally` needs no `join`. The threads end by themselves, at their next `claim`.
+"""
+
+# %% [markdown]
+"""
+## Watch it work · core
+
+Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. At the top, the same batches made one after the other. What is the smallest setting with which the consumer waits only at the start?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.run_of(Loader), workers=(2, [1, 2, 3, 4]), prefetch=(2, [1, 2, 3, 4]))
+
+# %% [markdown] tags=["takeaway"]
+"""
+<details><summary>Answer</summary>
+
+On paper, two workers with a prefetch factor of 2.
+
+</details>
+
+Find batch 5, the slow one. Later batches are ready before it, but the consumer gets it in its turn.
+
+| to see | look for |
+|---|---|
+| order | the numbers in the lowest row |
+| the bound | at most `workers * prefetch` batches in the upper rows at any time |
+| prefetching | no gap between the dark bars, except perhaps before batch 5 |
+
+The queue had let 7 batches come into being. Your loader has the same two workers, and room for 4.
+"""
+
+# %% tags=["prediction:now"]
+predict(
+    "now",
+    "The consumer holds one batch, and nothing moves. How many have been made?",
+    unit="batches",
+    within=1,
+    mine=...,
+)
+
+# %% tags=["reveal:now"]
+reveal("now", play.made_with(Loader))
+
+# %% [markdown]
+"""
+The one you hold, and four others: what is promised is what exists.
+
+## What broke, once more · core
+"""
+
+# %%
+play.three_ways(Loader)
+
+# %%
+script = write("loader.py")
+promises("loader.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("a look too few", mine=...)
+
+# %% tags=["play"]
+card("counted where it was claimed", mine=...)
+
+# %% tags=["play"]
+card("put after close", mine=...)
+
+# %% [markdown] tags=["closing"]
+"""
+**You can now explain**
+
+- why threads are enough for batches that are made in C;
+- why a bounded queue holds more than its bound, and loses the order;
+- why whoever wakes up has to look again;
+- why an error travels in the place of its batch;
+- why draining a queue before `join` can hang for good;
+- why a resume counts what was given, not what was made.
+
+**The number to remember**: with 2 workers and a prefetch factor of 2, at most **4** batches are in memory beyond the one you hold.
+
+**Yours to keep**: `lab/mine/loader.py`. The library's [loader](../npydata/loader) is built around the same buffer; it adds pinned memory, a shuffle, ranks, and a state that can be saved.
+
+**The next pain.** How many workers, and which prefetch factor? And how would you know, when every measurement comes out differently? Lesson 04 measures.
+
+[02 An order without a list](02_order_without_a_list.ipynb) · **03** · next: [04 How fast is it, and how would you know?](04_throughput.ipynb)
+"""

@@ -1,0 +1,548 @@
+# %% [markdown] tags=["opening"]
+"""
+# 04 · How fast is it, and how would you know?
+
+[03 The next batch is ready before you ask](03_async_loader.ipynb) · **04** · next: [05 A pickle is a program](05_pickle_program.ipynb)
+
+**Why you should care.** A loader has two knobs, workers and prefetch factor, and the advice on them is folklore: "more is faster". Here you measure without fooling yourself, let the numbers choose a setting, and then write a model that says *why* it is fast or slow.
+
+**The idea in five lines.**
+
+```python
+idle_share(busy)                            # how much of the time somebody stands still
+in_turn(methods, repeats)                   # A B, A B, A B, and never the first round
+cheapest(rates, step_s)                     # twice as fast as the step, and no more
+diagnose(follow(fetch, step, workers, window))    # who waits for whom, and so what helps
+with_hints(data, batches, ahead)            # the disk reads while you compute
+```
+
+**Three questions** on lesson 03:
+
+1. What can a second thread do while the first one runs Python code: a Python loop, a gather, a read from the disk?
+2. With 2 workers and a prefetch factor of 2, how many batches can exist beyond the one you hold?
+3. Why does a worker claim a place *before* it makes the batch?
+
+<details><summary>Answers</summary>
+
+1. The gather and the read. Both give the GIL away; the loop needs it.
+2. Four.
+3. Otherwise it would stand there with a batch for which there is no room.
+
+</details>
+
+**You need** lessons 00 and 03. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | measure a loader, plot it over its settings, and choose one | 30 |
+| 2 | a model that says why; a file that is not in memory | 25 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb04 as play
+
+begin("04")
+first_loader, Loader = earlier("00", "Loader"), earlier("03", "Loader")
+
+# %% tags=["given", "file:tuning.py"]
+from typing import NamedTuple
+
+# %% [markdown]
+"""
+## Sitting 1 · Your first loader, on a real disk · core
+
+The cell above brought back two loaders: `first_loader` of lesson 00, with one thread and a queue, and `Loader` of lesson 03. Now for a disk that is like real ones, *uneven*: most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one of them in the queue.
+
+Bars are steps; a gap is time in which the model stands still.
+"""
+
+# %% tags=["nbval-ignore-output"]
+busy = play.watch(first_loader(play.UnevenDisk(), 1, prefetch=1))
+play.draw_steps(busy)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The steps come in bursts, with a gap before each: there the model waits for a slow batch, and for those behind it.
+"""
+
+# %% tags=["prediction:idle"]
+predict("idle", "In how many percent of the time does the model stand still?", unit="%", mine=...)
+
+# %% [markdown]
+"""
+**Write `idle_share`**, the number for this whole lesson. `busy` is a list of pairs `(begin, end)`, one after the other: when somebody was at work. Return the share of the time, from the first begin to the last end, in which they were not: 0 for never idle, 0.5 for half of the time. With `[(10, 12), (13, 14)]` it is 1 of 4, so 0.25.
+"""
+
+# %% [markdown] tags=["hint:idle_share"]
+"""
+<details><summary>Hint</summary>
+
+How long was it busy? How long did it all take, from `busy[0]` to `busy[-1]`?
+
+</details>
+"""
+
+
+# %% tags=["exercise:idle_share", "file:tuning.py"]
+@check
+def idle_share(busy):
+    """Return the share of the time, 0 to 1, between the first begin and the last end, that is idle."""
+    ### BEGIN SOLUTION
+    worked = sum(end - begin for begin, end in busy)
+    return 1 - worked / (busy[-1][1] - busy[0][0])
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:idle_share"]
+"""
+A share needs no unit, and so it can be compared between machines.
+"""
+
+# %% tags=["nbval-ignore-output", "reveal:idle"]
+before = idle_share(busy)
+reveal("idle", round(100 * before))  # as measured above
+
+# %% [markdown] tags=["takeaway"]
+"""
+A consumer that waits for its batches is **starved**. Remember the number; at the end of this sitting it has to be close to 0.
+
+## How not to fool yourself · core
+
+You will try many settings, and measure each. Measure something twice and you get two results. Three habits keep you honest.
+
+First: *throw the beginning away*. In its **warm-up** a program starts threads and touches memory for the first time. Training runs for days; you want to know what comes after.
+
+Second: *take turns*. A machine slows down while you measure: it gets warm, or a neighbour starts something. Whoever measures A to its end and then B compares two different machines. So measure A B, A B, A B.
+
+**Predict.** A and B are *the same loader*. The machine slows down all the time, from 100 to 60 batches a millisecond. You measure A to its end, and then B.
+"""
+
+# %% tags=["prediction:win"]
+predict("win", "By how many percent does A win?", unit="%", mine=...)
+
+# %% [markdown]
+"""
+**Write `in_turn`.** `methods` is a dictionary: name to a function without arguments. Call each of them once, in order: that is a round. Make `repeats` rounds, and one more before them that doesn't count. Return a dictionary: name to the list of its results, without that of the first round.
+"""
+
+# %% [markdown] tags=["hint:in_turn"]
+"""
+<details><summary>Hint</summary>
+
+Make a list of rounds, each a dictionary `{name: result}`. Then collect, for each name, its result in every round but the first.
+
+</details>
+"""
+
+
+# %% tags=["exercise:in_turn", "file:tuning.py"]
+@check
+def in_turn(methods, repeats):
+    """Call A B, A B, ... and return the results by name, those of the first round left out."""
+    ### BEGIN SOLUTION
+    rounds = [{name: method() for name, method in methods.items()} for _ in range(repeats + 1)]
+    return {name: [results[name] for results in rounds[1:]] for name in methods}
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:in_turn"]
+"""
+`rounds[1:]` is the whole first habit.
+"""
+
+# %% tags=["nbval-ignore-output", "reveal:win"]
+reveal("win", play.draw_drift(in_turn))
+
+# %% [markdown] tags=["takeaway", "term:warm-up", "term:spread"]
+"""
+Third: *say how far the repeats lie apart*, from the smallest to the largest. That is the **spread**. On the left the spreads don't overlap, and still A and B are the same: a spread can't save you from the wrong order. On the right both cover nearly the same range, and the few percent between them mean nothing. (Hollow marks are the round that was thrown away.)
+
+While two spreads overlap you have not shown a difference. All verdicts of this lesson are made like this:
+"""
+
+
+# %% tags=["given", "file:tuning.py"]
+def compare(a, b):
+    """Say whether the rates `a` are above the rates `b`, as far as their spreads can tell."""
+    if min(a) > max(b):
+        return "faster"
+    return "slower" if max(a) < min(b) else "can't tell"
+
+
+# %% [markdown]
+"""
+## Workers times prefetch factors · core
+
+Three loaders read a file of 134 MB that is in memory, as fast as they can:
+
+- *ours*, the library's loader, with 1, 2 and 4 workers and three prefetch factors;
+- a stock `DataLoader` over *our* dataset, which is asked for whole batches;
+- the *naive* `DataLoader`, which collects single windows.
+
+For ours a worker is a thread. For the other two it is a process, and with 0 workers the loop makes its batches itself. Each is measured three times, in turn, after a round that doesn't count. This takes some ten seconds.
+"""
+
+# %% tags=["prediction:processes"]
+predict(
+    "processes",
+    "The naive DataLoader gets worker processes. What becomes of its speed?",
+    "faster",
+    "slower",
+    "can't tell",
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:processes"]
+rows = play.swept()
+reveal("processes", play.with_processes(rows, compare))
+
+# %% [markdown] tags=["takeaway"]
+"""
+Left: a line for each loader, the band around it is the spread, and the scale is logarithmic. Right: ours at each setting. In the table, compare spreads and not the last digits.
+
+A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
+
+And ours? Compare the spreads of its nine settings. Where they overlap, nothing was shown, and most of them usually do. And four workers are not four times as fast as one (the last line of the table): cheap batches don't need workers, they need a gather.
+
+## Which setting? · core
+
+So what do you take? For most runs the answer is dull: a step takes milliseconds, a batch from memory takes microseconds, and anything will do. How would you *know*? Measure a few settings, and take the **cheapest that is twice as fast as your step needs**. Twice, because a loader that is just fast enough starves its consumer whenever the machine is busy.
+
+**Write `cheapest`.** `rates` is a dictionary: setting to batches a second, the cheapest setting first. A step of `step_s` seconds uses `1 / step_s` batches a second. Return the first setting whose rate is at least `HEADROOM` times that. If no setting reaches it, the fastest is wanted; but what reaches `AS_GOOD` times the best rate is as good as the best, so return the first of those.
+"""
+
+# %% tags=["given", "file:tuning.py"]
+HEADROOM = 2
+AS_GOOD = 0.95
+
+# %% [markdown] tags=["hint:cheapest"]
+"""
+<details><summary>Hint</summary>
+
+Both sentences look for the first rate that reaches a target. Which target is asked for if the best rate is far above what is needed, and which if it is far below? `next(... for ... if ...)` gives the first.
+
+</details>
+"""
+
+
+# %% tags=["exercise:cheapest", "file:tuning.py"]
+@check
+def cheapest(rates, step_s):
+    """Return the first setting with headroom for a step; if none has, the first of the fastest."""
+    ### BEGIN SOLUTION
+    needed, best = HEADROOM / step_s, max(rates.values())
+    target = needed if best >= needed else AS_GOOD * best
+    return next(setting for setting, rate in rates.items() if rate >= target)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:cheapest"]
+"""
+The best rate always reaches its own target, so there is a first one.
+"""
+
+# %% [markdown]
+"""
+Now let your numbers decide for the uneven disk. Nine settings of *your* `Loader` of lesson 03, measured in turn by your `in_turn`:
+"""
+
+# %% tags=["nbval-ignore-output"]
+found = in_turn(play.settings_of(Loader), repeats=3)
+rates = play.show_rates(found)
+workers, prefetch = cheapest(rates, step_s=0.004)
+print(f"for a step of 4 ms: workers={workers}, prefetch={prefetch}")
+
+# %% tags=["nbval-ignore-output"]
+busy = play.watch(Loader(play.UnevenDisk(), 1, prefetch=prefetch, workers=workers))
+play.draw_steps(busy)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The same disk and the same step, and hardly a gap.
+"""
+
+# %%
+after = idle_share(busy)
+print("the model stands still for less than half as long as before:", after < before / 2)
+
+# %% [markdown]
+"""
+You measured, the numbers chose, and you can show it. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
+
+## Sitting 2 · A model of the loader · core
+
+You know *that* a setting is fast. To know *why*, follow the batches: a worker *begins* a batch, it is *made*, the consumer *takes* it, and is *done* with it a step later. That is arithmetic on four times. No thread, no clock.
+"""
+
+
+# %% tags=["given", "file:tuning.py"]
+class Trip(NamedTuple):
+    """The way of one batch: who made it, and when what happened."""
+
+    worker: int
+    begun: float
+    made: float
+    taken: float
+    done: float
+
+
+# %% [markdown] tags=["term:pipeline"]
+"""
+**Write `follow`.** `fetch` is a list: how long each batch takes a worker. `step` is how long the consumer computes on one. `window` is your capacity of lesson 03: how many batches may be in the making or ready. For batch `k`:
+
+1. The worker that is free first makes it; of several, the one with the smallest number. At the start all are free, at 0.0.
+2. There is room when batch `k - window` was *taken*. The first `window` batches find room at 0.0.
+3. It is begun when the worker is free *and* there is room, and made `fetch[k]` later. Only then is its worker free again.
+4. It is taken when it is made *and* the consumer is done with the batch before; and done a `step` later.
+
+Return the list of all trips.
+"""
+
+# %% [markdown] tags=["hint:follow"]
+"""
+<details><summary>Hint</summary>
+
+Keep a list `free` with a time for each worker; `free.index(min(free))` is the first free one. "This *and* that" is a `max` of two times. `trips[-1].done` is when the consumer is done with the batch before, if there is one.
+
+</details>
+"""
+
+
+# %% tags=["exercise:follow", "file:tuning.py"]
+@check
+def follow(fetch, step, workers, window):
+    """Return the trips of batches that take a worker `fetch` and the consumer `step`."""
+    ### BEGIN SOLUTION
+    free, trips = [0.0] * workers, []
+    for k in range(len(fetch)):
+        worker = free.index(min(free))
+        room = trips[k - window].taken if k >= window else 0.0
+        begun = max(free[worker], room)
+        made = free[worker] = begun + fetch[k]
+        taken = max(made, trips[-1].done) if trips else made
+        trips.append(Trip(worker, begun, made, taken, taken + step))
+    return trips
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:follow"]
+"""
+That is a whole loader in eight lines: two waits, two times `max`.
+"""
+
+# %% [markdown]
+"""
+The uneven disk again, as a model. Move the sliders. With one worker, does any window close the gaps of the consumer? And with two?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(
+    play.model_of(follow),
+    step_ms=(4, [1, 2, 3, 4, 6, 8]),
+    workers=(1, [1, 2, 3, 4]),
+    window=(1, [1, 2, 4, 8, 16]),
+)
+
+# %% [markdown] tags=["takeaway", "term:starved"]
+"""
+<details><summary>Answer</summary>
+
+With one worker, none: a batch takes 5 ms on average, and the step uses one every 4. With two workers a window of 4 closes nearly all of them, and a window of 2 does not.
+
+</details>
+
+Bars are work, gaps are waits. *Workers raise the average. Room gets you over the slow batches.* So there are two reasons to be starved, and two remedies, and you can tell which it is by who else waits:
+
+| | the consumer waits | a worker waits | what helps |
+|---|---|---|---|
+| fed | no | yes or no | nothing needed |
+| too slow | yes | no | more workers, or cheaper batches |
+| no room | yes | yes | a larger prefetch factor |
+
+**Write `diagnose`.** It gets the trips of a run and returns `"fed"`, `"too slow"` or `"no room"`. The consumer is busy from `taken` to `done` of each trip, a worker from `begun` to `made` of each trip of its own; look at worker 0. To *wait* means to be idle, by your `idle_share`, for more than `least` of the time.
+"""
+
+# %% [markdown] tags=["hint:diagnose"]
+"""
+<details><summary>Hint</summary>
+
+Make two lists of pairs, one for the consumer and one for worker 0. Whose wait decides first?
+
+</details>
+"""
+
+
+# %% tags=["exercise:diagnose", "file:tuning.py"]
+@check
+def diagnose(trips, least=0.05):
+    """Say whether the consumer of some trips is "fed", or else "too slow" or "no room"."""
+    ### BEGIN SOLUTION
+    consumer = idle_share([(trip.taken, trip.done) for trip in trips])
+    worker = idle_share([(trip.begun, trip.made) for trip in trips if trip.worker == 0])
+    if consumer <= least:
+        return "fed"
+    return "no room" if worker > least else "too slow"
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:diagnose"]
+"""
+A worker that waits while the consumer is fed is no waste: it is ahead.
+"""
+
+# %% [markdown]
+"""
+**Predict.** Three loaders on the uneven disk, with a step of 4 ms. *a* has one worker and a window of 1. *b* has one worker and a window of 16. *c* has two workers and a window of 16.
+"""
+
+# %% tags=["prediction:wait"]
+predict("wait", "Which of them has no room?", "only a", "a and b", "all three", mine=...)
+
+# %% tags=["reveal:wait"]
+reveal("wait", play.three_loaders(follow, diagnose))
+
+# %% [markdown]
+"""
+## The model against the measurement · core
+
+Is the model any good? Below, your real `Loader` with real threads runs at 32 settings: steps of 1 to 8 ms, up to four workers, and windows of 1 to 16. For each the model has *predicted* how long a batch takes in all. It knows the times of the disk and nothing else.
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.draw_model(follow, Loader)
+
+# %% [markdown] tags=["takeaway"]
+"""
+A point on the line is a prediction that came true. Points lie a little to the right of it, since the model takes waking a thread for free.
+
+Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: four workers, four times as fast. The last line of that table said otherwise. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
+
+## A file that is not in memory · core
+
+A real disk has one more surprise. Reading a few windows of a *cold* file, one that is not in memory, makes the system read far more than you asked for, since it bets that you go on with what comes next. Random windows make it lose every bet.
+
+You know better. `data.will_need(indices)` is a *hint*: it says which pages will be wanted, and that they are all that is wanted. It returns at once, and the disk begins to read. Then `data.fetch(indices)` finds them in memory. Sixteen threads could wait for sixteen reads; with hints, one thread has a hundred on the way and waits for none.
+
+The hint has to come early, or the disk has no time.
+
+**Write `with_hints`**, a generator. `batches` is a list of index lists. Yield `data.fetch(indices)` of each, in order. When batch `k` is fetched, all batches up to `k + ahead` have been asked for by `will_need`, each of them once.
+"""
+
+# %% [markdown] tags=["hint:with_hints"]
+"""
+<details><summary>Hint</summary>
+
+Two loops: ask for the first `ahead` batches, before anything is fetched. Then, for each batch, ask for one more, if there is one, and fetch.
+
+</details>
+"""
+
+
+# %% tags=["exercise:with_hints", "file:tuning.py"]
+@check
+def with_hints(data, batches, ahead):
+    """Yield the batches; each is asked for `ahead` batches before it is fetched."""
+    ### BEGIN SOLUTION
+    for indices in batches[:ahead]:
+        data.will_need(indices)
+    for k, indices in enumerate(batches):
+        if k + ahead < len(batches):
+            data.will_need(batches[k + ahead])
+        yield data.fetch(indices)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:with_hints"]
+"""
+A sliding window once more: what is asked for and not yet fetched is never more than `ahead + 1` batches.
+"""
+
+# %% [markdown]
+"""
+The next cell evicts a file of 134 MB from memory, and fetches 16 batches of 8 windows from it: first without hints, then with yours, `ahead=4`.
+"""
+
+# %% tags=["prediction:pages"]
+predict(
+    "pages",
+    "How many times fewer pages of the file come into memory with hints?",
+    unit="times",
+    within=3,
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:pages"]
+times_fewer = play.draw_pages(with_hints)
+reveal("pages", times_fewer)
+
+# %% [markdown] tags=["takeaway"]
+"""
+Without hints, whole stretches of the file are in memory. With hints, there are the pages that windows lie in, and no others.
+
+And how fast is it? Both ways, measured in turn by your `in_turn`; the file is evicted before each.
+"""
+
+# %% tags=["nbval-ignore-output"]
+cold = in_turn(play.cold_readers(with_hints), repeats=3)
+play.draw_cold(cold, compare)
+
+# %% [markdown] tags=["takeaway"]
+"""
+With hints the disk reads the pages that you need and no others, many at a time. The library's loader gives such hints by itself, and looks ever more rarely whether they are needed when a file turns out to be in memory: there a hint costs time and brings nothing.
+
+## Prove it · core
+"""
+
+# %%
+script = write("tuning.py")
+promises("tuning.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("just fast enough", mine=...)
+
+# %% tags=["play"]
+card("a hasty consumer", mine=...)
+
+# %% tags=["play"]
+card("a hint at the last moment", mine=...)
+
+# %% [markdown]
+"""
+And the counter that we began with: the model stood still for so much of the time.
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.draw_counter(before, after)
+
+# %% [markdown] tags=["takeaway", "closing"]
+"""
+From lesson 00's loader to yours: nearly all of the waiting is gone, on the same disk.
+
+**You can now explain**
+
+- why you throw the beginning away, take turns, and give the spread;
+- why more worker processes can make a loader slower;
+- how to tell a loader that is too slow from one that has no room, and what helps each;
+- what a model is for when it is wrong;
+- why a hint needs no thread, and why it has to come early.
+
+**The number to remember**: a loader should be **2** times as fast as the step that it feeds. More is of no use; less starves the step on a busy day.
+
+**Yours to keep**: `lab/mine/tuning.py`. The library's [tuning.py](../npydata/loader/tuning.py) has `sweep`, `plot_sweep` and `recommend`, which choose a setting for your own data in the same way.
+
+**The next pain.** The batches come. But the run was killed last night, and before it goes on it reads a checkpoint from somebody else. What may such a file do to you? Lesson 05 takes one apart, byte by byte.
+
+[03 The next batch is ready before you ask](03_async_loader.ipynb) · **04** · next: [05 A pickle is a program](05_pickle_program.ipynb)
+"""
