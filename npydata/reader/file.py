@@ -212,6 +212,15 @@ class FilePart(File):
         """Return exactly these bytes of the part."""
         return self.copy(offset, nbytes).tobytes()
 
+    def map(self, offset: int, nbytes: int) -> Bytes:
+        """Return these bytes of the part as private memory."""
+        self.require_inside(offset, nbytes)
+        return self.whole.map(self.begin + offset, nbytes)
+
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened."""
+        self.whole.require_unchanged()
+
 
 @dataclass(slots=True)
 class Extent:

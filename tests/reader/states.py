@@ -34,7 +34,9 @@ VIEWS = {
     "cloned": lambda one: one.clone(),
     "parameter": lambda one: torch.nn.Parameter(one, one.is_floating_point()),
     "conjugate": lambda one: one.conj() if one.is_complex() else one,
-    "negative": lambda one: torch._neg_view(one) if one.is_floating_point() else one,
+    "negative": lambda one: (
+        torch._neg_view(one) if one.itemsize > 1 and one.is_floating_point() else one
+    ),
 }
 PLAIN = st.one_of(
     st.none(),

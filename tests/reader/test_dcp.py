@@ -126,7 +126,7 @@ def test_a_file_that_is_gone_is_named(made):
     folder = made.write()
     gone = next(folder.glob("*.distcp"))
     gone.unlink()
-    with pytest.raises(CheckpointError, match=rf"\.metadata names the file '{gone.name}'"):
+    with pytest.raises(CheckpointError, match=rf"\.metadata names {gone.name}"):
         open_checkpoint(folder)
 
 
@@ -151,7 +151,7 @@ def test_a_slice_looks_into_the_chunks_that_it_touches_and_no_other(made):
     path.write_bytes(b"damaged".ljust(path.stat().st_size))
     with open_checkpoint(folder) as checkpoint:
         assert torch.equal(checkpoint.get_slice("w")[:2], WHOLE[:2])
-        with pytest.raises(CheckpointError, match=r"__1_0\.distcp: item at byte 0: begins with"):
+        with pytest.raises(CheckpointError, match=r"__1_0\.distcp: item at byte 0: "):
             checkpoint.get_slice("w")[1:3]
 
 
@@ -250,13 +250,13 @@ def test_metadata_that_does_not_fit_is_refused(made, wrong):
 
 def test_other_files_beside_the_metadata_are_refused(made):
     folder = made.write(behind=b"N.")
-    with pytest.raises(CheckpointError, match="2 bytes follow"):
+    with pytest.raises(CheckpointError, match="bytes follow"):
         open_checkpoint(folder)
     (folder / ".metadata").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(CheckpointError, match=r"expected .*Metadata"):
         open_checkpoint(folder)
-    (made.write() / "__1_0.distcp").rename(folder / "hidden")
-    (folder / "__1_0.distcp").symlink_to(folder / "hidden")
+    (made.write() / "__1_0.distcp").rename(folder.parent / "hidden")
+    (folder / "__1_0.distcp").symlink_to(folder.parent / "hidden")
     with pytest.raises(CheckpointError, match="is a link"):
         open_checkpoint(folder)
 

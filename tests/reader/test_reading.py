@@ -48,7 +48,11 @@ def saved(state, path, *, zipped=True):
 @given(state=states())
 def test_each_way_of_reading_agrees_with_torch(tmp_path_factory, zipped, mmap, state):
     path = saved(state, tmp_path_factory.mktemp("state") / "a.pt", zipped=zipped)
-    expected = tensors_of(torch.load(path, weights_only=True))
+    try:
+        expected = tensors_of(torch.load(path, weights_only=True))
+    except AttributeError:  # torch saves late dtypes in legacy files, and can't load them
+        assert not zipped
+        expected = tensors_of(state)
     with open_checkpoint(path, mmap=mmap) as checkpoint:
         names = list(checkpoint)
         whole = checkpoint.load()

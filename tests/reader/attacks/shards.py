@@ -141,10 +141,12 @@ def training(folder: Path, names=("model/rank_0.safetensors", "model/rank_1.safe
     checkpoint.mkdir()
     folder_of(folder).rename(checkpoint / "model")
     training = {"model": {"a": {"$tensor": "a"}}, "training_state": {"step": 1}, "world_size": 2}
-    (checkpoint / "training_state.json").write_text(json.dumps(training))
-    files = {name: {"size": 1, "crc32": [0]} for name in (*names, "training_state.json")}
-    manifest = {"format": "npydata checkpoint", "version": 1, "sequence": 1, "step": 1,
-                "files": files, "piece_bytes": 1 << 26}  # fmt: skip
+    state = json.dumps(training).encode()
+    (checkpoint / "training_state.json").write_bytes(state)
+    files = {name: {"size": 1, "crc32": [0]} for name in names}
+    files["training_state.json"] = {"size": len(state), "crc32": [zlib.crc32(state)]}
+    manifest = {"format": "npydata checkpoint", "version": 4, "sequence": 1, "step": 1,
+                "run": "a", "name": "checkpoint", "files": files}  # fmt: skip
     manifest["crc32"] = zlib.crc32(json.dumps(manifest).encode())
     (checkpoint / "manifest.json").write_text(json.dumps(manifest, indent=1))
     return checkpoint
