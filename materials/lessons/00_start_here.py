@@ -35,8 +35,8 @@ Most of each is given; you write three to six lines. They are small and honest, 
 | **00 start here** | all four parts, small; a run that survives `kill -9` | 90 |
 | [01 memmap dataset](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 45 to 60 |
 | [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 45 to 60 |
-| [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 75 |
-| [04 throughput](04_throughput.ipynb) | measurements that you can trust | 75 |
+| [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 60 |
+| [04 throughput](04_throughput.ipynb) | measurements that you can trust | 60 |
 | [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 73 |
 | [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 75 |
 | [07 async checkpointer](07_async_checkpointer.ipynb) | saving while the model trains | 75 |
