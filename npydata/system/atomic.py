@@ -45,7 +45,8 @@ def replacing(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[
         with file:
             yield file
             file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~current_umask())
+            with suppress(PermissionError):  # file systems without modes
+                os.fchmod(file.fileno(), 0o666 & ~current_umask())
             os.fsync(file.fileno())
             partial.replace(path)
     except BaseException as error:
@@ -80,10 +81,12 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         mask = current_umask()
         for file in partial.iterdir():
             with open(file, "rb") as written:
-                os.fchmod(written.fileno(), 0o666 & ~mask)
+                with suppress(PermissionError):
+                    os.fchmod(written.fileno(), 0o666 & ~mask)
                 os.fsync(written.fileno())
         os.fsync(descriptor)
-        os.fchmod(descriptor, 0o777 & ~mask)
+        with suppress(PermissionError):
+            os.fchmod(descriptor, 0o777 & ~mask)
         partial.rename(path)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -109,6 +112,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some FUSE file systems flush no folders
+            raise
     finally:
         os.close(descriptor)
 

@@ -30,10 +30,6 @@ COUNTERS = Path("/proc/self/io")
 SAMPLED_RANGES = 8
 """How many of the ranges to come are looked at to judge whether all are in memory."""
 
-LOOK_BYTES, LOOKS = 1 << 22, (4, 64)
-"""A page in so many bytes is looked at where a few stand for all, and so many at least and most."""
-EXACT_BYTES = 1 << 20
-"""Of less than that, all pages are looked at."""
 RANGE, COUNTS = ctypes.c_uint64 * 2, ctypes.c_uint64 * 5
 """What ``cachestat`` takes and gives."""
 
@@ -80,21 +76,6 @@ def is_all_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool | None:
     if SYSCALL is None or SYSCALL(CACHESTAT, descriptor, asked, counts, 0):
         return None
     return bool(counts[0] > last - first)
-
-
-def looks_cached(
-    descriptor: int, begin: int, nbytes: int, look: Callable[..., bool | None] = is_cached
-) -> bool:
-    """Whether a range seems to be in memory, by pages from all parts of it.
-
-    To count them all, the kernel looks at its record of each: for a checkpoint that takes a tenth
-    of the time of copying it.
-    """
-    if nbytes < EXACT_BYTES:
-        return bool(look(descriptor, begin, nbytes))
-    least, most = LOOKS
-    step = nbytes // min(max(nbytes // LOOK_BYTES, least), most)
-    return all(look(descriptor, at) for at in range(begin + step // 2, begin + nbytes, step))
 
 
 def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:

@@ -7,31 +7,19 @@ be interrupted so must hold no lock that the interruption needs as well.
 import gc
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-LOCK_OWNERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
 PAUSED_BY: dict[int, None] = {}
 """The threads that have paused garbage collection and will resume it."""
 WAKE_UP_S = 0.5
 """How long a wait lasts at most after an interrupt swallowed its wake-up."""
-
-
-def fork_safe_lock(owner: Any) -> Any:
-    """Return a re-entrant lock for ``owner._lock``; a forked child gets a new one in its place.
-
-    The state that it guards must be usable at any moment: in the child, the thread that was
-    changing it does not go on.
-    """
-    LOCK_OWNERS.add(owner)
-    return threading.RLock()
 
 
 class InterruptSafeEvent:
@@ -85,9 +73,7 @@ def without_collecting(function: Callable[Given, Result]) -> Callable[Given, Res
 
 
 def after_fork_in_child() -> None:
-    """Renew locks, and resume collection if a thread that the child doesn't have has paused it."""
-    for owner in LOCK_OWNERS:
-        owner._lock = threading.RLock()
+    """Resume collection if a thread that the child doesn't have has paused it."""
     if PAUSED_BY and threading.get_ident() not in PAUSED_BY:
         PAUSED_BY.clear()
         gc.enable()

@@ -61,20 +61,6 @@ def test_to_ask_for_a_page_says_whether_it_is_there(cold, monkeypatch, kernel):
         assert not pages.is_cached(file.fileno(), 10 * TOKENS)
 
 
-@pytest.mark.parametrize("nbytes", [pages.EXACT_BYTES - PAGE, 7_900_000])
-@pytest.mark.parametrize("missing", [0.0, 0.3, 0.6, 0.74])
-def test_a_range_of_which_a_quarter_is_missing_does_not_look_cached(cold, nbytes, missing):
-    with open(cold, "rb") as file:
-        assert not pages.looks_cached(file.fileno(), PAGE, nbytes)
-        whole = file.read()
-        assert pages.looks_cached(file.fileno(), PAGE, nbytes)
-        begin, length = PAGE + int(missing * nbytes), nbytes // 4 + PAGE
-        os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
-        assert not resident_pages(cold)[begin // PAGE + 1 : (begin + length) // PAGE].any()
-        assert not pages.looks_cached(file.fileno(), PAGE, nbytes)
-    assert len(whole) > nbytes
-
-
 def test_an_empty_file_has_no_pages(tmp_path):
     (tmp_path / "empty").touch()
     assert len(resident_pages(tmp_path / "empty")) == 0
