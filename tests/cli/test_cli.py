@@ -357,7 +357,9 @@ def test_convert_names_at_most_a_few_of_what_it_left_out(tmp_path, capsys):
     days = {f"day{n}": datetime.date(2026, 1, n) for n in range(1, 10)}
     torch.save(days, tmp_path / "days.pt")
     assert main(["convert", str(tmp_path / "days.pt"), str(tmp_path / "o.safetensors"), "-q"]) == 0
-    assert capsys.readouterr().out.endswith("left out 9 values: day1, day2, day3, day4, day5, ...\n")
+    assert capsys.readouterr().out.endswith(
+        "left out 9 values: day1, day2, day3, day4, day5, ...\n"
+    )
 
 
 @pytest.mark.parametrize("name", FLOATS)
