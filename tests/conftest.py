@@ -24,7 +24,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)  # children find the package a
 
 from package_symbols import FromModules  # noqa: E402
 
-NOT_GREEN = tuple((TESTS / "not_green.txt").read_text(encoding="utf-8").split())
+NOT_GREEN = tuple((TESTS / "not_green.txt").read_text(encoding="utf-8").splitlines())
 BEGUN = pytest.StashKey[float]()
 FRAMEWORKS = ("transformers", "accelerate", "lightning", "torchdata")
 
