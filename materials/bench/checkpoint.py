@@ -34,8 +34,8 @@ from harness import (
     peak_memory,
     peer,
 )
+from model_states import make_state, tiny_state
 from safetensors.torch import save_file
-from states import make_state, tiny_state
 
 from npydata import AsyncCheckpointer, TrainingState
 

@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 from harness import MIB, Bench, limit, main, milliseconds, ours, peer
-from states import make_state
+from model_states import make_state
 from tokens import make_file
 
 from npydata import AsyncCheckpointer, AsyncDataLoader, NpyDataError, NpyTokensDataset

@@ -24,7 +24,7 @@ from checkpoint import (
 )
 from disk import sync_folder
 from harness import MIB, Bench, Row, Target, main, milliseconds, ours, peer
-from states import LAYER, make_state
+from model_states import LAYER, make_state
 
 from npydata import AsyncCheckpointer, ShardingConfig
 

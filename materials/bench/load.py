@@ -30,9 +30,9 @@ from harness import (
     peak_memory,
     peer,
 )
+from model_states import FORMATS, State, plain_state, tiny_state, write_as
 from safetensors import safe_open
 from safetensors.torch import load_file
-from states import FORMATS, State, plain_state, tiny_state, write_as
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_read
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 

@@ -28,8 +28,8 @@ from harness import (
     peak_memory,
     peer,
 )
+from model_states import FORMATS, name_of, plain_state, tiny_state, write_as
 from safetensors import safe_open
-from states import FORMATS, name_of, plain_state, tiny_state, write_as
 
 from npydata import open_checkpoint
 

@@ -4,9 +4,9 @@ import json
 
 import bench_paths  # noqa: F401
 import pytest
-from attacks import FAULTS
 from run import main
 from training import Training, verdict_on
+from trials import FAULTS
 
 pytestmark = pytest.mark.timeout(280)
 LOSERS = {

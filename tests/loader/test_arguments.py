@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loader_cases import Fetched, Numbers, Stream, flat
 
 from npydata import (
     AsyncDataLoader,
@@ -14,8 +15,6 @@ from npydata import (
     MmapDataset,
     write_tokens,
 )
-
-from .tools import Fetched, Numbers, Stream, flat
 
 REFUSED = {
     "a batch of nothing": ({"batch_size": 0}, "batch_size=0"),

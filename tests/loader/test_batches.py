@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from loader_cases import Failing, Fetched, Numbers, flat, take, values
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, PackedDataset, write_tokens
-
-from .tools import Failing, Fetched, Numbers, flat, take, values
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_cases import PATIENCE, Fetched, Numbers, Stream, flat, take, values
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
-
-from .tools import PATIENCE, Fetched, Numbers, Stream, flat, take, values
 
 WORKERS = [(0, 0), (0, 2), (1, 16), (2, 1), (3, 5), (8, 2)]
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_cases import Fetched, Numbers, StatefulStream, Stream, flat, take, values
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
-
-from .tools import Fetched, Numbers, StatefulStream, Stream, flat, take, values
 
 ONCE = pytest.mark.timeout(120)
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from loader_cases import Fetched
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, recommend, sweep, write_tokens
-
-from .tools import Fetched
 
 
 def test_a_recommendation_can_be_given_to_the_loader():

@@ -13,8 +13,8 @@ import signal
 from collections import Counter
 from itertools import chain, islice, zip_longest
 
-from attacks import start
 from torch.utils.data import DataLoader, DistributedSampler
+from trials import start
 
 from npydata import AsyncDataLoader
 

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 TESTS = Path(__file__).parents[3] / "tests"
 sys.path[:0] = [str(Path(__file__).parents[1]), str(TESTS), str(TESTS / "checkpointer")]
 
-from attacks import FAULTS, OUTCOMES, Trials, start  # noqa: E402
 from harness import aligned, installed, machine_facts, show, write_json  # noqa: E402
 from loaders import CASES, LOADERS, resumed_twice  # noqa: E402
 from savers import SAVERS  # noqa: E402
 from training import Training  # noqa: E402
+from trials import FAULTS, OUTCOMES, Trials, start  # noqa: E402
 
 COMPLETE = "whole", "older"
 

@@ -7,10 +7,17 @@ import threading
 
 import numpy as np
 import pytest
+from loader_cases import (
+    PATIENCE,
+    Fetched,
+    Numbers,
+    Stream,
+    all_workers_end,
+    run_child,
+    workers_alive,
+)
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, write_tokens
-
-from .tools import PATIENCE, Fetched, Numbers, Stream, all_workers_end, run_child, workers_alive
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loader_cases import Fetched, flat, take, values
 from torch.utils.data import IterableDataset
 
 from npydata import (
@@ -19,8 +20,6 @@ from npydata import (
     write_tokens,
 )
 from npydata.dataset.permutation import Permutation
-
-from .tools import Fetched, flat, take, values
 
 
 @pytest.fixture
