@@ -196,6 +196,14 @@ def read_folder(folder: Folder) -> Contents:
     names = folder.names()
     if ours.MANIFEST in names and ours.TRAINING in names:
         return open_training(folder)
+    if ours.TRAINING in names and ours.MANIFEST not in names:
+        begin = bytearray(len(ours.TRAINING_BEGIN))
+        file = folder.open(ours.TRAINING)
+        if file.size > len(begin):
+            file.pread_into(memoryview(begin), 0)
+        if begin == ours.TRAINING_BEGIN:
+            raise FormatError(f"has no {ours.MANIFEST}: a save of it was not finished, or it was "
+                              "copied in part; name the file to open what it holds")  # fmt: skip
     if METADATA in names:
         return read_dcp(folder)
     safetensors = [name for name in names if fnmatchcase(name, "[!.]*.safetensors")]
@@ -232,7 +240,8 @@ def only_checkpoint(folder: Folder, names: list[str]) -> str:
     found: list[str] = []
     for patterns in IN_FOLDER:
         found = [name for name in visible if any(fnmatchcase(name, one) for one in patterns)]
-        if len(found) == 1 and fnmatchcase(found[0], "*-?????-of-?????.*"):
+        whole = not found or fnmatchcase(found[0], "*-00001-of-00001.*")
+        if len(found) == 1 and fnmatchcase(found[0], "*-?????-of-?????.*") and not whole:
             raise FormatError(f"{found[0]} is one of several files by its name, and there is no "
                               "index of them; name the file to open what it holds")  # fmt: skip
         if len(found) == 1:

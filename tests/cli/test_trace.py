@@ -107,7 +107,7 @@ def test_ctrl_c_still_draws_the_bar(tmp_path):
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
     assert "KeyboardInterrupt" in said
-    assert parts(said)["start-up"] > 0
+    assert "start-up" in parts(said)
 
 
 def test_the_script_gets_its_arguments_and_imports_from_beside_it(tmp_path):

@@ -414,5 +414,8 @@ def test_a_forked_child_reads_too(large):
         checkpoint["w"]
         child = os.fork()
         if child == 0:
-            os._exit(0 if torch.equal(checkpoint["w"], state["w"]) else 1)
+            same = np.array_equal(
+                checkpoint["w"].numpy(), state["w"].numpy()
+            )  # no OpenMP in a fork
+            os._exit(0 if same else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

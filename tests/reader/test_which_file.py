@@ -57,11 +57,11 @@ def test_a_folder_is_opened_as_from_pretrained_does(tmp_path, layout):
 
 
 REFUSED = {
-    "a set without its index": (HALVES[:1], "is one of 2 files by its name, and there is no"),
-    "one of torch's": (SHARDS[1:], "is one of 2 files by its name, and there is no"),
+    "a set without its index": (HALVES[:1], "is one of several files by its name"),
+    "one of torch's": (SHARDS[1:], "is one of several files by its name"),
     "two models of accelerate": ([MODEL, "model_1.safetensors"], "holds 2 of"),
     "options alone": (["training_args.bin"], "holds no checkpoint"),
-    "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "holds 2 of"),
+    "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "h5py reads them"),
     "DeepSpeed beside a trainer's options": (
         ["training_args.bin", "zero_to_fp32.py"], "is a checkpoint of DeepSpeed"),
     "pipeline stages": (["layer_00-model_00-model_states.pt", "layer_01-model_00-model_states.pt"],
@@ -105,7 +105,7 @@ def test_one_file_under_two_names_of_an_index_is_read_once(tmp_path, link):
     link(tmp_path / SHARDS[0], tmp_path / SHARDS[1])
     content = {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
     (tmp_path / f"{BIN}.index.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=f"{SHARDS[1]}: is the same file as {SHARDS[0]}"):
+    with pytest.raises(CheckpointError, match=f"{SHARDS[1]}.*is the same file as {SHARDS[0]}"):
         open_checkpoint(tmp_path)
 
 
@@ -137,19 +137,13 @@ def newer(manifest):
     manifest.write_text(json.dumps({**content, "version": 99}))
 
 
-def a_link(manifest):
-    manifest.rename(manifest.with_name("elsewhere"))
-    manifest.symlink_to("elsewhere")
-
-
 def another(manifest):
     manifest.write_text('{"format": "npydata record", "version": 1, "files": {}}')
 
 
 MANIFESTS = {
-    "not JSON": (lambda one: one.write_text("{"), "is not JSON"),
+    "not JSON": (lambda one: one.write_text("{"), "is not a manifest of ours"),
     "of a later version": (newer, "version 99"),
-    "a link": (a_link, "is a link"),
     "a pipe": (lambda one: (one.unlink(), os.mkfifo(one)), "pipe"),
     "gone": (lambda one: one.unlink(), "has no manifest"),
     "of something else": (another, "npydata record"),

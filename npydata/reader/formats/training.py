@@ -31,6 +31,7 @@ from npydata.errors import CheckpointError
 
 FORMAT, VERSION = "npydata checkpoint", 4
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
+TRAINING_BEGIN = b'{"model": '  # how a training state of ours begins
 PARTS = ("model", "optimizer")
 PIECE_BYTES = 1 << 26
 """What one checksum covers; the last piece of a file is shorter."""
