@@ -412,10 +412,10 @@ def test_a_forked_child_reads_too(large):
     path, state = large
     with open_checkpoint(path) as checkpoint:
         checkpoint["w"]
-        child = os.fork()
+        child = os.fork()  # where OpenMP, and so torch.equal, may hang
         if child == 0:
             same = np.array_equal(
                 checkpoint["w"].numpy(), state["w"].numpy()
-            )  # no OpenMP in a fork
+            )
             os._exit(0 if same else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
