@@ -414,8 +414,6 @@ def test_a_forked_child_reads_too(large):
         checkpoint["w"]
         child = os.fork()  # where OpenMP, and so torch.equal, may hang
         if child == 0:
-            same = np.array_equal(
-                checkpoint["w"].numpy(), state["w"].numpy()
-            )
+            same = np.array_equal(checkpoint["w"].numpy(), state["w"].numpy())
             os._exit(0 if same else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
