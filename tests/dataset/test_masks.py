@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from packing_tools import write_datatrove
+from token_builders import write_documents
 
 from npydata import PackedDataset
 
@@ -18,7 +18,7 @@ import masks
 @pytest.fixture
 def batch(tmp_path):
     lengths = np.random.default_rng(3).integers(1, 40, 60)
-    return PackedDataset(write_datatrove(tmp_path, lengths), 64).fetch(range(8))
+    return PackedDataset(write_documents(tmp_path / "a.ds", lengths), 64).fetch(range(8))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_without_a_mask_documents_see_their_neighbours(batch, model):
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
-    path = write_datatrove(tmp_path, [20, 30, 7, 50])
+    path = write_documents(tmp_path / "a.ds", [20, 30, 7, 50])
     monkeypatch.setattr(sys, "argv", ["masks.py", str(path), "--seq-len", "64"])
     masks.main()
     plain, flex, none = (line.split()[0] for line in capsys.readouterr().out.splitlines())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npydata import NpyTokensDataset, open_tokens, write_tokens
+from npydata import MmapDataset, NpyTokensDataset, open_tokens, write_tokens
 from npydata.system import page_cache as pages
 from npydata.system.page_cache import (
     SAMPLED_RANGES,
@@ -67,39 +67,17 @@ def test_an_empty_file_has_no_pages(tmp_path):
     assert evict(tmp_path / "empty") == 0
 
 
-def test_advice_brings_the_windows_pages_and_hardly_any_other(cold):
-    tokens = open_tokens(cold)
-    starts = np.arange(50_000, TOKENS - 2000, 200_000)
-    assert tokens.will_need(starts, 1025) is False
-    tokens.gather(starts, 1025)
-    expected = {
-        p
-        for s in starts.tolist()
-        for p in range((128 + 2 * s) // PAGE, (128 + 2 * (s + 1025) - 1) // PAGE + 1)
-    }
-    present = set(np.flatnonzero(resident_pages(cold)).tolist())
-    assert expected <= present
-    assert max(present - expected) < 32  # reading the header read ahead; nothing else did
-
-
-def test_warm_windows_are_recognised(cold):
-    tokens = open_tokens(cold)
-    starts = np.arange(0, TOKENS - 2000, 100_000)
-    tokens.gather(starts, 1025)
-    assert tokens.will_need(starts, 1025) is True
-
-
-def test_a_dataset_checks_ever_more_rarely_while_its_file_is_warm(tmp_path):
-    path = tmp_path / "warm.npy"
-    write_tokens(path, [np.arange(100_000, dtype=np.uint16)])
-    ds = NpyTokensDataset(path, 64, seed=0)
-    checks = []
-    will_need = ds.windows.will_need
-    ds.windows.will_need = lambda windows: checks.append(1) or will_need(windows)
+def test_a_warm_file_gets_no_advice_and_is_looked_at_ever_more_rarely(tmp_path, monkeypatch):
+    write_tokens(tmp_path / "warm.npy", [np.arange(100_000, dtype=np.uint16)])
+    ds = NpyTokensDataset(tmp_path / "warm.npy", 64, seed=0)
     ds.fetch(range(len(ds)))
+    looks, look, advice = [], AdviceBackoff.record, []
+    monkeypatch.setattr(AdviceBackoff, "record", lambda *a, **k: looks.append(1) or look(*a, **k))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *asked: advice.append(asked))
     for k in range(1000):
         ds.will_need(range(k, k + 32))
-    assert 5 < len(checks) < 20
+    assert 5 < len(looks) < 20
+    assert not advice
 
 
 def test_the_backoff_doubles_while_pages_are_resident_and_ends_when_they_are_not():
@@ -125,24 +103,19 @@ def test_the_devices_readahead_is_what_the_system_says(tmp_path):
 
 
 def test_after_advice_for_cold_pages_a_fault_reads_what_it_touches_and_no_more(cold):
-    tokens = open_tokens(cold)
-    assert tokens.will_need(np.array([50_000]), 1025) is False
-    tokens.read(3_000_000, 1).tolist()
+    ds = MmapDataset(cold, 1024)
+    ds.will_need([40])
+    ds.fetch([3000])
     present = np.flatnonzero(resident_pages(cold)[TOKENS // PAGE :])
-    assert len(present) <= 4  # readahead would bring 32 or, on some disks, all that follow
+    assert 0 < len(present) <= 4  # readahead would bring 32 or, on some disks, all that follow
 
 
 def test_pages_of_a_file_of_another_user_are_not_judged(tmp_path, monkeypatch):
-    write_tokens(tmp_path / "a.npy", [np.arange(100_000, dtype=np.uint16)])
-    tokens = open_tokens(tmp_path / "a.npy")
-    starts = np.arange(0, 90_000, 10_000)
-    tokens.gather(starts, 100)
-    assert tokens.will_need(starts, 100) is True
+    (tmp_path / "a").write_bytes(bytes(PAGE))
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert tokens.will_need(starts, 100) is False
     with pytest.raises(OSError, match="does not say which pages"):
-        resident_pages(tmp_path / "a.npy")
+        resident_pages(tmp_path / "a")
 
 
 def test_one_cold_range_among_warm_ones_is_noticed(tmp_path):
