@@ -71,7 +71,7 @@ soak: $(READY)  ## The large counts: hundreds of thousands of mutated files, tho
 # Such a machine has its own torch, and no network: nothing is installed.
 gpu:  ## On a machine with a GPU, its own Python and torch: the tests that need one, and the device benchmark
 	@mkdir -p build/gpu
-	@PYTHONPATH=. timeout 300 $(PYTHON) -m pytest --quiet -m gpu tests
+	@PYTHONPATH=. timeout 300 $(PYTHON) -m pytest --quiet -m gpu tests/gpu
 	@timeout 170 $(PYTHON) materials/bench/device.py --json build/gpu/device.json
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt

@@ -1,0 +1,328 @@
+"""A checkpoint holds what the state was at ``save``, though the GPU is far behind the program.
+
+Before each save the GPU is kept busy, and a step follows at once. So the copies of the snapshot, if
+nothing orders them, meet memory that has changed.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from npydata import (
+    AsyncCheckpointer,
+    TrainingState,
+    capture_rng,
+    latest_checkpoint,
+    load_checkpoint,
+    open_checkpoint,
+    restore_rng,
+    verify_checkpoint,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SNAPSHOTS = ["host", "overlap", "device"]
+OPTIMIZERS = {
+    "AdamW": partial(torch.optim.AdamW, foreach=False),
+    "AdamW foreach": partial(torch.optim.AdamW, foreach=True),
+    "AdamW fused": partial(torch.optim.AdamW, fused=True),
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+}
+
+
+class Run:
+    """A small model of many sizes of tensors, trained in mixed precision with a scaler."""
+
+    def __init__(self, device, make=OPTIMIZERS["AdamW foreach"]):
+        torch.manual_seed(1)
+        self.device = device
+        self.model = torch.nn.Sequential(
+            torch.nn.Embedding(5000, 512), torch.nn.Linear(512, 700), torch.nn.LayerNorm(700),
+            torch.nn.Dropout(0.1), torch.nn.Linear(700, 5000, bias=False),
+        ).to(device)  # fmt: skip
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.optimizer = make(self.model.parameters())
+        self.scaler = torch.amp.GradScaler(device.type)
+        self.ids = torch.randint(5000, (16, 33), device=device)
+
+    def step(self):
+        with torch.autocast(self.device.type, torch.float16):
+            logits = self.model(self.ids[:, :-1])
+            loss = cross_entropy(logits.flatten(0, 1).float(), self.ids[:, 1:].flatten())
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.average.update_parameters(self.model)
+        return loss.detach()
+
+    def states(self):
+        both = {"model": self.model.state_dict(), "average": self.average.state_dict()}
+        return both, {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load(self, states):
+        self.model.load_state_dict(states[0]["model"])
+        self.average.load_state_dict(states[0]["average"])
+        self.optimizer.load_state_dict(states[1]["optimizer"])
+        self.scaler.load_state_dict(states[1]["scaler"])
+
+
+def on_cpu(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: on_cpu(one) for key, one in value.items()}
+    return [on_cpu(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("own_stream", [False, True], ids=["current stream", "own stream"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("snapshot", SNAPSHOTS)
+def test_a_snapshot_is_the_state_at_the_save(
+    tmp_path, device, keep_busy, snapshot, name, own_stream
+):
+    run = Run(device, OPTIMIZERS[name])
+    stream = torch.Stream(device) if own_stream else None
+    with AsyncCheckpointer(snapshot=snapshot, keep_last=2) as keeper, stream or nullcontext():
+        if snapshot == "overlap":
+            keeper.protect(run.optimizer)
+        run.step()
+        for k in range(3):
+            torch.accelerator.synchronize()
+            states = run.states()
+            if snapshot == "overlap":  # the average is no protected optimizer's
+                del states[0]["average"]
+            wanted = on_cpu(states)
+            keep_busy()
+            keeper.save(tmp_path / str(k), *states, TrainingState(step=k))
+            run.step()
+            keeper.wait()
+            assert equal(load_checkpoint(tmp_path / str(k), mmap=False)[:2], wanted), k
+
+
+@pytest.mark.parametrize("snapshot", ["host", "device"])
+def test_a_step_that_is_a_cuda_graph(tmp_path, device, keep_busy, snapshot):
+    """Its changes are none that torch counts; the streams alone order them."""
+    if device.type != "cuda":
+        pytest.skip("CUDA graphs need CUDA")
+    weights = {f"w{k}": torch.zeros(3_000_000, device=device) for k in range(5)}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights.values():
+            weight.add_(1)
+    with AsyncCheckpointer(snapshot=snapshot) as keeper:
+        for step in range(4):
+            keep_busy()
+            keeper.save(tmp_path / str(step), weights)
+            graph.replay()
+            keeper.wait()
+            held = load_checkpoint(tmp_path / str(step))[0]
+            assert all((one == step).all() for one in held.values()), step
+
+
+@pytest.mark.parametrize("snapshot", SNAPSHOTS)
+def test_memory_that_is_let_go_after_the_save_is_not_reused_before_it_was_read(
+    tmp_path, device, keep_busy, snapshot
+):
+    other = torch.Stream(device)
+    for k in range(4):
+        weight = torch.full((5_000_000,), float(k), device=device)
+        with AsyncCheckpointer(snapshot=snapshot) as keeper:
+            other.wait_stream(torch.accelerator.current_stream())
+            with other:
+                twice = weight * 2
+            torch.accelerator.current_stream().wait_stream(other)
+            keep_busy()
+            keeper.save(tmp_path / str(k), {"half": weight / 2, "twice": twice})
+            del twice
+            rest = [torch.full((5_000_000,), -1.0, device=device) for _ in range(4)]
+            with other:
+                rest += [torch.full((5_000_000,), -1.0, device=device) for _ in range(4)]
+        held = load_checkpoint(tmp_path / str(k))[0]
+        assert (held["half"] == k / 2).all(), k
+        assert (held["twice"] == k * 2).all(), k
+        del rest
+
+
+@pytest.mark.parametrize("snapshot", SNAPSHOTS)
+def test_save_returns_while_the_gpu_is_still_busy(tmp_path, device, keep_busy, snapshot):
+    weights = {f"w{k}": torch.ones(1_000_000, device=device) for k in range(8)}
+    with AsyncCheckpointer(snapshot=snapshot) as keeper:
+        keeper.prepare(weights)
+        keeper.save(tmp_path / "first", weights)
+        keeper.wait()
+        for _ in range(20):
+            keep_busy()
+        before = torch.accelerator.current_stream().record_event()
+        keeper.save(tmp_path / "second", weights)
+        assert not before.query(), "save waited until the GPU had done all that was queued"
+
+
+def test_a_full_gpu_falls_back_to_the_host(tmp_path, device, keep_busy):
+    if device.type != "cuda":
+        pytest.skip("needs a limit on the memory of the GPU")
+    weight = torch.full((64 << 20,), 1.0, device=device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.2 * weight.nbytes / total)
+    try:
+        with AsyncCheckpointer(snapshot="device") as keeper:
+            keep_busy()
+            with pytest.warns(RuntimeWarning, match="no memory for a copy on the device"):
+                keeper.save(tmp_path / "a", {"w": weight})
+            weight.sub_(1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (load_checkpoint(tmp_path / "a")[0]["w"] == 1).all()
+
+
+def test_every_kind_of_tensor_arrives_as_it_is(tmp_path, device):
+    values = torch.randn(300, 50, dtype=torch.complex64, device=device)
+    real = values.real.contiguous()
+    state = {"t": values.t(), "c": values.conj(), "s": real[::2], "n": values.conj().imag,
+             "tied": real[::2], "0": real[:0], "one": torch.tensor(True, device=device),
+             "fp8": real.to(torch.float8_e4m3fn), "bf16": real.bfloat16(), "i8": real.char(),
+             "f64": real.double(), "on the CPU": torch.arange(9), "rng": torch.get_rng_state(),
+             "expanded": real[:1].expand(7, 50)}  # fmt: skip
+    for snapshot in ("host", "device"):
+        with AsyncCheckpointer(snapshot=snapshot) as keeper:
+            keeper.save(tmp_path / snapshot, state)
+        held, _, _ = load_checkpoint(tmp_path / snapshot, verify=True)
+        assert held.keys() == state.keys()
+        for name, tensor in state.items():
+            wanted = tensor.cpu().resolve_conj().resolve_neg()
+            assert held[name].dtype == wanted.dtype, name
+            assert torch.equal(held[name].view(wanted.shape).to(torch.complex128),
+                               wanted.to(torch.complex128)), name  # fmt: skip
+
+
+@pytest.mark.parametrize("snapshot", SNAPSHOTS)
+def test_training_goes_on_bit_for_bit(tmp_path, device, snapshot):
+    """With dropout, mixed precision, a scaler and a moving average; loaded in three ways."""
+    whole = Run(device)
+    losses = [whole.step().item() for _ in range(12)]
+    first = Run(device)
+    with AsyncCheckpointer(snapshot=snapshot) as keeper:
+        if snapshot == "overlap":
+            keeper.protect(first.optimizer)
+        for _ in range(6):
+            first.step()
+        both, rest = first.states()
+        keeper.save(tmp_path / "a", both, rest, TrainingState(step=6, rng=capture_rng()))
+        if snapshot == "overlap":
+            keeper.wait()  # the average is not protected
+        first.step()
+    for way in ("device=", "on the CPU", "into="):
+        second = Run(device)
+        second.step()
+        if way == "into=":
+            loaded = load_checkpoint(tmp_path / "a", into=second.states())
+        else:
+            where = device if way == "device=" else "cpu"
+            loaded = load_checkpoint(tmp_path / "a", device=where)
+        second.load(loaded[:2])
+        restore_rng(loaded[2].rng)
+        assert [second.step().item() for _ in range(6)] == losses[6:], way
+
+
+def test_loading_into_the_memory_of_a_model(tmp_path, device):
+    source, target = Run(device), Run(device)
+    for _ in range(2):
+        source.step()
+    with AsyncCheckpointer() as keeper:
+        keeper.save(tmp_path / "a", source.model.state_dict())
+    where = [one.data_ptr() for one in target.model.parameters()]
+    load_checkpoint(tmp_path / "a", into=target.model)
+    assert [one.data_ptr() for one in target.model.parameters()] == where
+    assert equal(on_cpu(target.model.state_dict()), on_cpu(source.model.state_dict()))
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_file_of_torchs_that_holds_tensors_of_the_gpu(tmp_path, device, legacy):
+    run = Run(device)
+    run.step()
+    path = tmp_path / "a.pt"
+    torch.save(run.model.state_dict(), path, _use_new_zipfile_serialization=not legacy)
+    wanted = on_cpu(run.model.state_dict())
+    with open_checkpoint(path) as checkpoint:
+        assert all(torch.equal(checkpoint[name], one) for name, one in wanted.items())
+        loaded = checkpoint.load(device=device)
+    assert all(one.device.type == device.type for one in loaded.values())
+    assert equal(on_cpu(dict(loaded)), wanted)
+
+
+KILLED = """
+import sys
+import torch
+from npydata import AsyncCheckpointer, TrainingState
+snapshot = sys.argv[2]
+weights = {f"w{k}": torch.zeros(2_000_000, device="cuda") for k in range(8)}
+optimizer = torch.optim.SGD(weights.values(), lr=1.0)
+for weight in weights.values():
+    weight.grad = torch.full_like(weight, -1)
+with AsyncCheckpointer(keep_last=2, snapshot=snapshot) as keeper:
+    keeper.protect(optimizer)
+    for step in range(100_000):
+        keeper.save(f"{sys.argv[1]}/{step}", weights, None, TrainingState(step=step))
+        optimizer.step()
+        if step == 1:
+            print("saving", flush=True)
+"""
+
+
+@pytest.mark.parametrize("snapshot", SNAPSHOTS)
+def test_killed_at_any_moment_the_latest_checkpoint_is_whole(tmp_path, device, snapshot):
+    if device.type != "cuda":
+        pytest.skip("the child trains on CUDA")
+    for kill in range(3):
+        folder = tmp_path / str(kill)
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(folder), snapshot], stdout=subprocess.PIPE
+        ) as child:
+            assert child.stdout.readline() == b"saving\n"
+            time.sleep(0.05 + 0.11 * kill)
+            child.send_signal(signal.SIGKILL)
+        latest = latest_checkpoint(folder)
+        verify_checkpoint(latest)
+        model, _, training = load_checkpoint(latest)
+        assert all((one == training.step).all() for one in model.values()), kill
+
+
+@pytest.mark.parametrize("snapshot", SNAPSHOTS)
+def test_the_example_is_killed_and_goes_on_with_the_same_losses(tmp_path, device, snapshot):
+    if device.type != "cuda":
+        pytest.skip("the example trains on CUDA")
+
+    def command(out):
+        return [sys.executable, str(ROOT / "examples/train.py"), "--device", "cuda",
+                "--tokens", str(ROOT / "materials/train_smoke.npy"), "--steps", "300",
+                "--save-every", "20", "--snapshot", snapshot, "--out", str(tmp_path / out),
+                "--log", str(tmp_path / f"{out}.log")]  # fmt: skip
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    with subprocess.Popen(command("cut"), stderr=subprocess.DEVNULL) as child:
+        deadline = time.monotonic() + 60
+        while latest_checkpoint(tmp_path / "cut") is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+    subprocess.run(command("cut"), check=True, capture_output=True)
+    wanted, found = (dict(line.split(",") for line in (tmp_path / f"{out}.log").open())
+                     for out in ("whole", "cut"))  # fmt: skip
+    assert found == wanted
