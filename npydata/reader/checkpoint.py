@@ -378,15 +378,11 @@ class Metadata(Mapping[str, Any]):
 
 def plain_value(path: Path | str, name: str, value: Any) -> Any:
     """Return a value that no code has to make, and whose members have no names of their own."""
-    if isinstance(value, UnresolvedObject) and value.qualname in KNOWN:
-        raise CheckpointError(
-            f"{path}: {name:.200} is a {value.qualname}, which can be listed here, not read; the "
-            "tensors in it can"
-        )
     if isinstance(value, Global | UnresolvedObject):
         needed = value.qualname if isinstance(value, UnresolvedObject) else str(value)
         raise UnsafeCheckpointError(
-            f"{path}: {name:.200} needs {needed:.200}, which the file names; it is not called here"
+            f"{path}: {name:.200} needs {needed:.200}, which the file names; it is not called here, but "
+            "plain tensors in it can be read by their own names"
         )
     if isinstance(value, Storage | TensorSpec):
         raise CheckpointError(

@@ -26,9 +26,9 @@ from npydata import open_checkpoint
 
 DIFFERENT = {
     "one_key_with_two_dtypes", "one_key_with_two_integer_dtypes", "one_key_typed_and_untyped",
-    "safetensors_and_a_pickle_that_runs",
+    "safetensors_and_a_pickle_that_runs", "two_types_over_one_storage",
 }  # fmt: skip
-"""Files that are shown otherwise than torch 2.13 shows them; the README says how."""
+"""Files that are shown otherwise than torch 2.13 shows them; materials/docs/limits.md says how."""
 OTHER_READERS = {"index", "shards", "places", "bombs"}
 """Families of files that torch does not read, or that would exhaust it."""
 ASKED = [

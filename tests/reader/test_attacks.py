@@ -29,7 +29,7 @@ SHOWN = {
     "pairs_with_one_hash_in_zip", "members_that_are_pairs_with_one_hash_in_zip",
     "members_with_equal_texts_in_zip", "one_key_with_two_dtypes",
     "one_key_with_two_integer_dtypes", "one_key_typed_and_untyped",
-    "safetensors_and_a_pickle_that_runs",
+    "safetensors_and_a_pickle_that_runs", "notes_whose_places_are_taken",
 }  # fmt: skip
 """Files that may be read as well: they cost some seconds, or `test_agreement.py` compares them."""
 ATTACKS = [attack for name in FAMILIES for attack in family(name)]

@@ -39,7 +39,8 @@ def test_a_converted_checkpoint_reads_as_its_source(tmp_path_factory, state):
                 == source.ties().keys() | source.ties().values()
             )
             for name in source:
-                assert seen(plain(made[name])) == seen(plain(source[name]))
+                one, other = (seen(plain(it[name]), strides=False) for it in (made, source))
+                assert one == other
             kept = {
                 name: source.metadata[name] for name in source.metadata if name not in done.left_out
             }
@@ -48,8 +49,8 @@ def test_a_converted_checkpoint_reads_as_its_source(tmp_path_factory, state):
         assert (folder / "a.safetensors").stat().st_size == done.nbytes
         source.to_safetensors(folder / "shards", shard_size=100, allow_larger=True)
         with open_checkpoint(folder / "shards") as shards:
-            assert {name: seen(plain(shards[name])) for name in shards} == {
-                name: seen(plain(source[name])) for name in source
+            assert {name: seen(plain(shards[name]), strides=False) for name in shards} == {
+                name: seen(plain(source[name]), strides=False) for name in source
             }
 
 

@@ -81,7 +81,7 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
     name = str(function)
     rebuild = CALLS.get(name)
     if rebuild is None:
-        if len(args) < NESTING.get(name, 0):
+        if len(args) != NESTING.get(name, len(args)):
             raise ValueError(f"calls {name} with {len(args)} arguments")
         return UnresolvedObject(name, args)
     for arg in args[:MAX_DIMS]:
