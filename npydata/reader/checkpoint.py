@@ -381,8 +381,8 @@ def plain_value(path: Path | str, name: str, value: Any) -> Any:
     if isinstance(value, Global | UnresolvedObject):
         needed = value.qualname if isinstance(value, UnresolvedObject) else str(value)
         raise UnsafeCheckpointError(
-            f"{path}: {name:.200} needs {needed:.200}, which the file names; it is not called here, but "
-            "plain tensors in it can be read by their own names"
+            f"{path}: {name:.200} needs {needed:.200}, which the file names; it is not called "
+            "here, but plain tensors in it can be read by their own names"
         )
     if isinstance(value, Storage | TensorSpec):
         raise CheckpointError(
