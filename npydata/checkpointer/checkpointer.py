@@ -273,7 +273,7 @@ class AsyncCheckpointer:
                 snapshot.copied.wait()
                 if snapshot.error is not None:
                     raise snapshot.error
-                save.judge()
+                save.judge(order=False)
         except BaseException:
             save.cancel()
             save.join()
@@ -297,9 +297,7 @@ class AsyncCheckpointer:
         if any(is_queued(copy.source) for copy in snapshot.copies):
             snapshot.pending = PendingCopies()
             self._copier.start(snapshot.pending, filter(on_device, first), clone=clone)
-            if not clone:
-                self._copier.order(snapshot.pending)
-            self._copier.start(snapshot.pending, filter(on_device, waiting))
+            self._copier.start(snapshot.pending, filter(on_device, waiting), order=False)
         first = [copy for copy in first if not on_device(copy)]
         if overlap:
             for copy in first:
@@ -365,11 +363,14 @@ class Save:
             self.snapshot.finish()
             self.ended.set()
 
-    def judge(self) -> None:
-        """Let the worker commit if nothing has changed, now that everything is copied."""
+    def judge(self, *, order: bool = True) -> None:
+        """Let the worker commit if nothing has changed, now that everything is copied.
+
+        With ``order`` a device first finishes its copies before it goes on with training.
+        """
         if not self._judged:
             self.snapshot.copied.wait()
-            if self.snapshot.pending is not None:
+            if order and self.snapshot.pending is not None:
                 self._copier.order(self.snapshot.pending)
             self.snapshot.judge()
             self._judged = True

@@ -41,9 +41,13 @@ class DeviceCopier:
         self.streams = streams
         self._side: dict[Any, Any] = {}
 
-    def start(self, pending: PendingCopies, copies: Iterable[Copy], *, clone: bool = False) -> None:
+    def start(
+        self, pending: PendingCopies, copies: Iterable[Copy], *, clone: bool = False,
+        order: bool = True,
+    ) -> None:  # fmt: skip
         """Queue copies into pinned memory; with ``clone`` by way of memory on the same device.
 
+        With ``order`` each training stream waits, on the device, until its tensors have been read.
         Whatever stops it, no copy is under way afterwards that ``pending`` doesn't know of.
         """
         by_device: dict[Any, list[Copy]] = {}
@@ -63,7 +67,7 @@ class DeviceCopier:
                     for copy in clones or its:
                         copy.run(non_blocking=True)
                     pending.events[device] = side.record_event()
-                if clone:
+                if order:
                     training.wait_event(read or pending.events[device])
         except BaseException:
             for side in self._side.values():
@@ -71,7 +75,7 @@ class DeviceCopier:
             raise
 
     def order(self, pending: PendingCopies) -> None:
-        """Make each training stream wait, on the device, until its tensors have been read."""
+        """Make each training stream wait, on the device, until everything has been copied."""
         for device, event in list(pending.events.items()):
             self.streams.current_stream(device).wait_event(event)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npydata.checkpointer import checkpointer
 from npydata.checkpointer.checkpointer import Save, exclusive
@@ -21,10 +21,12 @@ from npydata.checkpointer.snapshot import Snapshot
 from npydata.checkpointer.state import TrainingState, encode_training, serialized
 from npydata.checkpointer.writer import write_files
 from npydata.distributed.coordinator import LEAVE_S, Coordinator, RankError, ShardingConfig
-from npydata.distributed.plan import LocalState, merged, share_out
 from npydata.errors import CheckpointError
 from npydata.reader.formats.training import PARTS, TRAINING, FileEntry, encode
 from npydata.system.accelerator import is_queued
+
+if TYPE_CHECKING:
+    from npydata.distributed.plan import LocalState
 
 
 class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
@@ -62,6 +64,8 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                 gave no word in time; the message names it.
             OSError: The previous save failed on this rank; nobody began this one.
         """
+        from npydata.distributed.plan import LocalState, merged, share_out  # torch's planners: 1 s
+
         begun = time.perf_counter()
         folder = destination(dir)
         coordinator = Coordinator(sharding, f"saves {folder}", rank, world_size)
@@ -132,7 +136,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
     def _plan_share(
         self,
         coordinator: Coordinator,
-        states: Mapping[str, LocalState],
+        states: "Mapping[str, LocalState]",
         chosen: Mapping[str, list[int]],
     ) -> Snapshot:
         """Return a snapshot of the files that this rank writes."""
@@ -160,7 +164,7 @@ def require_one_save(plans: list[dict[str, Any]]) -> None:
             if what == "parts":
                 mine, first = [*mine], [*first]
             if mine != first:
-                raise RankError(f"rank {rank} saves {what} {mine}, rank 0 {first}")
+                raise RankError(f"rank {rank} saves {what} {mine}, rank 0 {what} {first}")
 
 
 def write_share(

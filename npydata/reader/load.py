@@ -78,7 +78,8 @@ class Plan:
         elif directly and lies_as_in_memory(spec, target):
             (part,) = extents_of(spec)
             if part.nbytes:
-                memory = target.view(-1).view(torch.uint8).numpy()
+                flat = target.as_strided((target.numel(),), (1,))  # view may keep a stride
+                memory = flat.view(torch.uint8).numpy()
                 self.reads.append(Read(part.file, part.offset, memory))
         else:
             self.indirect.append((spec, target))

@@ -7,6 +7,7 @@ overflow, so a file can't make them come out wrong.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -193,10 +194,14 @@ def swap(memory: Bytes, size: int) -> Bytes:
 
 def read_slice(spec: TensorSpec, index: Any) -> torch.Tensor:
     """Return ``tensor[index]`` in memory of its own; only the bytes that it spans are read."""
-    if spec.chunks is not None:
-        return read_chunks(spec, index)
     part = sliced(spec, index)
-    return with_flags(tensor_over(swap_if_needed(gather(part), part), part.dtype, part.shape), part)
+    if part.chunks is None:
+        memory = swap_if_needed(gather(part), part)
+        return with_flags(tensor_over(memory, part.dtype, part.shape), part)
+    out = torch.empty(part.shape, dtype=part.dtype, device="cpu")
+    for chunk in part.chunks:
+        out[chunk.region] = read_slice(chunk.resolve(), ())
+    return out
 
 
 def tensor_over(memory: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -211,8 +216,43 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
     if index is ...:
         return spec
     shape, stride, offset = slice_view(view_of(spec), index)
+    if spec.chunks is not None:
+        touched = tuple(slices_of_chunks(spec, expand_index(index, len(spec.shape))))
+        return replace(spec, shape=shape, stride=contiguous_stride(shape), chunks=touched)
     return replace(spec, shape=shape, stride=stride, offset=offset, is_parameter=False,
                    requires_grad=False)  # fmt: skip
+
+
+def slices_of_chunks(spec: TensorSpec, indices: list[Any]) -> Iterator[Chunk]:
+    """Yield the parts of a tensor's chunks that an index takes, by their place in the result."""
+    chosen = [steps_of(one, size) for one, size in zip(indices, spec.shape, strict=True)]
+    for chunk in spec.chunks or ():
+        here: list[Any] = []
+        there: list[tuple[int, int]] = []
+        for one, (begin, count, step), offset, size in zip(
+            indices, chosen, chunk.offsets, chunk.shape, strict=True
+        ):
+            first = max(0, -(-(offset - begin) // step))
+            end = min(count, -(-(offset + size - begin) // step))
+            if first >= end:
+                break
+            start = begin + first * step - offset
+            if isinstance(one, slice):
+                here.append(slice(start, start + (end - first - 1) * step + 1, step))
+                there.append((first, end - first))
+            else:
+                here.append(start)
+        else:
+            yield Chunk(
+                tuple(first for first, _ in there),
+                tuple(count for _, count in there),
+                partial(sliced_chunk, chunk, tuple(here)),
+            )
+
+
+def sliced_chunk(chunk: Chunk, index: tuple[Any, ...]) -> TensorSpec:
+    """Return the description of a part of a chunk, which is looked for only when it is read."""
+    return sliced(chunk.resolve(), index)
 
 
 def swap_if_needed(memory: Bytes, spec: TensorSpec) -> Bytes:
@@ -310,26 +350,3 @@ def steps_of(one: Any, size: int) -> tuple[int, int, int]:
         raise ValueError(f"a slice steps by {by}, expected a step forwards")
     count = len(range(begin, end, by))
     return begin, count, by if count > 1 else 1
-
-
-# Tensors in chunks
-
-
-def read_chunks(spec: TensorSpec, index: Any) -> torch.Tensor:
-    """Return ``tensor[index]`` from the chunks that it touches, and no others."""
-    indices = expand_index(index, len(spec.shape))
-    chosen = [steps_of(one, size) for one, size in zip(indices, spec.shape, strict=True)]
-    out = torch.empty([count for _, count, _ in chosen], dtype=spec.dtype, device="cpu")
-    for chunk in spec.chunks or ():
-        there, here = [], []
-        for (begin, count, step), offset, size in zip(
-            chosen, chunk.offsets, chunk.shape, strict=True
-        ):
-            first = max(0, -(-(offset - begin) // step))
-            end = min(count, -(-(offset + size - begin) // step))
-            there.append(slice(first, end))
-            start = begin + first * step - offset
-            here.append(slice(start, start + (end - first - 1) * step + 1, step))
-        if all(one.start < one.stop for one in there):
-            out[tuple(there)] = read_slice(chunk.resolve(), tuple(here))
-    return out[tuple(slice(None) if isinstance(one, slice) else 0 for one in indices)]

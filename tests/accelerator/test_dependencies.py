@@ -112,6 +112,8 @@ def batches(seeds, folder, _):
     )
 
 
+READ = "training.wait_event(read or pending.events[device])"
+ORDER = "self.streams.current_stream(device).wait_event(event)"
 MUTANTS = [
     (Transfer.send, "done.synchronize()", batches),
     (Transfer.receive, "tensor.record_stream(current)", batches),
@@ -119,11 +121,11 @@ MUTANTS = [
     (DeviceCopier.start, "side.wait_stream(training)", stepped("device")),
     (DeviceCopier.start, "pending.sources += [copy.source for copy in its]", let_go("host")),
     (DeviceCopier.start, "pending.sources += [copy.source for copy in its]", let_go("device")),
-    (DeviceCopier.start, "training.wait_event(read or pending.events[device])", stepped("device")),
+    (DeviceCopier.start, READ, stepped("host")),
+    (DeviceCopier.start, READ, stepped("device")),
     (DeviceCopier.start, "side.synchronize()", stopped(snapshots.failing_copy)),
-    (DeviceCopier.order, "self.streams.current_stream(device).wait_event(event)", stepped("host")),
+    (DeviceCopier.order, ORDER, stepped("overlap")),
     (PendingCopies.wait, "self.events[device].synchronize()", written),
-    (Saver._copy_first, "self._copier.order(snapshot.pending)", stepped("host")),
     (Saver._start, "snapshot.finish()", stopped(snapshots.failing_start)),
     (Save.judge, "self._copier.order(self.snapshot.pending)", stepped("overlap")),
 ]

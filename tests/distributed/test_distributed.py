@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +42,6 @@ from npydata import (
     write_tokens,
 )
 from npydata.cli import main
-from npydata.distributed import load as load_module
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -434,7 +432,7 @@ def test_inspect_and_verify_tell_of_a_folder_that_ranks_wrote(tmp_path, capsys):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"rank_1\.safetensors: bytes .* not what was"):
+    with pytest.raises(CheckpointError, match=r"rank_1\.safetensors: damaged"):
         verify_checkpoint(folder)
     assert main(["verify", str(folder)]) == 2
     assert "rank_1" in capsys.readouterr().err
@@ -742,10 +740,8 @@ def load_misfits(folder, modest):
     for key, optimizer in others.items():
         messages[key] = refused(lambda: load_distributed(folder, model, optimizer))  # noqa: B023
     messages["nothing there"] = refused(lambda: load_distributed(f"{folder}-no", model))
-    if group()[0]:  # as on a host that has another file system there
-        original = load_module.check
-        load_module.check = lambda *a, **k: replace(original(*a, **k), step=3)
-    messages["two"] = refused(lambda: load_distributed(folder, model, sharding=sharding))
+    theirs = modest if group()[0] else folder
+    messages["two"] = refused(lambda: load_distributed(theirs, model, sharding=sharding))
     changed.append(bitwise(whole(model.state_dict())) != before)
     return messages, changed
 
@@ -766,10 +762,7 @@ def test_what_does_not_fit_is_refused_on_every_rank_and_changes_nothing(tmp_path
         assert "there is no such folder" in messages["nothing there"]
         assert str(tmp_path) in messages["shape"]
         assert str(tmp_path) in messages["no optimizer"]
-        assert (
-            "rank 1 has checkpoint a of step 3, commit 1, rank 0 a of step 1, commit 1"
-            in messages["two"]
-        )
+        assert "rank 1 has checkpoint b of commit 2, rank 0 a of commit 1" in messages["two"]
         assert not any(changed)
 
 
@@ -821,10 +814,10 @@ def test_what_the_ranks_do_not_agree_on_is_refused_on_all_and_the_next_save_work
         "sparse": "model_state: x: a torch.sparse_coo tensor, expected a dense one",
         "no dict": "model_state is a list, expected a dict",
         "step": "rank 1 saves step 1, rank 0 step 0",
-        "parts": "rank 1 saves ['model', 'optimizer'], rank 0 ['model']",
+        "parts": "rank 1 saves parts ['model', 'optimizer'], rank 0 parts ['model']",
         "training": "training_state: ['extra']['x']",
         "rng": "training_state: ['rng']['x']: a builtin_function_or_method",
-        "world": "world_size=7, expected 3: as the process group says",
+        "world": "world_size=7, expected 3",
         "singly": "x: is sharded over processes; save it with save_distributed",
     }
     found = on_ranks(3, save_misfits, tmp_path / "a")

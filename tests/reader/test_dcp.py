@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -145,6 +147,11 @@ def test_chunks_are_joined_sliced_and_converted(made, tmp_path):
         assert torch.equal(checkpoint["w"], WHOLE)
 
 
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory):
+    return InChunks(tmp_path_factory.mktemp("chunked") / "dcp").write()
+
+
 def test_a_slice_looks_into_the_chunks_that_it_touches_and_no_other(made):
     folder = made.write()
     path = folder / "__1_0.distcp"
@@ -153,6 +160,26 @@ def test_a_slice_looks_into_the_chunks_that_it_touches_and_no_other(made):
         assert torch.equal(checkpoint.get_slice("w")[:2], WHOLE[:2])
         with pytest.raises(CheckpointError, match=r"__1_0\.distcp: item at byte 0: "):
             checkpoint.get_slice("w")[1:3]
+
+
+def ranges(size):
+    return st.builds(
+        slice, st.integers(-size, size), st.integers(-size, size + 1), st.integers(1, 3)
+    )
+
+
+@given(
+    index=st.tuples(ranges(4) | st.integers(-4, 3), ranges(6) | st.integers(-6, 5)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_part_is_read_alike_alone_with_others_and_into_what_is_there(chunked, index, dtype):
+    expected = WHOLE[index]
+    with open_checkpoint(chunked) as checkpoint:
+        assert torch.equal(checkpoint.get_slice("w")[index], expected)
+        assert torch.equal(checkpoint.load({"w": index})["w"], expected)
+        target = torch.full_like(expected, -1, dtype=dtype)
+        checkpoint.load({"w": index}, into={"w": target})
+        assert torch.equal(target, expected.to(dtype))
 
 
 class Runs:
