@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -221,6 +222,7 @@ class StagingBuffer:
 
     def __init__(self) -> None:
         self._pages = PinnedPages()
+        weakref.finalize(self, self._pages.unpin).atexit = False
         self._pinned = False
         self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -347,6 +349,8 @@ class Snapshot:
 
     def __init__(self, layouts: Mapping[str, Layout], buffer: StagingBuffer, *, pin: bool) -> None:
         total = sum(whole_pages(layout.nbytes) for layout in layouts.values())
+        self.buffer = buffer
+        """Kept, for its memory must stay pinned while devices copy into it."""
         self.memory = buffer.reserve(total, pin=pin)
         self.files: list[StagedFile] = []
         self.copies: list[Copy] = []

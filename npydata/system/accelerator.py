@@ -5,7 +5,7 @@ tensors are copied like those of the CPU, by a call that returns when the copy i
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -109,22 +109,28 @@ class PinnedPages:
 
     def __init__(self) -> None:
         self._runtime: Any = None
-        self._address = 0
+        self._memory: torch.Tensor | None = None
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Lock the pages of a tensor of the CPU; where that can't be done, nothing happens."""
+        """Lock the pages of a tensor of the CPU; where that can't be done, nothing happens.
+
+        They stay locked, and the memory stays, until :meth:`unpin`: memory that went back to the
+        system while CUDA held it as pinned would be written to by copies into what comes to stand
+        at its address.
+        """
         accelerator = with_streams()
         module: Any = None if accelerator is None else torch.get_device_module(accelerator)
-        if hasattr(module, "cudart"):
-            runtime, address = module.cudart(), memory.data_ptr()
-            if int(runtime.cudaHostRegister(address, memory.numel(), 0)) == 0:
-                self._runtime, self._address = runtime, address
+        if not hasattr(module, "cudart"):
+            return
+        runtime = module.cudart()
+        if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
+            self._runtime, self._memory = runtime, memory
+            return
+        with suppress(RuntimeError):  # the runtime keeps the error for whoever launches next
+            torch.ones((), device=accelerator).add_(1)
 
     def unpin(self) -> None:
-        """Unlock what was locked; call it before the memory goes back to the system."""
-        if self._runtime is not None:
-            self._runtime.cudaHostUnregister(self._address)
-        self._runtime = None
-
-    def __bool__(self) -> bool:
-        return self._runtime is not None
+        """Unlock what was locked, and let go of it."""
+        if self._memory is not None:
+            self._runtime.cudaHostUnregister(self._memory.data_ptr())
+        self._memory = None

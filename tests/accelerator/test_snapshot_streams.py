@@ -4,6 +4,7 @@ Every save is followed at once by a step, so that what the snapshot copies chang
 an order is missing. The state that is wanted is computed beside, on a copy of the whole model.
 """
 
+import gc
 import random
 import signal
 import subprocess
@@ -200,6 +201,18 @@ def test_strided_conjugated_empty_and_tied_tensors_arrive_as_they_are(sim, tmp_p
             keeper.save(tmp_path / snapshot, state)
         held, _, _ = load_checkpoint(tmp_path / snapshot, verify=True)
         assert equal({**held}, {name: one.cpu().resolve_neg() for name, one in state.items()})
+
+
+def test_memory_is_unpinned_before_it_goes_back_to_the_system(sim, tmp_path):
+    """Else copies into what comes to stand at its address go where the old memory was."""
+    pinned = torch.sim.cudart().pinned
+    before = set(pinned)
+    with AsyncCheckpointer() as keeper:
+        keeper.save(tmp_path / "a", {"w": torch.ones(900, device="sim")})
+    assert pinned.keys() - before
+    del keeper
+    gc.collect()
+    assert not pinned.keys() - before
 
 
 def test_the_host_waits_for_a_save_only_in_the_background(sim, tmp_path):

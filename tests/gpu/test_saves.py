@@ -100,6 +100,7 @@ def test_a_snapshot_is_the_state_at_the_save(
 ):
     run = Run(device, OPTIMIZERS[name])
     stream = torch.Stream(device) if own_stream else None
+    torch.accelerator.synchronize()
     with AsyncCheckpointer(snapshot=snapshot, keep_last=2) as keeper, stream or nullcontext():
         if snapshot == "overlap":
             keeper.protect(run.optimizer)
