@@ -1,14 +1,11 @@
-"""Look inside checkpoint files: a pickle step by step, the bytes of a file, a view of a storage.
+"""Look inside checkpoint files: the bytes of a file, a view of a storage.
 
-trace(machine)            # what each opcode leaves on the stack; a slider goes through them
 draw_file(path)           # a file as rows of 64 bytes
 slices(slice_view, span)      # which elements of a storage a slice is; sliders turn the slice
 """
 
-import pickletools
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -19,16 +16,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
+from matplotlib.patches import Patch, Rectangle
 from safetensors.torch import save_file
 
 from tutorial.figures import INK, PALETTE, WIDTH, ink_on
 from tutorial.kept.reader.archive import read_pickle
 from tutorial.sliders import with_sliders
 
-MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
-"""Opcodes that leave the stack as it is."""
-MONO = "DejaVu Sans Mono"
 ROLES = {"length": "limit", "header": "stock", "padding": "absent", "description": "window",
          "payload": "resident", "trailer": "muted", "directory": "cold"}  # fmt: skip
 Part = tuple[str, int, int, str]  # name, first byte, the byte after the last, one of ROLES
@@ -81,136 +75,6 @@ def tensor_of(path: Path, stored: Any) -> torch.Tensor:
     data = bytearray(record(path, f"data/{stored.storage.key}"))
     flat = torch.frombuffer(data, dtype=stored.dtype)
     return flat.as_strided(stored.shape, stored.stride, stored.offset)
-
-
-# A pickle, step by step
-
-dis = pickletools.dis
-
-
-def machine(kind: type, handlers: Any, rebuilder: type, data: bytes) -> Any:
-    """A machine over a pickle; a rebuilder says what names, ids and calls stand for."""
-    met = rebuilder(len(data))
-    return kind(data, handlers, find_class=met.find_class, persistent_load=met.persistent_load,
-                reduce=met.reduce)  # fmt: skip
-
-
-def endings(make: Callable[[bytes], Any], whole: bytes) -> str:
-    """How reading ends, cut after each byte: the kinds of ends, and how often each."""
-    ends: dict[str, int] = {}
-    for length in range(len(whole)):
-        try:
-            make(whole[:length]).run()
-            end = "a value"
-        except Exception as error:
-            end = type(error).__name__
-        ends[end] = ends.get(end, 0) + 1
-    listed = ", ".join(f"{end} {number} times" for end, number in sorted(ends.items()))
-    return f"{'one kind' if len(ends) == 1 else 'several kinds'}: {listed}"
-
-
-def trace(made: Any) -> None:
-    """Turn the step: the stack after each opcode up to there; where nothing turns, all of them."""
-    shown = list(steps(made.data, made))
-
-    def draw(step: float) -> None:
-        _, ax = plt.subplots(figsize=(WIDTH, 0.9 + 0.235 * len(shown)))
-        draw_steps(ax, shown, int(step))
-        ax.set_title("The stack after each opcode", pad=2)
-        plt.show()
-
-    with_sliders(draw, step=(len(shown), 1, len(shown), 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One opcode, and what the stack holds after it."""
-
-    at: int
-    raw: bytes
-    name: str
-    argument: Any
-    stack: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.at:4} {self.name:<12} {' '.join(self.stack)}"
-
-
-def steps(data: bytes, machine: Any) -> Iterator[Step]:
-    """Run a machine to its end, one step at a time; what only fills the memo is left out."""
-    known = {at: (op.name, argument) for op, argument, at in pickletools.genops(data)}
-    while machine.running:
-        at = machine.at
-        machine.step()
-        name, argument = known[at]
-        if name not in MEMO:
-            yield Step(at, data[at : machine.at], name, argument, tuple(on_stack(machine)))
-
-
-def on_stack(machine: Any) -> Iterator[str]:
-    """Each value on the stack in a few letters, oldest first, with the marks between them."""
-    for items in machine.metastack:
-        yield from map(short, items)
-        yield "("
-    yield from map(short, machine.stack)
-
-
-def short(value: Any) -> str:
-    """A value in a few letters."""
-    kind = type(value).__name__
-    if kind == "StoredTensor":
-        return f"tensor {'x'.join(map(str, value.shape))}"
-    if kind == "Storage":
-        return f"storage {value.key!r}"
-    if kind == "Global":
-        return value.name if len(value.name) <= 12 else f"{value.name[:8]}…"
-    if kind == "Opaque":
-        return repr(value)
-    if isinstance(value, tuple) and len(value) > 3:
-        return f"({len(value)} values)"
-    return repr(value).replace(", ", ",")
-
-
-def draw_steps(ax: Axes, shown: Sequence[Step], upto: int) -> None:
-    """Three columns, one row for each opcode: its bytes, its name, the stack after it."""
-    columns = {"hex": 5.5, "opcode": 21.5, "stack after it": 36.0}
-    ax.text(3.4, -1.1, "byte", fontweight="bold", fontsize=11, va="center", ha="right")
-    for title, x in columns.items():
-        ax.text(x, -1.1, title, fontweight="bold", fontsize=11, va="center")
-    for y, step in enumerate(shown[:upto]):
-        if y % 2:
-            ax.add_patch(Rectangle((-1, y - 0.5), 102, 1, facecolor="#f8fafc", zorder=0))
-        ax.text(3.4, y, str(step.at), ha="right", **_type("#6b7280"))
-        ax.text(columns["hex"], y, _hex(step.raw), **_type(INK))
-        ax.text(columns["opcode"], y, step.name, **_type(INK), fontweight="bold")
-        _boxes(ax, columns["stack after it"], y, step.stack)
-    ax.set_xlim(-1.5, 102)
-    ax.set_ylim(len(shown) - 0.4, -1.7)
-    ax.axis("off")
-
-
-def _type(color: str) -> dict[str, Any]:
-    return {"family": MONO, "fontsize": 8.5, "va": "center", "color": color}
-
-
-def _hex(raw: bytes, most: int = 5) -> str:
-    text = raw.hex(" ")
-    return text if len(raw) <= most else f"{raw[: most - 1].hex(' ')} …"
-
-
-def _boxes(ax: Axes, x: float, y: float, stack: Sequence[str]) -> None:
-    for place, text in enumerate(stack):
-        if text == "(":
-            ax.plot([x + 0.7, x + 0.7], [y - 0.36, y + 0.36], color=PALETTE["warm"], lw=2.4)
-            x += 1.4
-            continue
-        width = 1.0 * len(text) + 1.2
-        newest = place == len(stack) - 1
-        color = PALETTE["resident" if newest else "cold"]
-        ax.add_patch(FancyBboxPatch((x, y - 0.36), width, 0.72, facecolor=color,
-                                    boxstyle="round,pad=0,rounding_size=0.25"))  # fmt: skip
-        ax.text(x + width / 2, y, text, ha="center", **_type(INK))
-        x += width + 0.6
 
 
 # The bytes of a file

@@ -8,6 +8,7 @@ import torch
 
 from npydata import CheckpointError
 from tutorial.kept.reader.archive import Archive, Extent
+from tutorial.kept.reader.call_opcodes import load_reduce, name_global
 from tutorial.kept.reader.containers import container_of, safetensors
 from tutorial.kept.reader.containers import zip as zips
 from tutorial.kept.reader.containers.legacy import (
@@ -20,7 +21,7 @@ from tutorial.kept.reader.files import OpenFile
 from tutorial.kept.reader.in_flight import in_parallel
 from tutorial.kept.reader.load import Plan
 from tutorial.kept.reader.naming import name_entries
-from tutorial.kept.reader.opcodes import HANDLERS
+from tutorial.kept.reader.opcodes import HANDLERS, collect_tuple, mark, push_number, push_text
 from tutorial.kept.reader.parallel_read import (
     GAP_BYTES,
     REQUEST_BYTES,
@@ -28,11 +29,11 @@ from tutorial.kept.reader.parallel_read import (
     finish_request,
     read_request,
 )
-from tutorial.kept.reader.pickle_machine import MALFORMED, PickleMachine
-from tutorial.kept.reader.stored import Opaque, StoredTensor
+from tutorial.kept.reader.pickle_machine import PickleMachine
+from tutorial.kept.reader.stored import StoredTensor
 from tutorial.kept.reader.strides import slice_view
 from tutorial.kept.reader.tensors import Entry, TensorReader, require_readable
-from tutorial.kept.reader.torch_rebuild import CALLS, Rebuilder, first_opaque, validate_call
+from tutorial.kept.reader.torch_rebuild import Rebuilder
 
 
 class MyMachine(PickleMachine):

@@ -1,8 +1,6 @@
 """What the learner's reader must keep, and one-line changes that break it."""
 
 import json
-import os
-import pickle
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,16 +17,6 @@ from tutorial.promised import expect
 def a_folder():
     with TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-class Surprise:
-    """Makes a folder when a trusting reader loads it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.makedirs, (str(self.folder),)
 
 
 def refused(call, what):
@@ -55,125 +43,6 @@ def saved(folder, content, old=False):
     path = folder / ("old.pt" if old else "new.pt")
     torch.save(content, path, _use_new_zipfile_serialization=not old)
     return path
-
-
-# The machine
-
-
-def values_come_back(mine):
-    """Plain values come back as they were saved"""
-    values = {"a": (1, 300, 70_000, -5, 0.5), "b": {"c": ["x", "x", ()], 5: None}, "ü€": (((),),)}
-    for protocol in (2, 4):
-        data = pickle.dumps(values, protocol)
-        found, end, _ = accepted(lambda data=data: mine.read_pickle(data), f"protocol {protocol}")
-        expect(found, values, f"protocol {protocol}")
-        expect(end, len(data), "the byte after it")
-
-
-def shared_values_are_one(mine):
-    """A value that occurs twice is one value"""
-    row = [1, 2]
-    found = mine.read_pickle(pickle.dumps((row, row), 2))[0]
-    expect(found[0] is found[1], True, "one list, not two")
-
-
-def nothing_is_called(mine):
-    """Nothing that a file names is called"""
-    with a_folder() as folder:
-        data = pickle.dumps({"note": Surprise(folder / "made"), "step": 3}, 2)
-        found = mine.read_pickle(data)[0]
-        expect((folder / "made").exists(), False, "the folder exists")
-        expect((found["step"], found["note"].cause), (3, "os.makedirs"), "step and note")
-    found = mine.read_pickle(b"cantigravity_surprise\nfly\n)R.")[0]
-    expect(found.cause, "antigravity_surprise.fly", "a module that is not there")
-
-
-def tensors_are_described(mine):
-    """A tensor becomes storage, shape, strides and offset"""
-    tensor = torch.arange(24.0).reshape(4, 6)[1:3, ::2]
-    with a_folder() as folder:
-        found = mine.open_file(saved(folder, {"model": tensor})).root["model"]
-    expect(type(found).__name__, "StoredTensor", "what the call becomes")
-    expect((found.shape, found.stride, found.offset), ((2, 3), (6, 2), 6), "shape, stride, offset")
-    expect((found.dtype, found.storage.numel), (torch.float32, 24), "dtype, elements")
-
-
-def a_cut_is_an_error(mine):
-    """A pickle that is cut off anywhere is a CheckpointError"""
-    data = pickle.dumps({"a": (1, "text", (2, 3)), "b": [300, 0.5]}, 2)
-    for length in range(len(data)):
-        refused(lambda length=length: mine.read_pickle(data[:length]), f"{length} bytes of it")
-
-
-def rubbish_is_an_error(mine):
-    """Bytes that are no pickle are a CheckpointError, never another error"""
-    for data in (b"s.", b"K\x01s.", b"t.", b"R.", b"(.", b"\x80\x7f.", b"X\xff\xff\xff\xffab.",
-                 b"cos\n", b"c\xff\n\xff\n.", b"}K\x01K\x02\x85\x85K\x03s.", b"\xfe."):  # fmt: skip
-        refused(lambda data=data: mine.read_pickle(data), data.hex(" "))
-
-
-MACHINE_PROMISES = [
-    values_come_back,
-    shared_values_are_one,
-    nothing_is_called,
-    tensors_are_described,
-    a_cut_is_an_error,
-    rubbish_is_an_error,
-]
-
-MACHINE_CARDS = [
-    Card(
-        name="a list aside",
-        symbol="tutorial.kept.reader.opcodes.mark",
-        line="machine.stack = []",
-        mutant="machine.stack.clear()",
-        promise=values_come_back,
-        symptoms=(
-            "A dictionary comes back empty: its keys were swept away with it.",
-            "An error: the opcode that stores finds another value where its list should be.",
-            "Nothing: a list that is cleared is as good as a new one.",
-        ),
-        right=2,
-        reasons={
-            1: "The dictionary itself is swept away, too: there is none to come back.",
-            3: "The list that was put aside is this very list: clearing it empties both.",
-        },
-    ),
-    Card(
-        name="at the end",
-        symbol="tutorial.kept.reader.pickle_machine.PickleMachine.step",
-        line="except MALFORMED as error:",
-        mutant="except KeyError as error:",
-        promise=a_cut_is_an_error,
-        symptoms=(
-            "A file that was cut off is read as if it ended there.",
-            "A file that was cut off ends the script with an IndexError that names no file.",
-            "The machine runs on, into the bytes that follow in memory.",
-        ),
-        right=2,
-        reasons={
-            1: "The machine still misses its next opcode and raises; only the error is another.",
-            3: "Behind the bytes that it was given Python finds none: it raises instead.",
-        },
-    ),
-    Card(
-        name="the last word of a name",
-        symbol="tutorial.kept.reader.torch_rebuild.Rebuilder.reduce",
-        line="known = CALLS.get(str(function))",
-        mutant="known = CALLS.get(function.name)",
-        promise=tensors_are_described,
-        symptoms=(
-            "A file runs its own function, by giving it the name of a harmless one.",
-            "Every tensor is a note of a call that was not made.",
-            "Nothing: the module says only where a function comes from.",
-        ),
-        right=2,
-        reasons={
-            1: "The table lists whole names: the last word alone finds nothing there.",
-            3: "The module is part of the name by which the table is asked.",
-        },
-    ),
-]
 
 
 # Places in files

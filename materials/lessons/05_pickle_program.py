@@ -1,0 +1,603 @@
+# %% [markdown] tags=["opening"]
+"""
+# 05 · A pickle is a program
+
+[04 How fast is it, and how would you know?](04_throughput.ipynb) · **05** · next: [06 One tensor out of a large file](06_lazy_checkpoint.ipynb)
+
+**Why you should care.** Most checkpoints that people send you are `.pt` files, and a `.pt` file contains a program. `torch.load` may run it. In this lesson you write the machine that such programs run on. Yours understands everything in a checkpoint, and never calls what the file names.
+
+**The idea in five lines.** The rest of the lesson says what `handlers` holds, and makes it safe:
+
+```python
+while running:
+    code = data[at]              # one byte: what to do
+    at += 1
+    handlers[code](machine)      # a value goes onto the stack, or comes off it
+# where Python would call something, the handler writes down who asked for what
+```
+
+**Three questions** on earlier lessons:
+
+1. What does your `read_tensor` of lesson 00 read of a file, and in which order?
+2. Reading 8 KB with `torch.load` took 25 MB. Why?
+3. A worker can't read a sample. Where should the training loop see the error?
+
+<details><summary>Answers</summary>
+
+1. Eight bytes, then a header in JSON, then the bytes of one tensor.
+2. It rebuilds everything that is in the file, and you keep one tensor of it.
+3. In the place of the batch, with the original traceback.
+
+</details>
+
+**You need** lesson 00. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write six short pieces. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | a file with a surprise; a machine that reads plain values | 30 |
+| 2 | errors with a place; names and calls that are only noted | 25 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+import os
+
+import torch
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb05 as play
+
+begin("05")
+read_tensor = earlier("00", "read_tensor")
+
+# %% tags=["given", "file:reader.py"]
+import pickle
+import struct
+
+from opcodes import CALLS, MALFORMED, PLAIN, Name, Note, check_call, first_note
+
+from npydata import CheckpointError
+
+# %% [markdown]
+"""
+## Sitting 1 · Break it: a file with a surprise · core
+
+A colleague sends you weights. The file holds one more thing, an object of a class that you have never seen:
+"""
+
+
+# %%
+class Surprise:
+    def __reduce__(self):  # what Python should call to make the object again
+        return os.makedirs, (str(play.SCRATCH / "surprise"),)
+
+
+sent = play.saved({"weight": torch.arange(6.0).reshape(2, 3), "note": Surprise()})
+play.try_read_tensor(read_tensor, sent)
+
+# %% [markdown]
+"""
+Your `read_tensor` can't read it: this is no safetensors file, so the first eight bytes are not the length of a header. So you load it as countless scripts do, with `torch.load(path, weights_only=False)`.
+
+**Predict.**
+"""
+
+# %% tags=["prediction:called"]
+predict(
+    "called",
+    "Does the folder `surprise` exist after the load?",
+    "yes",
+    "no",
+    mine=...,
+)
+
+# %% tags=["reveal:called"]
+torch.load(sent, weights_only=False)
+reveal("called", "yes" if (play.SCRATCH / "surprise").exists() else "no")
+
+# %% [markdown]
+"""
+No line of your script mentions `makedirs`. It could have been anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why so many scripts say it.
+
+Four things to fix:
+"""
+
+# %%
+before = play.exam()
+
+# %% [markdown]
+"""
+The third line is lesson 00's: to know what a file of 50 MB holds, all of it is read. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
+
+## A machine with a stack · core
+
+A pickle is written as a program for a small machine. Python can list it:
+"""
+
+# %%
+play.dis(pickle.dumps({"step": 300}, protocol=2))
+
+# %% [markdown] tags=["term:opcode"]
+"""
+Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are put onto its end and taken off its end. Here an empty dictionary goes onto the stack, then a text, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
+
+Here is the machine. It has everything but the step itself.
+"""
+
+
+# %% tags=["given", "file:reader.py"]
+class Machine:
+    """What a pickle runs on: its bytes, a table of opcodes, and a stack."""
+
+    def __init__(self, data, handlers, reduce=None, at=0):
+        self.data = data
+        self.at = at  # the place of the next byte
+        self.handlers = {code[0]: handler for code, handler in handlers.items()}
+        self.stack = []  # values, the newest at the end
+        self.below = []  # stacks that were put aside, the newest at the end (section "Marks")
+        self.memo = {}  # values kept for later use, by number
+        self.reduce = reduce  # what to push in place of a call (sitting 2)
+        self.running = True  # until the opcode STOP
+
+    def take(self, count):
+        """Return the next `count` bytes, and move past them."""
+        begin, self.at = self.at, self.at + count
+        if self.at > len(self.data):  # a slice would only get shorter
+            raise ValueError(f"needs {count:,} bytes, {len(self.data) - begin:,} are left")
+        return self.data[begin : self.at]
+
+    def number(self, format):
+        """Return the next number, and move past it. "<H" is two bytes, the low one first."""
+        (number,) = struct.unpack_from(format, self.data, self.at)
+        self.at += struct.calcsize(format)
+        return number
+
+    def line(self):
+        """Return the bytes up to the next newline, and move past it."""
+        return self.take(self.data.index(b"\n", self.at) + 1 - self.at)[:-1]
+
+    def run(self, step):
+        while self.running:
+            step(self)
+        return self.result
+
+
+# %% [markdown]
+"""
+**Write `step_unguarded`**: run one opcode. Look at the byte at `machine.at`, move the machine past it, and call its handler with the machine. An opcode's argument stands right after it, and its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`.)
+"""
+
+# %% [markdown] tags=["hint:step_unguarded"]
+"""
+<details><summary>Hint</summary>
+
+Three lines. The handler of `BININT2` reads two bytes from `machine.at` on. Where must the machine stand when the handler is called?
+
+</details>
+"""
+
+
+# %% tags=["exercise:step_unguarded", "file:reader.py"]
+@check
+def step_unguarded(machine):
+    """Run one opcode."""
+    ### BEGIN SOLUTION
+    code = machine.data[machine.at]
+    machine.at += 1
+    machine.handlers[code](machine)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:step_unguarded"]
+"""
+That is the whole machine: this step, again and again. What it can do is what the table says.
+"""
+
+# %% [markdown]
+"""
+Now for the table. Three opcodes push a number, of one, two or four bytes. One function can make the handlers of all three: the handler of `BININT2` will be `push_number("<H")`.
+
+**Write `push_number`**: it *returns* a handler, a function that is called with the machine. The handler reads a number with `machine.number(format)` and puts it onto `machine.stack`.
+"""
+
+# %% [markdown] tags=["hint:push_number"]
+"""
+<details><summary>Hint</summary>
+
+`lambda machine: ...` is a function that can be returned.
+
+</details>
+"""
+
+
+# %% tags=["exercise:push_number", "file:reader.py"]
+@check
+def push_number(format):
+    """Return the handler of an opcode whose argument is a number."""
+    ### BEGIN SOLUTION
+    return lambda machine: machine.stack.append(machine.number(format))
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:push_number"]
+"""
+The format is known when the table is made. The machine comes later, with each opcode.
+"""
+
+# %% [markdown]
+"""
+A text is a length, and then that many bytes of UTF-8. This one is given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
+"""
+
+
+# %% tags=["given", "file:reader.py"]
+def push_text(length):
+    """Return the handler of an opcode with a text; `length` is the format of its length."""
+
+    def handler(machine):
+        text = machine.take(machine.number(length))
+        machine.stack.append(text.decode("utf-8", "surrogatepass"))
+
+    return handler
+
+
+HANDLERS = PLAIN | {
+    pickle.BININT: push_number("<i"),
+    pickle.BININT1: push_number("<B"),
+    pickle.BININT2: push_number("<H"),
+    pickle.BINFLOAT: push_number(">d"),
+    pickle.BINUNICODE: push_text("<I"),
+}
+
+# %%
+print(Machine(pickle.dumps({"step": 300}, protocol=2), HANDLERS).run(step_unguarded))
+
+# %% [markdown]
+"""
+Your machine has read its first pickle.
+
+## Marks · core
+
+How many values does a tuple take off the stack? Its opcode doesn't say. Instead, a *mark* is set before the first value, and the opcode takes everything that came after it: `MARK, 2, 3, TUPLE` leaves `(2, 3)`.
+
+A mark could be a special value on the stack, and the opcode would have to search for it. There is a better way. At a mark, put the *whole* stack aside, the list itself and no copy, and begin an empty one. Since there are marks inside marks, `machine.below` is a list of the stacks that were put aside:
+
+| after | `stack` | `below` |
+|---|---|---|
+| `1` | `[1]` | `[]` |
+| `1, MARK` | `[]` | `[[1]]` |
+| `1, MARK, 2, 3` | `[2, 3]` | `[[1]]` |
+| and `pop_to_mark()` returns `[2, 3]` | `[1]` | `[]` |
+
+**Write `mark` and `pop_to_mark`.** `pop_to_mark` returns what was pushed since the last mark, and brings the old stack back. If no mark was set, it raises a `ValueError`: the pickle is wrong.
+"""
+
+# %% [markdown] tags=["hint:MarkMachine"]
+"""
+<details><summary>Hint</summary>
+
+The list that you put aside must stay as it is, whatever happens to the new one. In `pop_to_mark` two lists change places, and no value is moved.
+
+</details>
+"""
+
+
+# %% tags=["exercise:MarkMachine", "file:reader.py"]
+@check
+class MarkMachine(Machine):
+    def mark(self):
+        """Begin to collect: what follows goes onto a stack of its own."""
+        ### BEGIN SOLUTION
+        self.below.append(self.stack)
+        self.stack = []
+        ### END SOLUTION
+
+    def pop_to_mark(self):
+        """Return what was pushed since the last mark, and take the mark away."""
+        ### BEGIN SOLUTION
+        if not self.below:
+            raise ValueError("no mark was set")
+        values, self.stack = self.stack, self.below.pop()
+        return values
+        ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:MarkMachine"]
+"""
+A new list, not a cleared one: `clear()` would empty the list that was just put aside.
+"""
+
+# %% [markdown]
+"""
+With `pop_to_mark` each collecting opcode is two lines. `collect_tuple` takes first and looks up `machine.stack` afterwards; in one line, `machine.stack.append(tuple(machine.pop_to_mark()))`, Python would look it up first, and append to the list that has just been taken away.
+"""
+
+
+# %% tags=["given", "file:reader.py"]
+def collect_tuple(machine):
+    values = machine.pop_to_mark()
+    machine.stack.append(tuple(values))
+
+
+HANDLERS |= {pickle.MARK: MarkMachine.mark, pickle.TUPLE: collect_tuple}
+
+# %% [markdown]
+"""
+**Turn it.** Your machine reads `{"sizes": (1, 2, 3, 4), "rate": 0.5}`. In JupyterLab, move the step, and say what the next opcode will do to the stack before you see it.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+whole = pickle.dumps({"sizes": (1, 2, 3, 4), "rate": 0.5}, protocol=2)
+shown = play.steps(MarkMachine(whole, HANDLERS), step_unguarded)
+sliders(play.stack_after(shown), step=(len(shown), list(range(1, len(shown) + 1))))
+
+# %% [markdown] tags=["takeaway"]
+"""
+Read downwards. Green is the newest value, and an orange bar is a mark: what stands to its left is `below`. `TUPLE` takes what came after the last mark, and `SETITEMS` the keys and values after the first. (Opcodes that only keep a value for later are left out.)
+
+Your machine reads plain values, and **this is a good place to stop**. When you come back, run the cells from the top; what you wrote is checked again and runs.
+
+## Sitting 2 · Break it: a download that was cut off · core
+
+**Predict.** A pickle is cut off, once after each of its bytes, and your machine reads what is there.
+"""
+
+# %% tags=["prediction:cut"]
+predict(
+    "cut",
+    "How many kinds of errors do you get?",
+    unit="kinds",
+    within=1,
+    mine=...,
+)
+
+# %% tags=["reveal:cut"]
+ends = play.endings(lambda data: MarkMachine(data, HANDLERS).run(step_unguarded), whole)
+reveal("cut", len(ends))
+
+# %% [markdown]
+"""
+None of them names a place. And a script that catches `CheckpointError`, to go on from an older checkpoint, catches none of them.
+
+**Write `step`**: the same as `step_unguarded`, but any of `MALFORMED` becomes a `CheckpointError`. `MALFORMED` is given: a tuple of the errors that a wrong file can cause in a handler. The message begins with the place of the opcode that failed, and says why: `byte 7: ` and the text of the error.
+"""
+
+# %% [markdown] tags=["hint:step"]
+"""
+<details><summary>Hint</summary>
+
+You may call `step_unguarded`. By the time an error arrives, the machine has moved on. So note the place before. `except MALFORMED as error` catches any error of the tuple.
+
+</details>
+"""
+
+
+# %% tags=["exercise:step", "file:reader.py"]
+@check
+def step(machine):
+    """Run one opcode; if the file is wrong, raise a CheckpointError that names the place."""
+    ### BEGIN SOLUTION
+    begin = machine.at
+    try:
+        step_unguarded(machine)
+    except MALFORMED as error:
+        raise CheckpointError(f"byte {begin}: {error}") from None
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:step"]
+"""
+One `except` covers all handlers, those you haven't written too. `from None` leaves the inner error out of the traceback: it would only say how Python noticed.
+"""
+
+# %%
+ends = play.endings(lambda data: MarkMachine(data, HANDLERS).run(step), whole)
+
+# %% [markdown] tags=["term:persistent id", "term:storage"]
+"""
+Every cut is the same error now.
+
+## A tensor is a call · core
+
+So far there were only plain values. Here is the pickle of a file that holds one small tensor, as the finished machine will read it. Two words first. A tensor's **storage** is its run of raw numbers, in an entry of its own. A **persistent id** is a note in the pickle for something that is kept elsewhere: here, which storage.
+
+Most opcodes only move values. Three kinds could do more, and they are tinted.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+shown = play.steps_of_a_tensor()
+sliders(play.stack_after(shown), step=(len(shown), list(range(1, len(shown) + 1))))
+
+# %% [markdown] tags=["takeaway"]
+"""
+A tensor is a *call*, of `_rebuild_tensor_v2`. Its arguments are a storage, an offset, a shape and strides; the last three say where in the storage the elements lie. The tinted opcodes:
+
+| opcode | Python's machine | yours will |
+|---|---|---|
+| `GLOBAL` | imports the module, which already runs it | note the name |
+| `BINPERSID` | has torch read the storage | note which storage |
+| `REDUCE` | calls the function | describe the call, or note it |
+
+## Names and calls · core
+
+`GLOBAL` is followed by two lines: the module and the name. `self.line()` gives a line's bytes. Python would import; you push `Name("os.makedirs")`. A `Name` is a text with a type of its own.
+
+`REDUCE` finds two things on the stack: a name, and above it a tuple of arguments. Python would call; you take both off, and push what `self.reduce(function, args)` returns. (You write that function next.)
+
+**Write `name_global` and `load_reduce`.**
+"""
+
+# %% [markdown] tags=["hint:NoteMachine"]
+"""
+<details><summary>Hint</summary>
+
+`.decode()` makes text of bytes. For `load_reduce`: which of the two was pushed last, so which comes off first?
+
+</details>
+"""
+
+
+# %% tags=["exercise:NoteMachine", "file:reader.py"]
+@check
+class NoteMachine(MarkMachine):
+    def name_global(self):
+        """Push the name in the next two lines; nothing is imported."""
+        ### BEGIN SOLUTION
+        module, name = self.line().decode(), self.line().decode()
+        self.stack.append(Name(f"{module}.{name}"))
+        ### END SOLUTION
+
+    def load_reduce(self):
+        """Where Python would call a function with arguments: push what stands for the call."""
+        ### BEGIN SOLUTION
+        args, function = self.stack.pop(), self.stack.pop()
+        self.stack.append(self.reduce(function, args))
+        ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:NoteMachine"]
+"""
+The file has a name, and never gets the function. `load_reduce` is the one place where a file could run anything, and it decides nothing: it hands over what it was told.
+"""
+
+# %% [markdown]
+"""
+What does a call become? Three calls and what `reduce` should return for each:
+
+| `function` | `args` | becomes |
+|---|---|---|
+| `torch._utils._rebuild_tensor_v2` | `(storage '0', 0, (2, 3), (3, 1))` | what *our* function for it returns: `<float32 [2, 3] in storage '0'>` |
+| `os.makedirs` | `("surprise",)` | `Note("os.makedirs", ("surprise",))`, which prints as `<os.makedirs: not called>` |
+| `torch._utils._rebuild_parameter` | `(<os.makedirs: not called>, True)` | `Note("os.makedirs", args)`: a part is missing, so the whole is, and the note names the part |
+
+You have four helpers, and need them in this order:
+
+| given | what it does |
+|---|---|
+| `check_call(function, args)` | raises an error for what is no call at all; returns nothing |
+| `first_note(function, args)` | returns the first part that was itself not called, or `None`; its `.name` says what it was |
+| `CALLS` | a dictionary: from the names of calls that torch writes to functions of ours |
+| `Note(name, args)` | a note of a call that was not made |
+
+**Write `reduce`.** A file may name what it likes; most names are not in `CALLS`.
+"""
+
+# %% [markdown] tags=["hint:reduce"]
+"""
+<details><summary>Hint</summary>
+
+Four questions in a row: is it a call, is a part of it missing, do we know it, and if not? Our functions take the arguments one by one, as theirs would: `ours(*args)`.
+
+</details>
+"""
+
+
+# %% tags=["exercise:reduce", "file:reader.py"]
+@check
+def reduce(function, args):
+    """Return our description of a call that we know, else a note that it was not made."""
+    ### BEGIN SOLUTION
+    check_call(function, args)
+    missing = first_note(function, args)
+    if missing is not None:
+        return Note(missing.name, args)
+    ours = CALLS.get(function)
+    return Note(function, args) if ours is None else ours(*args)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:reduce"]
+"""
+This is all of our trust: a table of functions that are ours. A file can *choose* from the table, and add nothing to it.
+"""
+
+
+# %% tags=["given", "file:reader.py"]
+HANDLERS |= {
+    pickle.GLOBAL: NoteMachine.name_global,
+    pickle.REDUCE: NoteMachine.load_reduce,
+    pickle.NEWOBJ: NoteMachine.load_reduce,  # makes an object of a class: a call, too
+}
+
+
+def describe(data, at=0):
+    """Return what a pickle describes, and the place after it. Nothing in it is called."""
+    machine = NoteMachine(data, HANDLERS, reduce, at)
+    return machine.run(step), machine.at
+
+
+# %%
+found, _ = describe(play.record(sent, "data.pkl"))
+print(*found.items(), sep="\n")
+
+# %% [markdown]
+"""
+You have the weight's description, and a note in place of the surprise. Not a number of the weight was read.
+
+## What broke, once more · core
+
+**Predict.** The file of 50 MB again: your machine reads its `data.pkl`, and lists the tensors.
+"""
+
+# %% tags=["prediction:listed"]
+predict(
+    "listed",
+    "How many KB are read to list what is in a file of 50 MB?",
+    unit="KB",
+    within=3,
+    mine=...,
+)
+
+# %% tags=["reveal:listed"]
+after = play.exam(describe)
+reveal("listed", play.kilobytes_to_list(describe))
+
+# %%
+play.compare(before, after)
+
+# %% [markdown]
+"""
+The numbers can stay where they are, however many there are.
+"""
+
+# %%
+script = write("reader.py")
+play.put_beside()
+promises("reader.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("a list aside", mine=...)
+
+# %% tags=["play"]
+card("not every error", mine=...)
+
+# %% tags=["play"]
+card("the last word of a name", mine=...)
+
+# %% [markdown] tags=["closing"]
+"""
+**You can now explain**
+
+- why a pickle is a program, and what its machine is made of;
+- what `weights_only=False` allows, and why the default refuses a whole file;
+- how to read a pickle without running it, and where the one dangerous place is;
+- why any damage should end in one kind of error, with its place.
+
+**The number to remember**: of some 70 opcodes, about **a dozen** can import or call.
+
+**Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) is built in the same way; it has all opcodes of all protocols, and limits on what a file may ask for.
+
+**The next pain.** You know what is in the file, and not where. `zipfile` would find the numbers for you, and copy all of a storage. Lesson 06 finds the place in the file itself, also in files that are no archives, and reads a corner of a matrix from the bytes of that corner.
+
+[04 How fast is it, and how would you know?](04_throughput.ipynb) · **05** · next: [06 One tensor out of a large file](06_lazy_checkpoint.ipynb)
+"""
