@@ -274,6 +274,8 @@ class Copy:
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps; conj and neg bits become values."""
         source = self.source.detach()
+        if non_blocking:  # torch would conjugate on the host, before the copy has arrived
+            source = source.resolve_conj().resolve_neg()
         target = self.slot.view(source.dtype).view(source.shape)
         target.copy_(source, non_blocking=non_blocking)
 

@@ -127,7 +127,7 @@ chance, keeper = random.Random(times), AsyncCheckpointer(keep_last=2, snapshot=s
 weight = torch.nn.Parameter(torch.zeros(3))
 optimizer = torch.optim.SGD([weight], lr=1.0)
 keeper.protect(optimizer)
-go, hits, confirmed = threading.Event(), 0, 0
+go, sent, hits, confirmed = threading.Event(), threading.Event(), 0, 0
 
 def send():
     while True:
@@ -136,22 +136,29 @@ def send():
         for _ in range(signals):
             threading.Event().wait(chance.random() * 0.02)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        sent.set()
+
+def wait_for_the_last_signal():
+    while True:
+        try:
+            sent.wait()
+            time.sleep(0.01)  # one that was sent is handled within it
+            return
+        except KeyboardInterrupt:
+            pass
 
 threading.Thread(target=send, daemon=True).start()
 for step in range(1, times + 1):
     done = False
+    sent.clear()
     try:
-        try:
-            go.set()
-            save_step(keeper, root / f"step{step % 5}", step, 100_000)
-            keeper.wait()
-            done = True
-        finally:
-            while go.is_set():
-                pass
-            time.sleep(0.03 * signals)  # until the last signal has come
+        go.set()
+        save_step(keeper, root / f"step{step % 5}", step, 100_000)
+        keeper.wait()
+        done = True
     except KeyboardInterrupt:
         hits += 1
+    wait_for_the_last_signal()
     if done:
         confirmed = step
     assert confirmed == 0 or holds(root, confirmed) >= confirmed

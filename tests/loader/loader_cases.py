@@ -115,11 +115,10 @@ def run_child(script, *arguments, seconds=60):
     guard = f"import faulthandler; faulthandler.dump_traceback_later({seconds}, exit=True)\n"
     # A shell in the background ignores SIGINT, and children inherit that.
     guard += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    tests = Path(__file__).resolve().parents[len(__package__.split("."))]
-    path = os.pathsep.join([str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")])
-    script = guard + script.replace("TOOLS", f"{__package__}.tools")
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
+        [sys.executable, "-c", guard + script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, timeout=seconds + 30,
     )  # fmt: skip

@@ -133,7 +133,7 @@ def test_closing_does_not_wait_for_a_worker_that_is_stuck():
 
 CTRL_C = """
 import os, random, signal, sys, threading
-from TOOLS import Fetched, all_workers_end, values
+from loader_cases import Fetched, all_workers_end, values
 from npydata import AsyncDataLoader
 
 go, caught = threading.Event(), threading.Event()
@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_no_thread_and_loses_nothing(times, seed):
 
 STUCK = """
 import os, signal, threading
-from TOOLS import Fetched
+from loader_cases import Fetched
 from npydata import AsyncDataLoader
 
 class Stuck(Fetched):
@@ -199,7 +199,7 @@ except KeyboardInterrupt:
 
 EXIT = """
 import sys, threading, torch
-from TOOLS import Fetched, Numbers, Stream
+from loader_cases import Fetched, Numbers, Stream
 from npydata import AsyncDataLoader
 
 class Stuck(Fetched):
@@ -216,7 +216,7 @@ print("left")
 
 FORK = """
 import os
-from TOOLS import Fetched, values
+from loader_cases import Fetched, values
 from npydata import AsyncDataLoader, LoaderError
 
 loader = AsyncDataLoader(Fetched(10**5), batch_size=4, shuffle=False, num_workers=2)

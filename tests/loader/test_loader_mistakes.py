@@ -90,7 +90,7 @@ def test_a_stream_that_fills_one_buffer_gives_whole_batches(size):
 
 @pytest.mark.parametrize("kind", ["index", "sampler", "stateful stream"])
 def test_a_look_at_the_first_batch_uses_up_no_epoch(kind):
-    from .test_resume import loaders_of
+    from test_resume import loaders_of
 
     def make():
         return loaders_of(30)[kind](2) if kind != "index" else AsyncDataLoader(

@@ -6,7 +6,7 @@ RANKS = """
 import socket, torch, torch.distributed as dist, torch.multiprocessing as mp
 
 def run(rank, port):
-    from TOOLS import Fetched, values
+    from loader_cases import Fetched, values
     from npydata import AsyncDataLoader
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)

@@ -46,7 +46,7 @@ class Nursery:
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from ranks.nursery import main; main()"],
             stdin=theirs,
-            env={**os.environ, **counting, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **counting, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         )
         theirs.close()
         self.socket, self.turn = ours, threading.Lock()
