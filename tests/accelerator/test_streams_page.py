@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from tutorial import streams
+from course.play import streams
 
 
 @pytest.mark.parametrize("number", streams.SAVED)
 def test_the_saved_run_of_the_page_is_a_run(sim, number):
     assert streams.files_of(sim, streams.without(number)) == streams.SAVED[number].split()
     torch.accelerator.synchronize()
-
-
-def test_the_page_runs_it_where_it_is_built(sim):
-    assert streams.is_built()
-    assert streams.files_without(3) == (streams.SAVED[3].split(), True)

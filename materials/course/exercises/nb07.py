@@ -1,0 +1,287 @@
+"""Lesson 07: a snapshot that is the file, and a thread whose errors are heard."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from course.grading.exercise import Exercise
+from course.grading.observers import threads
+from course.lesson import solution
+from npydata.checkpointer.snapshot import Copy
+
+# A save of one moment
+
+WEIGHTS, PIECES = 3, 4
+
+
+class Training:
+    """Weights that say which step they are of, and a disk that takes them in pieces.
+
+    When the disk has taken `moment` pieces, training takes step 2: all weights change.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self.weights = [torch.ones(PIECES) for _ in range(WEIGHTS)]
+        self.memory = [torch.zeros(PIECES) for _ in range(WEIGHTS)]
+        self.ours = list(self.weights), list(self.memory)
+        self.moment, self.file, self.came_from = moment, [], set()
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Take a tensor, piece by piece."""
+        weights, memory = self.ours
+        places = {one.data_ptr(): "the weights" for one in weights}
+        places |= {one.data_ptr(): "memory" for one in memory}
+        self.came_from.add(places.get(tensor.data_ptr(), "new memory"))
+        for piece in range(PIECES):
+            if len(self.file) == self.moment:
+                for weight in weights:
+                    weight.fill_(2)
+            self.file.append(int(tensor[piece]))
+
+
+def file_seen(answer: Any, moment: int) -> dict[str, Any]:
+    training = Training(moment)
+    answer(training.weights, training.memory, training.write)
+    return {
+        "steps of the pieces on the disk": training.file,
+        "written from": sorted(training.came_from),
+        "the weights are of step": sorted({int(one) for w in training.ours[0] for one in w}),
+    }
+
+
+def save_torn(weights: Any, memory: Any, write: Any) -> None:
+    """Write each weight as it is when its turn comes."""
+    for weight in weights:
+        write(weight)
+
+
+def copied_in_turn(weights: Any, memory: Any, write: Any) -> None:
+    for place, weight in zip(memory, weights, strict=True):
+        write(place.copy_(weight))
+
+
+def new_memory(weights: Any, memory: Any, write: Any) -> None:
+    for copy in [weight.clone() for weight in weights]:
+        write(copy)
+
+
+SAVE_HEADLESS = Exercise(
+    solution("07", "save_headless"),
+    [(6,), (0,), (11,), (4,)],
+    file_seen,
+    """
+    place.copy_(weight) >> weight.copy_(place) | You copy from the memory into the weights: `copy_` fills the tensor in front of the dot.
+    write(place) >> pass | Nothing reaches the disk.
+    """,
+    others={
+        "You write the weights themselves, and training changes them meanwhile.": save_torn,
+        "You copy a weight when its turn comes; by then the step may have changed it.": (
+            copied_in_turn
+        ),
+        "Your copies are new memory; `memory` is there to be used.": new_memory,
+    },
+    show=lambda moment: (
+        f"save_headless(weights, memory, write)  # step 2 comes when {moment} pieces are written"
+    ),
+)
+
+
+# Where tensors go
+
+
+def tensors_of(*tensors: tuple[str, torch.dtype, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in tensors}
+
+
+def slots_seen(answer: Any, *tensors: Any) -> dict[str, Any]:
+    slots = answer(tensors_of(*tensors))
+    facts = {s.name: (str(s.dtype), tuple(s.shape), s.begin, s.nbytes) for s in slots}
+    return {"order": [slot.name for slot in slots]} | facts
+
+
+SLOTS_FOR = Exercise(
+    solution("07", "slots_for"),
+    [
+        (("weight", torch.float32, (2, 3)),),
+        (("b", torch.float32, (2,)), ("a", torch.float32, (3,))),
+        (("mask", torch.bool, (3,)), ("weight", torch.float32, (2,))),
+        (("ids", torch.uint8, (40,)), ("step", torch.int64, ())),
+        (("half", torch.bfloat16, (5,)), ("mask", torch.bool, (7,)), ("big", torch.float64, (2,))),
+        (("none", torch.float32, (0, 4)), ("x", torch.int64, (1,)), ("y", torch.float32, (1,))),
+    ],
+    slots_seen,
+    """
+    sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize) >> tensors | In the order of the state a mask of 3 bytes may stand before 4-byte numbers, which then begin at no multiple of 4.
+    -tensors[name].dtype.itemsize >> tensors[name].dtype.itemsize | The smallest elements come first: what follows an odd number of bytes begins anywhere.
+    .dtype.itemsize >> .nbytes | You sort by the size of the whole tensor; what counts is the size of one element.
+    : -tensors[name].dtype.itemsize >> : (-tensors[name].dtype.itemsize, name) | Tensors with elements of one size keep the order that they have in the state.
+    begin += tensor.nbytes >> begin += tensor.numel() | You count elements; a slot begins at a byte.
+    begin, tensor.nbytes >> begin, begin + tensor.nbytes | The last field is a length; yours is an end.
+    """,
+    show=lambda *tensors: (
+        f"slots_for({{{', '.join(f'{n}: {str(d)[6:]} {s}' for n, d, s in tensors)}}})"
+    ),
+)
+
+# What training waits for
+
+SOURCES = {
+    "numbers": lambda: torch.arange(6.0).reshape(2, 3) / 7,
+    "a transposed tensor": lambda: torch.arange(6.0).reshape(2, 3).T / 7,
+    "a parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
+    "one number": lambda: torch.tensor(300),
+    "2-byte floats": lambda: torch.arange(5).bfloat16() / 3,
+}
+
+
+def copy_seen(answer: Any, kind: str, non_blocking: bool) -> dict[str, Any]:
+    source, seen, real = SOURCES[kind](), [], torch.Tensor.copy_
+
+    def copy_(target: Any, other: Any, non_blocking: bool = False) -> Any:
+        real(target, other, non_blocking=non_blocking)
+        seen.append((non_blocking, target.requires_grad))
+        return target
+
+    slot = torch.full((source.nbytes,), 255, dtype=torch.uint8)
+    with patch.object(torch.Tensor, "copy_", copy_):
+        answer(SimpleNamespace(source=source, slot=slot), non_blocking=non_blocking)
+    return {
+        "in the slot": slot.view(source.dtype).reshape(source.shape).tolist(),
+        "non_blocking came to copy_": all(flag for flag, _ in seen) if non_blocking else False,
+        "the copy has a gradient": any(grad for _, grad in seen),
+    }
+
+
+def as_it_lies(self: Any, *, non_blocking: bool = False) -> None:
+    source = self.source.detach()
+    flat = source.as_strided((source.numel(),), (1,))
+    self.slot.view(source.dtype).copy_(flat, non_blocking=non_blocking)
+
+
+RUN = Exercise(
+    Copy.run,
+    [(kind, flag) for flag in (False, True) for kind in SOURCES],
+    copy_seen,
+    """
+    self.source.detach() >> self.source | The copy of a parameter becomes part of a graph of gradients.
+    , non_blocking=non_blocking >> | `non_blocking` doesn't reach `copy_`: a copy from a GPU would stop Python.
+    self.slot.view(source.dtype).view(source.shape) >> self.slot[: source.numel()].view(source.shape) | The slot is still bytes: `copy_` squeezes each number into one of them.
+    target.copy_(source, non_blocking=non_blocking) >> target = source | That gives the tensor another name; nothing gets into the slot.
+    """,
+    others={
+        "You copy the numbers as they lie in memory; those of a transposed tensor lie in another "
+        "order.": as_it_lies,
+    },
+    show=lambda kind, flag: f"Copy({kind}, slot).run({'non_blocking=True' * flag})",
+)
+
+
+# An error that is heard
+
+SLOW_S = 0.05
+
+
+def task_seen(answer: Any, error: type[BaseException] | None) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    begun, done = threading.Event(), []
+
+    def work() -> None:
+        begun.wait(1)
+        threading.Event().wait(SLOW_S)  # a slow disk: who doesn't wait for it is back first
+        done.append(1)
+        if error:
+            raise error("no space left")
+
+    with threads() as count, patch("threading.excepthook", lambda _: None):
+        task = answer(work)
+        begun.set()
+        for call in ("first", "second"):
+            try:
+                value = task.result()
+                seen[f"{call} result()"] = "returns" if value is None else f"returns {value!r}"
+            except BaseException as raised:
+                seen[f"{call} result()"] = f"raises {type(raised).__name__}"
+            seen.setdefault("it returns when the work is done", bool(done))
+        seen |= count()
+    return seen
+
+
+TASK = Exercise(
+    solution("07", "Task"),
+    [(None,), (OSError,), (SystemExit,)],
+    task_seen,
+    """
+    except BaseException >> except Exception | `sys.exit()` is no Exception: it ends the thread, and nobody hears of it.
+    self.error = error >> raise | The error ends the thread, and only a log hears of it: keep it.
+    self.thread.join() >> pass | You ask for the result before there is one.
+    error, self.error = self.error, None >> error = self.error | A second call raises the same error again: every later save would fail.
+    raise error >> return error | An error that is returned is easily overlooked: raise it.
+    """,
+    show=lambda error: (
+        f"task = Task(work); task.result(); task.result()"
+        f"  # work {f'raises {error.__name__}' if error else 'succeeds'}"
+    ),
+)
+
+
+# The saver
+
+
+def saver_seen(answer: Any, saves: int, full: int | None) -> dict[str, Any]:
+    """Save weights that change as soon as `save` is back; the write of save `full` fails."""
+    back, writing = [threading.Event() for _ in range(saves)], threading.Lock()
+    written, places, seen = {}, set(), {"writes at once": 1}
+
+    def write_image(image: Any, folder: str, commit: Any) -> None:
+        if not writing.acquire(blocking=False):
+            seen["writes at once"] = 2
+        seen["save returns before it is written"] = back[int(folder)].wait(0.3)
+        threading.Event().wait(SLOW_S)
+        written[folder] = image[-8:].view(torch.float32).tolist()
+        places.add(image.data_ptr())
+        writing.locked() and writing.release()
+        if int(folder) == full:
+            raise OSError("no space left")
+
+    state = {"w": torch.zeros(2)}
+    with threads() as count, patch.dict(answer.save.__globals__, write_image=write_image):
+        saver = answer()
+        saver.wait()
+        for number in range(saves):
+            state["w"].fill_(number)
+            _noted(seen, f"save {number}", saver.save, str(number), state)
+            state["w"].fill_(-1)
+            back[number].set()
+        _noted(seen, "wait", saver.wait)
+        seen |= {"written": dict(written), "places in memory": len(places)}
+        _noted(seen, "a second wait", saver.wait)
+        return seen | count()
+
+
+def _noted(seen: dict[str, Any], name: str, call: Any, *given: Any) -> None:
+    try:
+        call(*given)
+    except OSError:
+        seen[name] = "raises OSError"
+
+
+SAVER = Exercise(
+    solution("07", "Saver"),
+    [(1, None), (2, None), (1, 0), (3, 0), (0, None)],
+    saver_seen,
+    """
+    self.wait() >> pass | The next save fills the memory while the one before is still being written.
+    copy.run() >> pass | Nothing is copied: the file holds whatever was in the memory.
+    lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
+    Task(lambda: write_image(image, folder, self.commit)) >> Task(write_image(image, folder, self.commit)) | These parentheses call `write_image` at once, in the loop: the task gets only its result.
+    self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.
+    if self.task is not None: >> if True: | Before the first save there is no task to wait for.
+    """,
+    show=lambda saves, full: (
+        f"{saves} x: w = 0, 1, ...; saver.save(folder, {{'w': w}}); w = -1.  Then wait() twice"
+        + (f"  # the write of save {full} fails" if full is not None else "")
+    ),
+)

@@ -1,0 +1,660 @@
+# %% [markdown] tags=["opening"]
+"""
+# 07 · Save without stopping
+
+[06 One tensor out of a large file](06_lazy_checkpoint.ipynb) · **07** · next: [08 Survive the crash](08_survive_the_crash.ipynb)
+
+**Why you should care.** Each save stops training. Your `Saver` of lesson 00 made the stop shorter: it copies, and a thread writes. But it loses every error of that thread, and it asks the system for new memory at each save. Here you break it, and then write one that stops training for a single copy in memory and never loses an error.
+
+**The idea in five lines.** Everything else makes these lines right for every state:
+
+```python
+image, copies = lay_out(state, memory)   # where each tensor will stand in the file
+for copy in copies:
+    copy.run()                           # training waits for this, and for nothing else
+task = Task(write)                       # the disk works, and training goes on
+task.result()                            # at the next save: wait, and hear of errors
+```
+
+**Three questions** on earlier lessons:
+
+1. One thread runs Python code, another one writes to a disk. Which of them lets the training loop run?
+2. An error happens in a worker thread. Where should it be raised?
+3. What are the three parts of a safetensors file?
+
+<details><summary>Answers</summary>
+
+1. The one that writes: it releases the GIL.
+2. Where somebody waits for the result, in place of the result.
+3. A number of 8 bytes, a header in JSON that is so long, and the tensors' bytes.
+
+</details>
+
+**You need** lessons 00 and 03. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | break your saver; a copy that is already the file | 30 |
+| 2 | errors that are heard; the saver; copying while training reads | 25 |
+| afterwards | the same on a GPU's streams (optional) | 5 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb07 as play
+
+from npydata import AsyncCheckpointer
+
+begin("07")
+FirstSaver = earlier("00", "Saver")
+
+# %% tags=["given", "file:saver.py"]
+import json
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+# %% [markdown]
+"""
+## Sitting 1 · Break your saver · core
+
+The first cell brought back your `Saver` of lesson 00 (or the solution, if you have none). Three things can go wrong with it. A step changes the weights while it saves. The disk is full. And it saves 48 MiB a second time, where the system counts how much new memory it takes (a *page fault* is one new page of 4 KiB).
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.three_ways(FirstSaver)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The first is right, since your `Saver` copies before it starts its thread. The other two are the list for this lesson. At its end you call `three_ways` again.
+
+But is the copy needed? It is all that training waits for. So take it out: the next cell runs your own `Saver` with a `clone` that copies nothing. Each step sets every element of twelve weights to its number, so the file shows which step it is of.
+"""
+
+# %% tags=["prediction:steps"]
+predict(
+    "steps",
+    "A thread writes the weights themselves, and training goes on. Of how many steps is the file?",
+    "one",
+    "several",
+    mine=...,
+)
+
+# %% tags=["reveal:steps"]
+reveal("steps", play.steps_without_copy(FirstSaver))
+
+# %% [markdown] tags=["term:torn"]
+"""
+That is a **torn** checkpoint: a state that the model was never in. It loads without an error, and the resumed run is a little worse. Nothing that you do to the file later can repair it.
+
+**Write `save_headless`.** `weights` is a list of tensors. `write(tensor)` gives a tensor to the disk, piece by piece. Meanwhile training takes a step, and all weights change. `memory` is a list of tensors with the same shapes: use it, and allocate no other. (*Headless* says what it lacks: bytes without a header can't be read. You add one soon.)
+"""
+
+# %% [markdown] tags=["hint:save_headless"]
+"""
+<details><summary>Hint</summary>
+
+When does training get its first chance to change something? What must have happened to *all* weights before that? `place.copy_(weight)` copies into memory that is there.
+
+</details>
+"""
+
+
+# %% tags=["exercise:save_headless"]
+@check
+def save_headless(weights, memory, write):
+    """Write all weights as they are now, whatever training does meanwhile."""
+    ### BEGIN SOLUTION
+    for place, weight in zip(memory, weights, strict=True):
+        place.copy_(weight)
+    for place in memory:
+        write(place)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:save_headless"]
+"""
+First everything is copied, then the disk begins. `memory[k] = weights[k]` would only give the weight a second name.
+"""
+
+# %% [markdown]
+"""
+Now turn it. `save_torn` writes each weight as it is when its turn comes. Choose the moment at which training takes step 2. When is a single weight of two steps?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.tear(save_headless), step_2_after=(6, list(range(12))))
+
+# %% [markdown] tags=["takeaway", "term:snapshot"]
+"""
+Light pieces are of step 1, dark ones of step 2. Whenever the step comes, your copy was made before. A copy of a whole state at one moment is a **snapshot**.
+
+| save | training waits for | the file is |
+|---|---|---|
+| a thread alone | nothing | torn |
+| a snapshot, then the disk | the copy | of one step |
+
+## Memory that was used before · core
+
+So the copy stays, and what is left is to make it cheap. The system promises new memory before it has any. When you first write to a page of it, the processor stops your program. That is the page fault: the system finds 4 KiB, clears them, and lets you go on.
+
+**Predict.** 48 MiB are 12,288 pages. You copy weights into new memory, and then once more into the same memory.
+"""
+
+# %% tags=["prediction:second"]
+predict(
+    "second",
+    "How many page faults does the second copy cause?",
+    "about 12,288",
+    "about half",
+    "hardly any",
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:second"]
+reveal("second", play.faults_of_two_copies())
+
+# %% [markdown]
+"""
+A checkpointer should keep its memory. That is the first given class: it asks the system for more only when a state has grown.
+"""
+
+
+# %% tags=["given", "file:saver.py"]
+class Memory:
+    """Bytes that are kept from save to save."""
+
+    def __init__(self):
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+
+    def first(self, nbytes):
+        if nbytes > len(self.bytes):
+            self.bytes = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+        return self.bytes[:nbytes]
+
+
+# %% [markdown]
+"""
+## The snapshot is the file · core
+
+Your `Saver` calls `safetensors.torch.save` in its thread. That copies everything once more, into a large `bytes`, and holds the GIL for parts of it.
+
+It needn't. The header of a safetensors file gives each tensor's name, dtype, shape and place, and all of that is known *before* anything is copied. So lay the file out first, and copy each tensor straight to its place. Then **the snapshot is the file**, and nothing is left to do but to write it.
+
+Two rules decide the places. The format allows no gaps between tensors. And each tensor must begin at a multiple of the size of its *elements*: anywhere else torch refuses to view bytes as numbers. A mask of 3 bytes followed by a weight of 4-byte floats breaks the second rule. Sort by the size of an element, the largest first, and both rules hold: each tensor ends where the next may begin.
+
+**Write `slots_for`.** It returns a list of slots, the first one at `begin` 0. `tensors` is the state, name to tensor. A tensor has a `dtype` (with an `itemsize`), a `shape` and `nbytes`. Tensors with elements of the same size keep their order.
+"""
+
+
+# %% tags=["given", "file:saver.py"]
+class Slot(NamedTuple):
+    """Where a tensor stands among the tensors' bytes of a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple
+    begin: int  # in bytes
+    nbytes: int
+
+
+# %% [markdown] tags=["hint:slots_for"]
+"""
+<details><summary>Hint</summary>
+
+`sorted(tensors, key=...)` sorts the names, upwards, and keeps the order of equals. The key is a function of a name. How do you turn a number around?
+
+</details>
+"""
+
+
+# %% tags=["exercise:slots_for", "file:saver.py"]
+@check
+def slots_for(tensors):
+    """Return a slot for each tensor, without gaps, each at a multiple of its element's size."""
+    ### BEGIN SOLUTION
+    slots, begin = [], 0
+    for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):
+        tensor = tensors[name]
+        slots.append(Slot(name, tensor.dtype, tensor.shape, begin, tensor.nbytes))
+        begin += tensor.nbytes
+    return slots
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:slots_for"]
+"""
+Elements have 16, 8, 4, 2 or 1 bytes: each size is a multiple of the next. That is why it works.
+"""
+
+# %% [markdown]
+"""
+The header is given: read it once. It is padded with blanks to the end of a page, since then the tensors' bytes begin at a multiple of every element size. And `lay_out` puts the pieces together: it takes memory, writes the header into it, and returns the bytes of the whole file, with a `Copy` for each tensor. It doesn't touch a tensor.
+"""
+
+# %% tags=["given", "file:saver.py"]
+CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def header_for(slots):
+    """Return the beginning of the file: the header's length, the header, and blanks."""
+    entries = {
+        slot.name: {
+            "dtype": CODES[slot.dtype],
+            "shape": list(slot.shape),
+            "data_offsets": [slot.begin, slot.begin + slot.nbytes],
+        }
+        for slot in slots
+    }
+    text = json.dumps(entries).encode()
+    length = len(text) + -(8 + len(text)) % mmap.PAGESIZE
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
+class Copy:
+    """A tensor, and the bytes of its slot in memory."""
+
+    def __init__(self, source, slot):
+        self.source = source
+        self.slot = slot
+
+
+def lay_out(state, memory):
+    """Return the bytes of a file, header included, and the copies that fill it."""
+    slots = slots_for(state)
+    header = header_for(slots)
+    image = memory.first(len(header) + sum(slot.nbytes for slot in slots))
+    image[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    data = image[len(header) :]
+    return image, [
+        Copy(state[slot.name], data[slot.begin : slot.begin + slot.nbytes]) for slot in slots
+    ]
+
+
+# %% [markdown]
+"""
+Here is a state that makes trouble: a mask with an odd number of bytes, a weight that was transposed, so that its rows lie scattered in memory, and a vector of 2-byte floats. Above the state in its order, below the file.
+"""
+
+# %% tags=["nbval-ignore-output"]
+state = {
+    "mask": torch.ones(901).bool(),
+    "seen": torch.arange(150),
+    "weight": torch.randn(24, 32).T,
+    "scale": torch.randn(600).bfloat16(),
+}
+play.draw_file(state, slots_for(state), header_for(slots_for(state)))
+
+# %% [markdown] tags=["takeaway"]
+"""
+Each tensor of the state flows into its slot of the file. Wide elements come first: int64, float32, bfloat16, and last the mask.
+
+| in the file | for |
+|---|---|
+| a header up to a page | whoever reads it |
+| slots by falling element size | elements at multiples of their size |
+| nothing between them | safetensors, and one long write |
+
+**Write `run`**: this is what training waits for. View the slot, which is bytes, with the dtype and then the shape of the tensor. Then copy into it with `copy_`, which goes by the order of the elements, even where they lie scattered. Two details:
+
+- Start from `self.source.detach()`. A parameter belongs to a graph of gradients; the copy should not.
+- Pass `non_blocking` on to `copy_`. With it, a copy from a GPU returns at once (the last section).
+"""
+
+# %% [markdown] tags=["hint:run"]
+"""
+<details><summary>Hint</summary>
+
+`slot.view(dtype)` takes the same bytes for other numbers. A second `view(shape)` gives them a shape. A view has no memory of its own: what you copy into it lands in the slot.
+
+</details>
+"""
+
+
+# %% tags=["exercise:run", "file:saver.py"]
+@check
+def run(self, *, non_blocking=False):
+    """Copy the elements into the slot, in order and without gaps."""
+    ### BEGIN SOLUTION
+    source = self.source.detach()
+    target = self.slot.view(source.dtype).view(source.shape)
+    target.copy_(source, non_blocking=non_blocking)
+    ### END SOLUTION
+
+
+Copy.run = run
+
+# %% [markdown] tags=["solution:run"]
+"""
+These are the library's own three lines. The first view changes what the bytes mean, the second how they are arranged.
+"""
+
+# %% [markdown]
+"""
+Now fill the file, and let another library read the memory as if it were one.
+"""
+
+# %%
+image, copies = lay_out(state, Memory())
+for copy in copies:
+    copy.run()
+play.read_back(image, state)
+
+# %% [markdown]
+"""
+A checkpoint, complete, without a byte on a disk. A thread has nothing to do but to write it: one long call into C, which leaves the GIL to training. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
+
+## Sitting 2 · An error that is heard · core
+
+At three in the morning the disk is full. `/dev/full` is a file for this case: whatever you write to it, it says that no space is left.
+
+**Predict.** A loop saves three times with your first `Saver`, and the disk is full each time.
+"""
+
+# %% tags=["prediction:heard"]
+predict(
+    "heard",
+    "How many errors reach the training loop?",
+    "none",
+    "one",
+    "three",
+    mine=...,
+)
+
+# %% tags=["reveal:heard"]
+reveal("heard", play.errors_heard(FirstSaver))
+
+# %% [markdown]
+"""
+Three tracebacks in a log that nobody reads at three in the morning, and training goes on. A week later somebody looks for a checkpoint.
+
+The cure is that of lesson 03: an error is a result. The thread keeps it, and whoever waits for the thread raises it.
+
+**Write both methods.** `attempt` runs in the thread: it calls `work()`, and if that raises anything at all, it keeps the error in `self.error`. `result` waits for the end of the thread, and raises the error if there was one, but only once: when the disk has room again, the next save should work.
+"""
+
+# %% [markdown] tags=["hint:Task"]
+"""
+<details><summary>Hint</summary>
+
+`BaseException` is the base of all errors, `sys.exit()` included. In `result`: where does a second call look, and what should it find there?
+
+</details>
+"""
+
+
+# %% tags=["exercise:Task", "file:saver.py"]
+@check
+class Task:
+    """Work in a thread; whoever waits for it hears of its error, once."""
+
+    def __init__(self, work):
+        self.error = None
+        self.thread = threading.Thread(target=self.attempt, args=(work,))
+        self.thread.start()
+
+    def attempt(self, work):
+        ### BEGIN SOLUTION
+        try:
+            work()
+        except BaseException as error:
+            self.error = error
+        ### END SOLUTION
+
+    def result(self):
+        ### BEGIN SOLUTION
+        self.thread.join()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:Task"]
+"""
+The first one who asks gets the error. After that it is gone, and `result` returns at once.
+"""
+
+# %% [markdown]
+"""
+## The saver · core
+
+All parts are there. This one is given: it writes the image under a temporary name, as in lesson 00, and then calls `commit`, which makes it a checkpoint. For now that is a rename; lesson 08 is about what is wrong with it.
+"""
+
+
+# %% tags=["given", "file:saver.py"]
+def write_image(image, folder, commit):
+    """Write the bytes of a file, make sure the disk has them, and make them a checkpoint."""
+    temporary = Path(f"{folder}.tmp")
+    temporary.mkdir(parents=True, exist_ok=True)
+    with open(temporary / "state.safetensors", "wb") as file:
+        file.write(image.numpy())
+        file.flush()
+        os.fsync(file.fileno())
+    commit(temporary, folder)
+
+
+# %% [markdown]
+"""
+**Write `save` and `wait`.**
+
+- `save(folder, state)`: wait for the save before, since both use the same memory; lay out the file in `self.memory`; make the copies; start a task that calls `write_image(image, folder, self.commit)`, and keep it in `self.task`.
+- `wait()`: if there is a task, wait for its result. An error of the save is raised here.
+"""
+
+# %% [markdown] tags=["hint:Saver"]
+"""
+<details><summary>Hint</summary>
+
+A `Task` takes a function without arguments: `lambda: write_image(...)`. It starts by itself. Which lines must be done before it starts?
+
+</details>
+"""
+
+
+# %% tags=["exercise:Saver", "file:saver.py"]
+@check
+class Saver:
+    """Saves while training goes on; an error is raised by the next `save` or `wait`."""
+
+    def __init__(self, commit=os.rename):
+        self.memory, self.commit = Memory(), commit
+        self.task = None
+
+    def save(self, folder, state):
+        ### BEGIN SOLUTION
+        self.wait()
+        image, copies = lay_out(state, self.memory)
+        for copy in copies:
+            copy.run()
+        self.task = Task(lambda: write_image(image, folder, self.commit))
+        ### END SOLUTION
+
+    def wait(self):
+        ### BEGIN SOLUTION
+        if self.task is not None:
+            self.task.result()
+        ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:Saver"]
+"""
+If the save before has failed, `save` raises its error and begins nothing. The next call begins anew.
+"""
+
+# %% [markdown]
+"""
+What broke, once more:
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.three_ways(Saver)
+
+# %% [markdown]
+"""
+And the time? Three savers take turns with 48 MiB: `torch.save`, your `Saver` of lesson 00, and the new one. The last two copy the same bytes before they return.
+"""
+
+# %% tags=["prediction:more"]
+predict(
+    "more",
+    "Which takes more of the first Saver's wait?",
+    "the copy",
+    "the page faults",
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:more"]
+reveal("more", play.stalls(FirstSaver(), Saver()))
+
+# %% [markdown] tags=["takeaway"]
+"""
+What training waits for at each save. Your new bar is what is left of a save: one copy, into memory that is there.
+
+## Copy while training reads · core
+
+Can the copy be hidden, too? Look at a step. Forward and backward pass only *read* the weights. They change in `optimizer.step()`. So a thread may copy while they run, if the step waits for it. Your `Saver` would need to know about the optimizer. The library's does, with `snapshot="overlap"`; run it once:
+"""
+
+# %% tags=["nbval-ignore-output"]
+model, optimizer, x = play.small_training()
+folder = play.scratch()
+
+saver = AsyncCheckpointer(snapshot="overlap")
+saver.protect(optimizer)  # from now on its step waits for copies
+saver.save(folder / "overlap", model.state_dict())
+step_1 = play.values_of(model)
+
+model(x).sum().backward()  # reads the weights, beside the copy
+optimizer.step()  # waits until they are copied, then changes them
+saver.wait()
+
+# %%
+play.compare(folder / "overlap", step_1=step_1, step_2=play.values_of(model))
+
+# %% [markdown]
+"""
+What does *not* wait is a change outside of the step. torch counts such changes: a tensor's `_version` grows with every change in place. The library notes the counts when a save begins and compares them before it commits; its test is one line:
+
+```python
+def is_changed(self):
+    return self.version is not None and self.source._version != self.version
+```
+
+**Predict.** You save with overlap, and before the next step you add 1 to a weight yourself: `model.weight.add_(1)`.
+"""
+
+# %% tags=["prediction:outside"]
+predict(
+    "outside",
+    "What becomes of the save?",
+    "it holds the old weight",
+    "it holds the new weight",
+    "it fails",
+    mine=...,
+)
+
+# %% tags=["reveal:outside"]
+reveal("outside", play.change_outside(folder))
+
+# %% [markdown]
+"""
+No torn checkpoint, and the message names the tensor.
+
+Now turn it. A weight is copied in twelve pieces, and in the middle somebody adds 1: in place, or through `.data`, which goes past the counter. Which bytes tear, and is it noticed?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.change_beside, changed_after=(7, list(range(12))))
+
+# %% [markdown] tags=["takeaway"]
+"""
+Both copies are torn at the same place, and only one change was counted. So with overlap, change weights in the step and nowhere else.
+
+| a change | tears the copy | is noticed |
+|---|---|---|
+| in place | yes | yes: the save fails |
+| through `.data`, or numpy | yes | no |
+| in the step of a protected optimizer | no: the step waits | |
+
+### Prove it
+
+Each line below is a promise, tested on your code.
+"""
+
+# %%
+script = write("saver.py")
+promises("saver.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("as they come", mine=...)
+
+# %% tags=["play"]
+card("an error for ever", mine=...)
+
+# %% tags=["play"]
+card("no wait", mine=...)
+
+# %% [markdown]
+"""
+**This is a good place to stop.** What follows is for those who have a GPU in mind.
+
+## Afterwards: streams of a GPU · optional
+
+A GPU works through *streams*: queues of work beside each other. Python puts work in, and goes on. Copies to the *host*, the CPU's memory, get a stream of their own. Between two streams nothing is in order, unless one waits for the other. Of the waits below only the last stops Python.
+
+Leave out a wait: which tensors tear? You see saved runs on a simulated device, which runs everything as late as the waits allow, in twelve orders. Wanted is a 1 everywhere, the step that was saved. A **?** is a value that no step ever wrote: memory that was given away, or not yet filled.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(play.without_wait, leave_out_wait=(3, [0, 1, 2, 3, 4]))
+
+# %% [markdown] tags=["takeaway"]
+"""
+Without wait 3, step 2 overtakes the copies of the weights. Some orders are right by luck, as on a real GPU.
+
+| without | the file holds |
+|---|---|
+| 1 | the step before, and what no step wrote (?) |
+| 2 | an average whose memory was given away (?) |
+| 3 | weights of the next step |
+| 4 | what the save before left |
+"""
+
+# %% [markdown] tags=["closing"]
+"""
+**You can now explain**
+
+- why a thread alone saves a state that the model was never in;
+- why a copy into new memory is slower than one into old memory;
+- how a file is laid out before a tensor is copied;
+- where an error of a background thread is raised, and how often;
+- what may be copied while training goes on.
+
+**The number to remember**: **1** copy in memory is all that training waits for.
+
+**Yours to keep**: `lab/mine/saver.py`, with which lesson 10 will save. The library's [snapshot.py](../npydata/checkpointer/snapshot.py) is built on the same layout and the same `run`. It also shares large copies among several cores, starts to write while the rest is still copied, and writes tied weights once.
+
+**The next pain.** While the thread writes, the process may die, or the power may fail. What is left of the last checkpoint then? In lesson 08 you write what makes it safe.
+
+[06 One tensor out of a large file](06_lazy_checkpoint.ipynb) · **07** · next: [08 Survive the crash](08_survive_the_crash.ipynb)
+"""
