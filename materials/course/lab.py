@@ -185,14 +185,19 @@ def _replace(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def file_text(name: str) -> tuple[str, list[str], list[str]]:
-    """Return a file of the learner's: its text, the builds that are theirs, those that are not."""
+def file_text(name: str, number: str = "") -> tuple[str, list[str], list[str]]:
+    """Return a file of the learner's: its text, the builds that are theirs, those that are not.
+
+    `number` is the lesson that it belongs to, by default the one that is open.
+    """
+    number = number or current().number
+    own = _all_accepted().get(number, {})
     parts, yours, missing = [], [], []
-    for tags, source in lesson.tagged(current().number, f"file:{name}"):
+    for tags, source in lesson.tagged(number, f"file:{name}"):
         built = lesson.built(tags)
-        if built in accepted():
+        if built in own:
             yours.append(built)
-            parts.append(f"# %% {built}: yours\n{accepted()[built]}")
+            parts.append(f"# %% {built}: yours\n{own[built]}")
         elif built:
             missing.append(built)
             parts.append(f"# %% {built}: the solution\n{lesson.definition(source)}")
@@ -201,14 +206,15 @@ def file_text(name: str) -> tuple[str, list[str], list[str]]:
     return "\n\n".join(parts), yours, missing
 
 
-def write(name: str) -> Path:
+def write(name: str, number: str = "") -> Path:
     """Write one of the learner's files: the cells tagged with it, with what was accepted."""
-    text, yours, missing = file_text(name)
+    text, yours, missing = file_text(name, number)
     path = folder() / name
     _replace(path, text)
     print(f"lab/mine/{name}: {len(text.splitlines())} lines,", end=" ")
     if yours or missing:
-        stands_in = f"; the solution stands in for {', '.join(missing)}" if missing else ""
+        named = missing and not number
+        stands_in = f"; the solution stands in for {', '.join(missing)}" if named else ""
         print(f"{len(yours)} of {len(yours + missing)} builds are yours{stands_in}.")
     else:
         print("all of them given.")

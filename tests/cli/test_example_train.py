@@ -16,7 +16,7 @@ from tutorial.sync import ROOT
 from npydata import latest_checkpoint, write_tokens
 
 TRAIN = ROOT / "examples" / "train.py"
-KILLED = ROOT / "materials" / "tutorial" / "killed_training.py"
+KILLED = ROOT / "materials" / "course" / "play" / "killed.py"
 TOKENS = ROOT / "materials" / "train_smoke.npy"
 SAVE_EVERY = 4
 CALLS_OF_A_SAVE = 14

@@ -16,21 +16,21 @@ PARTS = {"data wait": "░", "compute": "█", "save stall": "▓", "load": "▒
 class TinyLM(nn.Module):
     """Predicts the next word from this one and the one before."""
 
-    def __init__(self, vocab=64):
+    def __init__(self, vocab=64, pairs=PAIRS):
         super().__init__()
-        self.pairs = nn.Embedding(PAIRS, 32)
+        self.pairs = nn.Embedding(pairs, 32)
         self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, vocab))
 
     def forward(self, x):
         previous = nn.functional.pad(x, (1, 0))[:, :-1]
-        return self.mlp(self.pairs((1009 * previous + x) % PAIRS))
+        return self.mlp(self.pairs((1009 * previous + x) % self.pairs.num_embeddings))
 
 
-def new_model():
+def new_model(pairs=PAIRS):
     """The same weights at every call. One core plays the GPU; the others are for the rest."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = TinyLM()
+    model = TinyLM(pairs=pairs)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 

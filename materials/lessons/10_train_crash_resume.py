@@ -1,0 +1,719 @@
+# %% [markdown] tags=["opening"]
+"""
+# 10 · Train, crash, resume
+
+[08 Survive the crash](08_survive_the_crash.ipynb) · [09 Scale out](09_scale_out.ipynb) (optional) · **10** · [11 Documents and mixtures](11_documents_and_mixtures.ipynb) (optional)
+
+**Why you should care.** A run of days is killed sooner or later. Most scripts then go on *nearly* as if nothing had happened: with other data, other random numbers, and losses that you can't compare with anything. Here you find out what a resume forgot, and fix it until a run that was killed twice ends with the very bits of one that was left alone.
+
+**The idea in five lines.** Starting and going on are the same command:
+
+```python
+first, name = resume_from(out, model, optimizer, loader, settings)   # step 0 at the first start
+for step, batch in ...:                                             # from there on
+    do_step(step, batch)
+    if step % every == 0 or asked.save:                             # a signal may ask, too
+        save(model, optimizer, training_state(step, loader))        # all that decides the next step
+```
+
+**Three questions** on earlier lessons:
+
+1. Why does a window come from a hash of seed, epoch and index, and not from the next draw of a generator?
+2. What does a resume count: the samples of batches that were made, or of those that were delivered?
+3. A process is killed while it writes a checkpoint. What does it leave, and under which name?
+
+<details><summary>Answers</summary>
+
+1. So that it can be had again: by another worker, in another order, in another process.
+2. Those that were delivered. Some batches that were made are still in the buffer, and the model never saw them.
+3. Some of the files, under a temporary name that no reader takes for a checkpoint.
+
+</details>
+
+**You need** lessons 00, 02, 03 and 08; what you built there is used here. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | find what a resume forgets, and write one that forgets nothing | 30 |
+| 2 | listen to signals; your package trains, is killed twice, and resumes twice | 25 |
+| afterwards | how often to save (optional) | 5 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders
+from course.play import nb10 as play
+
+begin("10")
+train_of_00 = earlier("00", "train")
+MyWindows, Loader = earlier("01", "MyWindows"), earlier("03", "Loader")
+MyShuffle, epoch_seed = earlier("02", "MyShuffle", "epoch_seed")
+
+# %% tags=["given", "file:run.py"]
+import random
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from model import new_model, train_step  # given in lesson 00
+
+import npydata
+from npydata import TrainingState
+from npydata.checkpointer.state import capture_on_accelerators
+
+# %% [markdown] tags=["term:dropout"]
+"""
+## Sitting 1 · Break it: one line more in the model · core
+
+Your script of lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one line more, one that most models have:
+
+```python
+model.mlp.insert(2, torch.nn.Dropout(0.1))
+```
+
+**Dropout** sets a tenth of the numbers in the model to 0, others at each step. Which ones is drawn at random.
+
+The script runs twice, 60 steps each: once undisturbed, and once it dies after step 35. It saves every ten steps, so it goes on from step 30.
+"""
+
+# %% tags=["prediction:differ"]
+predict(
+    "differ",
+    "How many of the 60 losses are not those of the undisturbed run?",
+    unit="losses",
+    within=1.2,
+    mine=...,
+)
+
+# %% tags=["nbval-ignore-output", "reveal:differ"]
+runs = play.lesson_00_with_dropout(train_of_00)  # trains 120 steps, a few seconds
+reveal("differ", play.compare(runs))
+
+# %% [markdown] tags=["takeaway"]
+"""
+Above, both curves look alike, and nobody would raise an alarm. Below is the difference: from the first step after the resume on it is another run. If you compare two models, or look for a bug that appears at step 50,000, that run is worth nothing.
+
+That number is the counter of this lesson. At the end it has to be 0.
+
+## A detective · core
+
+Something decides the next step, and the resume did not put it back. What? Instead of guessing, look at *one* step. Two runs do step 7: one goes straight on, the other was stopped after step 6 and resumed. Four things are noted, in the order in which they come to be:
+
+| note | what it is |
+|---|---|
+| `weights` | a checksum of the weights before the step |
+| `batch` | a checksum of the batch |
+| `loss` | what the step computes from weights, batch and random numbers |
+| `after` | a checksum of the weights that the optimizer then made |
+
+**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and at most one part was not put back. Return which: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; and `"nothing"` where the notes agree.
+"""
+
+# %% [markdown] tags=["hint:missing_part"]
+"""
+<details><summary>Hint</summary>
+
+Whatever comes after the first difference differs as well. Which part is used for the first time where the two runs part?
+
+</details>
+"""
+
+
+# %% tags=["exercise:missing_part"]
+@check
+def missing_part(whole, resumed):
+    """Return which part was not put back, from the notes of one step in two runs."""
+    ### BEGIN SOLUTION
+    parts = {"weights": "weights", "batch": "loader", "loss": "generators", "after": "optimizer"}
+    for note, part in parts.items():
+        if whole[note] != resumed[note]:
+            return part
+    return "nothing"
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:missing_part"]
+"""
+A dictionary keeps its order, so the earliest difference is found first.
+"""
+
+# %% [markdown]
+"""
+Now a run to look at: the model with its dropout, and batches from *your* dataset, *your* shuffle and *your* loader. `Batches` puts these together. It is all given; look at its `state_dict`, the two numbers that say where it stands.
+"""
+
+
+# %% tags=["given", "file:run.py"]
+class Shuffled:
+    """The samples of one epoch, in the order of your shuffle."""
+
+    def __init__(self, data, seed, epoch):
+        self.data, self.epoch = data, epoch
+        self.shuffle = MyShuffle(len(data), epoch_seed(seed, epoch))
+
+    def __len__(self):
+        return len(self.data)
+
+    def fetch(self, positions):
+        return self.data.fetch(self.shuffle(positions), self.epoch)
+
+
+class Batches:
+    """The batches of a run, one epoch after the other, without end."""
+
+    def __init__(self, data, batch_size, seed):
+        self.data, self.batch_size, self.seed = data, batch_size, seed
+        self.epoch = self.samples = 0
+
+    def __iter__(self):
+        while True:
+            loader = Loader(Shuffled(self.data, self.seed, self.epoch), self.batch_size, prefetch=4)
+            loader.given = self.samples // self.batch_size
+            for batch in loader:
+                self.samples += self.batch_size
+                yield batch
+            self.epoch, self.samples = self.epoch + 1, 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "samples": self.samples}
+
+    def load_state_dict(self, state):
+        self.epoch, self.samples = state["epoch"], state["samples"]
+
+
+SETTINGS = {"batch_size": 64, "seq_len": 32, "seed": 0}
+
+
+def new_run(tokens):
+    """Make model, optimizer and batches as a new process does."""
+    random.seed(SETTINGS["seed"]), np.random.seed(SETTINGS["seed"])
+    model, optimizer = new_model(pairs=16_384)  # of lesson 00, smaller; it seeds torch
+    model.mlp.insert(2, torch.nn.Dropout(0.1))
+    data = MyWindows(tokens, SETTINGS["seq_len"], SETTINGS["seed"])
+    return model, optimizer, Batches(data, SETTINGS["batch_size"], SETTINGS["seed"])
+
+
+# %% [markdown]
+"""
+In the file, three lines say where your names come from:
+"""
+
+# %% tags=["shown", "file:run.py"]
+from dataset import MyWindows  # your files of lessons 01, 02 and 03
+from loader import Loader
+from order import MyShuffle, epoch_seed
+
+# %% [markdown]
+"""
+First a script that puts back its weights, and nothing else.
+"""
+
+# %% tags=["prediction:weights only"]
+predict(
+    "weights only",
+    "The first step after such a resume: what is the first thing to differ?",
+    "the batch",
+    "the loss",
+    "the weights after it",
+    mine=...,
+)
+
+# %% tags=["reveal:weights only"]
+print("it lacks:", missing_part(*play.next_step(new_run, "weights")))
+reveal("weights only", "the batch")  # the first note above that says "other"
+
+# %% [markdown]
+"""
+The batches began from the first one again. So their place is put back as well:
+"""
+
+# %%
+print("it lacks:", missing_part(*play.next_step(new_run, "weights", "loader")))
+
+# %% [markdown]
+"""
+The same weights, the same batch, and another loss: that is the dropout. Random numbers come from a *generator*, and a new process has its generators at their beginning. There are several. Dropout asks torch, a shuffle may ask Python, an augmentation numpy:
+
+| call | what it returns |
+|---|---|
+| `random.getstate()` | Python's state, a tuple |
+| `np.random.get_state(legacy=True)` | numpy's state, a tuple: a name, an array `keys`, three more values |
+| `torch.get_rng_state()` | torch's state, a tensor of bytes |
+| `capture_on_accelerators()` | a dictionary with the states of all GPUs, as bytes already |
+
+**Write `capture_rng`.** Return a dictionary with the keys `python`, `numpy` and `torch`, and what `capture_on_accelerators()` has beside them. A checkpoint keeps it as JSON that knows tuples and bytes, but no arrays and no tensors. So turn `keys` into bytes, `np.asarray(keys).tobytes()`, and leave the other four values of numpy's tuple as they are. Turn torch's tensor into bytes as well: `tensor.numpy().tobytes()`.
+"""
+
+# %% [markdown] tags=["hint:capture_rng"]
+"""
+<details><summary>Hint</summary>
+
+`name, keys, *rest = ...` takes a tuple apart, and `(name, ..., *rest)` puts it together again. `{"a": 1, **other}` has what `other` has, too.
+
+</details>
+"""
+
+
+# %% tags=["exercise:capture_rng", "file:run.py"]
+@check
+def capture_rng():
+    """Return the state of all random generators, as plain values."""
+    ### BEGIN SOLUTION
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).tobytes(), *rest),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        **capture_on_accelerators(),
+    }
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:capture_rng"]
+"""
+The three values at the end say how far numpy has come, and whether it has a number in store: it makes normal ones in pairs.
+"""
+
+# %% [markdown]
+"""
+`restore_rng` of the library puts such a dictionary back. Now three parts are put back: weights, loader, generators.
+"""
+
+# %% tags=["prediction:three parts"]
+predict(
+    "three parts",
+    "Is the loss of the next step the same?",
+    "yes, and so are the weights after it",
+    "yes, but not the weights after it",
+    "no",
+    mine=...,
+)
+
+# %% tags=["reveal:three parts"]
+notes = play.next_step(new_run, "weights", "loader", "generators", capture=capture_rng)
+print("it lacks:", missing_part(*notes))
+reveal("three parts", play.which_agree(*notes))
+
+# %% [markdown] tags=["takeaway"]
+"""
+This is the mean one. AdamW keeps running averages for each weight, its *moments*. A loss is computed before they are used. So a test that compares the first loss after a resume passes a script that forgot its optimizer.
+
+| forgotten | it shows in | on the curve you would see |
+|---|---|---|
+| weights | the first loss, hugely | a jump |
+| the loader's place | the first loss | nothing: another batch, much the same loss |
+| generators | the first loss | nothing |
+| optimizer | the second loss | nothing, or a small bump |
+
+## Put it all back · core
+
+Weights and moments are tensors, and a checkpointer takes them as they are. The rest goes into a `TrainingState`, all of it at one moment, between two steps:
+"""
+
+
+# %% tags=["given", "file:run.py"]
+def training_state(step, loader, settings):
+    """Return what decides the next step beside weights and moments."""
+    return TrainingState(step=step, rng=capture_rng(), loader=loader.state_dict(), extra=settings)
+
+
+# %% [markdown]
+"""
+**Write `restore`**, which gives it all back. Model, optimizer and loader have `load_state_dict(...)`; the generators have `npydata.restore_rng(state.rng)`. A checkpoint that another program made may have nothing but weights: then `moments`, `state.loader` or `state.rng` is None, and that part stays as it is.
+"""
+
+# %% [markdown] tags=["hint:restore"]
+"""
+<details><summary>Hint</summary>
+
+Which of these calls may draw random numbers while it loads? Which one must therefore come last?
+
+</details>
+"""
+
+
+# %% tags=["exercise:restore", "file:run.py"]
+@check
+def restore(model, optimizer, loader, weights, moments, state):
+    """Put back what a checkpoint holds; it may lack all but the weights."""
+    ### BEGIN SOLUTION
+    model.load_state_dict(weights)
+    if moments is not None:
+        optimizer.load_state_dict(moments)
+    if state.loader is not None:
+        loader.load_state_dict(state.loader)
+    if state.rng is not None:
+        npydata.restore_rng(state.rng)  # last: what came before may draw numbers
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:restore"]
+"""
+The generators come last: nothing may draw between them and the next step.
+"""
+
+# %% [markdown]
+"""
+Something has to decide *what* to load, and whether it fits. This is given; it raises an error where a checkpoint was made with other settings:
+"""
+
+
+# %% tags=["given", "file:run.py"]
+def require_same(settings, saved, checkpoint):
+    """Raise if a checkpoint was made with other settings."""
+    for name, value in settings.items():
+        if saved.get(name, value) != value:
+            raise npydata.CheckpointError(
+                f"{checkpoint}: was made with {name} {saved[name]}, not {value}"
+            )
+
+
+# %% [markdown]
+"""
+**Write `resume_from`.** It is called at every start, also at the very first.
+
+- `npydata.latest_checkpoint(out)` returns the folder of the newest checkpoint as a `Path`, or None. If there is none, return `0, "none"`.
+- `npydata.load_checkpoint(folder)` returns weights, moments and state.
+- `require_same(settings, state.extra, folder)` refuses other settings, and `restore` puts everything back. A run that is refused must be left untouched.
+- Return the step that is done, and the name of the folder (`folder.name`).
+"""
+
+# %% [markdown] tags=["hint:resume_from"]
+"""
+<details><summary>Hint</summary>
+
+Five lines, in the order of the list. The step that is done is `state.step`.
+
+</details>
+"""
+
+
+# %% tags=["exercise:resume_from", "file:run.py"]
+@check
+def resume_from(out, model, optimizer, loader, settings):
+    """Go on from the newest checkpoint, if there is one; return its step and its name."""
+    ### BEGIN SOLUTION
+    newest = npydata.latest_checkpoint(out)
+    if newest is None:
+        return 0, "none"
+    weights, moments, state = npydata.load_checkpoint(newest)
+    require_same(settings, state.extra, newest)
+    restore(model, optimizer, loader, weights, moments, state)
+    return state.step, newest.name
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:resume_from"]
+"""
+Nobody has to think at four in the morning: the same command starts, and goes on.
+"""
+
+# %% [markdown]
+"""
+Call the detective. A run saves after step 6, everything is made anew, and *your* resume puts it back:
+"""
+
+# %%
+notes = play.next_step_after(resume_from, new_run, training_state, SETTINGS)
+print("your resume lacks:", missing_part(*notes))
+
+# %% [markdown]
+"""
+And the counter from the beginning: 60 steps, killed after 35, resumed from 30 by your `resume_from`.
+"""
+
+# %% tags=["nbval-ignore-output"]
+runs = play.killed_and_resumed(resume_from, new_run, training_state, SETTINGS)
+differ = play.compare(runs)
+
+# %%
+print("losses that are not those of the undisturbed run:", differ)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The line below is flat: a difference of exactly 0 at every step. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. What is left is to do it in earnest, with real processes and `kill -9`.
+
+## Sitting 2 · Asked to end · core
+
+A cluster that wants its machine back sends the signal SIGTERM, and half a minute later it kills. A person may send SIGUSR1: save now, and go on. Half a minute is enough for a last checkpoint, if somebody listens.
+
+A *handler* is a function that is called when a signal comes, between two instructions, wherever that is: in the middle of a step, with half of the weights updated. What it saved there would be torn. So it only sets flags, and the training loop looks at them after each step:
+"""
+
+
+# %% tags=["given", "file:run.py"]
+class Asked:
+    """What signals have asked for: to save, and to end."""
+
+    save = end = False
+
+    def listen(self):
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self.note)
+
+    def note(self, number, frame):
+        self.save = True
+        self.end |= number == signal.SIGTERM  # once True it stays so, whatever comes later
+
+
+# %% [markdown]
+"""
+**Write `keep_training`**, the loop. `first` steps are done, and `last` is the number of the last one. `do_step(step, batch)` trains on a batch, `save(step)` saves. `batches` has no end.
+
+- Do the steps `first + 1` to `last`, each on the next batch.
+- Save after each step whose number is a multiple of `every`, after a step in which a signal asked for it, and after the very last step. Save a step once, however many reasons there are.
+- Once it has seen a request to save, the loop sets `asked.save` back to False. A signal may come *while* it saves; its request must not get lost.
+- A step after which `asked.end` is True is the last one, whatever its number.
+"""
+
+# %% [markdown] tags=["hint:keep_training"]
+"""
+<details><summary>Hint</summary>
+
+`for step, batch in zip(range(...), batches)` numbers the batches and ends with the range. Work out first whether this step is the last one, then whether to save, then whether to return. Set `asked.save` back before you save, not after.
+
+</details>
+"""
+
+
+# %% tags=["exercise:keep_training", "file:run.py"]
+@check
+def keep_training(first, last, batches, do_step, save, asked, every):
+    """Do steps first + 1 to last; save every so many steps, when asked, and at the end."""
+    ### BEGIN SOLUTION
+    for step, batch in zip(range(first + 1, last + 1), batches):
+        do_step(step, batch)
+        is_last = step == last or asked.end
+        if is_last or asked.save or step % every == 0:
+            asked.save = False
+            save(step)
+        if is_last:
+            return
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:keep_training"]
+"""
+The flags are read at one place. With the range first, `zip` takes no batch that nobody trains on.
+"""
+
+# %% [markdown]
+"""
+## Your own package · core
+
+The rest of the script is given. `AsyncCheckpointer` is the library's; what you built in lessons 07 and 08 is how it works inside. Read `train` once: it calls everything you wrote today.
+"""
+
+
+# %% tags=["given", "file:run.py"]
+def train(tokens, out, steps=100, every=20):
+    asked = Asked()
+    asked.listen()
+    model, optimizer, loader = new_run(tokens)
+    first, name = resume_from(out, model, optimizer, loader, SETTINGS)
+    print(f"from {name}: the next step is {first + 1}", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with (
+        npydata.AsyncCheckpointer(keep_last=2) as saver,
+        open(out / "losses.csv", "a", buffering=1) as log,  # a line at a time: a kill loses none
+    ):
+
+        def do_step(step, batch):
+            log.write(f"{step},{train_step(model, optimizer, *batch)!r}\n")  # every digit
+
+        def save(step):
+            state = training_state(step, loader, SETTINGS)
+            saver.save(out / f"step-{step:06}", model.state_dict(), optimizer.state_dict(), state)
+
+        keep_training(first, steps, loader, do_step, save, asked, every)
+    return 128 + signal.SIGTERM if asked.end else 0
+
+
+# %% [markdown]
+"""
+The file ends with a command line: `python lab/mine/run.py TOKENS OUT`.
+"""
+
+# %% tags=["shown", "file:run.py"]
+if __name__ == "__main__":
+    sys.exit(train(sys.argv[1], Path(sys.argv[2])))
+
+# %% [markdown]
+"""
+Now `lab/mine` becomes a package that trains: the files of lessons 01 to 03, and today's.
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.write_package()
+
+# %% [markdown]
+"""
+## Kill it twice · core
+
+Both runs do 100 steps and save every 20. One is left alone. The other gets `kill -9`, which no program can catch, when step 45 is in its log. Each start is a process of its own, so the next cell takes some seconds.
+"""
+
+# %% tags=["prediction:goes on"]
+predict("goes on", "From which step will the killed run go on?", "0", "20", "40", "45", mine=...)
+
+# %% tags=["nbval-ignore-output", "reveal:goes on"]
+whole, killed = play.Run("undisturbed"), play.Run("killed")
+whole.start()  # it runs beside the other
+killed.kill_after_step(45)
+whole.finish()
+reveal("goes on", str(killed.newest()))
+
+# %% [markdown]
+"""
+It is 40, unless the disk was so busy that step 40 was still on its way: a save counts when it is complete.
+
+Started again, it dies in the middle of its second save, that of step 80, right after the optimizer's file has reached the disk. Model and optimizer are written, and nothing says yet that they belong together.
+"""
+
+# %% tags=["prediction:left"]
+predict("left", "How many files does the unfinished save leave?", "none", "2", "all 4", mine=...)
+
+# %% tags=["reveal:left"]
+killed.kill_in_save(2)
+reveal("left", f"{len(killed.unfinished())}: {', '.join(killed.unfinished())}")
+
+# %% [markdown]
+"""
+The next save clears them away. Started a third time, the run gets SIGTERM when step 85 is in its log. That is no multiple of 20.
+"""
+
+# %% tags=["prediction:again"]
+predict("again", "How many steps will be done a second time?", unit="steps", within=1, mine=...)
+
+# %% tags=["reveal:again"]
+killed.end_after_step(85)
+reveal("again", killed.logged() - killed.newest())
+
+# %% [markdown] tags=["term:bit-identical"]
+"""
+The flags were set, and your loop saved what it had. The fourth start comes to the end.
+
+Two runs are **bit-identical** if every number in them is the same to its last bit: not close, equal. `==` decides, without a tolerance. Some steps are in the log twice, once for each process that did them. All of them have to agree.
+"""
+
+# %%
+killed.finish()
+print("losses that are not those of the undisturbed run:", killed.differing(whole))
+print("every byte of the last checkpoint is the same:", killed.files() == whole.files())
+
+# %% tags=["nbval-ignore-output"]
+play.draw_lives(whole, killed)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The coloured lines lie on the grey one, and where two of them overlap, steps were done twice. The flat line below is a difference of exactly 0. The SIGTERM can't be seen at all.
+
+## Prove it · core
+
+Each line below is a promise, tested on your code, in a run in miniature.
+"""
+
+# %%
+promises("run.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("the moments stay behind", mine=...)
+
+# %% tags=["play"]
+card("the place stays behind", mine=...)
+
+# %% tags=["play"]
+card("a request forgotten", mine=...)
+
+# %% [markdown]
+"""
+Last the bar of lesson 00, three times: the naive script, your parts, and the library's in their place. This trains three times 30 steps, a few seconds.
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.draw_last_bar(Batches, MyWindows)
+
+# %% [markdown] tags=["takeaway"]
+"""
+What is left is compute. And the bars are not worth the same: the naive script leaves files that may not be on the disk yet, and from which nothing can go on bit for bit.
+
+**This is the end of the core.**
+
+## Afterwards: how often to save · optional
+
+A signal is a warning. Without one, the steps since the newest checkpoint are lost and have to be done again. A short interval between saves pays for many saves, a long one for much lost work. With all times in seconds,
+
+```python
+saving = stall / (interval * step)                     # one stall in each interval
+repeating = (interval * step / 2) / between_crashes    # half an interval for each crash
+```
+
+Their sum is smallest where both are equal:
+"""
+
+
+# %%
+def best_interval(step, stall, between_crashes):
+    """Return the number of steps between two saves that loses the least time (Young, 1974)."""
+    seconds = (2 * stall * between_crashes) ** 0.5
+    return max(1, round(seconds / step))
+
+
+# %% tags=["prediction:more often"]
+predict(
+    "more often",
+    "Your checkpointer has a tenth of the stall. How many times more often should you save?",
+    unit="times",
+    mine=...,
+)
+
+# %% tags=["reveal:more often"]
+reveal("more often", round(best_interval(0.5, 18, 28_800) / best_interval(0.5, 1.8, 28_800), 1))
+
+# %% [markdown]
+"""
+A model of 20 GB, and half a second for a step. `torch.save` and fsync stall it for 18 s. Turn the stall down to 1.8 s.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(
+    play.interval_of(best_interval),
+    stall_s=(18, [0.18, 0.6, 1.8, 6, 18, 30]),
+    hours_between_crashes=(8, [1, 2, 4, 8, 24, 48]),
+)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The best interval lies where the two lines cross. It grows with the square root of the stall, and so does the time that is lost.
+"""
+
+# %% [markdown] tags=["closing"]
+"""
+**You can now explain**
+
+- which parts decide the next step, and which of them no look at a curve would miss;
+- why the optimizer's absence shows one step later than the others;
+- why the generators are put back last;
+- what a signal handler may do, and what it must leave to the loop;
+- why "the same" is checked with `==`, and where that holds: on the same machine, with the same software and number of threads.
+
+**The number to remember: 4.** Weights, optimizer, generators, the loader's place. Leave one out, and the run goes on as another one.
+
+**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line and a line of progress. Copy it, put your model in the place of `GPT`, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
+
+**Where to go from here.** [The clinic](../materials/clinic/README.md) has five bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, it is [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
+
+[08 Survive the crash](08_survive_the_crash.ipynb) · [09 Scale out](09_scale_out.ipynb) (optional) · **10** · [11 Documents and mixtures](11_documents_and_mixtures.ipynb) (optional) · [the map in 00](00_start_here.ipynb)
+"""
