@@ -128,8 +128,10 @@ def figures(name: str) -> str:
     result = saved(name)
     verdicts = [f"- {'' if one['met'] else '**missed:** '}{one['text']}"
                 for one in result["verdicts"]]  # fmt: skip
-    parts = [*tables(import_module(name).BENCH, result), "Against what we set out to reach:"]
-    return "\n\n".join([*parts, "\n".join(verdicts)])
+    parts = tables(import_module(name).BENCH, result)
+    if verdicts:
+        parts = [*parts, "Against what we set out to reach:", "\n".join(verdicts)]
+    return "\n\n".join(parts)
 
 
 def gain(name: str) -> str:

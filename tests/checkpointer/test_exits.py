@@ -185,7 +185,7 @@ def test_ctrl_c_twice_at_any_moment_leaves_a_checkpointer_that_saves_again(
 ):
     child = run_child(CTRL_C, times, tmp_path, snapshot, 2, seconds=120 + times)
     assert child.returncode == 0, child.stderr
-    assert int(child.stdout) > times // 3, "few interrupts came within a save"
+    assert int(child.stdout) > times // 10, "few interrupts came within a save"
     assert unfinished(tmp_path) == []
 
 

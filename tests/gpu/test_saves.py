@@ -146,7 +146,8 @@ def test_memory_that_is_let_go_after_the_save_is_not_reused_before_it_was_read(
     for k in range(4):
         weight = torch.full((5_000_000,), float(k), device=device)
         with AsyncCheckpointer(snapshot=snapshot) as keeper:
-            keeper.protect(torch.optim.SGD([weight]))
+            optimizer = torch.optim.SGD([weight])
+            keeper.protect(optimizer)
             other.wait_stream(torch.accelerator.current_stream())
             with other:
                 twice = weight * 2
@@ -167,7 +168,8 @@ def test_memory_that_is_let_go_after_the_save_is_not_reused_before_it_was_read(
 def test_save_returns_while_the_gpu_is_still_busy(tmp_path, device, keep_busy, snapshot):
     weights = {f"w{k}": torch.ones(1_000_000, device=device) for k in range(8)}
     with AsyncCheckpointer(snapshot=snapshot) as keeper:
-        keeper.protect(torch.optim.SGD(weights.values()))
+        optimizer = torch.optim.SGD(weights.values())
+        keeper.protect(optimizer)
         keeper.prepare(weights)
         keeper.save(tmp_path / "first", weights)
         keeper.wait()
