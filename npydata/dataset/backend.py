@@ -67,7 +67,7 @@ class Backend:
             while len(buffer):
                 got = os.preadv(self.descriptor, [buffer], offset)
                 if got == 0:
-                    self.require_unchanged(offset)
+                    raise TokenFileError(f"{self.header.path}: ends at byte {offset}, in mid-read")
                 buffer, offset = buffer[got:], offset + got
         return out
 

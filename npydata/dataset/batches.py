@@ -1,9 +1,11 @@
-"""Batches that came in one piece: cut into samples, and joined out of several."""
+"""Batches that came in one piece: cut into samples, joined out of several, copied where need be."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from npydata.errors import NpyDataError
 
@@ -24,9 +26,9 @@ def join(batches: list[Any], order: torch.Tensor, names: list[str]) -> Any:
         NpyDataError: They don't fit together; the message says which of ``names`` is what.
     """
     first = batches[0]
-    kinds = [type(batch).__name__ for batch in batches]
-    if isinstance(first, torch.Tensor) and len(set(kinds)) == 1:
-        kinds = [f"{tuple(batch.shape[1:])}" for batch in batches]
+    shapes = [getattr(getattr(batch, "inputs", batch), "shape", ()) for batch in batches]
+    kinds = [f"{type(batch).__name__} {tuple(shape[1:])}"
+             for batch, shape in zip(batches, shapes, strict=True)]  # fmt: skip
     if len(set(kinds)) > 1:
         found = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True))
         raise NpyDataError(f"samples of different kinds or shapes, expected one ({found})")
@@ -39,4 +41,10 @@ def join(batches: list[Any], order: torch.Tensor, names: list[str]) -> Any:
     if isinstance(first, tuple | list):
         parts = [join(list(part), order, names) for part in zip(*batches, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    raise NpyDataError(f"batches of {kinds[0]}, expected tensors, tuples or mappings")
+    raise NpyDataError(f"batches of {type(first).__name__}, expected tensors, tuples or mappings")
+
+
+def copied(batch: Any) -> Any:
+    """Return a batch or sample with copies of its tensors and arrays."""
+    batch = tree_map_only(torch.Tensor, torch.clone, batch)
+    return tree_map_only(np.ndarray, np.copy, batch)

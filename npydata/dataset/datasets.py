@@ -80,6 +80,8 @@ class TokenDataset(Dataset[Any]):
     """What a loader does that is not told whether to shuffle."""
     seed: int | None = None
     seq_len: int
+    num_tokens: int
+    """Tokens in all files; a mixture has none of its own."""
     fetch: Callable[..., Any]
     """``fetch(indices, *, seed, epoch)`` returns samples as one batch; safe from many threads."""
 
@@ -90,13 +92,15 @@ class TokenDataset(Dataset[Any]):
         if as_dict is not None and (isinstance(as_dict, str) or len(set(as_dict)) != 2):
             raise ValueError(f'as_dict={as_dict!r}, expected two names, as ("input_ids", "labels")')
         self.as_dict, self.files = as_dict, files
-        self.dtype = np.result_type(*[file.dtype for file in files] or [np.dtype(np.int64)])
-        if self.dtype.kind == "f":
-            raise TokenFileError(
-                f"{files[0].path} and its companions mix uint64 with signed tokens; "
-                "no integer dtype holds both"
-            )
-        self._file_ends = np.cumsum([file.num_tokens for file in files])
+        if files:
+            self.dtype = np.result_type(*[file.dtype for file in files])
+            if self.dtype.kind == "f":
+                raise TokenFileError(
+                    f"{files[0].path} and its companions mix uint64 with signed tokens; "
+                    "no integer dtype holds both"
+                )
+            self._file_ends = np.cumsum([file.num_tokens for file in files])
+            self.num_tokens = int(self._file_ends[-1])
         self._advice = AdviceBackoff()
         # In memory that worker processes share: living ones see the epoch change.
         self._epoch = torch.zeros(1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
@@ -112,11 +116,6 @@ class TokenDataset(Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Give other samples from now on; call it before each pass of a stock ``DataLoader``."""
         self._epoch.fill_(operator.index(epoch))
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all files."""
-        return int(self._file_ends[-1])
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample; for a slice or a list of indices a batch, as ``fetch`` does.
@@ -147,7 +146,7 @@ class TokenDataset(Dataset[Any]):
         """Yield each file that holds some of the places, which ones, and where in it they are."""
         which = np.searchsorted(self._file_ends, places, side="right")
         for k in sorted(set(which.tolist())):
-            mine = (which == k).nonzero()[0]
+            mine = np.flatnonzero(which == k)
             yield (
                 self.files[k],
                 mine,

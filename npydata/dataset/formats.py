@@ -61,8 +61,7 @@ def recognise(path: Path, dtype: TokenDtype | None) -> str:
     if path.exists():
         with open(path, "rb") as file:
             head = file.read(8)
-    claims = (name for name, one in FORMATS.items() if one.sniff(path, head, dtype))
-    name = next(claims, "")
+    name = next((name for name, one in FORMATS.items() if one.sniff(path, head, dtype)), "")
     if not path.exists() and name not in ("megatron", "datatrove"):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if name in ("raw", "") and head.startswith(b"PK\x03\x04"):
@@ -284,7 +283,7 @@ def read_llmc(path: Path, _: TokenDtype | None) -> Header:
 
 LARGEST_VOCABULARY = 1 << 20
 """The largest in use have 2**18 tokens."""
-SAMPLED_BLOCKS, BLOCK_BYTES = 8, 4096
+SAMPLED_BLOCKS, BLOCK_IDS = 8, 1024
 
 
 def read_raw(path: Path, dtype: TokenDtype | None) -> Header:
@@ -294,9 +293,8 @@ def read_raw(path: Path, dtype: TokenDtype | None) -> Header:
     hint = "" if dtype else '; no dtype was given: give dtype="uint16" if it is nanoGPT\'s'
     count = count_tokens(path, size, found, hint)
     if dtype is None and count:
-        last = max(0, size - BLOCK_BYTES) // 8 * 8
-        begins = sorted({last * k // (SAMPLED_BLOCKS - 1) // 8 * 8 for k in range(SAMPLED_BLOCKS)})
-        ids = np.concatenate([np.fromfile(path, found, BLOCK_BYTES // 4, offset=b) for b in begins])
+        begins = [count * k // SAMPLED_BLOCKS for k in range(SAMPLED_BLOCKS)]
+        ids = np.concatenate([np.fromfile(path, found, BLOCK_IDS, offset=4 * b) for b in begins])
         if np.count_nonzero(ids >= LARGEST_VOCABULARY) > len(ids) // 2:
             warn_caller(
                 f"{path}: read as uint32, because no dtype was given, but most ids are above "

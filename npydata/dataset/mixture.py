@@ -9,6 +9,7 @@ Example::
 import copy
 import hashlib
 import math
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from npydata.dataset.batches import join
+from npydata.dataset.batches import copied, join
 from npydata.dataset.datasets import Empty, TokenDataset, as_indices, empty_int64
 from npydata.dataset.permutation import Permutation
 from npydata.dataset.windows import MASK64, IntArray, as_int, stream_key
@@ -104,6 +105,9 @@ class MixtureDataset(TokenDataset):
         "themselves"
     )
     """Why a loader must not shuffle the samples."""
+    _one_fetch = threading.Lock()
+    """Held while a source that isn't ours fetches: it may fill one buffer again and again, and be
+    in more than one mixture."""
 
     def __init__(
         self,
@@ -149,23 +153,22 @@ class MixtureDataset(TokenDataset):
             name: Fraction(w, sum(weights)) for name, w in zip(self.names, weights, strict=True)
         }
 
-    def reweighted(
-        self, at: int, weights: Weights, schedule: Mapping[int, Weights] | None = None
-    ) -> "MixtureDataset":
+    def reweighted(self, at: int, weights: Weights) -> "MixtureDataset":
         """Return the same mixture with other weights from a sample on.
 
         Args:
             at: The first sample of the new weights, counted over all epochs: ``epoch * len(self) +
                 samples`` of a loader's state.
             weights: As for a new mixture; shares are counted from here.
-            schedule: As for a new mixture, with sample numbers after ``at``.
 
         Every source goes on where it stands: no sample is lost or repeated. A state taken at
         ``at`` or before it fits the new mixture as well.
         """
         new = copy.copy(self)
+        TokenDataset.__init__(new, [])  # an epoch of its own
+        new.set_epoch(self.epoch)
         new._phases = [phase for phase in self._phases if phase.begin < at]
-        new._add_phases(at, weights, schedule)
+        new._add_phases(at, weights, None)
         return new
 
     def progress(self, epoch: int, samples: int) -> dict[str, SourceCount]:
@@ -198,8 +201,11 @@ class MixtureDataset(TokenDataset):
         batches, places, names = [], [np.zeros(0, np.int64)], []
         for k, where, own, options in self._requests(indices, seed, epoch):
             source = self.sources[k]
-            if hasattr(source, "fetch"):
+            if isinstance(source, TokenDataset):
                 batches.append(source.fetch(own, **options))
+            elif hasattr(source, "fetch"):
+                with self._one_fetch:
+                    batches.append(copied(source.fetch(own)))
             else:
                 batches.append(default_collate([source[index] for index in own.tolist()]))
             places.append(where)
@@ -214,9 +220,9 @@ class MixtureDataset(TokenDataset):
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
     ) -> None:
-        """Tell the sources of samples fetched soon, those that want to know."""
+        """Tell our datasets among the sources of samples fetched soon."""
         for k, _, own, options in self._requests(indices, seed, epoch):
-            if hasattr(self.sources[k], "will_need"):
+            if isinstance(self.sources[k], TokenDataset):
                 self.sources[k].will_need(own, **options)
 
     def fingerprint(self) -> str:
@@ -289,9 +295,7 @@ class MixtureDataset(TokenDataset):
                 mine = epochs == own_epoch
                 if not hasattr(self.sources[k], "refuses_shuffle"):
                     taken[mine] = shuffle_of(self.lengths[k], own_seed, own_epoch)(taken[mine])
-                is_ours = isinstance(self.sources[k], TokenDataset)
-                options = {"seed": own_seed, "epoch": own_epoch} if is_ours else {}
-                yield k, where[mine], taken[mine], options
+                yield k, where[mine], taken[mine], {"seed": own_seed, "epoch": own_epoch}
 
 
 @lru_cache(maxsize=256)

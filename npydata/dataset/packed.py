@@ -10,6 +10,7 @@ Example::
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,11 +32,14 @@ from npydata.dataset.documents import Documents
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.formats import FormatName
 from npydata.dataset.packing import (
+    DOCUMENT,
     ENDS,
     FIRST,
     LAST,
     LENGTH,
+    NO_DOCUMENT,
     PACKING_VERSION,
+    START,
     PackingReport,
     kept_index,
     within_groups,
@@ -45,8 +49,6 @@ from npydata.errors import TokenFileError
 
 IGNORE_INDEX = -100
 """The target where there is nothing to predict: what ``cross_entropy`` leaves out."""
-NO_DOCUMENT = -1
-"""The document of a position that is padded."""
 
 
 class PackedBatch(NamedTuple):
@@ -168,13 +170,15 @@ class PackedDataset(TokenDataset):
         self.seq_len = as_int(seq_len, "seq_len", least=1)
         self.seed = None if seed is None else as_int(seed, "seed")
         self.bos_id = None if bos_id is None else as_int(bos_id, "bos_id", least=0)
+        if self.bos_id is not None and self.bos_id >= (self.vocab_size or 1 << 63):
+            raise ValueError(f"bos_id={bos_id}, expected an id below vocab_size={vocab_size}")
         if crop not in ("tail", "none"):
             raise ValueError(f"crop={crop!r}, expected tail or none")
         if eot_id is not None:
             eot_id = as_int(eot_id, "eot_id")
         documents = [Documents(file, eot_id) for file in self.files]
         packing = self.seq_len, crop, int(stream_key(self.seed or 0)), int(bos_id is not None)
-        decided_by = PACKING_VERSION, packing, [one.key() for one in documents]
+        decided_by = PACKING_VERSION, packing, self.bos_id, [one.key() for one in documents]
         self._fingerprint = fingerprint_of(self.files, *decided_by)
 
         def find_ends() -> IntArray:
@@ -194,10 +198,12 @@ class PackedDataset(TokenDataset):
     @property
     def report(self) -> PackingReport:
         """What an epoch uses, crops and pads."""
-        spans, positions = self.index.spans, len(self) * self.seq_len
-        used, documents = int(spans[:, LENGTH].sum()), int((spans[:, ENDS] & FIRST).sum())
+        spans = self.index.spans
+        used = int(spans[spans[:, DOCUMENT] != NO_DOCUMENT, LENGTH].sum())
+        documents = int((spans[:, ENDS] & FIRST).sum())
         total = self.num_tokens + documents * (self.bos_id is not None)
-        return PackingReport(len(self), positions, used, total - used, positions - used, documents)
+        padded = len(self) * self.seq_len - used
+        return PackingReport(len(self), used, total - used, padded, documents)
 
     def fingerprint(self) -> str:
         """Return a short text that tells these rows of this data from any others."""
@@ -223,10 +229,13 @@ class PackedDataset(TokenDataset):
         """
         rows = as_indices(indices, len(self))
         out = empty((4, len(rows), self.seq_len))
-        self._fill(rows, *out)
+        begins, lengths = self._fill(rows, *out)
         inputs, targets, positions, documents = (torch.from_numpy(part) for part in out)
         if self.as_dict is None:
-            return PackedBatch.of(inputs, targets, positions, documents)
+            bounds = torch.from_numpy(np.append(begins, positions.numel()).astype(np.int32))
+            return PackedBatch(
+                inputs, targets, positions, bounds, int(lengths.max(initial=0)), documents
+            )
         labels = targets.copy_(inputs)
         labels[(positions == 0) | (documents == NO_DOCUMENT)] = IGNORE_INDEX
         return {self.as_dict[0]: inputs, self.as_dict[1]: labels, "position_ids": positions}
@@ -236,54 +245,61 @@ class PackedDataset(TokenDataset):
     ) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
         if self._advice.is_due():
-            starts, _, lengths, _ = self._spans_of(as_indices(indices, len(self)))[0].T
-            inside = starts < self.num_tokens
-            self.advise(starts[inside], lengths[inside])
+            starts, numbers, lengths, _ = self._spans_of(as_indices(indices, len(self))).T
+            is_text = numbers != NO_DOCUMENT
+            self.advise(starts[is_text], lengths[is_text])
 
-    def _spans_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the spans of some rows, one row after the other, and how many each row has."""
-        begins = self.index.row_begins[rows]
-        counts = self.index.row_begins[rows + 1] - begins
-        if begins.min(initial=0) >= 0 and counts.min(initial=1) > 0:
-            spans = self.index.spans[np.repeat(begins, counts) + within_groups(counts)]
-            if spans.min(initial=0) >= 0 and spans[:, LENGTH].max(initial=0) <= self.seq_len:
-                return spans, counts
-        raise TokenFileError(
-            f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
-        )
+    def _spans_of(self, rows: IntArray) -> IntArray:
+        """Return the spans of some rows, ``(spans, 4)``, one row after the other."""
+        firsts = self.index.row_begins[rows]
+        counts = self.index.row_begins[rows + 1] - firsts
+        with suppress(IndexError, ValueError, MemoryError):  # numpy's, where they lead nowhere
+            spans: IntArray = self.index.spans[np.repeat(firsts, counts) + within_groups(counts)]
+            filled = np.cumsum(spans[:, LENGTH])[np.cumsum(counts) - 1]
+            starts, lengths = spans[:, START], spans[:, LENGTH]
+            at_least_0 = firsts, counts - 1, starts, self.num_tokens - 1 - starts, lengths - 1
+            if min(part.min(initial=0) for part in at_least_0) == 0 and np.array_equal(
+                filled, self.seq_len * np.arange(1, len(rows) + 1)
+            ):
+                return spans
+        raise self._damaged()
 
     def _fill(
         self, rows: IntArray, inputs: IntArray, targets: IntArray, positions: IntArray,
         documents: IntArray,
-    ) -> None:  # fmt: skip
-        """Write rows, ``(len(rows), seq_len)`` each."""
-        spans, counts = self._spans_of(rows)
-        starts, numbers, lengths, ends = spans.T
-        # What pads a row becomes a span of its own behind the row's others.
-        stops = np.cumsum(counts)
-        passed = np.append(0, np.cumsum(lengths))
-        padding = self.seq_len - (passed[stops] - passed[stops - counts])
-        all_lengths = np.insert(lengths, stops, padding)
-        all_begins = np.cumsum(all_lengths) - all_lengths
-        all_numbers = np.insert(numbers, stops, NO_DOCUMENT)
-        positions.reshape(-1)[:] = np.arange(positions.size) - np.repeat(all_begins, all_lengths)
-        documents.reshape(-1)[:] = np.repeat(all_numbers, all_lengths)
-        # A column more than the row has: the token behind it is the last target of a document that
-        # goes on.
+    ) -> tuple[IntArray, IntArray]:  # fmt: skip
+        """Write rows, ``(len(rows), seq_len)`` each; return begin and length of their spans.
+
+        Spans begin where they do in the flattened batch.
+        """
+        starts, numbers, lengths, ends = self._spans_of(rows).T
+        begins = np.cumsum(lengths) - lengths
+        before = np.repeat(begins, lengths)
+        np.subtract(np.arange(before.size), before, out=positions.reshape(-1))
+        documents.reshape(-1)[:] = np.repeat(numbers, lengths)
+        # A column more than the row has, for the last target of a document that goes on: only the
+        # last span of a row may.
         tokens = np.zeros((len(rows), self.seq_len + 1), self.dtype)
-        flat, begins = tokens.reshape(-1), all_begins[all_numbers != NO_DOCUMENT]
-        is_last = ends & LAST > 0
+        flat = tokens.reshape(-1)
+        is_text, is_last = numbers != NO_DOCUMENT, ends & LAST > 0
         is_bos = (ends & FIRST > 0) & (self.bos_id is not None)
         to = begins + begins // self.seq_len + is_bos
-        sizes = lengths - is_bos + ~is_last
-        some = sizes > 0  # a span of bos_id alone reads nothing, and may begin at the very end
-        for file, mine, within in self.by_file(starts[some]):
-            read, parts = file.backend.read, (within, sizes[some][mine], to[some][mine])
-            for start, size, at in zip(*(part.tolist() for part in parts), strict=True):
-                flat[at : at + size] = read(start, size)
+        sizes = lengths - is_bos + ~is_last  # and the token after it, where the document goes on
+        for file, mine, within in self.by_file(starts[is_text]):
+            parts = within, sizes[is_text][mine], to[is_text][mine]
+            for start, size, at in np.stack(parts, 1).tolist():
+                if start + size > file.num_tokens:
+                    raise self._damaged()
+                flat[at : at + size] = file.backend.read(start, size)
         self.require_vocabulary(tokens)
         inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
         inputs.reshape(-1)[begins[is_bos]] = self.bos_id or 0
         targets.reshape(-1)[(begins + lengths - 1)[is_last]] = IGNORE_INDEX
-        if padding.any():
+        if not is_text.all():
             targets[documents == NO_DOCUMENT] = IGNORE_INDEX
+        return begins, lengths
+
+    def _damaged(self) -> TokenFileError:
+        return TokenFileError(
+            f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
+        )

@@ -20,11 +20,13 @@ from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
 from npydata.system.progress import warn_caller
 
-PACKING_VERSION = 2
+PACKING_VERSION = 3
 """Another number when the same documents make other rows."""
 START, DOCUMENT, LENGTH, ENDS = range(4)
 """Columns of a span, a stretch of a document in a row: its first token in the files, the document's
 number, how many tokens of the row it takes, and which of its document's ends are in it."""
+NO_DOCUMENT = -1
+"""The document of a span that pads a row, and of each position in it."""
 FIRST, LAST = 1, 2
 """Bits of ``ENDS``: the document begins with this span; it ends with it."""
 BLOCK_DOCUMENTS = 4096
@@ -44,8 +46,6 @@ class PackingReport(NamedTuple):
     """What a packing makes of a corpus; one epoch uses all of it."""
 
     rows: int
-    positions: int
-    """Rows times ``seq_len``."""
     used: int
     """Tokens in the rows, those of ``bos_id`` among them."""
     cropped: int
@@ -82,6 +82,7 @@ def pack_block(
 ) -> Block:  # fmt: skip
     """Pack documents into rows: full rows of the long ones, best fit for what is left of each.
 
+    A row that isn't full ends with a span of padding.
     Rows come in a shuffled order: those that are filled first have the longest documents.
     """
     whole, rest = np.divmod(lengths, seq_len)
@@ -102,7 +103,13 @@ def pack_block(
     taken = np.minimum(left, seq_len - before)
     starts = begins[which] + np.maximum(offsets - bos, 0)
     ends = (offsets == 0) * FIRST + (left == taken) * LAST
-    return counts, np.stack([starts, documents[which], taken, ends], 1)
+    spans = np.stack([starts, documents[which], taken, ends], 1)
+    stops = np.cumsum(counts)
+    room = seq_len - np.add.reduceat(taken, stops - counts)
+    short = np.flatnonzero(room)
+    padding = np.full((len(short), 4), (0, NO_DOCUMENT, 0, LAST))
+    padding[:, LENGTH] = room[short]
+    return counts + (room > 0), np.insert(spans, stops[short], padding, 0)
 
 
 def within_groups(counts: IntArray) -> IntArray:
@@ -196,37 +203,30 @@ def kept_index(
     with suppress(FileNotFoundError):
         return PackIndex.open(path)
     ends = find_ends()
+    counts: list[IntArray] = []
+
+    def block_spans() -> Iterator[IntArray]:
+        counts[:] = [np.zeros(1, np.int64)]
+        for block_counts, spans in pack_blocks(ends, *packing):
+            counts.append(block_counts)
+            yield spans
+
     if len(ends) >= LEAST_KEPT:
+        rows_file, spans_file = index_files(path)
         try:
             with ExitStack() as stack:
                 folder = os.open(path.parent, os.O_RDONLY)
                 stack.callback(os.close, folder)
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(folder, fcntl.LOCK_EX)
-                if not index_files(path)[0].exists():
-                    write_index(path, pack_blocks(ends, *packing))
+                if not (rows_file.exists() and spans_file.exists()):
+                    write_tokens(spans_file, block_spans(), row_len=4)
+                    write_tokens(rows_file, [np.cumsum(np.concatenate(counts))])
             return PackIndex.open(path)
         except OSError as error:
             warn_caller(
                 f"{path.parent}: the rows of {len(ends):,} documents can't be kept there "
                 f"({error.strerror}), so they are packed anew each time: give index_dir= a folder"
             )
-    counts, spans = [np.zeros(1, np.int64)], [np.zeros((0, 4), np.int64)]
-    for block_counts, block_spans in pack_blocks(ends, *packing):
-        counts.append(block_counts)
-        spans.append(block_spans)
-    return PackIndex(np.cumsum(np.concatenate(counts)), np.concatenate(spans))
-
-
-def write_index(path: Path, blocks: Iterator[Block]) -> None:
-    """Write rows as they come; the file of row begins appears last."""
-    rows, spans = index_files(path)
-    counts = [np.zeros(1, np.int64)]
-
-    def block_spans() -> Iterator[IntArray]:
-        for block_counts, block in blocks:
-            counts.append(block_counts)
-            yield block
-
-    write_tokens(spans, block_spans(), row_len=4)
-    write_tokens(rows, [np.cumsum(np.concatenate(counts))])
+    all_spans = np.concatenate([np.zeros((0, 4), np.int64), *block_spans()])
+    return PackIndex(np.cumsum(np.concatenate(counts)), all_spans)

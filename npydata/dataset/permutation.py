@@ -38,9 +38,6 @@ class Permutation:
         self.rows, self.columns = (np.uint64(side) for side in self.grid())
         self.keys = [stream_key(seed, n, k) for k in range(FEISTEL_ROUNDS // 2)]
 
-    def __len__(self) -> int:
-        return self.n
-
     def __call__(self, positions: npt.ArrayLike) -> IntArray | int:
         """Return the sample at each position, as int64 of the same shape (an int for an int).
 

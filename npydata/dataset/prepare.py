@@ -1,16 +1,14 @@
 """From text to a token file: train or load a byte-level BPE, encode, write all or nothing."""
 
-import codecs
 import glob
-import importlib.util
 import os
 import re
 import stat
 import sys
 import sysconfig
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +20,7 @@ from npydata.dataset.token_file import write_tokens
 from npydata.dataset.windows import TokenArray
 from npydata.errors import NpyDataError
 from npydata.system.atomic import replacing
-from npydata.system.progress import Bar, human_bytes, human_rate, printable, progress_bar
+from npydata.system.progress import Bar, human_bytes, printable, progress_bar
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,8 +30,8 @@ SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-text token
 LARGEST_VOCABULARY = 1 << 24  # the trainer reserves memory for it; the largest in use are 2**18
 HEAD_BYTES = 8 << 10
 """A NUL byte among this many first bytes marks a file as binary."""
-BLOCK_BYTES = 1 << 20
-"""Text is read this many bytes at a time."""
+BLOCK_CHARS = 1 << 20
+"""Text is read this many characters at a time."""
 BATCH_PIECES = 64
 """Pieces encoded per call: work for all cores, little to hold."""
 PIECE_CHARS = 32 << 10
@@ -49,10 +47,6 @@ BETWEEN_WORDS = re.compile(r"(?<=\S)\s(?=\S)")
 class PrepareReport(NamedTuple):
     """What one run of ``prepare`` read and wrote."""
 
-    path: Path
-    tokenizer_path: Path
-    documents: int
-    """Files: each is followed by one end-of-text token."""
     num_tokens: int
     """Tokens in the file, the end-of-text tokens among them."""
     vocab_size: int
@@ -127,7 +121,6 @@ def prepare(
     if END_OF_TEXT not in ids:
         raise NpyDataError(f"{tokenizer}: has no token {END_OF_TEXT}, expected one a document")
     largest, nbytes = max(ids.values()), sum(file.nbytes for file in files)
-    started = time.perf_counter()
     bar = progress_bar("encode", nbytes, "B", show=progress)
     encoder = Encoder(bpe, ids[END_OF_TEXT], bar)
     with closing(bar), replacing(saved_tokenizer) as file:
@@ -137,17 +130,15 @@ def prepare(
         written = write_tokens(out, chunks, dtype=dtype, row_len=row_len)
     if documents:
         record_documents(written, encoder.end)
-    rate = human_rate(written.num_tokens / (time.perf_counter() - started), "tok")
     summary = (
         f"{printable(out)}: {written.num_tokens:,} tokens ({dtype}, vocabulary {largest + 1:,}), "
         f"from {len(files):,} file{'s' * (len(files) != 1)}, {human_bytes(nbytes)}, "
         f"end-of-text id {encoder.end}, "
-        f"{nbytes / max(1, written.num_tokens):.2f} bytes/token, {rate}"
+        f"{nbytes / max(1, written.num_tokens):.2f} bytes/token"
     )
     if encoder.replaced:
         summary += f", {encoder.replaced:,} U+FFFD in place of what is not UTF-8"
-    counts = len(files), written.num_tokens, largest + 1, encoder.end
-    return PrepareReport(out, saved_tokenizer, *counts, summary)
+    return PrepareReport(written.num_tokens, largest + 1, encoder.end, summary)
 
 
 # Sources
@@ -220,10 +211,9 @@ def walk(folder: Path, suffix: str, skip_folders: Collection[str]) -> list[Path]
 
 def python_corpus() -> list[Path]:
     """Return the folders whose ``.py`` files every reader has: the standard library and torch."""
-    torch = importlib.util.find_spec("torch")  # finds the folder without importing torch
-    if torch is None or torch.origin is None:
-        raise NpyDataError("torch: not installed, expected the package whose source text is read")
-    return [Path(sysconfig.get_path("stdlib")), Path(torch.origin).parent]
+    import torch
+
+    return [Path(sysconfig.get_path("stdlib")), Path(torch.__file__).parent]
 
 
 # The tokenizer
@@ -238,9 +228,6 @@ def train_tokenizer(
     """
     tokenizers = import_tokenizers()
     total, span = sum(file.nbytes for file in files), min(SPAN_BYTES, budget)
-    if progress:
-        size = human_bytes(min(budget, total))
-        print(f"training a byte-level BPE of {vocab_size:,} tokens on {size}", file=sys.stderr)
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
@@ -332,16 +319,13 @@ class Encoder:
 
     def read(self, path: Path) -> Iterator[str]:
         """Yield a file's text a block at a time; each fault in its UTF-8 becomes U+FFFD."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        with open(path, "rb") as file:
-            while True:
-                block = file.read(BLOCK_BYTES)
-                text = decoder.decode(block, final=not block)
+        with open(path, "rb") as raw, TextIOWrapper(raw, "utf-8", "replace", "") as file:
+            read = 0
+            while text := file.read(BLOCK_CHARS):
                 self.replaced += text.count("\ufffd")
-                self.bar.update(len(block))
+                before, read = read, raw.tell()
+                self.bar.update(read - before)
                 yield text
-                if not block:
-                    return
 
 
 def text_pieces(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +100,20 @@ class TokenFile:
         return self.backend.read(start, max(0, min(count, self.num_tokens - start)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (self.path, self.format, self.dtype, self.shape, self.access)
+        return reopen, (self.header._replace(read_ends=None), self.access)
 
     def __repr__(self) -> str:
         return f"TokenFile({str(self.path)!r}, {self.format}, {self.dtype}, shape={self.shape})"
 
 
-def reopen(
-    path: Path, format: FormatName, dtype: TokenDtype, shape: tuple[int, ...], access: Access
-) -> TokenFile:
+def reopen(header: Header, access: Access) -> TokenFile:
     """Open a file again in another process, and refuse it if it is another one now."""
-    stored = format not in ("raw", "datatrove")
-    found = read_header(path, format, None if stored else dtype)
-    if (found.dtype, found.shape) != (dtype, shape):
+    says_dtype = header.format not in ("raw", "datatrove")
+    found = read_header(header.path, header.format, None if says_dtype else header.dtype)
+    if (found.dtype, found.shape) != (header.dtype, header.shape):
         raise TokenFileError(
-            f"{path}: changed since it was opened: {found.dtype} {found.shape}, "
-            f"expected {dtype} {shape}"
+            f"{header.path}: changed since it was opened: {found.dtype} {found.shape}, "
+            f"expected {header.dtype} {header.shape}"
         )
     return TokenFile(found, access)
 
@@ -152,7 +150,7 @@ def write_tokens(
         raise TokenFileError(message)
     with replacing(path) as file:
         arrays = iter(chunks)
-        first = list(next(([chunk] for chunk in arrays), []))
+        first = list(islice(arrays, 1))
         if dtype is None:
             dtype = first[0].dtype if first and isinstance(first[0], np.ndarray) else "uint32"
         stored, count = integer_dtype(path, dtype), 0

@@ -37,7 +37,7 @@ def window_offsets(
 
     ``windows`` are numbers from 0 on, int64 of any shape, and so is the result. ``per_row`` is how
     many windows a row holds, one number or one for each window, and so is ``row_len``. A 1-D file
-    is one long row. The first factor is what a row has left over behind its windows.
+    is one long row.
     """
     left_over = row_len - per_row * stride
     return windows * stride + windows // per_row * left_over
@@ -53,14 +53,10 @@ def page_runs(
     order = np.argsort(begins)
     begins, lengths = begins[order], lengths[order]
     first, stop = begins // page_size, (begins + lengths - 1) // page_size + 1
-    run_first, run_stop = merged(first, np.maximum.accumulate(stop))
-    return run_first * page_size, (run_stop - run_first) * page_size
-
-
-def merged(first: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
-    """Join ranges ``first .. stop - 1`` that overlap or touch; both arrays must ascend."""
+    stop = np.maximum.accumulate(stop)
     apart = first[1:] > stop[:-1]
-    return first[np.append(True, apart)], stop[np.append(apart, True)]
+    first, stop = first[np.append(True, apart)], stop[np.append(apart, True)]
+    return first * page_size, (stop - first) * page_size
 
 
 def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntArray:

@@ -8,10 +8,9 @@ import sys
 import threading
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-IntArray = npt.NDArray[np.int64]
+from npydata.dataset.windows import IntArray
 
 FREE = 2
 """References to a buffer that nobody else has: the pool's list, and ``getrefcount`` itself."""

@@ -16,12 +16,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
-from npydata.dataset.batches import split
+from npydata.dataset.batches import copied, split
 from npydata.dataset.windows import MASK64
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
 from npydata.loader.device import Transfer
-from npydata.loader.sampler import LEAST_ADVISED, EpochOrder, Plan, PulledOrder, copied
+from npydata.loader.sampler import LEAST_ADVISED, EpochOrder, Plan, PulledOrder
 from npydata.loader.state import Position
 
 Transform = Callable[..., Any]
@@ -192,7 +192,7 @@ def first_tensor(batch: Any) -> torch.Tensor | None:
     """Return the first tensor of a batch; an array as a tensor."""
     while isinstance(batch, tuple | list | dict) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    if isinstance(batch, np.ndarray):
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
         return torch.as_tensor(batch)
     return batch if isinstance(batch, torch.Tensor) else None
 

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed
-from torch.utils._pytree import tree_map_only
 
+from npydata.dataset.batches import copied
 from npydata.dataset.permutation import Permutation
-from npydata.dataset.windows import stream_key
+from npydata.dataset.windows import IntArray, stream_key
 from npydata.errors import LoaderError
-from npydata.loader.buffers import IntArray
 from npydata.loader.state import Position
 
 BLOCK_SAMPLES = 8192
@@ -182,7 +181,7 @@ class PulledOrder:
         self._lock, self._require_open = lock, require_open
         self._plans: dict[int, Plan | BaseException] = {}
         self._pulled, self._over = 0, False
-        self._head: list[Any] = []
+        self._peeked: list[Any] = []
         with lock:
             self._open(start.order or {"given": 0})
         # What was loaded is kept: a source often says where it stands only once it was asked.
@@ -190,7 +189,7 @@ class PulledOrder:
         if kind != "stream":  # torch's samplers draw a seed when they are asked for the first item
             with lock, torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(epoch_seed(seed, start.epoch))
-                self._head = self._pull(1)
+                self._peeked = self._pull(1)
 
     def _open(self, state: dict[str, Any]) -> None:
         """Begin the source where a state says."""
@@ -278,7 +277,7 @@ class PulledOrder:
 
     def _pull(self, count: int) -> list[Any]:
         """Return the next items, fewer of them at the end."""
-        items, self._head = self._head[:count], self._head[count:]
+        items, self._peeked = self._peeked[:count], self._peeked[count:]
         try:
             while len(items) < count:
                 self._require_open()
@@ -298,12 +297,6 @@ def generator_of(source: Any) -> torch.Generator | None:
             return generator
         source = getattr(source, "sampler", None)
     return None
-
-
-def copied(batch: Any) -> Any:
-    """Return a batch or sample with copies of its tensors and arrays."""
-    batch = tree_map_only(torch.Tensor, torch.clone, batch)
-    return tree_map_only(np.ndarray, np.copy, batch)
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:

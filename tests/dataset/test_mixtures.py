@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from token_builders import Numbers, sequences, write, write_documents
 from torch.utils.data import DataLoader
 
-from npydata import MixtureDataset, MmapDataset, NpyDataError, NpyTokensDataset, PackedDataset
+from npydata import (
+    AsyncDataLoader,
+    MixtureDataset,
+    MmapDataset,
+    NpyDataError,
+    NpyTokensDataset,
+    PackedDataset,
+)
 
 SLOW = settings(deadline=None, max_examples=60)
 WEIGHTS = st.lists(st.sampled_from([0, 0, 1, 2, 9, 0.1, 0.25, 0.33]), min_size=4, max_size=4)
@@ -25,6 +32,18 @@ class Fetched(Numbers):
 
     def fetch(self, indices):
         return torch.tensor([self[i] for i in np.asarray(indices).tolist()], dtype=torch.int64)
+
+
+class Reusing(Fetched):
+    """The same, all batches in one buffer."""
+
+    def fetch(self, indices):
+        if not hasattr(self, "buffer"):
+            self.buffer = torch.empty(len(self), dtype=torch.int64)
+        batch = self.buffer[: len(indices)]
+        for k, index in enumerate(indices):  # slowly, for another thread to come in between
+            batch[k] = self[index]
+        return batch
 
 
 def mixture_of(lengths, weights, kind=Fetched, **options):
@@ -86,7 +105,8 @@ def test_shares_hold_for_up_to_twenty_sources_and_far_away(weights, begin):
 @given(WEIGHTS, WEIGHTS, st.integers(1, 300), st.integers(0, 300))
 def test_new_weights_in_mid_run_lose_and_repeat_nothing(weights, later, at, more):
     old = mixture_of(LENGTHS, weights, num_samples=600)
-    new = old.reweighted(at, later).reweighted(at + more, weights, {at + more + 50: later})
+    new = old.reweighted(at, later).reweighted(at + more, weights)
+    new = new.reweighted(at + more + 50, later)
     before, after = old[:].tolist(), new[:].tolist()
     assert after[:at] == before[:at]
     require_shares(after[at : at + more], later)
@@ -94,6 +114,8 @@ def test_new_weights_in_mid_run_lose_and_repeat_nothing(weights, later, at, more
     require_shares(after[at + more + 50 :], later)
     require_each_once(after, LENGTHS)
     assert new.fingerprint_at(0, at) == old.fingerprint_at(0, at)
+    new.set_epoch(1)
+    assert (old.epoch, new.epoch) == (0, 1)
 
 
 def test_weights_are_ratios_of_decimals_by_name_or_in_order():
@@ -175,6 +197,17 @@ def test_sources_of_any_kind_fetch_together_and_one_by_one(tmp_path):
     require_shares(own, [1, 1])  # a mixture's own order is kept
 
 
+def test_a_source_that_fills_one_buffer_again_and_again_loses_nothing():
+    fresh, reusing = (mixture_of([7, 11], [2, 1], kind, num_samples=600, seed=1)
+                      for kind in (Fetched, Reusing))  # fmt: skip
+    expected = fresh[:].tolist()
+    assert reusing[:].tolist() == expected  # several epochs of a source in one batch
+    pickle.loads(pickle.dumps(reusing))
+    loader = AsyncDataLoader(reusing, batch_size=6, num_workers=4, seed=1)
+    assert torch.cat(list(loader)).tolist() == expected
+    assert not hasattr(reusing, "num_tokens")
+
+
 def test_packed_rows_of_several_sources_are_one_batch(tmp_path):
     packed = {name: PackedDataset(write_documents(tmp_path / name, [9, 5, 30] * 20, first=k), 16)
               for name, k in (("a.ds", 1), ("b.ds", 10_000))}  # fmt: skip
@@ -192,3 +225,7 @@ def test_samples_that_do_not_fit_together_are_refused(tmp_path):
         mixture = MixtureDataset({"a": MmapDataset(path, 8), "b": other}, [1, 1], num_samples=20)
         with pytest.raises(NpyDataError, match=r"a: .*b: "):
             mixture.fetch(range(10))
+    packed = write_documents(tmp_path / "a.ds", [9, 5, 30] * 20)
+    rows = {name: PackedDataset(packed, seq_len) for name, seq_len in (("a", 16), ("b", 32))}
+    with pytest.raises(NpyDataError, match=r"a: .*b: "):
+        MixtureDataset(rows, [1, 1])[:]

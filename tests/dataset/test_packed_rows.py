@@ -1,7 +1,7 @@
 """Packed rows: whole documents side by side, every token accounted for, no target across a text."""
 
+import os
 import pickle
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -92,6 +92,7 @@ def test_documents_end_where_the_format_the_rows_or_a_token_say(tmp_path):
     ({"seq_len": 0}, ValueError, "seq_len=0"),
     ({"crop": "head"}, ValueError, "crop='head', expected"),
     ({"bos_id": -1}, ValueError, "bos_id=-1"),
+    ({"bos_id": 10_000, "vocab_size": 10_000}, ValueError, "bos_id=10000, expected"),
     ({"eot_id": 1.5}, TypeError, "eot_id=1.5"),
     ({"seed": "a"}, TypeError, "seed='a'"),
     ({"vocab_size": 100}, TokenFileError, r"a.ds: id \d+, expected 0 to 99"),
@@ -111,9 +112,9 @@ def test_a_row_depends_on_the_settings_and_its_index_alone(tmp_path):
         for index in (3, -1):
             assert torch.equal(again[index].inputs, ds[:].inputs[index])
     others = [PackedDataset(path, 32, **{"seed": 4, **change}) for change in (
-        {"seed": 5}, {"crop": "none"}, {"bos_id": 1})]  # fmt: skip
+        {"seed": 5}, {"crop": "none"}, {"bos_id": 1}, {"bos_id": 2})]  # fmt: skip
     others += [PackedDataset(path, 31, seed=4), MmapDataset(path, 32)]
-    assert len({one.fingerprint() for one in (ds, *others)}) == 6
+    assert len({one.fingerprint() for one in (ds, *others)}) == 7
     for wrong, error in (([len(ds)], IndexError), ([-len(ds) - 1], IndexError), ([1.5], TypeError)):
         with pytest.raises(error):
             ds.fetch(wrong)
@@ -149,18 +150,33 @@ def test_many_documents_are_packed_once_and_found_again(tmp_path):
     assert MmapDataset(tmp_path / "*", 8).num_tokens == lengths.sum()  # a glob leaves indexes out
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_damaged_index_gives_no_other_rows(tmp_path, cut):
+def start_behind_the_end(index):
+    if "spans" in index.name:
+        np.load(index, mmap_mode="r+")[:, 0] += 359_999
+
+
+DAMAGE = {
+    "cut": lambda index: os.truncate(index, 8192),
+    "ones": lambda index: index.write_bytes(index.read_bytes()[:8192] + b"\xff" * 100_000),
+    "behind the end": start_behind_the_end,
+}
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_index_gives_no_other_rows(tmp_path, damage, access):
     path = write_documents(tmp_path / "a.ds", [3] * 120_000)
     expected = PackedDataset(path, 64).fetch([0, 5, -1]).inputs
     indexes = [file for file in tmp_path.iterdir() if "rows" in file.name or "spans" in file.name]
     for index in indexes:
-        content = index.read_bytes()
-        rest = b"" if cut else b"\xff" * (len(content) - 8192)
-        index.write_bytes(content[:8192] + rest)
-    with suppress(TokenFileError):  # or it is packed again
+        DAMAGE[damage](index)
+    with pytest.raises(TokenFileError, match="damaged"):
+        PackedDataset(path, 64, access=access).fetch([0, 5, -1])
+    for gone in (indexes, indexes[:1], indexes[1:]):
+        for index in gone:
+            index.unlink()
         assert torch.equal(PackedDataset(path, 64).fetch([0, 5, -1]).inputs, expected)
-    assert indexes
+        assert all(index.exists() for index in indexes)
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, monkeypatch):

@@ -36,7 +36,6 @@ def test_it_is_frozen_and_depends_on_its_seed():
     assert Permutation(10, 1)(np.arange(10)).tolist() != FROZEN
     large = Permutation(10**12, 0)
     assert large([0, 1, 10**12 - 1]).tolist() == [206204812167, 777825882991, 884502287972]
-    assert len(large) == 10**12
 
 
 def test_every_order_of_a_few_is_about_equally_likely():
