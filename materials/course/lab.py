@@ -18,7 +18,7 @@ import random
 import re
 import symtable
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -40,7 +40,8 @@ __all__ = [
 
 YOURS = "Yours runs from here on."
 STANDS_IN = "The solution stands in until yours is right."
-OPEN = "Your answer: none yet. Write {} in place of the dots, then run the cell."
+LAST_RIGHT = "The one you wrote before, which was right, runs from here on."
+OPEN = "Write {} in place of the dots, then run the cell."
 TOLERANCE = 1.25
 THOUSANDS = re.compile(r"(?<=\d)[ ,_](?=\d{3}\b)")
 
@@ -127,7 +128,7 @@ def check(answer: Any) -> Any:
     if verdict.printed:
         print(f"your code printed:\n{verdict.printed}\n")
     say(verdict.text, {True: "green", False: "red", None: ""}[verdict.right])
-    print(YOURS if verdict.right else STANDS_IN)
+    print(YOURS if verdict.right else LAST_RIGHT if name in accepted() else STANDS_IN)
     if verdict.right:
         store = accepted() | {name: kept_text(answer)}
         _replace(
@@ -140,9 +141,9 @@ def check(answer: Any) -> Any:
 
 
 def stand_in(exercise: Exercise, answer: Any) -> Any:
-    """Return the solution, which uses what else is in the notebook as the answer would."""
+    """Return the last right answer, or the solution; it sees the notebook's other names."""
     names = vars(sys.modules[answer.__module__]) if answer.__module__ in sys.modules else {}
-    return exercise.solution.define(names=names)
+    return exercise.solution.define(accepted().get(exercise.name, ""), names)
 
 
 def earlier(number: str, *names: str) -> Any:
@@ -278,9 +279,8 @@ def predict(
         except ValueError as error:
             print(question, error, sep="\n")
     elif not is_live():
-        what = " or ".join(f"mine={one!r}" for one in choices) if choices else "mine=a number"
-        what = f"mine=({', '.join(['..'] * len(parts))})" if parts else what
-        print(question, OPEN.format(what), sep="\n")
+        what = f"({', '.join(['..'] * len(parts))})" if parts else "a number"
+        print(question, *numbered(choices), OPEN.format(what), sep="\n")
     elif choices:
         widgets.choose(question, choices, note)
     elif parts:
@@ -292,10 +292,13 @@ def predict(
 def read_answer(answer: Any, choices: tuple[str, ...], parts: tuple[str, ...], unit: str) -> Any:
     """Return an answer as it was meant, or raise ValueError with what was expected."""
     if choices:
-        for one in choices:
-            if str(answer).strip().casefold() == one.casefold():
+        typed = str(answer).strip().casefold()
+        for number, one in enumerate(choices, 1):
+            if typed in (one.casefold(), str(number)):
                 return one
-        raise ValueError(f"{answer!r} is no answer here, expected one of {', '.join(choices)}")
+        raise ValueError(
+            f"{answer!r} is no answer here, expected a number from 1 to {len(choices)}"
+        )
     if not parts:
         return as_number(answer, unit)
     if not isinstance(answer, list | tuple) or len(answer) != len(parts):
@@ -304,6 +307,10 @@ def read_answer(answer: Any, choices: tuple[str, ...], parts: tuple[str, ...], u
     if sum(numbers) != 100:
         raise ValueError(f"They add up to {sum(numbers):g} %, expected 100 %.")
     return dict(zip(parts, numbers, strict=True))
+
+
+def numbered(choices: Iterable[str]) -> list[str]:
+    return [f"  {number}. {text}" for number, text in enumerate(choices, 1)]
 
 
 def as_number(answer: Any, unit: str) -> float:
@@ -375,13 +382,12 @@ def card(name: str, mine: Any = ...) -> None:
     if mine is ... and is_live():
         widgets.choose(question, symptoms, judged)
         return
-    print(question, *(f"  {k}. {text}" for k, text in enumerate(symptoms, 1)), sep="\n")
-    if mine is ...:
-        print("Write the number in place of the dots, then run the cell.")
-    elif str(mine) in map(str, range(1, len(symptoms) + 1)):
-        print(judged(symptoms[int(mine) - 1])[0])
-    else:
-        print(f"{mine!r} is no answer here, expected a number from 1 to {len(symptoms)}")
+    print(question, *numbered(symptoms), sep="\n")
+    try:
+        picked = None if mine is ... else read_answer(mine, tuple(symptoms), (), "")
+        print(judged(picked)[0] if picked else OPEN.format("a number"))
+    except ValueError as error:
+        print(error)
 
 
 def _with_mutant(one: Card) -> Any:

@@ -75,7 +75,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from model import Stopwatch, main, new_model, restore, state_of, train_step  # given
+from model import Stopwatch, main, new_model, resume, state_of, train_step  # given
 
 # %% [markdown] tags=["term:token", "term:window", "term:step", "term:data wait", "term:stall"]
 """
@@ -247,7 +247,7 @@ predict(
 """
 **Write the two sides of the queue.** `produce` runs in the thread, and the lines after its start run in the training loop.
 
-- `produce` fetches batch after batch, in order, and puts each into `ready`: windows 0 to `batch_size - 1`, then the next `batch_size`, and so on. If too few are left for a whole batch, it stops. At the end it puts `None`, so that the other side knows.
+- `produce` fetches batch after batch, in order, with `self.data.fetch(indices)`, and puts each into `ready` as soon as it has it: windows 0 to `batch_size - 1`, then the next `batch_size`, and so on. If too few are left for a whole batch, it stops. At the end it puts `None`, so that the other side knows.
 - The loop's side takes batches out and hands each on with `yield`, until it meets `None`.
 """
 
@@ -255,7 +255,7 @@ predict(
 """
 <details><summary>Hint</summary>
 
-`range(first, first + self.batch_size)` are the indices of a batch, and `self.data.fetch(...)` takes a range. Which values does `first` take? `range(start, stop, step)` can count in steps of `batch_size`; `stop` is just beyond the last `first` for which a whole batch is left.
+`range(first, first + self.batch_size)` are the indices of a batch, and `fetch` takes a range. Which values does `first` take? `range(start, stop, step)` can count in steps of `batch_size`; `stop` is just beyond the last `first` for which a whole batch is left.
 
 The other side: `batch = ready.get()`, in a loop that ends at `None`.
 
@@ -267,9 +267,7 @@ The other side: `batch = ready.get()`, in a loop that ends at `None`.
 @check
 class Loader:
     def __init__(self, data, batch_size, prefetch):
-        self.data = data
-        self.batch_size = batch_size
-        self.prefetch = prefetch
+        self.data, self.batch_size, self.prefetch = data, batch_size, prefetch
 
     def __iter__(self):
         ready = queue.Queue(maxsize=self.prefetch)
@@ -326,14 +324,14 @@ Whoever sees the name `step-000020` then knows that it is complete. (Lesson 08 e
 
 The format is *safetensors*: `safetensors.torch.save(state)` turns a dictionary of tensors into bytes.
 
-**Write the four lines.**
+**Write the four lines:** three inside the `with`, and the rename after it.
 """
 
 # %% [markdown] tags=["hint:write_checkpoint"]
 """
 <details><summary>Hint</summary>
 
-Three lines belong inside the `with`, in the order of the list above. The rename comes after it, when the file is closed.
+`file.write(...)` takes bytes: what turns `state` into bytes? Then the two calls of step 2, in that order.
 
 </details>
 """
@@ -349,6 +347,8 @@ def write_checkpoint(folder, state):
         file.write(safetensors.torch.save(state))
         file.flush()
         os.fsync(file.fileno())
+        ### END SOLUTION
+    ### BEGIN SOLUTION
     temporary.rename(folder)
     ### END SOLUTION
 
@@ -463,7 +463,7 @@ play.show_header(path)
 
 # %% [markdown]
 """
-**Write the middle of `read_tensor`**: from the open file get `info`, the header's entry for `name`, and `data`, this tensor's bytes and no others. `int.from_bytes(eight_bytes, "little")` makes a number of bytes, `json.loads` reads a header, and `file.seek(place)` goes to a place in the file, counted from its beginning.
+**Write the middle of `read_tensor`**: from the open file get `info`, the header's entry for `name`, and `data`, this tensor's bytes. Read no other tensor's: a checkpoint may have 20 GB. `int.from_bytes(eight_bytes, "little")` makes a number of bytes, `json.loads` reads a header, and `file.seek(place)` goes to a place in the file, counted from its beginning.
 """
 
 # %% [markdown] tags=["hint:read_tensor"]
@@ -590,18 +590,15 @@ One step too early, and a batch is trained on twice; one too late, and a batch i
 """
 ## Your training script · core
 
-The rest is given: a tiny model, and the loop, which you know. `restore` puts a checkpoint's tensors back by calling your `read_tensor` for each, and `watch` is the stopwatch behind the bars. Read `train` once: every name in it that is not in the model's file is yours.
+The rest is given: a tiny model, and the loop, which you know. `resume` puts the tensors of a checkpoint back by calling your `read_tensor` for each, and returns how many steps are done (0 where there is no checkpoint). `watch` is the stopwatch behind the bars. Read `train` once: every name in it that is not in the model's file is yours.
 """
 
 
 # %% tags=["given", "file:train.py"]
 def train(tokens, root, total=60):
     model, optimizer = new_model()
-    watch, saver, done, found = Stopwatch(), Saver(), 0, latest(root)
-    if found:
-        path = found / "state.safetensors"
-        done = restore(model, optimizer, lambda name: read_tensor(path, name))
-        print(f"resumed from {found.name}: the next step is {done + 1}", flush=True)
+    watch, saver = Stopwatch(), Saver()
+    done = resume(model, optimizer, latest(root), read_tensor)
     loader = Loader(Windows(tokens, 32), 64, prefetch=4)
     for step, (x, y) in watch.each("data wait", steps(loader, done, total)):
         with watch("compute"):
@@ -647,7 +644,7 @@ play.what_is_left(training)
 
 # %% [markdown]
 """
-The process had no chance to tidy up. A folder that ends in `.tmp` may be left: it was killed in the middle of a save.
+The process had no chance to tidy up. If a folder that ends in `.tmp` is among what it left, it was killed in the middle of a save.
 
 **Predict.** You start the same script again.
 """
@@ -668,7 +665,7 @@ reveal("resume", play.how_it_began(resumed))
 
 # %% [markdown]
 """
-That is your training, resumed, and below it the bars that your script prints by itself. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare each loss to its last digit.
+That is your training, resumed, and below it the bars that your script prints by itself: of its own run it measures the three waits, while `compute`, the same code in both, is drawn as it was measured before. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare each loss to its last digit.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -680,7 +677,7 @@ print("killed and resumed, the losses are the same:", play.agree(undisturbed, tr
 
 # %% [markdown]
 """
-**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal: `python lab/mine/train.py`, and `kill -9` with its process number, as often as you like. Delete `lab/mine/checkpoints` to begin anew.
+**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `python lab/mine/train.py`, and `kill -9` it with its process number, as often as you like.
 
 ### Prove it
 

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from course.grading.exercise import Exercise
-from course.grading.observers import files, listed, threads
+from course.grading.observers import bytes_read, files, threads
 from course.lesson import solution
 
 here = partial(solution, "00")
@@ -23,13 +24,17 @@ here = partial(solution, "00")
 
 
 class Watched(np.ndarray):
-    """Tokens that count how often they are indexed."""
+    """Tokens that count how often they are looked at."""
 
     looks = 0
 
     def __getitem__(self, key):
         Watched.looks += 1
         return np.asarray(self)[key]
+
+    def astype(self, dtype, **options):
+        Watched.looks += self.size
+        return np.asarray(self).astype(dtype, **options)
 
 
 def windows_seen(Windows, count, seq_len, indices):
@@ -40,7 +45,7 @@ def windows_seen(Windows, count, seq_len, indices):
         if indices:
             windows.tokens, Watched.looks = np.asarray(windows.tokens).view(Watched), 0
             x, y = windows.fetch(indices)
-            seen |= {"x": x, "y": y, "tokens indexed once": Watched.looks <= 1}
+            seen |= {"x": x, "y": y, "one look into the file": Watched.looks <= 1}
     return seen
 
 
@@ -70,6 +75,8 @@ WINDOWS = Exercise(
 np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
 windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
 .astype(np.int64) >> | The tokens are still 2-byte numbers; the model wants int64.
+self.tokens[table].astype(np.int64) >> self.tokens.astype(np.int64)[table] | For each batch you convert the whole file.
+self.tokens[table].astype(np.int64) >> np.stack([self.tokens[row] for row in table]).astype(np.int64) | You look into the file once for each window; a batch is one look.
 """,
 )
 
@@ -97,9 +104,12 @@ def loader_seen(Loader, size, batch_size):
     data = Numbers(size)
     with threads() as count:
         loader = Loader(data, batch_size, 2)
-        seen = {"batches": listed(iter(loader)), "batches, a second time": list(loader)}
+        batches = iter(loader)
+        first = list(islice(batches, 1))
+        all_at_once = len(data.asked) >= size // batch_size > 4  # the queue holds two of them
+        seen = {"batches": first + list(batches), "batches, a second time": list(loader)}
         seen |= count()
-    return seen
+    return seen | {"all are fetched before the first is handed on": all_at_once}
 
 
 LOADER = Exercise(
@@ -116,6 +126,7 @@ len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One w
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
 yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
 for first in range(0, >> for first in range(self.batch_size, | The first batch is missing: windows begin at 0.
+ready.put(self.data.fetch(range(first, first + self.batch_size))) >> ready.put([self.data.fetch(range(k * self.batch_size, (k + 1) * self.batch_size)) for k in range(len(self.data) // self.batch_size)][first // self.batch_size]) | You fetch every batch before you put the first: the loop waits for all of them.
 """,
 )
 
@@ -127,8 +138,9 @@ def checkpoint_seen(write_checkpoint, value):
     at_fsync, real = [], os.fsync
 
     def fsync(descriptor):
-        at_fsync.append(os.fstat(descriptor).st_size)
-        real(descriptor)
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        at_fsync.append(os.fstat(number).st_size)
+        real(number)
 
     with files() as left, patch("os.fsync", fsync):
         write_checkpoint("step-000010", {"w": torch.full((300,), float(value))})
@@ -163,13 +175,15 @@ safetensors.torch.save(state) >> b"" | The file is empty: what is to be written?
 
 def saver_seen(Saver, saves):
     returned, writing = [threading.Event() for _ in range(saves)], threading.Lock()
-    seen = {"written": [], "save comes back before it is written": True, "writes at once": 1}
+    written, seen = [], {"two writes at the same time": False}
 
     def write(folder, state):
-        seen["writes at once"] += not writing.acquire(blocking=False)
-        seen["save comes back before it is written"] &= returned[int(folder)].wait(0.4)
+        in_loop = threading.current_thread() is threading.main_thread()
+        seen["written by"] = "the loop itself" if in_loop else "a thread"
+        seen["two writes at the same time"] |= not writing.acquire(blocking=False)
+        seen["save returns first"] = returned[int(folder)].wait(0.4)
         time.sleep(0.1)  # a slow disk: a save that does not wait for this one begins meanwhile
-        seen["written"].append(state["w"].tolist())
+        written.append(state["w"].tolist())
         writing.locked() and writing.release()
 
     state = {"w": torch.zeros(2)}
@@ -182,10 +196,9 @@ def saver_seen(Saver, saves):
             state["w"].fill_(-1)
             returned[number].set()
         saver.wait()
-        after_wait = list(seen["written"])
+        seen["written when wait() returns"] = list(written)
         seen |= count()
-    seen["writes at once"] = min(seen["writes at once"], 2)
-    return seen | {"written": after_wait}
+    return seen
 
 
 SAVER = Exercise(
@@ -193,12 +206,15 @@ SAVER = Exercise(
     given=[(0,), (1,), (2,)],
     observe=saver_seen,
     show=lambda saves: (
-        f"{saves} x: weights = 0, 1, ...; saver.save(folder, state); weights = -1.  Then saver.wait()"
+        "saver = Saver(); saver.wait()"
+        + "".join(f"; w = {k}; saver.save('{k}', {{'w': w}}); w = -1" for k in range(saves))
+        + "; saver.wait()" * bool(saves)
     ),
     misconceptions="""
 tensor.clone() >> tensor | No copy is written: what the file has is what the weights have become meanwhile.
 self.thread.start() >> pass | A thread does nothing until it is started, with start().
 target=write_checkpoint, args=(folder, copy) >> target=write_checkpoint(folder, copy) | These parentheses call write_checkpoint at once, in the loop: the thread gets only its result.
+self.thread.start() >> self.thread.start(); self.thread.join() | save waits for its own thread: the loop stands still as if there were none.
 self.wait() >> pass | Two saves at once: the next one begins before the one before is done.
 self.thread.join() >> pass | wait() comes back before the file is written.
 if self.thread is not None: >> if True: | Before the first save there is no thread to wait for.
@@ -208,20 +224,31 @@ if self.thread is not None: >> if True: | Before the first save there is no thre
 
 # read_tensor
 
+LARGE = 1_000_000
+"""Bytes of a tensor that nobody asks for; Python's file buffer is far smaller."""
+
 
 def tensor_seen(read_tensor, name):
     state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "long name": torch.ones(4)}
+    found = []
     with files():
-        safetensors.torch.save_file(state, "state.safetensors")
-        value = read_tensor("state.safetensors", name)
-    return {"values": value.tolist(), "shape": list(value.shape)}
+        safetensors.torch.save_file(state | {"z": torch.zeros(LARGE // 4)}, "state.safetensors")
+        asked = bytes_read(lambda: found.append(read_tensor("state.safetensors", name)))
+    value = found[0]
+    return {
+        "values": value.tolist(),
+        "shape": list(value.shape),
+        "reads the rest, too": asked > LARGE / 2,
+    }
 
 
 READ_TENSOR = Exercise(
     here("read_tensor"),
     given=[("a",), ("b",), ("long name",), ("c",)],
     observe=tensor_seen,
-    show=lambda name: f'read_tensor(path of a file with "a", "b" and "long name", "{name}")',
+    show=lambda name: (
+        f'read_tensor(path of a file with "a", "b", "long name" and a large "z", "{name}")'
+    ),
     misconceptions="""
 "little" >> "big" | The number is stored with its smallest byte first.
 8 + n + begin >> n + begin | The header's own length, 8 bytes, comes before the header.
@@ -230,6 +257,7 @@ file.seek(8 + n + begin) >> pass | You read on where the header ends; this tenso
 file.read(end - begin) >> file.read(end) | data_offsets are a begin and an end, not a begin and a length.
 file.read(end - begin) >> file.read() | You read up to the end of the file: other tensors, too.
 file.read(8) >> file.read(4) | The number has 8 bytes.
+file.read(end - begin) >> file.read()[: end - begin] | The right bytes, but you read the other tensors to get them.
 """,
 )
 
@@ -260,6 +288,7 @@ LATEST = Exercise(
     misconceptions="""
 if path.suffix != ".tmp" >> | A save that was cut off isn't finished: it can't be gone on from.
 , default=None >> | In a new run there is no checkpoint yet.
+max(finished, default=None) >> sorted(finished)[-1] | In a new run there is no checkpoint yet.
 max(finished, default=None) >> min(finished, default=None) | That is the oldest one.
 max(finished, default=None) >> max((path.name for path in finished), default=None) | A name is no path: the folder it lies in is lost.
 """,
@@ -267,7 +296,16 @@ max(finished, default=None) >> max((path.name for path in finished), default=Non
 
 
 def steps_seen(steps, batches, done, total):
-    return listed(steps([f"batch {k}" for k in range(1, batches + 1)], done, total))
+    taken = []
+    loader = (taken.append(k) or f"batch {k}" for k in range(1, batches + 1))
+    pairs = iter(steps(loader, done, total))
+    first = list(islice(pairs, 1))
+    seen = {"batches taken for the first pair": len(taken)} if first else {}
+    return seen | {"pairs": first + list(pairs)}
+
+
+def all_steps(loader, done, total):
+    return [pair for pair in enumerate(loader, start=1) if done < pair[0] <= total]
 
 
 STEPS = Exercise(
@@ -288,4 +326,7 @@ step > total >> step >= total | The last step is missing.
 step > total >> False | The steps end with `total`.
 yield step, batch >> yield batch | Asked is a pair: the step and its batch.
 """,
+    others={
+        "You fetch all the batches before the first step: the training waits for them.": all_steps
+    },
 )

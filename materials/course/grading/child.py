@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -138,6 +139,9 @@ def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
     printed = io.StringIO()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1), os.dup2(silent, 2)
+    threading.excepthook = lambda ended: print(
+        "a thread ended in", in_one_line(ended.exc_value or SystemExit())
+    )
     value, why = None, None
     with redirect_stdout(printed), redirect_stderr(printed):
         try:
@@ -145,8 +149,8 @@ def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
         except BaseException as error:
             why = in_one_line(error)
     lines = printed.getvalue().splitlines()
-    if len(lines) > MOST_PRINTED:  # of a traceback the last line says most
-        lines = [*lines[:2], "...", *lines[-MOST_PRINTED + 3 :]]
+    if len(lines) > MOST_PRINTED:
+        lines = [*lines[: MOST_PRINTED - 1], "..."]
     send.send((value, "\n".join(lines), why))
     os._exit(0)
 

@@ -98,20 +98,21 @@ def kind(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def difference(expected: Any, got: Any, where: str = "") -> str | None:
+def difference(expected: Any, got: Any, path: str = "") -> str | None:
     """Return the first place where two values differ, in words, or None if a look shows it."""
+    where = f"{path}: " if path else ""
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
         for key in expected:
             if key in got and not same(expected[key], got[key]):
-                return difference(expected[key], got[key], f"{key}: ")
+                return difference(expected[key], got[key], key)
         return None
     if isinstance(expected, list | tuple) and isinstance(got, list | tuple):
         if len(expected) != len(got):
             return f"{where}{len(got)} of them, expected {len(expected)}"
         for number, (one, other) in enumerate(zip(expected, got, strict=True)):
             if not same(one, other):
-                inner = f"{where}number {number} (from 0): "
-                return difference(one, other, inner) or f"{inner}the first that differs"
+                inner = f"{path}[{number}]"
+                return difference(one, other, inner) or f"{inner} is the first that differs"
     if not (hasattr(expected, "shape") and hasattr(got, "shape")):
         alike = kind(expected) == kind(got)
         return None if alike else f"{where}{kind(got)} came back, expected {kind(expected)}"

@@ -39,6 +39,9 @@ IN_PLACE = "Your code changes its argument `{}`, which belongs to the caller."
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
 ERROR_RETURNED = "You return the error; raise it."
 SLIPS = {
+    "NoneType": "Something is None here: which call before it returns nothing?",
+    "bytes-like": "Only bytes can be written: what turns this object into bytes?",
+    "to unpack": "The names do not match what is unpacked: what does one item look like?",
     "NameError": "A name that has no value here: is it misspelt, or does it need `self.`?",
     "UnboundLocalError": "A variable that is read before it gets a value.",
     "AttributeError": "This object has no such attribute: what is it, and how is it spelt there?",
@@ -48,7 +51,7 @@ SLIPS = {
     "ValueError": "A value of the right type that can't be used so: print it to see it.",
     "RuntimeError": "The message says what was refused: which shapes, types or states has it met?",
 }
-NONE = "Something is None here: which call before it returns nothing?"
+"""What is said of an error whose type or message has this in it."""
 LOOK_S = 3.0
 """Seconds that one case may take; a right answer takes milliseconds."""
 MUTANT_S, MUTANTS_S = 1.5, 6.0
@@ -211,8 +214,8 @@ def reasons(
     if found.in_place and not wanted.in_place:
         return [IN_PLACE.format(found.in_place)]
     if found.error and not wanted.error:
-        slip = NONE if "NoneType" in str(found.error) else SLIPS.get(type(found.error).__name__)
-        return [*line, slip] if slip else line or [GENERIC]
+        said = [text for part, text in SLIPS.items() if part in in_one_line(found.error)]
+        return line + said[:1] or [GENERIC]
     if wanted.error:
         name = type(wanted.error).__name__
         if isinstance(found.value, BaseException):

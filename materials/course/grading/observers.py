@@ -6,12 +6,13 @@ Three are observers by themselves, `observe=returned` for example:
     altered     that, and each argument as it is afterwards
     script      what a new object answers to a list of calls
 
-Four are for `with` in an `observe` of the exercise's own; each gives what it saw:
+Three are for `with` in an `observe` of the exercise's own; each gives what it saw:
 
     files       what is left in a fresh folder, which is the working directory meanwhile
     calls       which functions were called, in order
-    moved       how far a counter moved
     threads     how many threads were started, and how many still run
+
+And `bytes_read(work)` is how many bytes a piece of work asks the system for.
 """
 
 import copy
@@ -26,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+COUNTERS = Path("/proc/self/io")
 ENDS_S = 0.5
 """Seconds in which threads whose work is done come to their ends."""
 
@@ -105,11 +107,17 @@ def _noting(seen: list[str], label: str, dotted: str) -> Any:
     return patch.object(owner, name, noted)
 
 
-@contextmanager
-def moved(counter: Callable[[], int]) -> Iterator[Callable[[], int]]:
-    """Look at a counter before; the function given returns how far it has moved since."""
-    before = counter()
-    yield lambda: counter() - before
+def bytes_read(work: Callable[[], object]) -> int:
+    """Return how many bytes a piece of work asks the system to read; 0 off Linux."""
+    if not COUNTERS.exists():
+        return 0
+
+    def asked() -> int:
+        return int(COUNTERS.read_text().split()[1])  # "rchar: 123 wchar: ..."
+
+    first, before = asked(), asked()  # looking costs a few by itself
+    work()
+    return max(asked() - before - (before - first), 0)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from model import Stopwatch, new_model, state_of, train_step
 from torch.utils.data import DataLoader, Dataset
 
 from course import lab
-from course.grading.observers import moved
+from course.grading.observers import bytes_read as bytes_read
 from course.lesson import GIVEN, ROOT
 
 TOKENS = ROOT / "materials" / "train_smoke.npy"
@@ -27,7 +27,6 @@ STEPS, MEASURED = 60, 30
 """Steps of the whole script, and as many as are timed: by then the bar hardly changes."""
 SHOWN = "model.mlp.0.weight"
 COLOURS = {"data wait": "#f2b84b", "compute": "#1b4f72", "save stall": "#c2410c", "load": "#dbe7f3"}
-COUNTERS = Path("/proc/self/io")
 START_S = 120.0
 """Seconds a training may take: it takes three where nothing else runs."""
 
@@ -178,7 +177,10 @@ def draw_beside_guess(before: Bar) -> None:
     print(f"The whole: {total:.0f} ms a step, {total - before['compute']:.0f} of them are waits.")
     if guess:
         waits = [part for part in before if part != "compute"]
-        largest, thought = (max(waits, key=bar.get) for bar in (before, guess))
+        largest, thought = (
+            " and ".join(part for part in waits if bar[part] == max(map(bar.get, waits)))
+            for bar in (before, guess)
+        )
         print(f"The largest wait is {largest}; you said {thought}.")
     else:
         print("(You drew no bar.)")
@@ -243,21 +245,6 @@ def show_header(path: Path) -> None:
     for name in ("model.mlp.0.weight", "model.pairs.weight", "step"):
         print(f'"{name}": {json.dumps(header[name])}')
     print(f"... {len(header)} entries")
-
-
-def bytes_asked() -> int:
-    """How many bytes this process has asked the system to read."""
-    lines = COUNTERS.read_text().splitlines() if COUNTERS.exists() else ["rchar: 0"]
-    return int(dict(line.split(": ") for line in lines)["rchar"])
-
-
-def bytes_read(work: Callable[[], object]) -> int:
-    """How many bytes a piece of work asks for; looking costs a few by itself."""
-    with moved(bytes_asked) as nothing:
-        own = nothing()
-    with moved(bytes_asked) as asked:
-        work()
-        return max(asked() - own, 0)
 
 
 def one_naive_batch() -> Any:

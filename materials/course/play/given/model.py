@@ -50,12 +50,19 @@ def state_of(model, optimizer, step):
     return state | {"step": torch.tensor(step)}
 
 
-def restore(model, optimizer, read):
-    """Put a state back: `read(name)` gives each of its tensors. Returns the step."""
+def resume(model, optimizer, checkpoint, read_tensor):
+    """Put back the state that a checkpoint holds; returns how many steps are done."""
+    if checkpoint is None:
+        return 0
+
+    def read(name):
+        return read_tensor(checkpoint / "state.safetensors", name)
+
     model.load_state_dict({name: read(f"model.{name}") for name in model.state_dict()})
     groups, keys = optimizer.state_dict()["param_groups"], ("step", "exp_avg", "exp_avg_sq")
     state = {i: {k: read(f"optimizer.{i}.{k}") for k in keys} for i in groups[0]["params"]}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    print(f"resumed from {checkpoint.name}, which has {read('step').item()} steps", flush=True)
     return read("step").item()
 
 
@@ -86,10 +93,7 @@ class Stopwatch:
 
 
 def show_bars(**rows):
-    """Print one bar a row, in letters; the longest takes 60.
-
-    Computing is the same code in each: it is drawn at one length, however busy the machine was.
-    """
+    """Print one bar a row, in letters; the longest takes 60."""
     compute = next(iter(rows.values()))["compute"]
     rows = {name: parts | {"compute": compute} for name, parts in rows.items()}
     longest = max(sum(parts.values()) for parts in rows.values()) or 1
@@ -98,6 +102,9 @@ def show_bars(**rows):
         print(f"{name:>7} {bar} {sum(parts.values()):.1f} ms a step")
     for part, letter in PARTS.items():
         print(f"{letter} {part:<10}", *(f"{parts[part]:7.1f}" for parts in rows.values()))
+    print(
+        "(compute is the same code in each: drawn as first measured, however busy the machine is)"
+    )
 
 
 def main(train):
@@ -105,4 +112,8 @@ def main(train):
     here = Path(sys.argv[0]).resolve().parent
     settings = json.loads((here / "settings.json").read_text())
     root = here / (sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
-    show_bars(before=settings["before"], now=train(settings["tokens"], root))
+    now = train(settings["tokens"], root)
+    if now["compute"]:
+        show_bars(before=settings["before"], now=now)
+    else:
+        print(f"Nothing left to train: all steps are done. Delete {root} to begin anew.")
