@@ -1,0 +1,114 @@
+"""Lesson 11: documents that share a row, and sources that share a run."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from course.grading.exercise import Exercise
+from course.lesson import solution
+from npydata.dataset.packing import within_groups
+
+here = partial(solution, "11")
+
+DOCUMENT_MASK = Exercise(
+    here("document_mask"),
+    [(torch.tensor(ids),) for ids in ([[0]], [[4, 4]], [[0, 0, 1]], [[7, 7, 9], [2, 3, 3]])],
+    misconceptions="""
+same.tril() >> same | A position sees what comes after it: the token that it has to predict.
+same.tril() >> same.tril(-1) | A position sees itself, too.
+same.tril() >> same.triu() | Turn it round: line q has what position q sees, which comes before it.
+same.tril() >> torch.ones_like(same).tril() | All that comes before is seen, whichever document it is of.
+document_ids[:, None, :, None] == document_ids[:, None, None, :] >> document_ids[:, :, None] == document_ids[:, None, :] | The dimension that stands for the heads is missing.
+same.tril() >> same.tril().int() | Numbers are added to the attention; only a boolean mask takes positions out.
+""",
+)
+
+WITHIN_GROUPS = Exercise(
+    within_groups,
+    st.lists(st.integers(0, 4), max_size=5).map(lambda counts: (np.array(counts, np.int64),)),
+    misconceptions="""
+np.repeat(ends - counts, counts) >> 0 | Places run on through the row; with each document they begin at 0 again.
+np.repeat(ends - counts, counts) >> np.repeat(ends, counts) | You count from where a document ends, not from where it begins.
+np.repeat(ends - counts, counts) >> np.repeat(ends - counts, counts) + 1 | The first place is 0.
+return np.arange(int(counts.sum())) - >> return | You say where a token's document begins, not how far into it the token is.
+return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts) >> return np.repeat(np.arange(len(counts)), counts) | You number the documents, not the places in them.
+""",
+)
+
+
+def row_of(lengths):
+    return torch.arange(10, 10 + sum(lengths)), torch.from_numpy(within_groups(np.array(lengths)))
+
+
+TARGETS_IN_ROW = Exercise(
+    here("targets_in_row"),
+    st.lists(st.integers(1, 4), min_size=1, max_size=4).map(row_of),
+    misconceptions="""
+tokens.roll(-1) >> tokens.roll(1) | That is the token before, not the one to predict.
+tokens.roll(-1) >> tokens.clone() | The target of a token is the next one; yours is the token itself.
+position_ids.roll(-1) == 0 >> position_ids == 0 | The first token of a document has a target; it is the last one that has none.
+position_ids.roll(-1) == 0 >> -1 | The row has several documents: the last token of each has no target.
+] = IGNORE_INDEX >> ] = 0 | Token 0 is a word like any other, and would be learned.
+targets[position_ids.roll(-1) == 0] = IGNORE_INDEX >> pass | The last token of a document is asked for the first of the next.
+""",
+)
+
+
+def rows_seen(fit_slowly, sizes, room):
+    rows = fit_slowly(list(sizes), room)
+    return {
+        "lengths in the rows": [[sizes[item] for item in row] for row in rows],
+        "documents": sorted(item for row in rows for item in row),
+    }
+
+
+FIT_SLOWLY = Exercise(
+    here("fit_slowly"),
+    st.tuples(st.lists(st.integers(1, 8), max_size=6), st.just(9)),
+    rows_seen,
+    misconceptions="""
+waiting.pop(fitting - 1) >> waiting.pop(0) | You take the shortest that is left; it would fit anywhere later.
+while fitting := >> if fitting := | A row takes as many documents as fit, not one.
+<= left >> < left | A document may fill the row to its end.
+left -= sizes[row[-1]] >> pass | The room gets less with each document.
+row, left = [], room >> row, left = [waiting.pop(0)], room; left -= sizes[row[0]] | A row begins with the longest that is left, not with the shortest.
+key=lambda item: sizes[item] >> key=lambda item: item | Documents stand in the order of the file: those that fit are not the first ones.
+""",
+)
+
+
+def counts_seen(counts_after, *weights):
+    """Look at the counts after 0, 1, 2, ... samples; which way halves are rounded is all the same."""
+    samples = np.arange(2 * sum(weights) + 1)
+    counts = np.array([list(counts_after(int(n), list(weights))) for n in samples])
+    steps = np.diff(counts, axis=0)
+    away = abs(counts - np.outer(samples, weights) / sum(weights)).max(axis=1)
+    holds = {
+        "they add up to the samples": counts.sum(axis=1) == samples,
+        "one goes up by 1": [True, *((steps == 0) | (steps == 1)).all(1) & (steps.sum(1) == 1)],
+        "they are near their shares": away <= (len(weights) - 1) / 2,
+    }
+    return {what: wrong_at(np.logical_not(good), counts) for what, good in holds.items()}
+
+
+def wrong_at(wrong, counts):
+    n = int(np.argmax(wrong))
+    return f"not after {n} samples: {counts[n].tolist()}" if wrong[n] else "always"
+
+
+COUNTS_AFTER = Exercise(
+    here("counts_after"),
+    st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple),
+    counts_seen,
+    show=lambda *weights: f"counts_after(n, {list(weights)}) for n = 0, 1, 2, ...",
+    misconceptions="""
+samples, total = samples - counts[-1], total - weight >> pass | Each source is rounded by itself, and they don't add up.
+total - weight >> total | What is left is shared by the sources that are left: their weights, not all of them.
+samples - counts[-1] >> samples | A source has its share of what is left, not of all the samples.
+(samples * weight + total // 2) // total >> samples * weight // total | Rounded down, a source is behind all the time, and the last has it all.
+(samples * weight + total // 2) // total >> samples * weight / total | There is no half sample: a share has to be rounded.
+(samples * weight + total // 2) // total >> -(-samples * weight // total) | Rounded up, a source is ahead all the time, and the last is left with too few.
+""",
+)

@@ -1,0 +1,316 @@
+"""What lesson 11 breaks, counts and draws.
+
+The documents are made up: each has four words of its own out of 63, so that what a model sees of
+another document misleads it, and by how much can be measured.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from course import lab
+from course.lesson import ROOT
+
+sys.path.append(str(ROOT / "examples"))
+import masks
+
+EOT = 0
+WORDS, OWN_WORDS = 64, 4
+ROW = 64
+"""Tokens in a row; no document is longer."""
+SURE = 8.0
+"""What all of its attention adds to the logit of a word."""
+FILLS = ("#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5")
+SOURCES = {"web": "#1b4f72", "books": "#c2410c", "code": "#0f766e"}
+"""The sources of the mixture, and the colour of each in every line."""
+
+Pieces = list[list[tuple[int, int, int]]]
+"""Rows; of each piece in them its document, where in the document it begins, and its length."""
+
+
+# Documents
+
+
+def corpus() -> np.ndarray:
+    """Return 400 documents of 4 to 64 tokens, one after the other; the token 0 ends each."""
+    chance = np.random.default_rng(0)
+    lengths = np.exp(chance.normal(3.2, 0.6, 400)).astype(int).clip(4, ROW)
+    return np.concatenate([document(length, chance) for length in lengths]).astype(np.uint16)
+
+
+def document(length: int, chance: np.random.Generator) -> np.ndarray:
+    """Return a document of four words, in any order, and the token that ends it."""
+    words = chance.choice(np.arange(1, WORDS), OWN_WORDS, replace=False)
+    return np.append(chance.choice(words, length - 1), EOT)
+
+
+def lengths_of(tokens: np.ndarray) -> list[int]:
+    return np.diff(np.flatnonzero(tokens == EOT) + 1, prepend=0).tolist()
+
+
+class Row(NamedTuple):
+    """Documents that share a row; both tensors are `(1, T)`."""
+
+    tokens: torch.Tensor
+    document_ids: torch.Tensor
+    lengths: np.ndarray
+
+    def parts(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield what each document has of a tensor `(1, T)`."""
+        for begin, end in pairwise([0, *np.cumsum(self.lengths).tolist()]):
+            yield values[:, begin:end]
+
+
+def three_documents() -> Row:
+    """Return a row of 20, 24 and 20 tokens."""
+    lengths, chance = np.array([20, 24, 20]), np.random.default_rng(5)
+    tokens = np.concatenate([document(length, chance) for length in lengths])
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    return Row(torch.from_numpy(tokens)[None], torch.from_numpy(ids)[None], lengths)
+
+
+# The leak
+
+
+@cache
+def model() -> masks.TinyModel:
+    """Return a model that expects the words that it sees, the more so the more often it sees them.
+
+    Its attention goes to all that it may see alike, and a little depends on the position.
+    """
+    torch.manual_seed(0)
+    reader = masks.TinyModel(WORDS, ROW, width=WORDS, heads=1).double().requires_grad_(False)
+    for bias in (reader.project.bias, reader.head.bias):
+        bias.zero_()
+    reader.tokens.weight.copy_(torch.eye(WORDS))
+    reader.positions.weight.mul_(0.02)
+    reader.project.weight.zero_()[-WORDS:].copy_(torch.eye(WORDS))
+    reader.head.weight.copy_(SURE * torch.eye(WORDS))
+    return reader
+
+
+def causal(length: int) -> torch.Tensor:
+    """Return the mask of ordinary training: a position sees all that come before it."""
+    return torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+
+
+def losses_alone(row: Row) -> list[torch.Tensor]:
+    """Return the losses of each document as if it were the only one."""
+    return [losses_of(tokens, causal(tokens.shape[1]))[0, :-1] for tokens in row.parts(row.tokens)]
+
+
+def losses_of(tokens: torch.Tensor, mask: torch.Tensor, positions: Any = None) -> torch.Tensor:
+    """Return the loss at each position; the last has no next token, and its loss no meaning."""
+    if positions is None:
+        positions = torch.arange(tokens.shape[1])
+    return masks.losses(model()(tokens, positions.reshape(1, -1), mask), tokens.roll(-1))
+
+
+def measure_leak(row: Row) -> str:
+    """Print the loss of each document, alone and in the row; say what the last one's is."""
+    length = row.tokens.shape[1]
+    packed = [one[0, :-1] for one in row.parts(losses_of(row.tokens, causal(length)))]
+    other = row.document_ids[:, :, None] != row.document_ids[:, None, :]
+    seen = causal(length)[0]
+    abroad = row.parts((seen & other).sum(-1) / seen.sum(-1))
+    means = [(a.mean(), b.mean()) for a, b in zip(losses_alone(row), packed, strict=True)]
+    for k, ((alone, here), share) in enumerate(zip(means, abroad, strict=True)):
+        print(f"document {k}: loss alone {alone:.2f}, in the row {here:.2f}; "
+              f"{share.mean():.0%} of its attention goes to others")  # fmt: skip
+    alone, here = means[-1]
+    return "higher" if here > alone else "lower" if here < alone else "the same"
+
+
+def changed(row: Row, mask: torch.Tensor, positions: Any = None) -> list[int]:
+    """Return how many losses of each document are not what they are alone."""
+    packed = row.parts(losses_of(row.tokens, mask, positions))
+    return [
+        int((~torch.isclose(alone, here[0, :-1], rtol=1e-9, atol=1e-12)).sum())
+        for alone, here in zip(losses_alone(row), packed, strict=True)
+    ]
+
+
+def who_is_as_alone(row: Row, mask: torch.Tensor, positions: Any = None) -> str:
+    """Print how many losses differ from those alone; say for which documents none does."""
+    differ = changed(row, mask, positions)
+    print("losses that differ, by document:", differ)
+    return "all of them" if not any(differ) else "none" if differ[0] else "only the first"
+
+
+def draw_masks(row: Row, mask: torch.Tensor) -> None:
+    """Show what each position sees, without the mask and with it."""
+    same = (row.document_ids[0][:, None] == row.document_ids[0]).numpy()
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    seen = {"Ordinary training": causal(len(same))[0, 0].numpy(), "Your mask": mask[0, 0].numpy()}
+    for ax, (title, sees) in zip(panels, seen.items(), strict=True):
+        ax.imshow(sees * (1 + same), cmap="Blues", vmin=0, vmax=2, interpolation="none")
+        ax.set_title(title, loc="left", fontweight="bold")
+        ax.set_xlabel("position that is seen")
+    panels[0].set_ylabel("position that looks")
+    counts = [f"{title}: {(sees & ~same).sum()} of {sees.sum()} looks go to another document"
+              for title, sees in seen.items()]  # fmt: skip
+    lab.picture(figure, "\n".join(counts))
+
+
+# Rows
+
+
+def cut_rows(lengths: Sequence[int], room: int) -> Pieces:
+    """Return the rows of a file that is cut wherever a row is full."""
+    rows: Pieces = []
+    at = 0
+    for number, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            if at % room == 0:
+                rows.append([])
+            size = min(room - at % room, length - start)
+            rows[-1].append((number, start, size))
+            start, at = start + size, at + size
+    return rows
+
+
+def whole_rows(rows: list[list[int]], lengths: Sequence[int]) -> Pieces:
+    """Return rows of whole documents, in the same form."""
+    return [[(item, 0, lengths[item]) for item in row] for row in rows]
+
+
+def score(name: str, rows: Pieces, masked: bool = False) -> int:
+    """Print a line of the scoreboard; return what percent can see another document."""
+    used = sum(size for row in rows for _, _, size in row)
+    seeing = sum(size for row in rows for _, _, size in row[1:]) * (not masked)
+    headless = sum(size for row in rows for _, start, size in row if start)
+    print(f"{name:<18}{used / (ROW * len(rows)):>4.0%} filled; of the tokens {seeing / used:>3.0%} "
+          f"see another document, {headless / used:>3.0%} not the beginning of theirs")  # fmt: skip
+    return round(100 * seeing / used)
+
+
+def score_windows(Windows: Any) -> int:
+    """Print and return what the learner's windows hold."""
+    tokens = corpus()
+    with TemporaryDirectory() as folder:
+        np.save(path := Path(folder) / "tokens.npy", tokens)
+        windows = Windows(path, ROW)
+        x, _ = windows.fetch(range(len(windows)))
+    ends = np.minimum(np.cumsum(lengths_of(tokens)), x.numel())  # the last window may end earlier
+    return score("windows", cut_rows(np.diff(ends, prepend=0).tolist(), ROW))
+
+
+def scoreboard(Windows: Any, fit: Callable[..., Any]) -> None:
+    """Print windows, a row for each document, and what the learner packed."""
+    lengths = lengths_of(corpus())
+    score_windows(Windows)
+    score("a row for each", whole_rows([[k] for k in range(len(lengths))], lengths))
+    score("packed and masked", whole_rows(fit(lengths, ROW), lengths), masked=True)
+
+
+def rows(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the sliders draw: rows as coloured documents, cut and packed."""
+    every = lengths_of(corpus())
+
+    def draw(documents: int, row_length: int) -> tuple[Figure, str]:
+        lengths = [min(length, row_length) for length in every[:documents]]
+        cut, packed = cut_rows(lengths, row_length), whole_rows(fit(lengths, row_length), lengths)
+        most = max(len(cut), len(packed))
+        figure = Figure(figsize=(10, 1.6 + 0.26 * most), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for ax, pieces, title in zip(
+            panels, (cut, packed), ("Cut into windows", "Packed by your code"), strict=True
+        ):
+            draw_rows(ax, pieces, row_length)
+            ax.set_title(title, loc="left", fontweight="bold")
+        panels[0].set_ylim(most - 0.4, -0.6)
+        panels[0].yaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set_ylabel("row")
+        broken = len({number for row in cut for number, start, _ in row if start})
+        empty = 1 - sum(lengths) / (row_length * len(packed))
+        return figure, (
+            f"cut: {len(cut)} rows, {broken} of {documents} documents in pieces\n"
+            f"packed: {len(packed)} rows, none in pieces, {empty:.1%} empty"
+        )
+
+    return draw
+
+
+def draw_rows(ax: Any, pieces: Pieces, room: int) -> None:
+    for y, row in enumerate(pieces):
+        left = 0
+        for number, start, size in row:
+            fill = FILLS[number % len(FILLS)]
+            ink = "white" if number % 2 == 0 else "#1f2937"
+            ax.barh(y, size, left=left, height=0.8, color=fill, hatch="//" if start else None,
+                    ec="#6b7280" if start and number % 2 else "white", lw=1.2)  # fmt: skip
+            if size >= room / 12:
+                ax.text(left + size / 2, y, str(number), ha="center", va="center", color=ink,
+                        fontsize=9, bbox={"facecolor": fill, "ec": "none", "pad": 1})  # fmt: skip
+            left += size
+        ax.barh(y, room - left, left=left, height=0.8, color="white", ec="#9ca3af", lw=0.8)
+    ax.set_xlim(0, room)
+    ax.set_xlabel("position in the row (tokens)")
+
+
+# Sources
+
+
+def drawn(weights: np.ndarray) -> np.ndarray:
+    """Return how many samples of each source a die has given; weights `(samples, sources)`."""
+    edges = np.cumsum(weights, axis=1)
+    dice = np.random.default_rng(0).random((len(weights), 1)) * edges[:, -1:]
+    return np.cumsum((dice >= edges).sum(axis=1)[:, None] == np.arange(weights.shape[1]), axis=0)
+
+
+def drawn_away(samples: int, weights: Sequence[int]) -> int:
+    """Return how many too many or too few one source has when a die decides, at most."""
+    given = drawn(np.tile(weights, (samples, 1)))[-1]
+    return round(max(abs(given - np.array(weights) * samples / sum(weights))))
+
+
+def shares(Mixture: Any) -> Callable[..., Any]:
+    """Return what the sliders draw: what each source has given, drawn and computed."""
+
+    def draw(web: int, change_at: int) -> tuple[Figure, str]:
+        first = [web, max(1, round((10 - web) * 2 / 3)), max(1, round((10 - web) / 3))]
+        phases = {0: first, change_at: [2, 2, 6]}
+        weights = np.repeat([first, [2, 2, 6]], [change_at, 200 - change_at], axis=0)
+        owed = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=0)
+        mixture, after = Mixture([100] * 3, phases), np.arange(1, 201)
+        panels = {
+            "Drawn by a die": drawn(weights),
+            "Computed by your code": np.array([mixture.given(int(n)) for n in after]),
+        }
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        for ax, (title, given) in zip(axes, panels.items(), strict=True):
+            for k, (name, colour) in enumerate(SOURCES.items()):
+                ax.plot(after, owed[:, k] / after, color=colour, lw=6, alpha=0.25)
+                ax.plot(after, given[:, k] / after, color=colour, lw=1.6)
+                ax.text(203, owed[-1, k] / 200 + 0.03 * (1 - k), name, color=colour, va="center")
+            ax.axvline(change_at, color="#6b7280", lw=1, ls=":")
+            ax.set_title(title, loc="left", fontweight="bold")
+            ax.set_xlabel("samples so far")
+            ax.spines[["top", "right"]].set_visible(False)
+        axes[0].set_ylabel("share so far")
+        axes[0].set_ylim(-0.02, 1.02)
+        return figure, "\n".join(
+            f"{title}: at most {abs(given - owed).max():.1f} samples from its share"
+            for title, given in panels.items()
+        )
+
+    return draw
+
+
+def given_before(mixture: Any, other: Any, stop: int, more: int) -> str:
+    """Say how many of another mixture's first samples the first one had given before a stop."""
+    again = len({mixture[i] for i in range(stop)} & {other[i] for i in range(more)})
+    found = "none" if again == 0 else "more than 300" if again > 300 else "about 60"
+    return f"{found}: {again} of {more}"

@@ -1,0 +1,501 @@
+# %% [markdown] tags=["opening"]
+"""
+# 11 · Documents and mixtures
+
+[10 Train, crash, resume](10_train_crash_resume.ipynb) · **11** (optional) · [the map in 00](00_start_here.ipynb)
+
+**Why you should care.** A window cut out of a token file often holds the end of one document and the beginning of another. The model reads both as one text, and learns what nobody wrote. And where data comes from several sources by weight, usually a die chooses the source of each sample, and a resumed run can't throw it the same way again. In this lesson you keep documents apart, and compute what others draw.
+
+**The idea in five lines.** All the rest makes these lines exact:
+
+```python
+mask = same_document & not_later               # no document sees another
+positions = 0, 1, 2, ... in each document      # or counts the tokens of another
+targets[last_of_each_document] = IGNORE        # or predicts another
+rows = best_fit(lengths, room)                 # whole documents that fill a row
+source = the_one_whose_count_goes_up(sample)   # shares that hold at every sample
+```
+
+**Three questions** on earlier lessons:
+
+1. What does a window of lesson 01 know of documents?
+2. How does a shuffle of lesson 02 know where it stands?
+3. What does a resume need to know?
+
+<details><summary>Answers</summary>
+
+1. Nothing. It holds the tokens that stand there.
+2. It doesn't. Each position is computed from its number alone.
+3. One number: how many samples were given.
+
+</details>
+
+**You need** lessons 00 and 02, and you have seen attention in a transformer. This lesson is **optional**: no other depends on it. No GPU. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb11 as play
+
+begin("11")
+Windows = earlier("00", "Windows")
+
+# %% tags=["given", "file:documents.py"]
+import numpy as np
+import torch
+
+from npydata.dataset.packed import IGNORE_INDEX  # a target that the loss leaves out
+from npydata.dataset.permutation import Permutation  # a shuffle, as in lesson 02
+from npydata.dataset.windows import stream_key  # one key out of several numbers
+
+# %% [markdown]
+"""
+## Sitting 1 · Break it: what your windows hold · core
+
+Our file has 400 short documents, one after the other. A token that stands for nothing else ends each of them: the *end-of-text token*, here 0. Your `Windows` of lesson 00 cuts the file wherever 64 tokens are full, and knows nothing of it.
+
+**Predict.** In such a window, a token sees all that come before it.
+"""
+
+# %% tags=["prediction:seeing"]
+predict(
+    "seeing",
+    "Of 100 tokens, how many can see another document in their window?",
+    unit="tokens",
+    within=1.2,
+    mine=...,
+)
+
+# %% tags=["reveal:seeing"]
+reveal("seeing", play.score_windows(Windows))
+
+# %% [markdown]
+"""
+No place in the windows is wasted, and most tokens can be misled. Almost a third can't see how their own document begins, because that was left in the window before.
+
+## The leak · core
+
+How bad is it? Take one row of three documents, and a small model with one layer of attention. Its weights are set by hand: it looks at everything it may see, and expects those words again. That is a good guess, since each of our documents is made of only four words. (A model that knows nothing gives each of the 64 words a probability of 1/64. Its loss is -ln(1/64) = 4.16.)
+
+**Predict.** The third document is read twice: alone, and after the two others.
+"""
+
+# %% tags=["prediction:loss"]
+predict(
+    "loss",
+    "In the row, how is the loss of the third document compared with alone?",
+    "lower",
+    "the same",
+    "higher",
+    mine=...,
+)
+
+# %% tags=["reveal:loss"]
+row = play.three_documents()
+reveal("loss", play.measure_leak(row))
+
+# %% [markdown] tags=["term:block-diagonal mask"]
+"""
+More context, and a worse guess: four fifths of what the third document looks at is about something else.
+
+The remedy is a mask. A **block-diagonal mask** lets each position see itself and those that come before it in its own document. For a row of two documents, of 3 and 2 tokens, it looks like this; line `q` has a 1 for each position that position `q` sees:
+
+```
+1 0 0 0 0
+1 1 0 0 0
+1 1 1 0 0
+0 0 0 1 0
+0 0 0 1 1
+```
+
+**Write `document_mask`.** `document_ids`, of shape `(B, T)`, says for each position of `B` rows which document it is of: above, `[[0, 0, 0, 1, 1]]`. Return a boolean tensor of shape `(B, 1, T, T)`. The 1 stands for the attention heads, which share the mask.
+"""
+
+# %% [markdown] tags=["hint:document_mask"]
+"""
+<details><summary>Hint</summary>
+
+Compare two views of the ids, one as a column and one as a row: `ids[:, None, :, None]` has the shape `(B, 1, T, 1)`. Which part of the result has to go? `tensor.tril()` keeps the lower triangle, with the diagonal.
+
+</details>
+"""
+
+
+# %% tags=["exercise:document_mask", "file:documents.py"]
+@check
+def document_mask(document_ids):
+    ### BEGIN SOLUTION
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return same.tril()
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:document_mask"]
+"""
+Documents needn't be numbered from 0. Equal is enough.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+play.draw_masks(row, document_mask(row.document_ids))
+
+# %% [markdown] tags=["takeaway"]
+"""
+On the left, what a position sees in ordinary training; light is what belongs to another document. On the right your mask: three small triangles, and nothing else.
+
+**Predict.** The row again, through your mask.
+"""
+
+# %% tags=["prediction:exactly"]
+predict(
+    "exactly",
+    "Which of the three documents now have exactly the losses that they have alone?",
+    "all of them",
+    "only the first",
+    "none",
+    mine=...,
+)
+
+# %% tags=["reveal:exactly"]
+mask = document_mask(row.document_ids)
+reveal("exactly", play.who_is_as_alone(row, mask))
+
+# %% [markdown] tags=["term:position id"]
+"""
+The neighbours are out of sight, but their lengths still show. A model knows the place of a token from its **position id**. Here the ids run from 0 to 63 through the whole row, so the third document believes that it begins at 44.
+
+**Write `within_groups`.** `counts` is an array with the documents' lengths. Return the place of each token in its own document, one document after the other: `[3, 2]` gives `[0, 1, 2, 0, 1]`. A length may be 0.
+"""
+
+# %% [markdown] tags=["hint:within_groups"]
+"""
+<details><summary>Hint</summary>
+
+Number all tokens from 0. What has to be subtracted in each document? `np.cumsum(counts)` says where documents end, and `np.repeat(values, counts)` gives each token the value of its document.
+
+</details>
+"""
+
+
+# %% tags=["exercise:within_groups", "file:documents.py"]
+@check
+def within_groups(counts):
+    ### BEGIN SOLUTION
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:within_groups"]
+"""
+Each token counts from where its document begins. The library's `PackedDataset` has this very function.
+"""
+
+# %%
+positions = torch.from_numpy(within_groups(row.lengths))
+print("exactly as alone:", play.who_is_as_alone(row, mask, positions))
+
+# %% [markdown]
+"""
+Not one loss differs, to nine digits.
+
+(The mask has 64 x 64 entries for a row, most of them False. The fast attention kernels take no mask; they take the places where documents begin, called `cu_seqlens`. Those can be read off the positions: wherever one is 0.)
+
+One leak is left, in the *targets*. The token after the last one of a document is the first of the next. The model is asked to predict it, and can't know it.
+
+**Write `targets_in_row`.** `tokens` and `position_ids` are two tensors of the same length: all tokens of a row, and their places in their documents. Return the target of each token, which is the next token; for the last token of each document, and for the last of the row, it is `IGNORE_INDEX`, which the loss leaves out. Leave `tokens` as they are.
+"""
+
+# %% [markdown] tags=["hint:targets_in_row"]
+"""
+<details><summary>Hint</summary>
+
+`tokens.roll(-1)` is a copy in which each token has moved one place to the left, and the first has become the last. What is special about the *position* that follows the last token of a document?
+
+</details>
+"""
+
+
+# %% tags=["exercise:targets_in_row", "file:documents.py"]
+@check
+def targets_in_row(tokens, position_ids):
+    ### BEGIN SOLUTION
+    targets = tokens.roll(-1)
+    targets[position_ids.roll(-1) == 0] = IGNORE_INDEX
+    return targets
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:targets_in_row"]
+"""
+Every row begins with a position 0, so after `roll` the last token of the row is covered, too. (If a document goes on in another row, its next token is not in this one: the library reads it from the file.)
+"""
+
+# %%
+targets = targets_in_row(row.tokens[0], positions)
+print("targets in the row:", int((targets != IGNORE_INDEX).sum()), "of", len(targets))
+print("of the documents alone:", sum(len(losses) for losses in play.losses_alone(row)))
+
+# %% [markdown]
+"""
+Mask, positions, targets: with these three, documents can share a row and know nothing of each other. **This is a good place to stop.**
+
+## Sitting 2 · Rows that are full · core
+
+Three documents that make exactly 64 tokens: that was luck. A row for each document would be safe, too, and more than half empty. **Packing** means to fill rows with several whole documents each. A simple way, hard to beat, is *best fit*. A row begins with the longest document that is left, since that is the hardest to place. Then it takes the longest that still fits, again and again, until none does.
+
+**Write `fit_slowly`.** `sizes` has the lengths of some documents, none larger than `room`. Return the rows: for each row the list of its documents' numbers, in the order in which it took them. With `room = 8`:
+
+```python
+fit_slowly([3, 6, 2, 5], 8)       # [[1, 2], [3, 0]]: 6 and 2 fill a row, 5 and 3 another
+```
+
+(*Slowly*, because each time it looks through all documents that are left. The library doesn't.)
+"""
+
+# %% [markdown] tags=["hint:fit_slowly"]
+"""
+<details><summary>Hint</summary>
+
+Sort the numbers by size first, the shortest in front: `sorted(range(len(sizes)), key=...)`. How many of those fit? They are the first ones, and the last of them is the longest. `waiting.pop(k)` takes item `k` out of a list.
+
+</details>
+"""
+
+
+# %% tags=["exercise:fit_slowly", "file:documents.py"]
+@check
+def fit_slowly(sizes, room):
+    ### BEGIN SOLUTION
+    waiting, rows = sorted(range(len(sizes)), key=lambda item: sizes[item]), []
+    while waiting:
+        row, left = [], room
+        while fitting := sum(sizes[item] <= left for item in waiting):
+            row.append(waiting.pop(fitting - 1))
+            left -= sizes[row[-1]]
+        rows.append(row)
+    return rows
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:fit_slowly"]
+"""
+Long documents go first, because short ones find a place everywhere.
+"""
+
+# %% [markdown]
+"""
+**Turn it.** On the left, windows cut the file; on the right it is packed by you. In JupyterLab, move how many documents are packed together, and the length of a row. How much stays empty with 4 documents, and how much with 96?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(
+    play.rows(fit_slowly),
+    documents=(32, [4, 8, 16, 32, 48, 64, 96]),
+    row_length=(64, [32, 64, 96, 128]),
+)
+
+# %% [markdown] tags=["takeaway"]
+"""
+A colour and a number are a document. What is hatched has lost its beginning, and white is empty. With many documents, something fits almost everywhere: that is why so little is white.
+
+A corpus has billions of documents. The library shuffles them, and packs them in blocks of 4,096. Where a row can't be filled, it may cut off the end of a document, and counts what is lost.
+
+## Sources by weight · core
+
+Training data has several sources: 70 % web, 20 % books, 10 % code. The usual way is a die: for each sample, a random number says where it comes from.
+
+**Predict.** 10,000 samples are drawn in that way. One source ends furthest from its share.
+"""
+
+# %% tags=["prediction:die"]
+predict(
+    "die",
+    "How many samples has that source too many, or too few?",
+    unit="samples",
+    within=3,
+    mine=...,
+)
+
+# %% tags=["reveal:die"]
+reveal("die", play.drawn_away(10_000, [7, 2, 1]))
+
+# %% [markdown]
+"""
+That matters little for a large source, and much for a rare one. Worse, where the run stands is hidden in the generator.
+
+It can be computed. Say how many of the first `n` samples come from each source, for *every* `n`. Then sample `n` comes from the source whose count goes up from `n` to `n + 1`; nothing needs to be remembered.
+
+So the counts have to add up to `n`, and from `n` to `n + 1` exactly one may go up. If you round the share of each source by itself, they don't. The trick is to *pass on what is left*. With weights 7, 2 and 1, and `n = 4`:
+
+| source | its share of what is left | rounded | left for the others |
+|---|---|---|---|
+| web | 4 x 7/10 = 2.8 | 3 | 1 |
+| books | 1 x 2/3 = 0.67 | 1 | 0 |
+| code | 0 x 1/1 = 0 | 0 | 0 |
+
+**Write `counts_after`.** `samples` is the `n`, and `weights` a list of whole numbers above 0. Return the list of counts: `counts_after(4, [7, 2, 1])` is `[3, 1, 0]`. Either neighbour is right where a share ends in exactly one half.
+"""
+
+# %% [markdown] tags=["hint:counts_after"]
+"""
+<details><summary>Hint</summary>
+
+Two numbers change from line to line of the table: how many samples are left, and which weights. In the second line, why is it 2/3 and not 2/10?
+
+</details>
+"""
+
+
+# %% tags=["exercise:counts_after", "file:documents.py"]
+@check
+def counts_after(samples, weights):
+    ### BEGIN SOLUTION
+    counts, total = [], sum(weights)
+    for weight in weights:
+        counts.append((samples * weight + total // 2) // total)
+        samples, total = samples - counts[-1], total - weight
+    return counts
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:counts_after"]
+"""
+`(a + b // 2) // b` is `a / b`, rounded, in whole numbers, so it is exact for sample 10^15, too. Why does exactly one count go up? With each sample more, a rounded share of `samples` goes up by one or stays; if it stays, what is passed on goes up by one. The last source takes what is left.
+"""
+
+# %% [markdown]
+"""
+The library's `MixtureDataset` does the same for whole batches. What it makes of the counts is this, read it once. A source that comes to its end begins its next epoch, in another order, by a shuffle as in lesson 02. And weights can change in the middle: `phases` says from which sample on which weights hold.
+"""
+
+
+# %% tags=["given", "file:documents.py"]
+class Mixture:
+    """Sample i as (source, the source's epoch, its sample there): computed from i alone."""
+
+    def __init__(self, lengths, phases, seed=0):
+        self.lengths, self.phases, self.seed = lengths, phases, seed
+
+    def given(self, samples):
+        """How many of the first samples come from each source, over all phases."""
+        total, begins = np.zeros(len(self.lengths), int), sorted(self.phases)
+        for first, end in zip(begins, [*begins[1:], samples], strict=True):
+            if samples > first:
+                total += counts_after(min(end, samples) - first, self.phases[first])
+        return total
+
+    def __getitem__(self, i):
+        before = self.given(i)
+        source = int(np.argmax(self.given(i + 1) > before))
+        epoch, position = divmod(int(before[source]), self.lengths[source])
+        key = int(stream_key(self.seed, source, epoch))
+        return source, epoch, Permutation(self.lengths[source], key)(position)
+
+
+# %%
+mixture = Mixture([700, 400, 300], {0: [7, 2, 1]})
+print("the first ten come from", [mixture[i][0] for i in range(10)])
+print("sample 10^12 is", mixture[10**12])
+
+# %% [markdown]
+"""
+**Turn it.** 200 samples. In JupyterLab, move the weight of the web, in tenths, and the sample at which all weights change. Broad lines are what each source is owed, thin ones what it has given.
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(
+    play.shares(Mixture), web=(7, list(range(1, 10))), change_at=(100, list(range(20, 200, 20)))
+)
+
+# %% [markdown] tags=["takeaway"]
+"""
+The die is worst at the beginning, and never quite settles. The computed lines stay with what is owed, also to the right of the dotted line, where the weights change. Such a change is called a *schedule*: more code towards the end, say.
+
+**Predict.** After 600 samples you want other weights, 4, 4 and 2. The obvious way is to stop, and to begin a new mixture with them.
+"""
+
+# %% tags=["prediction:again"]
+predict(
+    "again",
+    "Of its first 400 samples, how many had been given before the stop?",
+    "none",
+    "about 60",
+    "more than 300",
+    mine=...,
+)
+
+# %% tags=["reveal:again"]
+other = Mixture([700, 400, 300], {0: [4, 4, 2]})
+reveal("again", play.given_before(mixture, other, stop=600, more=400))
+
+# %% [markdown]
+"""
+Each source began again at its first sample. A mixture with two phases knows what was given before the change:
+"""
+
+# %%
+changed = Mixture([700, 400, 300], {0: [7, 2, 1], 600: [4, 4, 2]})
+twice = len({changed[i] for i in range(600)} & {changed[i] for i in range(600, 1000)})
+print(twice, "of 400 had been given before")
+
+# %% [markdown]
+"""
+### Prove it
+
+Each line below is a promise, tested on your code.
+"""
+
+# %%
+write("documents.py")
+promises("documents.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line of a solution. Pick what you would see; then the card runs with that line.
+"""
+
+# %% tags=["play"]
+card("a mask without a triangle", mine=...)
+
+# %% tags=["play"]
+card("one count for the whole row", mine=...)
+
+# %% tags=["play"]
+card("each by itself", mine=...)
+
+# %% [markdown]
+"""
+## Count again
+
+The count from the beginning, for your windows and for your rows:
+"""
+
+# %%
+play.scoreboard(Windows, fit_slowly)
+
+# %% [markdown] tags=["closing"]
+"""
+Your rows are as full as the windows were, and no token sees what it should not.
+
+**You can now explain**
+
+- what a model sees in a window that holds two documents, and why more context can mean a higher loss;
+- which three things keep documents apart: the mask, the position ids, the targets;
+- why best fit begins with the longest documents;
+- how counts that pass on what is left keep shares at every sample, without a die;
+- why other weights in the middle must know what was given before.
+
+**The number to remember: 1.** Of three sources, none is ever more than one sample away from its share, counted from where the weights were set; and one number resumes all of them.
+
+**Yours to keep**: `lab/mine/documents.py`. The library's [packed.py](../npydata/dataset/packed.py), [packing.py](../npydata/dataset/packing.py) and [mixture.py](../npydata/dataset/mixture.py) do the same, with files, blocks and any number of sources: `PackedDataset` and `MixtureDataset`. The mask is in [masks.py](../examples/masks.py), with another one for `flex_attention`.
+
+**Where to go from here.** Put a `PackedDataset` into [train.py](../examples/train.py), with `document_mask` in its model. [The clinic](../materials/clinic/README.md) has five bugs.
+
+[10 Train, crash, resume](10_train_crash_resume.ipynb) · **11** (optional) · [the map in 00](00_start_here.ipynb)
+"""
