@@ -3,7 +3,7 @@
 from functools import partial
 
 from clinic.case_5.keep_one import Batch, newest, parts_of, save
-from tutorial.toy_disk import ToyDisk
+from course.play.toy_disk import ToyDisk
 
 
 def renamed_unsynced(journal):

@@ -86,7 +86,7 @@ def parts_of(step):
 
 
 def reproduce(folder):
-    from tutorial.toy_disk import ToyDisk
+    from course.play.toy_disk import ToyDisk
 
     disk = ToyDisk()
     save(disk, 100, parts_of(100))
