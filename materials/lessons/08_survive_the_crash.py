@@ -161,14 +161,16 @@ Whatever you did not fsync, the system may write earlier, on its own and in any 
 """
 
 # %% tags=["prediction:found"]
-predict("found", "How many of these four may you find?", "1", "2", "3", "4", mine=...)
+predict(
+    "found", "How many of these four may you find?", "one", "two", "three", "all four", mine=...
+)
 
 # %% tags=["reveal:found"]
 disk = ToyDisk({"checkpoint": b"step 100"})
 save_unsynced(disk, b"step 200")
 found = {files.get("checkpoint") for files in disk.power_cuts()}
 print(*sorted(found), sep=", ")
-reveal("found", str(len(found)))
+reveal("found", ("one", "two", "three", "all four")[len(found) - 1])
 
 # %% [markdown]
 """
