@@ -1,0 +1,530 @@
+# %% [markdown] tags=["opening"]
+"""
+# 09 · Scale out: the same run on many GPUs
+
+[08 Survive the crash](08_survive_the_crash.ipynb) · **09** (optional) · next: [10 Train, crash, resume](10_train_crash_resume.ipynb)
+
+**Why you should care.** A model that has outgrown one GPU is trained by several processes at once. Then samples, weights and checkpoints have several owners, and three new mistakes are possible: two do the same work, somebody's work is missing, or one dies and the others wait for it all night.
+
+**The idea in five lines.** All the rest makes these lines right for any number of processes:
+
+```python
+mine = order[begin + rank * size :][:size]       # one order for all; each takes its slice
+write(share_out(what_everybody_has)[rank])       # everything once, and nothing is sent around
+read(overlap(my_rows, rows_in_that_file))        # others may have written in other pieces
+notes.leave(rank, "I have written this")         # a note, not a meeting
+temporary.rename(folder)                         # by one of them, once all notes are there
+```
+
+**Three questions** on earlier lessons:
+
+1. Why does a resume count *samples*, and not batches?
+2. What may a reader of a safetensors file leave out?
+3. Why is a checkpoint written under a temporary name first?
+
+<details><summary>Answers</summary>
+
+1. The next run may cut them into batches of another size.
+2. Everything but the rows it wants. The header says where each tensor begins.
+3. A name that says "complete" must never be seen on half a checkpoint.
+
+</details>
+
+**You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run here. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 40 to 50 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | who gets which sample, who writes what; three ranks read what two have written | 25 |
+| 2 | all or nothing, though one of them may be killed | 20 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb09 as play
+
+begin("09")
+MyOrder, rank_slice = earlier("02", "MyOrder", "rank_slice")
+
+# %% tags=["given", "file:ranks.py"]
+import json
+import os
+import time
+from collections import Counter
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+
+import npydata
+
+# %% [markdown] tags=["term:rendezvous", "term:collective"]
+"""
+## Sitting 1 · Several processes · core
+
+You don't start the processes yourself. `torchrun --nproc-per-node 3 train.py` starts the script three times. Environment variables tell each which one it is (its *rank*, as in lesson 02), how many there are, and an address. At this address they find each other: the **rendezvous**.
+
+Then they can call *collectives*. A **collective** is a call that every rank makes, and that returns to none of them before all have made it. `all_reduce` is one: it adds up a tensor over all ranks, as training does with gradients. `play.start` does here what `torchrun` does:
+"""
+
+
+# %%
+def hello(rank, ranks):
+    total = torch.tensor(rank)
+    dist.all_reduce(total)  # add up over all ranks; each gets the sum
+    return f"rank {rank} of {ranks}, the sum of all ranks: {total}"
+
+
+for end in play.start(3, hello):
+    print(end.told)
+
+# %% [markdown]
+"""
+## Who gets which sample · core
+
+Two ranks run a script that was made for one. There are 240 samples, and each rank takes 20 steps with 6 of them: just enough for all. First both shuffle with the same seed. Then somebody notices, and gives each rank a seed of its own.
+"""
+
+# %% tags=["prediction:own seeds"]
+predict(
+    "own seeds",
+    "With a seed of their own, how many of the 240 samples do the two see?",
+    "120",
+    "about 180",
+    "240",
+    mine=...,
+)
+
+# %% tags=["reveal:own seeds"]
+print("the same seed:  ", play.coverage(MyOrder(240, 6, seed=0), MyOrder(240, 6, seed=0)))
+print("own seeds:      ", play.coverage(MyOrder(240, 6, seed=0), MyOrder(240, 6, seed=1)))
+reveal("own seeds", "about 180")  # as counted above
+
+# %% [markdown]
+"""
+No error and no warning in either, and both would train. With the same seed the second rank is there for nothing. With seeds of their own each shuffles *all* samples and takes half of them, so a sample is missed by both with a chance of one in four.
+
+The remedy is your `rank_slice` of lesson 02: one order for all, and each rank takes its slice of every step.
+"""
+
+# %%
+print("one order:      ", play.coverage(*(MyOrder(240, 6, rank=k, world_size=2) for k in range(2))))
+
+# %% [markdown]
+"""
+Why slices of each step, and not half of the epoch for each? Because of the day on which a machine is taken away, or one comes. Left, two ranks for four steps; right, a third one comes after two of them:
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.draw_moved(rank_slice)
+
+# %% [markdown] tags=["takeaway"]
+"""
+Each row has the same twelve positions in both pictures, only with other owners. What is done is always the *first so many* of the order, so one number says where all ranks stand. That holds as long as batch size x number of ranks stays what it was, here 12.
+
+## Who writes what · core
+
+Now the model. In the simplest case each rank has all of it, and they add up their gradients: *DDP*. A model too large for that is spread. With *FSDP2* each rank keeps some rows of every weight; before a layer computes, its rows are gathered from all ranks, and afterwards they are dropped again. Such a part of a tensor is a **shard**. Here it is `(name, first_row, rows)`:
+"""
+
+# %% tags=["term:shard"]
+every = play.shards(rows=10, ranks=2)
+for rank, shards in enumerate(every):
+    print(f"rank {rank} has", shards)
+
+# %% [markdown]
+"""
+Each has half of `up`. `mean`, `scale` and `table` are on both: FSDP2 doesn't spread them. A checkpoint should have everything once, and no rank should send weights to another for the sake of a save.
+
+**Write `share_out`.** `every` has for each rank the list of its shards; shards are the same if all three values are. Return for each rank the list of those that it writes. What one rank alone has, it writes itself. What several have, all of them have. Deal that out afterwards, in the order of rank 0's list: each shard to the rank that has the fewest *rows* to write so far, and to the lowest of several.
+"""
+
+# %% [markdown] tags=["hint:share_out"]
+"""
+<details><summary>Hint</summary>
+
+`Counter(shard for shards in every for shard in shards)` says how many have each shard. `min(lists, key=...)` returns the first of the smallest, and you can append to it.
+
+</details>
+"""
+
+
+# %% tags=["exercise:share_out", "file:ranks.py"]
+@check
+def share_out(every):
+    """Return for each rank the shards that it writes: each shard once, by one who has it."""
+    ### BEGIN SOLUTION
+    have = Counter(shard for shards in every for shard in shards)
+    writes = [[shard for shard in shards if have[shard] == 1] for shards in every]
+    for shard in every[0]:
+        if have[shard] > 1:
+            least = min(writes, key=lambda own: sum(rows for _, _, rows in own))
+            least.append(shard)
+    return writes
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:share_out"]
+"""
+With DDP all ranks have everything. If rank 0 wrote it all, a save on 1,024 ranks would take as long as on one.
+"""
+
+# %%
+for rank, shards in enumerate(share_out(every)):
+    print(
+        f"rank {rank} writes {[name for name, _, _ in shards]}: {sum(one[2] for one in shards)} rows"
+    )
+
+# %% [markdown]
+"""
+## Another number of ranks reads it · core
+
+Each rank writes its shards into a file of its own. Now *three* ranks want to go on. Of the 10 rows of `up`, they hold 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10.
+"""
+
+# %% tags=["prediction:files"]
+predict(
+    "files", "How many of the two files does the middle rank read?", "none", "one", "two", mine=...
+)
+
+# %% [markdown]
+"""
+**Write `overlap`.** `wanted` and `held` are ranges of rows: those that a rank wants, and those that a file has. Return None if they have nothing in common, else two slices:
+
+- where the common rows go, counted from the first *wanted* one;
+- where they lie, counted from the first one in the *file*.
+
+With `wanted = range(4, 8)` and `held = range(5, 10)` these are rows 5, 6 and 7: `slice(1, 4)` of the wanted ones, `slice(0, 3)` of the file's.
+"""
+
+# %% [markdown] tags=["hint:overlap"]
+"""
+<details><summary>Hint</summary>
+
+The first common row is the later of two beginnings, and the end is the earlier of two ends.
+
+</details>
+"""
+
+
+# %% tags=["exercise:overlap", "file:ranks.py"]
+@check
+def overlap(wanted, held):
+    """Return where rows that a file holds go, and where in the file they are; None without any."""
+    ### BEGIN SOLUTION
+    begin, end = max(wanted.start, held.start), min(wanted.stop, held.stop)
+    if begin >= end:
+        return None
+    there = slice(begin - wanted.start, end - wanted.start)
+    here = slice(begin - held.start, end - held.start)
+    return there, here
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:overlap"]
+"""
+The library does the same in every dimension, and with steps.
+"""
+
+# %% [markdown]
+"""
+**Turn it.** When does every rank read just one file?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(
+    play.readers_of(overlap),
+    ranks_that_wrote=(2, [1, 2, 3, 4]),
+    ranks_that_read=(3, [1, 2, 3, 4]),
+    rows=(10, [4, 6, 8, 10, 12]),
+)
+
+# %% tags=["reveal:files"]
+reveal("files", play.files_read(overlap, range(4, 8)))
+
+# %% [markdown] tags=["takeaway"]
+"""
+A rank reads several files only where its piece, in the lower row, lies under several of the upper row. No rank reads more than its own part, and nobody puts the whole model together.
+
+Now in earnest. `save` and `load` are given, and call what you wrote. A shard's name in a file is `name@first_row`.
+"""
+
+
+# %% tags=["given", "file:ranks.py"]
+def write_share(temporary, rank, ranks, state):
+    """Write this rank's share of a save; return the file's name and size."""
+    every = [None] * ranks
+    dist.all_gather_object(every, list(state))  # a collective: everybody learns what all have
+    own = {
+        f"{name}@{first}": state[name, first, rows] for name, first, rows in share_out(every)[rank]
+    }
+    temporary.mkdir(parents=True, exist_ok=True)
+    path = temporary / f"rank_{rank}.safetensors"
+    with open(path, "wb") as file:
+        file.write(safetensors.torch.save(own))
+        file.flush()
+        os.fsync(file.fileno())
+    return {path.name: path.stat().st_size}
+
+
+def load(folder, wanted):
+    """Return the wanted rows of each tensor, `{name: range}`, from the files of all ranks."""
+    found = {}
+    for path in sorted(folder.glob("rank_*.safetensors")):
+        with npydata.open_checkpoint(path) as file:
+            for key in file:
+                name, first = key.split("@")
+                begin, (rows, *rest) = int(first), file.info(key).shape
+                if both := overlap(wanted[name], range(begin, begin + rows)):
+                    whole = found.setdefault(name, torch.empty(len(wanted[name]), *rest))
+                    whole[both[0]] = file.get_slice(key)[both[1]]  # reads these rows only
+    return found
+
+
+# %%
+saved = play.save_on(2, write_share, rows=10)
+play.load_on(3, load, saved)
+
+# %% [markdown]
+"""
+Three ranks have what two had saved, to the last bit. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. One thing is still missing: what if one of them dies?
+
+## Sitting 2 · All or nothing, on every rank · core
+
+One process that dies in a save leaves the old checkpoint: that was lesson 08. Now there are many, and each writes a part. If one part is missing, the whole is worthless.
+
+The obvious way is a collective. All write, then comes a *barrier*: a collective that does nothing but wait until all are there. Then rank 0 renames. But a rank that was killed never comes to the barrier, and the others stand there until `torch.distributed` loses its patience.
+"""
+
+# %% tags=["prediction:patience"]
+predict(
+    "patience",
+    "How long is that patience with gloo, if you don't say?",
+    "30 seconds",
+    "5 minutes",
+    "30 minutes",
+    mine=...,
+)
+
+# %% tags=["reveal:patience"]
+reveal("patience", play.patience())
+
+# %% [markdown]
+"""
+It gets worse. Files are written by a background thread, and training calls collectives of its own. If one rank is in the barrier first and another in `all_reduce`, nothing moves again.
+
+So the ranks leave each other notes instead, in the small store that the rendezvous has set up: *I have written this*, or *I give up, because ...*. Nobody meets anybody, and each wait has an end.
+"""
+
+
+# %% tags=["given", "file:ranks.py"]
+class Notes:
+    """What the ranks tell each other; a note is a dictionary."""
+
+    def __init__(self, store):
+        self.store, self.begun = store, time.monotonic()
+
+    @property
+    def seconds(self):
+        return time.monotonic() - self.begun
+
+    def leave(self, rank, note):
+        self.store.set(f"note/{rank}", json.dumps(note))
+
+    def read(self, rank):
+        key = f"note/{rank}"
+        return json.loads(self.store.get(key)) if self.store.check([key]) else None
+
+    def sleep(self):
+        time.sleep(0.01)
+
+
+# %% [markdown]
+"""
+**Write `gather`**, which rank 0 calls: wait for the notes of ranks 0 to `ranks - 1`, and return them as a list.
+
+- `notes.read(rank)` returns a note, or None as long as there is none. Look at all ranks, and if you have to wait, call `notes.sleep()` and look again.
+- A note with the key `"error"` says that its rank has given up. Then raise a `RuntimeError` with the rank's number in its text, at once, whoever else is missing.
+- If somebody is still missing after `patience` seconds (`notes.seconds` counts them), raise a `RuntimeError` with the numbers of all who are missing.
+"""
+
+# %% [markdown] tags=["hint:gather"]
+"""
+<details><summary>Hint</summary>
+
+`while True:` and in each round four things, in this order: read all notes, look for errors, return if none is missing, see whether your patience is at its end.
+
+</details>
+"""
+
+
+# %% tags=["exercise:gather", "file:ranks.py"]
+@check
+def gather(notes, ranks, patience):
+    """Return the notes of all ranks; raise if one gave up, or is silent for too long."""
+    ### BEGIN SOLUTION
+    while True:
+        found = [notes.read(rank) for rank in range(ranks)]
+        for rank, note in enumerate(found):
+            if note is not None and "error" in note:
+                raise RuntimeError(f"rank {rank}: {note['error']}")
+        missing = [rank for rank, note in enumerate(found) if note is None]
+        if not missing:
+            return found
+        if notes.seconds >= patience:
+            raise RuntimeError(f"no word from rank {missing}")
+        notes.sleep()
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:gather"]
+"""
+The library waits ten minutes if you don't say. A disk may be slow, and that is no reason to lose a save.
+"""
+
+# %% [markdown]
+"""
+**Write `commit_all`**, the line between *nothing* and *all*. Rank 0 calls it. A note's `"files"` is a dictionary: the name of each file that its rank wrote into `temporary`, and its size. Wait for all notes with your `gather`. If one of the files is not there, or has another size, raise a `RuntimeError` with its name in the text. Only then rename `temporary` to `folder`: `path.rename(other)`.
+"""
+
+# %% [markdown] tags=["hint:commit_all"]
+"""
+<details><summary>Hint</summary>
+
+`path.is_file()` says whether it is there, `path.stat().st_size` how large it is. `temporary / name` is its path.
+
+</details>
+"""
+
+
+# %% tags=["exercise:commit_all", "file:ranks.py"]
+@check
+def commit_all(temporary, folder, notes, ranks, patience):
+    """Make a checkpoint of what all ranks wrote, or raise and leave none."""
+    ### BEGIN SOLUTION
+    for note in gather(notes, ranks, patience):
+        for name, size in note["files"].items():
+            path = temporary / name
+            if not path.is_file() or path.stat().st_size != size:
+                raise RuntimeError(f"{name} is not here, or not whole")
+    temporary.rename(folder)
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:commit_all"]
+"""
+The look at the files finds a common mistake with two machines: a folder of the same name on each, and not one that they share.
+"""
+
+# %% [markdown]
+"""
+Two ranks save step 1. In the save of step 2, rank 1 is killed by `kill -9` after it has written its file, and before it says so. Your patience is 2 seconds.
+"""
+
+
+# %% tags=["given", "file:ranks.py"]
+def save(root, step, rank, ranks, state, store, patience=600.0):
+    """Save a step on all ranks; on rank 0, return when it is a checkpoint."""
+    folder, temporary = root / f"step-{step}", root / f"step-{step}.tmp"
+    notes = Notes(dist.PrefixStore(f"step-{step}", store))
+    try:
+        notes.leave(rank, {"files": write_share(temporary, rank, ranks, state)})
+    except OSError as error:  # the others are told, and so don't wait in vain
+        notes.leave(rank, {"error": str(error)})
+    if rank == 0:
+        commit_all(temporary, folder, notes, ranks, patience)
+
+
+# %% tags=["prediction:the other"]
+predict(
+    "the other",
+    "What does rank 0 get?",
+    "nothing",
+    "an error that names rank 1",
+    "it hangs",
+    mine=...,
+)
+
+# %% tags=["reveal:the other"]
+reveal("the other", play.killed_in_a_save(save, patience=2.0))
+
+# %% [markdown] tags=["takeaway"]
+"""
+| who dies, and when | rank 0 gets | the newest checkpoint |
+|---|---|---|
+| another rank, before its note | an error that names it | the old one |
+| another rank, after its note | no error from the save | the new one |
+| rank 0, before the rename | it is dead | the old one |
+
+And the others, in the last row? They need a note from rank 0 as well: *it is done*, or *it is not*. The library's ranks wait for it.
+
+## Prove it · core
+
+Each line below is a promise, tested on your code.
+"""
+
+# %%
+write("ranks.py")
+promises("ranks.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("not seen by rank 0", mine=...)
+
+# %% tags=["play"]
+card("pieces counted", mine=...)
+
+# %% [markdown]
+"""
+The counter from the beginning, with another rank after ten steps:
+"""
+
+# %%
+before = [MyOrder(240, 6, rank=k, world_size=2) for k in range(2)]
+after = [MyOrder(240, 4, given=120, rank=k, world_size=3) for k in range(3)]
+print("2 ranks, then 3:", play.coverage(*before, then=after, steps=10))
+
+# %% [markdown] tags=["closing"]
+"""
+**With the library** it is two calls in the training loop that you know, and your names stand behind them: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
+
+```python
+state = npydata.load_distributed(newest, model, optimizer)
+...
+checkpointer.save_distributed(folder, model.state_dict(), optimizer.state_dict(), state)
+```
+
+On many machines nothing in your script changes. The same line is started on each of them, here on 16 with 8 GPUs each. The checkpoints need a file system that all of them share.
+
+```
+torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id my_run \\
+         --rdzv-endpoint first-machine:29500 train.py --out /shared/run
+```
+
+`make run-distributed` runs [train_fsdp.py](../examples/train_fsdp.py): two ranks here, then one that goes on, and at the end one file of all shards.
+
+**You can now explain**
+
+- why two ranks with the same seed learn everything twice, and with seeds of their own miss a quarter;
+- why each rank takes a slice of every step, and why batch size x number of ranks should stay the same;
+- who writes a shard, and who a tensor that all ranks have;
+- how three ranks read what two have written, without anybody reading all of it;
+- why a save across ranks must not wait in a collective, and what the survivors of a crash see.
+
+**The number to remember: 1.** Each sample has one owner in an epoch, each shard one writer, each save one rank that commits it.
+
+**Yours to keep**: `lab/mine/ranks.py`.
+
+**The next pain.** Every part survives by itself. Does the whole run? Lesson 10 kills it, twice.
+
+[08 Survive the crash](08_survive_the_crash.ipynb) · **09** (optional) · next: [10 Train, crash, resume](10_train_crash_resume.ipynb)
+"""
