@@ -10,10 +10,6 @@ import torch.distributed.checkpoint.default_planner  # noqa: F401 - a child has 
 from course.grading import child
 from tutorial import keeping, sync
 from tutorial.building import judge
-from tutorial.kept.reader.archive import Extent
-from tutorial.kept.reader.containers import legacy
-from tutorial.kept.reader.containers.legacy import COUNT_BYTES
-from tutorial.kept.reader.parallel_read import GAP_BYTES, REQUEST_BYTES
 from tutorial.lessons import PARTS, build_named
 from tutorial.solving import plain, solutions, solved, without_annotations
 from tutorial.symbols import find, fingerprint, module_source, parse_symbol
@@ -96,37 +92,6 @@ def impatient(monkeypatch):
 @every_build
 def test_the_reference_is_right(build):
     assert judge(build, build.reference).right, judge(build, build.reference).text
-
-
-def a_gap_from_the_furthest_end(reads):
-    """Where a read lies inside another, what follows the longer one is near all the same."""
-    found = []
-    for read in sorted(reads, key=lambda one: one.offset):
-        near = found and read.offset - max(one.end for one in found[-1]) <= GAP_BYTES
-        if near and read.end - found[-1][0].offset <= REQUEST_BYTES:
-            found[-1].append(read)
-        else:
-            found.append([read])
-    return found
-
-
-def unsigned_counts(file, at, storages):
-    """A negative count is a huge one, and is refused as well."""
-    extents = {}
-    for storage in storages:
-        count = int.from_bytes(file.read(at, COUNT_BYTES), "little")
-        legacy.require_count(storage, count)
-        extents[storage.key] = Extent(file, at + COUNT_BYTES, count * storage.dtype.itemsize)
-        at += COUNT_BYTES + extents[storage.key].nbytes
-    legacy.require_end(file, at)
-    return extents
-
-
-@pytest.mark.parametrize(
-    "name, answer", [("runs", a_gap_from_the_furthest_end), ("scan_storages", unsigned_counts)]
-)
-def test_what_keeps_the_promise_in_another_way_is_right(name, answer):
-    assert judge(build_named(name)[1], answer).right
 
 
 @every_build

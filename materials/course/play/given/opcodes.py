@@ -66,8 +66,14 @@ STORAGES = {
 
 def persistent_id(machine):
     """Push the storage that an id stands for: ("storage", type, key, device, count)."""
-    kind, name, key, _, numel, *_ = machine.stack.pop()
-    if kind != "storage" or type(key) is not str or type(numel) is not int or numel < 0:
+    kind, name, key, _, numel, *view = machine.stack.pop()
+    if (
+        any(view)
+        or kind != "storage"
+        or type(key) is not str
+        or type(numel) is not int
+        or numel < 0
+    ):
         raise ValueError(f"an id of {kind!r:.40}, expected a storage")
     machine.stack.append(Storage(key, STORAGES[name], numel))
 

@@ -1,0 +1,139 @@
+"""Lesson 06: the bytes of a tensor in its file."""
+
+import struct
+from functools import partial
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from course.grading.exercise import Exercise
+from course.lesson import defined, solution
+from npydata.reader.tensor import byte_span
+
+here = partial(solution, "06")
+Storage, CheckpointError = (defined("06")[name] for name in ("Storage", "CheckpointError"))
+
+
+def sizes_add_up(places: Any, begin: int, end: int) -> None:
+    if sum(stop - first for first, stop in places) != end - begin:
+        raise CheckpointError
+
+
+CHECK_NO_GAPS = Exercise(
+    here("check_no_gaps"),
+    [
+        ([(8, 16)], 8, 16),
+        ([], 8, 8),
+        ([], 8, 9),
+        ([(8, 16)], 8, 17),
+        ([(8, 16)], 8, 12),
+        ([(9, 16)], 8, 16),
+        ([(16, 20), (8, 16)], 8, 20),
+        ([(8, 16), (8, 16)], 8, 16),
+        ([(8, 16), (16, 16), (16, 20)], 8, 20),
+        ([(16, 20), (16, 16), (8, 16)], 8, 20),
+        ([(8, 16), (12, 20)], 8, 20),
+        ([(8, 16), (18, 20)], 8, 20),
+        ([(8, 16), (12, 20), (24, 28)], 8, 28),
+    ],
+    others={"Sizes that add up are not enough: an overlap and a hole cancel out.": sizes_add_up},
+    misconceptions="""
+sorted(places) >> places | The header may list tensors in any order.
+first != at >> first < at | Bytes before a tensor that belong to none: something can hide there.
+first != at >> first > at | Two tensors share bytes, and you accept them.
+at != end >> at > end | Bytes after the last tensor: a second file can hide there.
+at != end >> at < end | A tensor that reaches beyond the end of the file is accepted.
+at = begin >> at = 0 | The tensors' part begins at `begin`, after the header.
+""",
+)
+
+
+def header_of(name: int, extra: int) -> bytes:
+    return b"PK\x03\x04" + bytes(22) + struct.pack("<HH", name, extra)
+
+
+def rounded_up(header: bytes, at: int) -> int:
+    return -(-(at + 30 + int.from_bytes(header[26:28], "little")) // 64) * 64
+
+
+PAYLOAD_BEGIN = Exercise(
+    here("payload_begin"),
+    [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (12, 22, 64), (300, 513, 2**33)]],
+    show=lambda header, at: "payload_begin(header, {})  # name: {} bytes, extra field: {}".format(
+        at, *struct.unpack("<HH", header[26:])
+    ),
+    others={"You round up to 64: only torch pads so, and by the extra field.": rounded_up},
+    misconceptions="""
++ extra_length >> | You forget the extra field: the padding is in it.
++ name_length >> | You forget the name, which stands right after the fixed part.
+at + 30 >> 30 | You count from the header's beginning, not from the file's.
+at + 30 >> at | The fixed part itself has 30 bytes.
+int.from_bytes(header[28:30], "little") >> header[28] | One byte counts to 255; a length has two.
+""",
+)
+
+
+@st.composite
+def views(draw: Any) -> tuple[Any, int]:
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    stride = [draw(st.integers(0, 9)) for _ in shape]
+    return (tuple(shape), tuple(stride), draw(st.integers(0, 9))), draw(st.sampled_from([1, 4, 8]))
+
+
+def as_many_as_it_holds(view: Any, itemsize: int) -> tuple[int, int]:
+    return view[2] * itemsize, (view[2] + torch.Size(view[0]).numel()) * itemsize
+
+
+BYTE_SPAN = Exercise(
+    byte_span,
+    views(),
+    others={"A view may span far more elements than it holds.": as_many_as_it_holds},
+    misconceptions="""
+if 0 in shape >> if False | A view without elements touches no byte.
+(size - 1) * step >> size * step | From the first of three to the last it is two steps.
+(last + 1) * itemsize >> last * itemsize | The last element has bytes, too: stop after it.
+last = offset + >> last = | You count the last element from the view's first, not from the storage's.
+offset * itemsize, (last + 1) * itemsize >> offset, last + 1 | You count elements; files count bytes.
+""",
+)
+
+
+class Bytes:
+    """A file in memory, which counts what is read of it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.count = data, 0
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        self.count += nbytes
+        return self.data[at : at + nbytes]
+
+
+def scanned(answer: Any, there: list[int], told: list[int]) -> dict[str, Any]:
+    """Scan storages that begin at byte 24; the file and the pickle may not agree."""
+    dtypes = [torch.float32, torch.int64, torch.int16]
+    data = bytes(24)
+    for count, dtype in zip(there, dtypes, strict=False):
+        data += struct.pack("<q", count) + bytes([7]) * count * dtype.itemsize
+    storages = [Storage(f"k{i}", dtypes[i], count) for i, count in enumerate(told)]
+    file = Bytes(data)
+    return {"returned": answer(file, 24, storages), "bytes read": file.count}
+
+
+SCAN_STORAGES = Exercise(
+    here("scan_storages"),
+    [([], []), ([3], [3]), ([3], [2]), ([3, 0, 5], [3, 0, 5]), ([2, 4], [4, 2])],
+    scanned,
+    show=lambda there, told: (
+        f"scan_storages(file, 24, storages)  # elements of k0, k1, ...: {there}; the pickle: {told}"
+    ),
+    misconceptions="""
+first = at + 8 >> first = at | The elements begin after the count.
+count * storage.dtype.itemsize >> count | An element has several bytes.
+count != storage.numel >> False | The file's count and the pickle's differ, and you believe one of them.
+at = first + >> at = at + | Each storage has a count before it: 8 bytes more.
+= first, at >> = first, at - first | The second number is where the elements stop, not how many bytes they are.
+[storage.key] >> [storage] | They are asked for by their keys.
+""",
+)

@@ -1,0 +1,583 @@
+# %% [markdown] tags=["opening"]
+"""
+# 06 · One tensor out of a large file
+
+[05 A pickle is a program](05_pickle_program.ipynb) · **06** · next: [07 Save without stopping](07_async_checkpointer.ipynb)
+
+**Why you should care.** You want one tensor, and `torch.load` reads 20 GB to give it to you. In this lesson you find the bytes of a tensor in its file, check what the file says about them, and read no others: from a disk, and at the end from a server.
+
+**The idea in five lines.** The rest of the lesson finds `begin`, and refuses files that lie about it:
+
+```python
+stored = describe(pickle_of(file))["layer.7"]                # lesson 05: storage, shape, strides
+begin = where_it_lies(file, stored.storage)                  # a few bytes of headers
+memory = file.map(begin, storage_bytes)                      # nothing is read yet
+tensor = view(memory, dtype, (shape, strides, offset))       # nothing is copied
+tensor[2:5, :10]                                             # now the disk reads a few pages
+```
+
+**Three questions** on earlier lessons:
+
+1. What are the `data_offsets` in a safetensors header counted from?
+2. What stands in a pickle in place of a tensor's numbers?
+3. You map a file of 20 GB. What does that cost, and when do you pay the rest?
+
+<details><summary>Answers</summary>
+
+1. From the end of the header.
+2. A persistent id: the key of a storage. The storage is an entry of its own in the file.
+3. Next to nothing, and a page whenever you touch one that is not in memory.
+
+</details>
+
+**You need** lessons 00 and 05. Terms: [glossary](../materials/tutorial/glossary.md).
+
+**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+
+| sitting | what you do | minutes |
+|---|---|---|
+| 1 | a header that lies; where the bytes begin | 25 |
+| 2 | slices; files from before 2020; a file of 2 GB on a server | 30 |
+"""
+
+# %%
+import sys
+
+sys.path.append("../materials")
+
+from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.play import nb06 as play
+
+begin("06")
+read_tensor = earlier("00", "read_tensor")
+describe = earlier("05", "describe")
+
+# %% tags=["given", "file:checkpoint.py"]
+import json
+
+import torch
+from files import (
+    DTYPES,
+    LEGACY,
+    ZIP,
+    directory,
+    first_pickles,
+    slice_view,
+    tensors_in,
+)
+from opcodes import Storage, Stored
+
+from npydata import CheckpointError
+
+# %% [markdown]
+"""
+## Sitting 1 · Break it: a header that lies · core
+
+Back to `read_tensor` of lesson 00. It believes its header: it goes where `data_offsets` point, and takes what lies there. Here is a file with two tensors; somebody has changed its header.
+"""
+
+# %%
+liar = play.false_header()
+play.show_header(liar)
+
+# %% tags=["prediction:lie"]
+predict(
+    "lie",
+    'What does read_tensor(liar, "b") give?',
+    "an error",
+    "the numbers of b",
+    "the numbers of a",
+    mine=...,
+)
+
+# %% tags=["reveal:lie"]
+reveal("lie", play.whose_numbers(read_tensor, liar))
+
+# %% [markdown]
+"""
+A model would train on with somebody else's weights, and there is no error. Now a second file. It begins with the safetensors file of a tensor `w`, and somebody has appended a `.pt` file to it:
+"""
+
+# %%
+both = play.two_in_one()
+print("read_tensor:", read_tensor(both, "w").tolist())
+
+# %% tags=["prediction:two"]
+predict(
+    "two",
+    "What does Python's zipfile.is_zipfile say of that file?",
+    "it is a zip file",
+    "it is none",
+    mine=...,
+)
+
+# %% tags=["reveal:two"]
+reveal("two", play.is_zip_file(both))
+
+# %% [markdown]
+"""
+A zip file is found from its *end*. So this file is harmless weights to the program that scans it, and something else to the one that loads it.
+
+The list for today. `torch.load` is the reader in the last three lines.
+"""
+
+# %%
+before = play.exam(read_tensor)
+
+# %% [markdown]
+"""
+## No gaps · core
+
+safetensors has a rule against both: after the header, the tensors fill the rest of the file, and *each byte belongs to exactly one of them*. Nothing overlaps, nothing is left over.
+
+**Write `check_no_gaps`.** `places` is a list of pairs: where a tensor begins in the file and where it stops, the byte after its last. They are in any order; none stops before it begins. Together they must fill the file from byte `begin` to byte `end`. Where they don't, raise a `CheckpointError` (with what you found and what you expected).
+"""
+
+# %% [markdown] tags=["hint:check_no_gaps"]
+"""
+<details><summary>Hint</summary>
+
+Sort them. Where must the first one begin? And each next one?
+
+</details>
+"""
+
+
+# %% tags=["exercise:check_no_gaps", "file:checkpoint.py"]
+@check
+def check_no_gaps(places, begin, end):
+    """Refuse tensors that overlap, leave a hole, or don't reach exactly to the end."""
+    ### BEGIN SOLUTION
+    at = begin
+    for first, stop in sorted(places):
+        if first != at:
+            raise CheckpointError(f"a tensor begins at byte {first}, expected {at}")
+        at = stop
+    if at != end:
+        raise CheckpointError(f"the tensors end at byte {at}, the file at {end}")
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:check_no_gaps"]
+"""
+Sizes that add up are not enough: an overlap and a hole may cancel out. (Pairs are sorted by where they begin, then by where they stop, so a tensor without bytes comes before the one that begins at the same byte.)
+"""
+
+# %%
+play.try_places(check_no_gaps, liar, both)
+
+# %% [markdown]
+"""
+## Where the bytes begin · core
+
+Now the files of `torch.save`. Since 2020 they are zip archives. Each entry has a *local header*: a fixed part of 30 bytes, the entry's name, and an *extra field*. Then come its bytes. At the end of the file a *directory* lists all entries: name, size, and where the local header lies. It has an extra field for each entry as well, one of its own.
+
+**Predict.** A small file holds the numbers 0 to 5, in 64 bits. We take the place of the local header, and add 30, the length of the name, and the length of the *directory's* extra field.
+"""
+
+# %% tags=["prediction:place"]
+predict(
+    "place",
+    "What do we find there?",
+    "the numbers",
+    "other bytes",
+    mine=...,
+)
+
+# %% tags=["reveal:place"]
+small = play.six_numbers()
+reveal("place", play.where_the_directory_leads(small))
+
+# %% [markdown]
+"""
+Wrong bytes, and no error. The two extra fields differ. torch fills the local one with padding, the letter Z, so that each storage begins at a multiple of 64 bytes; the directory knows nothing of it.
+
+**Write `payload_begin`**: where do the bytes of an entry begin in the file? `header` is the fixed part, 30 bytes; it lies at byte `at` of the file. Its bytes 26 and 27 hold the length of the name, 28 and 29 that of the extra field, the low byte first (*little-endian*).
+"""
+
+# %% [markdown] tags=["hint:payload_begin"]
+"""
+<details><summary>Hint</summary>
+
+`int.from_bytes(two_bytes, "little")` makes a number of two bytes. Which three things lie between byte `at` and the entry's bytes?
+
+</details>
+"""
+
+
+# %% tags=["exercise:payload_begin", "file:checkpoint.py"]
+@check
+def payload_begin(header, at):
+    """Return where the bytes after a local header begin."""
+    ### BEGIN SOLUTION
+    name_length = int.from_bytes(header[26:28], "little")
+    extra_length = int.from_bytes(header[28:30], "little")
+    return at + 30 + name_length + extra_length
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:payload_begin"]
+"""
+No rounding to 64: the padding *is* the extra field. A zip file by another program has none, and works the same.
+"""
+
+# %% tags=["nbval-ignore-output"]
+play.draw_file(small, payload_begin)
+
+# %% [markdown] tags=["takeaway"]
+"""
+A file of `torch.save`, byte by byte, in rows of 64. The bytes of each entry begin at the left edge, after the padding. *Payload* are the numbers of a storage; *description* says what they are, and is what your machine of lesson 05 reads.
+
+You can find a storage in a `.pt` file without reading the rest, and **this is a good place to stop**. When you come back, run the cells from the top; what you wrote is checked again and runs.
+
+## Sitting 2 · A tensor over bytes · core
+
+The bytes of a storage are one long row of elements. How does a matrix lie in it? By three things, and lesson 05 found them in the pickle:
+
+- its *shape*, say `(4, 6)`: 4 rows of 6;
+- its *strides*, `(6, 1)`: one row further is 6 elements further, one column further is 1;
+- its *offset*: which element of the storage is its first, 0 here.
+
+So row `r`, column `c` is element `offset + 6 * r + 1 * c`. A slice is only another shape, other strides and another offset. `matrix[1:3, ::2]` has shape `(2, 3)`, strides `(6, 2)` and offset 6: every second column is a step of 2. The transpose has shape `(6, 4)` and strides `(1, 6)`. Nothing is copied for any of them.
+
+`view` is given. It lays a tensor over memory as these three say. (It goes through an untyped storage, because numpy and `torch.frombuffer` refuse memory of 0 bytes, and a tensor may have none.)
+"""
+
+
+# %% tags=["given", "file:checkpoint.py"]
+def view(memory, dtype, seen):
+    """Return a tensor over memory, as (shape, strides, offset) say; nothing is copied."""
+    shape, stride, offset = seen
+    storage = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+# %% [markdown] tags=["term:byte span"]
+"""
+Which bytes do we need for a view? From the first element it touches to the last, and no others: its **byte span**. That is all that has to be mapped or fetched.
+
+**Write `byte_span`.** `view` is `(shape, strides, offset)`, counted in elements; `itemsize` is the bytes of one element. Return where the span begins and where it stops, the byte after its last, counted from the storage's beginning. No stride is negative. A view without elements begins and stops at its offset.
+
+```python
+byte_span(((2, 3), (6, 2), 6), 4)      # (24, 68): from element 6 to element 16
+```
+"""
+
+# %% [markdown] tags=["hint:byte_span"]
+"""
+<details><summary>Hint</summary>
+
+Which element is the last one? In each dimension, how many steps is it from the first to the last, and how long is a step?
+
+</details>
+"""
+
+
+# %% tags=["exercise:byte_span", "file:checkpoint.py"]
+@check
+def byte_span(view, itemsize):
+    """Return the first byte of its storage that a view touches, and the one after the last."""
+    ### BEGIN SOLUTION
+    shape, stride, offset = view
+    if 0 in shape:
+        return offset * itemsize, offset * itemsize
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset * itemsize, (last + 1) * itemsize
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:byte_span"]
+"""
+The number of elements plays no part: a column spans far more than it holds. The library runs these very lines.
+"""
+
+# %% [markdown]
+"""
+**Turn it.** Rows and columns of a slice of the matrix of 4 × 6, and below it the storage. In JupyterLab, move them. Which slices span much more than they hold?
+"""
+
+# %% tags=["play", "nbval-ignore-output"]
+sliders(
+    play.slices(byte_span),
+    first_row=(1, [0, 1, 2, 3]),
+    rows=(2, [1, 2, 3, 4]),
+    first_column=(0, list(range(6))),
+    column_step=(2, [1, 2, 3, 4, 5]),
+)
+
+# %% [markdown] tags=["takeaway"]
+"""
+Dark elements are wanted, light ones lie between them. Whole rows span nothing else; single columns span nearly everything.
+
+Now put it together. `File` is given: `file.read(at, nbytes)` gives bytes, and `file.map(at, nbytes)` an array over bytes that are not read before you touch them ([files.py](../materials/course/play/given/files.py)). This class is given, too. Read `slice` and `open_zip`; your functions are in it.
+"""
+
+
+# %% tags=["given", "file:checkpoint.py"]
+class MyCheckpoint:
+    """The tensors of a file by name; each is read when it is asked for.
+
+    `describe` is the pickle machine of lesson 05.
+    """
+
+    def __init__(self, file, describe):
+        self.file, self.describe = file, describe
+        start = file.read(0, len(LEGACY))
+        try:
+            if start.startswith(ZIP):
+                self.open_zip()
+            elif start == LEGACY:
+                self.open_legacy()
+            else:
+                self.open_safetensors()
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"not a checkpoint that can be read: {error}") from None
+
+    def __getitem__(self, name):
+        return self.slice(name, ...)
+
+    def slice(self, name, index):
+        """Return a slice of a tensor, from the bytes it spans."""
+        stored = self.tensors[name]
+        dtype = stored.storage.dtype
+        shape, stride, offset = slice_view((stored.shape, stored.stride, stored.offset), index)
+        first, stop = byte_span((shape, stride, offset), dtype.itemsize)
+        begin, end = self.place(stored.storage.key)
+        if begin + stop > end:
+            raise CheckpointError(f"{name!r} needs {stop} bytes of a storage of {end - begin}")
+        memory = self.file.map(begin + first, stop - first)
+        return view(memory, dtype, (shape, stride, 0))
+
+    def open_zip(self):
+        self.entries = directory(self.file)
+        begin, end = self.in_entry("data.pkl")
+        value, _ = self.describe(self.file.read(begin, end - begin))
+        self.tensors = tensors_in(value)
+        self.place = lambda key: self.in_entry(f"data/{key}")
+
+    def in_entry(self, name):
+        at, nbytes = self.entries[name]
+        begin = payload_begin(self.file.read(at, 30), at)
+        return begin, begin + nbytes
+
+    def open_safetensors(self):
+        begin = 8 + int.from_bytes(self.file.read(0, 8), "little")
+        header = json.loads(self.file.read(8, min(begin - 8, self.file.size)))
+        header.pop("__metadata__", None)
+        self.tensors, places = {}, {}
+        for name, entry in header.items():
+            storage = Storage(name, DTYPES[entry["dtype"]], torch.Size(entry["shape"]).numel())
+            steps = torch.empty(entry["shape"], device="meta").stride()
+            self.tensors[name] = Stored(storage, tuple(entry["shape"]), steps, 0)
+            first, stop = entry["data_offsets"]
+            if stop - first != storage.numel * storage.dtype.itemsize:
+                raise ValueError(f"{stop - first} bytes for {storage.numel} elements")
+            places[name] = begin + first, begin + stop
+        check_no_gaps(list(places.values()), begin, self.file.size)
+        self.place = places.__getitem__
+
+    def open_legacy(self):
+        # a magic number, a version, the writer's machine, the object, the keys of its storages
+        (*_, value, keys), at = first_pickles(self.file, 5, self.describe)
+        self.tensors = tensors_in(value)
+        storages = {one.storage.key: one.storage for one in self.tensors.values()}
+        places = scan_storages(self.file, at, [storages[key] for key in keys])
+        self.place = places.__getitem__
+
+
+# %%
+play.read_back(MyCheckpoint, describe)
+
+# %% [markdown]
+"""
+**Predict.** The file of twelve matrices, 50 MB, has 12,289 pages, and the system forgets them all. Then we open it and take `ckpt.slice("layer.7", np.s_[2:5, :10])`: 10 columns of 3 rows. A row of this matrix is 4,096 bytes, and so is a page.
+"""
+
+# %% tags=["prediction:pages"]
+predict(
+    "pages",
+    "How many of the 12,289 pages come from the disk?",
+    unit="pages",
+    within=2,
+    mine=...,
+)
+
+# %% tags=["reveal:pages", "nbval-ignore-output"]
+pages = play.pages_of_a_corner(MyCheckpoint, describe)
+print("pages", *pages)
+reveal("pages", len(pages))
+
+# %% [markdown]
+"""
+Page 0 has the file's first bytes, which say what it is, and the pickle. The last page has the directory. In between: the local header of one entry, and the rows that you touched. The other eleven matrices play no part, however large they are.
+
+## Files from before 2020 · core
+
+Older files are no archives: five pickles, one after the other, then the storages. There is no directory. So `torch.load` reads such a file whole, and refuses `mmap=True`.
+
+**Predict.** A file holds two storages of six 32-bit numbers, 48 bytes.
+"""
+
+# %% tags=["prediction:after"]
+predict(
+    "after",
+    "How many bytes follow the fifth pickle?",
+    unit="bytes",
+    within=1,
+    mine=...,
+)
+
+# %% tags=["reveal:after"]
+tail = play.after_the_pickles(describe)
+reveal("after", len(tail))
+print("the first 8 bytes, as a number:", int.from_bytes(tail[:8], "little"))
+
+# %% [markdown]
+"""
+Before each storage stands a number of 8 bytes, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
+
+**Write `scan_storages`**: find each storage, and read no element. The first count lies at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the file's count is another one, raise a `CheckpointError`. Return a dictionary: by its key, where a storage's elements begin and where they stop.
+"""
+
+# %% [markdown] tags=["hint:scan_storages"]
+"""
+<details><summary>Hint</summary>
+
+Draw two storages, each with its count before it. `int.from_bytes(eight_bytes, "little")` makes a number.
+
+</details>
+"""
+
+
+# %% tags=["exercise:scan_storages", "file:checkpoint.py"]
+@check
+def scan_storages(file, at, storages):
+    """Return (first byte, byte after the last) of each storage by its key."""
+    ### BEGIN SOLUTION
+    places = {}
+    for storage in storages:
+        count = int.from_bytes(file.read(at, 8), "little")
+        if count != storage.numel:
+            raise CheckpointError(f"{storage.key} has {count} elements, expected {storage.numel}")
+        first = at + 8
+        at = first + count * storage.dtype.itemsize
+        places[storage.key] = first, at
+    return places
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:scan_storages"]
+"""
+For the thousandth storage you read a thousand counts, and no element. That is enough to map any of them.
+"""
+
+# %% [markdown]
+"""
+## What broke, once more · core
+"""
+
+# %%
+after = play.exam_of(MyCheckpoint, describe)
+play.compare(before, after)
+
+# %%
+script = write("checkpoint.py")
+play.put_beside()
+promises("checkpoint.py")
+
+# %% [markdown]
+"""
+**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+"""
+
+# %% tags=["play"]
+card("no padding", mine=...)
+
+# %% tags=["play"]
+card("room at the end", mine=...)
+
+# %% tags=["play"]
+card("eight bytes short", mine=...)
+
+# %% [markdown]
+"""
+## All of it, in file order · optional
+
+A restart wants every tensor, and a model asks for them layer by layer. Each tensor is a request to the disk, and neighbours come quickest. But safetensors has an order of its own: large elements first, then by name.
+
+**Predict.** A model asks for its 24 layers, a weight and a bias each: 48 tensors, 47 steps from one to the next. A step *jumps* if it goes back in the file or skips bytes.
+"""
+
+# %% tags=["prediction:jumps"]
+predict(
+    "jumps",
+    "How many of the 47 steps jump?",
+    unit="steps",
+    within=1.3,
+    mine=...,
+)
+
+# %% tags=["reveal:jumps"]
+reveal("jumps", play.jumps())
+
+# %% [markdown]
+"""
+In the file each bias lies before its weight, and layer 10 before layer 2. So a reader that knows all places plans before it reads: it sorts the places, and fetches neighbours together. That is what the library's `load()` does:
+"""
+
+# %%
+play.in_file_order()
+
+# %% [markdown]
+"""
+## The last page: a file of 2 GB on a server · core
+
+A server that is asked for `Range: bytes=100-199` sends those 100 bytes and no others. Then `read(at, nbytes)` is a request, and nothing else in your code has to change:
+"""
+
+# %%
+play.show(play.Remote.read)
+
+# %% [markdown]
+"""
+The next cell starts a server on this machine. It gives out one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no room on your disk). You ask for 10 columns of 3 rows of one matrix.
+
+**Predict.** How many requests does your reader make, and how much is sent?
+"""
+
+# %% tags=["prediction:requests"]
+predict("requests", "How many requests?", unit="requests", within=1.5, mine=...)
+
+# %% tags=["prediction:sent"]
+predict("sent", "How many KB are sent, of 2 GB?", unit="KB", within=3, mine=...)
+
+# %% tags=["reveal:requests"]
+served = play.over_http(MyCheckpoint, describe)
+reveal("requests", len(served))
+
+# %% tags=["reveal:sent"]
+reveal("sent", round(sum(served.values()) / 1000))
+
+# %% tags=["nbval-ignore-output"]
+play.show_requests(served)
+
+# %% [markdown] tags=["closing"]
+"""
+A directory, a description, a header of 30 bytes, and the span of your slice; the rest of the 2 GB never left the server. The library asks for more at once, and so less often: `open_checkpoint("https://...")`.
+
+**You can now explain**
+
+- why a header has to be checked before it is believed, and why safetensors allows no gaps;
+- why a zip directory doesn't say where an entry's bytes begin;
+- how any slice is a shape, strides and an offset, and what its byte span is;
+- why files from before 2020 can be read lazily, although they have no directory;
+- what a reader asks a server for, to get one tensor of a large file.
+
+**The number to remember**: a few pages, or a few requests, to open a file of any size; after that, the bytes you touch.
+
+**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` reads sharded sets and folders as well, and `npydata convert FILE OUT.safetensors` takes the weights out of a pickle.
+
+**The next pain.** Loading is quick now, but every save stops training until the last byte is written. Lesson 07 saves in the background. It begins with the layout of a safetensors file: if you know where every byte goes, the copy that you make in memory can *be* the file.
+
+[05 A pickle is a program](05_pickle_program.ipynb) · **06** · next: [07 Save without stopping](07_async_checkpointer.ipynb)
+"""
