@@ -10,13 +10,13 @@ write("train.py")                           # the learner's file
 Loader = earlier("00", "Loader")            # what was built in an earlier lesson
 """
 
+import ast
 import builtins
 import difflib
 import json
 import os
 import random
 import re
-import symtable
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -226,26 +226,16 @@ def write(name: str, number: str = "") -> Path:
 
 def unresolved(text: str) -> list[str]:
     """Return the names that a file uses and nobody defines."""
-    table = symtable.symtable(text, "file", "exec")
-    defined = {
-        one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()
-    }
-    defined |= {one.get_name() for one in table.get_children()} | {
-        *dir(builtins),
-        "__file__",
-        "__name__",
-    }
-    used: set[str] = set()
-    waiting = [table]
-    while waiting:
-        scope = waiting.pop()
-        waiting += scope.get_children()
-        used |= {
-            one.get_name()
-            for one in scope.get_symbols()
-            if one.is_referenced() and (one.is_global() or scope is table)
-        }
-    return sorted(used - defined)
+    nodes = list(ast.walk(ast.parse(text)))
+    defined = {*dir(builtins), "__file__"}
+    for node in nodes:
+        new = (
+            getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "arg", "")
+        )
+        defined.add(str(new).split(".")[0])
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return sorted({node.id for node in names} - defined)
 
 
 # Predicting

@@ -152,9 +152,3 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
 
     for one in controls.values():
         one.observe(redraw, names="value")
-
-
-def one_two_five(smallest: float, largest: float) -> list[float]:
-    """Return slider stops for a wide range: 1, 2, 5, 10, 20, 50, ..."""
-    found = [digit * 10**power for power in range(13) for digit in (1, 2, 5)]
-    return [number for number in found if smallest <= number <= largest]

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -71,7 +70,6 @@ WINDOWS = Exercise(
 // self.seq_len >> // (self.seq_len + 1)   | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
 (len(self.tokens) - 1) // self.seq_len >> len(self.tokens) - self.seq_len | You count a window at every token; they begin seq_len tokens apart.
 * self.seq_len >> | Window k begins at token k * seq_len.
-* self.seq_len >> * (self.seq_len + 1) | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
 np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
 windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
 .astype(np.int64) >> | The tokens are still 2-byte numbers; the model wants int64.
@@ -173,18 +171,31 @@ safetensors.torch.save(state) >> b"" | The file is empty: what is to be written?
 # Saver
 
 
+WAIT_S = 0.25
+"""Seconds of patience for what must not happen in a right answer."""
+
+
 def saver_seen(Saver, saves):
-    returned, writing = [threading.Event() for _ in range(saves)], threading.Lock()
-    written, seen = [], {"two writes at the same time": False}
+    """Save through a writer that waits for whatever might go wrong, and so sees it."""
+    returned, begun, done = ([threading.Event() for _ in range(saves)] for _ in range(3))
+    files, looked, seen = {}, threading.Event(), {}
+    if saves:
+        seen = {"save returns first": True, "the next save writes already": False}
 
     def write(folder, state):
+        k = int(folder)
+        begun[k].set()
         in_loop = threading.current_thread() is threading.main_thread()
         seen["written by"] = "the loop itself" if in_loop else "a thread"
-        seen["two writes at the same time"] |= not writing.acquire(blocking=False)
-        seen["save returns first"] = returned[int(folder)].wait(0.4)
-        time.sleep(0.1)  # a slow disk: a save that does not wait for this one begins meanwhile
-        written.append(state["w"].tolist())
-        writing.locked() and writing.release()
+        seen["save returns first"] &= returned[k].wait(WAIT_S)
+        if k + 1 < saves:
+            seen["the next save writes already"] |= begun[k + 1].wait(WAIT_S)
+        else:
+            looked.wait(WAIT_S)
+        if k:
+            done[k - 1].wait(WAIT_S)
+        files[folder] = state["w"].tolist()
+        done[k].set()
 
     state = {"w": torch.zeros(2)}
     with threads() as count, patch.dict(Saver.save.__globals__, write_checkpoint=write):
@@ -196,9 +207,10 @@ def saver_seen(Saver, saves):
             state["w"].fill_(-1)
             returned[number].set()
         saver.wait()
-        seen["written when wait() returns"] = list(written)
+        seen["all is written when wait() returns"] = len(files) == saves
+        looked.set()
         seen |= count()
-    return seen
+    return seen | {"in the files": dict(sorted(files.items()))}
 
 
 SAVER = Exercise(
@@ -256,7 +268,6 @@ READ_TENSOR = Exercise(
 file.seek(8 + n + begin) >> pass | You read on where the header ends; this tensor may lie further on.
 file.read(end - begin) >> file.read(end) | data_offsets are a begin and an end, not a begin and a length.
 file.read(end - begin) >> file.read() | You read up to the end of the file: other tensors, too.
-file.read(8) >> file.read(4) | The number has 8 bytes.
 file.read(end - begin) >> file.read()[: end - begin] | The right bytes, but you read the other tensors to get them.
 """,
 )

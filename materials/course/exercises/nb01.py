@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,12 @@ class Starts(np.ndarray):
 
     loops = 0
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         Starts.loops += 1
         return super().__iter__()
 
 
-def gather_seen(answer: Any, count: int, starts: tuple[int, ...], width: int, then: int) -> Any:
+def gather_seen(answer, count, starts, width, then):
     """Gather twice from a file that may have another size the second time."""
     with files():
         np.save("tokens.npy", np.arange(count, dtype=np.uint16))
@@ -50,7 +49,7 @@ def gather_seen(answer: Any, count: int, starts: tuple[int, ...], width: int, th
         }
 
 
-def gather_text(count: int, starts: tuple[int, ...], width: int, then: int) -> str:
+def gather_text(count, starts, width, then):
     change = f"; then the file's size becomes {then} bytes" if then else ""
     return f"TokenFile(path).gather({list(starts)}, {width})  # {count} tokens{change}"
 
@@ -78,7 +77,7 @@ sliding_window_view(self.tokens, width)[starts] >> np.array([self.tokens[k : k +
 )
 
 
-def pair_seen(answer: Any, tokens: np.ndarray) -> dict[str, Any]:
+def pair_seen(answer, tokens):
     """The pair, and whether it lies in the caller's memory."""
     out = np.full((2, len(tokens), tokens.shape[1] - 1), -1)
     x, y = answer(tokens, out)
@@ -94,7 +93,7 @@ def pair_seen(answer: Any, tokens: np.ndarray) -> dict[str, Any]:
     }
 
 
-def slices_of_one(tokens: np.ndarray, out: Any) -> Any:
+def slices_of_one(tokens, out):
     both = torch.from_numpy(tokens.astype(np.int64))
     return both[:, :-1], both[:, 1:]
 
@@ -135,7 +134,7 @@ num_tokens < width >> False | A row that is too short for one window gets a nega
 
 
 @st.composite
-def rows_of_windows(draw: Any) -> tuple[Any, ...]:
+def rows_of_windows(draw):
     per_row, stride, left = (draw(st.integers(low, 4)) for low in (1, 1, 0))
     windows = np.arange(draw(st.integers(1, 3 * per_row)))
     return windows, per_row, per_row * stride + left, stride
@@ -155,13 +154,13 @@ windows * stride + windows // per_row * left_over >> windows % per_row * row_len
 )
 
 
-def draw_seen(answer: Any, count: int, seed: int, epoch: int) -> dict[str, Any]:
+def draw_seen(answer, count, seed, epoch):
     """What must hold of random windows, whatever the hash."""
     asked = np.arange(1000)
     drawn = np.asarray(answer(asked, count, seed, epoch))
     order = np.random.default_rng(1).permutation(1000)
 
-    def equal(seed: int, epoch: int) -> bool:
+    def equal(seed, epoch):
         return bool(np.array_equal(answer(asked, count, seed, epoch), drawn))
 
     return {
@@ -179,7 +178,7 @@ def draw_seen(answer: Any, count: int, seed: int, epoch: int) -> dict[str, Any]:
     }
 
 
-def seeded_generator(indices: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+def seeded_generator(indices, count, seed, epoch):
     return np.random.default_rng([seed % 2**32, epoch]).integers(0, count, len(indices))
 
 

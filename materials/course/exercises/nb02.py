@@ -1,7 +1,6 @@
 """Lesson 02: a shuffle that stores nothing, shared by ranks, and resumed."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,15 +15,18 @@ HASHES = np.random.default_rng(0).integers(0, 2**64, 400, np.uint64, endpoint=Fa
 LAST = np.uint64(2**64 - 3)
 
 
-def shift_seen(answer: Any, bound: int) -> dict[str, Any]:
+def shift_seen(answer, bound):
     """Shift a whole row, by each of many hashes."""
     values, side = np.arange(bound, dtype=np.uint64), np.uint64(bound)
     rows = [np.asarray(answer(values, np.full(bound, one), side)) for one in [*HASHES, LAST]]
+    many = np.full(len(rows), side), np.append(HASHES, LAST)
+    lasts = np.asarray(answer(many[0] - np.uint64(1), many[1], side))
     moved = [(row.astype(np.int64) - np.arange(bound)) % bound for row in rows]
     return {
         "largest place": int(max(row.max() for row in rows)),
         "places that no value comes to": max(bound - len(np.unique(row)) for row in rows),
         "all of a row move by the same": all(len(np.unique(one)) == 1 for one in moved),
+        "each value moves by its own hash": bool((lasts == [row[-1] for row in rows]).all()),
         "every distance occurs": len({int(one[0]) for one in moved}) == bound,
         "`values` afterwards": values,
     }
@@ -53,12 +55,12 @@ moved = values + >> moved = values; moved += | `+=` adds into the caller's array
 )
 
 
-def scramble_seen(answer: Any, rows: int, columns: int) -> dict[str, Any]:
+def scramble_seen(answer, rows, columns):
     """Where all cells go; what decides how far, in a single round; which keys matter."""
     cells = np.arange(rows * columns, dtype=np.uint64)
     keys = [(3, 4), (5, 6), (7, 8)]
 
-    def places(keys: Any) -> np.ndarray:
+    def places(keys):
         sides = np.uint64(rows), np.uint64(columns)
         return np.asarray(answer(cells.copy(), *sides, keys)).astype(np.int64)
 
@@ -88,7 +90,7 @@ def scramble_seen(answer: Any, rows: int, columns: int) -> dict[str, Any]:
     }
 
 
-def decided(amounts: np.ndarray, deciding: dict[str, np.ndarray]) -> str:
+def decided(amounts, deciding):
     """Return which of some numbers decides how far each cell moves."""
     if not amounts.any():
         return "nothing: it stays"
@@ -98,7 +100,7 @@ def decided(amounts: np.ndarray, deciding: dict[str, np.ndarray]) -> str:
     return "something else"
 
 
-def both_at_once(cells: Any, rows: Any, columns: Any, keys: Any) -> Any:
+def both_at_once(cells, rows, columns, keys):
     row, column = np.divmod(cells, columns)
     for across, down in keys:
         before = column
@@ -121,6 +123,7 @@ SCRAMBLE = Exercise(
     misconceptions="""
 hash_of(row, across) >> hash_of(cells, across) | Each cell is shifted by a hash of its own: two of a row may meet.
 hash_of(column, down) >> hash_of(row, down) | You move a row by a hash of itself: two rows may meet.
+np.divmod(cells, columns) >> np.divmod(cells, rows) | A row of the grid is as long as there are columns.
 return row * columns >> return row * rows | A row of the grid is as long as there are columns.
 hash_of(column, down), rows >> hash_of(column, down), columns | Rows are shifted round the number of rows.
 hash_of(column, down) >> hash_of(column, across) | The second key of a pair has no say: row 3 and column 3 get the same hash.
@@ -130,7 +133,7 @@ for across, down in keys: >> for across, down in [(1, 2), (3, 4), (5, 6)]: | The
 
 
 @st.composite
-def walks(draw: Any) -> tuple[Any, ...]:
+def walks(draw):
     scrambled = draw(st.integers(1, 12).flatmap(lambda cells: st.permutations(range(cells))))
     n = draw(st.integers(1, len(scrambled)))
     return draw(st.integers(0, n - 1)), n, tuple(scrambled)
@@ -151,14 +154,14 @@ cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scr
 
 
 @st.composite
-def epochs(draw: Any) -> tuple[int, ...]:
+def epochs(draw):
     world_size = draw(st.integers(1, 3))
     samples, batch_size = draw(st.integers(0, 30)), draw(st.integers(1, 5))
     start, batch = draw(st.integers(0, samples)), draw(st.integers(0, 4))
     return batch, start, samples, batch_size, draw(st.integers(0, world_size - 1)), world_size
 
 
-def slice_seen(answer: Any, *epoch: int) -> dict[str, Any]:
+def slice_seen(answer, *epoch):
     positions = answer(*epoch)
     return {"positions": list(positions), "a": type(positions).__name__}
 
@@ -174,13 +177,15 @@ batch * batch_size * world_size >> batch * batch_size | A step takes batch_size 
 begin + rank * size, begin + (rank + 1) * size >> begin, begin + size | All ranks get the same positions.
 begin + rank * size, begin + (rank + 1) * size >> begin + rank, begin + size * world_size, world_size | You deal positions out like cards; a rank's slice lies in one piece.
 begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, begin + rank * batch_size + size | In a short step the slices are short, too; yours leave gaps between them.
+begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, min(begin + (rank + 1) * batch_size, num_samples) | In a short step the first ranks get all of it; the others have no batch, and all wait for each other.
+min(batch_size, (num_samples - begin) // world_size) >> batch_size * (begin + batch_size * world_size <= num_samples) | A step that isn't full is dropped as a whole; share it evenly.
 min(batch_size, (num_samples - begin) // world_size) >> batch_size | The last batch may be short; you make it full, beyond the last sample.
 """,
 )
 
 
 @st.composite
-def runs(draw: Any) -> tuple[Any, ...]:
+def runs(draw):
     order = tuple(draw(st.permutations(range(draw(st.integers(1, 12))))))
     batch_size, new = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     made = draw(st.integers(0, -(-len(order) // batch_size)))
@@ -193,6 +198,7 @@ RESUMED = Exercise(
     show="resumed({}, batch_size={}, made={}, delivered={}, new_batch_size={})".format,
     misconceptions="""
 delivered * batch_size >> made * batch_size | You go on after what was made: batches that the model was never given are skipped.
+delivered * batch_size >> delivered | That is a number of batches, and `order` has samples.
 delivered * batch_size >> delivered * new_batch_size | You count batches in the new size, but they were given in the old one.
 range(begin, len(order), new_batch_size) >> range(begin, len(order) - new_batch_size + 1, new_batch_size) | The last batch may be short; you leave it out.
 order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size) >> order[k : k + batch_size] for k in range(begin, len(order), batch_size) | You cut the rest in the old batch size.

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 from course.grading.exercise import Exercise
 from course.grading.observers import threads
@@ -13,16 +12,14 @@ from course.lesson import defined, solution
 BUFFER = defined("03")["Buffer"]
 
 
-def played(name: str, answer: Any, count: int, capacity: int, *calls: str) -> dict[str, Any]:
+def played(name, answer, count, capacity, *calls):
     """Observe a method of the buffer, beside the solution's other methods."""
     buffer = type("Buffer", (BUFFER,), {name: answer})(count, capacity)
     seen = Script(buffer, ("claimed", "taken", "closed", "results"), ("room", "ready")).play(calls)
     return seen | {"ready at the end": sorted(buffer.results or ())}
 
 
-def method(
-    name: str, scripts: list[tuple[Any, ...]], misconceptions: str, **others: Any
-) -> Exercise:
+def method(name, scripts, misconceptions, **others):
     one = solution("03", name)
     alone = replace(one, source=one.source.partition("\nBuffer.")[0])
     return Exercise(
@@ -76,7 +73,7 @@ PUT = method(
 )
 
 
-def takes_any(self: Any) -> Any:
+def takes_any(self):
     with self.lock:
         while not self.results and not self.closed:
             self.ready.wait()
@@ -127,18 +124,18 @@ CLOSE = method(
 )
 
 
-def worked(answer: Any, numbers: list[int], bad: dict[int, type[BaseException]]) -> dict[str, Any]:
+def worked(answer, numbers, bad):
     """Observe what a worker does with a buffer that hands out these numbers."""
     left, seen = list(numbers), []
 
-    def make(number: int) -> str:
+    def make(number):
         if seen.append(f"make {number}") or len(seen) > 20:
             raise ForEverError
         if number in bad:
             raise bad[number](f"batch {number}")
         return f"batch {number}"
 
-    def put(number: int, result: Any) -> None:
+    def put(number, result):
         error = getattr(result, "error", None)
         if isinstance(error, BaseException):
             known = "" if error.__traceback__ else " without its traceback"
@@ -156,7 +153,7 @@ def worked(answer: Any, numbers: list[int], bad: dict[int, type[BaseException]])
     return {"what happens": "; ".join(seen)}
 
 
-def work_text(numbers: list[int], bad: dict[int, type[BaseException]]) -> str:
+def work_text(numbers, bad):
     raises = "".join(f", make({k}) raises {error.__name__}" for k, error in bad.items())
     return f"work(buffer, make)  # claim() gives {[*numbers, None]}{raises}"
 
@@ -187,23 +184,23 @@ WORK = Exercise(
 class Numbers:
     """Samples that are their own numbers; one of them can't be fetched."""
 
-    def __init__(self, length: int, fails_at: int | None = None) -> None:
+    def __init__(self, length, fails_at=None):
         self.length, self.fails_at = length, fails_at
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def fetch(self, indices: Any) -> list[int]:
+    def fetch(self, indices):
         if self.fails_at in indices:
             raise ValueError(f"sample {self.fails_at}")
         return list(indices)
 
 
-def looped(answer: Any, length: int, batch_size: int, workers: int, given: int, how: Any) -> Any:
+def looped(answer, length, batch_size, workers, given, how):
     """Observe a loop over a loader, which is perhaps left early."""
     loader = answer(Numbers(length, how.get("fails_at")), batch_size, prefetch=2, workers=workers)
     loader.given, got, ahead = given, [], 0
-    seen: dict[str, Any] = {}
+    seen = {}
     with threads() as counted:
         try:
             for batch in loader:
@@ -217,7 +214,7 @@ def looped(answer: Any, length: int, batch_size: int, workers: int, given: int, 
         return seen | counted()
 
 
-def loader_text(length: int, batch_size: int, workers: int, given: int, how: dict[str, Any]) -> str:
+def loader_text(length, batch_size, workers, given, how):
     words = [f"resumed with given = {given}"] * bool(given)
     words += [f"{name.replace('_', ' ')} {value}" for name, value in how.items()]
     call = f"Loader({length} samples, {batch_size}, prefetch=2, workers={workers})"
@@ -242,7 +239,7 @@ LOADER = Exercise(
     self.given = 0  # the next loop >> pass  # | After the last batch comes a new epoch, and it begins at 0.
     buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, for good.
     self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.
-    args=(buffer, make), daemon=True).start() >> args=(buffer, make), daemon=True).run() | `run` does the work here and now, in your own thread, which then waits for room.
+    args=(buffer, make), daemon=True).start() >> args=(buffer, make), daemon=True).run() | The work is done here and now, in your own thread, which then waits for room.
     """,
     show=loader_text,
 )

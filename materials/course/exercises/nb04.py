@@ -1,7 +1,6 @@
 """Lesson 04: measuring, choosing a setting, a model of the loader, and hints."""
 
 from itertools import accumulate, count
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -11,7 +10,7 @@ from course.lesson import defined, solution
 TRIP = defined("04")["Trip"]
 
 
-def spans(gaps: list[tuple[int, int]]) -> list[tuple[float, float]]:
+def spans(gaps):
     """Return (begin, end) pairs from (idle time before, length) pairs."""
     ends = list(accumulate(gap + length for gap, length in gaps))
     return [(end - length, end) for end, (_, length) in zip(ends, gaps, strict=True)]
@@ -32,15 +31,15 @@ IDLE_SHARE = Exercise(
 )
 
 
-def called(answer: Any, names: str, repeats: int) -> dict[str, Any]:
+def called(answer, names, repeats):
     """Observe in which order methods are called, and what is returned; the k-th call gives k."""
-    order: list[str] = []
+    order = []
     numbers = count(1)
     methods = {name: lambda name=name: order.append(name) or next(numbers) for name in names}
     return {"returned": answer(methods, repeats), "called": " ".join(order)}
 
 
-def one_after_the_other(methods: Any, repeats: int) -> Any:
+def one_after_the_other(methods, repeats):
     return {name: [method() for _ in range(repeats + 1)][1:] for name, method in methods.items()}
 
 
@@ -62,7 +61,7 @@ IN_TURN = Exercise(
 )
 
 
-def fastest(rates: dict[Any, float], step_s: float) -> Any:
+def fastest(rates, step_s):
     return max(rates, key=rates.get)
 
 
@@ -79,6 +78,7 @@ CHEAPEST = Exercise(
     misconceptions="""
     HEADROOM / step_s >> 1 / step_s | Just fast enough is too slow on a busy day: ask for headroom.
     if best >= needed >> if best < needed | You ask for headroom where no setting has it, and for the fastest where one has.
+    needed if best >= needed else AS_GOOD * best >> min(needed, AS_GOOD * best) | Nearly the best is good enough only where none has the headroom.
     AS_GOOD * best >> best | What is nearly as fast as the best is as good, and cheaper.
     if rate >= target >> if rate > target | A setting that just reaches its target reaches it.
     HEADROOM / step_s >> HEADROOM * step_s | A step of `step_s` seconds uses `1 / step_s` batches a second.
@@ -100,11 +100,11 @@ RUNS = [
 ]
 
 
-def run_text(fetch: list[float], step: float, workers: int, window: int) -> str:
+def run_text(fetch, step, workers, window):
     return f"follow({fetch}, {step}, {workers}, {window})"
 
 
-def trips_of(answer: Any, *case: Any) -> Any:
+def trips_of(answer, *case):
     """Observe the four times of every batch, and its worker, each as a row."""
     trips = answer(*case)
     if not (isinstance(trips, list) and all(isinstance(trip, tuple) for trip in trips)):
@@ -129,7 +129,7 @@ FOLLOW = Exercise(
 )
 
 
-def diagnosed(answer: Any, fetch: list[float], step: float, workers: int, window: int) -> Any:
+def diagnosed(answer, fetch, step, workers, window):
     """Observe what is said of a run of the model."""
     return answer(solution("04", "follow").define()(fetch * 10, step, workers, window))
 
@@ -164,19 +164,19 @@ DIAGNOSE = Exercise(
 class Asked:
     """A dataset that notes which batches were asked for before each fetch."""
 
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.seen: dict[str, str] = {}
+    def __init__(self):
+        self.asked = []
+        self.seen = {}
 
-    def will_need(self, indices: Any) -> None:
+    def will_need(self, indices):
         self.asked.append(indices[0])
 
-    def fetch(self, indices: Any) -> str:
+    def fetch(self, indices):
         self.seen[f"asked for before batch {indices[0]}"] = " ".join(map(str, sorted(self.asked)))
         return f"batch {indices[0]}"
 
 
-def hinted(answer: Any, batches: int, ahead: int) -> dict[str, Any]:
+def hinted(answer, batches, ahead):
     """Observe what was asked for before each batch, and what came."""
     data = Asked()
     came = list(answer(data, [[k] for k in range(batches)], ahead))

@@ -36,6 +36,7 @@ GENERIC = "Work this case out by hand and compare it with what your code does."
 TAKES = "It is called with: {}. Yours takes something else."
 NO_RETURN = "Nothing comes back. What should a call return?"
 IN_PLACE = "Your code changes its argument `{}`, which belongs to the caller."
+DIED = "Nothing could be raised any more: what was touched, and what should come before it?"
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
 ERROR_RETURNED = "You return the error; raise it."
 SLIPS = {
@@ -96,7 +97,7 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
         return Verdict(*ended.value, ended.printed)
     case, got = cases[ended.reached], f"nothing: {ended.why}"
     expected = in_child(lambda at: _text(look(exercise, exercise.right, case))).value
-    reason = "" if KILLED in ended.why else LASTS if ended.why != SLOW else "What takes so long?"
+    reason = DIED if KILLED in ended.why else LASTS if ended.why != SLOW else "What takes so long?"
     return Verdict(False, report(exercise, case, (expected, got), [reason]), ended.printed)
 
 

@@ -1,11 +1,9 @@
 """What must hold of the dataset of lesson 01, and one-line changes that break it."""
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,26 +13,26 @@ from course.lab import Card
 from npydata import TokenFileError
 
 
-def expect(found: Any, expected: Any, what: str) -> None:
+def expect(found, expected, what):
     assert found == expected, f"{what}: {found}, expected {expected}"
 
 
 @contextmanager
-def file_of(ids: Any, dtype: Any = np.uint16) -> Iterator[Path]:
+def file_of(ids, dtype=np.uint16):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokens.npy"
         np.save(path, np.asarray(ids, dtype))
         yield path
 
 
-def windows_stay_in_their_row(mine: Any) -> None:
+def windows_stay_in_their_row(mine):
     """No window crosses from one row into the next"""
     with file_of(np.arange(200).reshape(8, 25)) as path:
         x, y = mine.MyWindows(path, 6).fetch(range(500))
         expect(int((x[:, 0] // 25 != y[:, -1] // 25).sum()), 0, "windows that cross, of 500")
 
 
-def every_start_is_drawn(mine: Any) -> None:
+def every_start_is_drawn(mine):
     """Every window can be drawn, the last one too"""
     with file_of(range(8)) as path:
         starts = mine.MyWindows(path, 3).fetch(range(300))[0][:, 0]
@@ -43,7 +41,7 @@ def every_start_is_drawn(mine: Any) -> None:
         expect(mine.MyWindows(path, 3).fetch([0])[0].tolist(), [[0, 1, 2]], "a file of one window")
 
 
-def y_is_x_shifted(mine: Any) -> None:
+def y_is_x_shifted(mine):
     """y is x, one token on"""
     with file_of(range(10_000)) as path:
         x, y = mine.MyWindows(path, 16).fetch(range(64))
@@ -51,14 +49,14 @@ def y_is_x_shifted(mine: Any) -> None:
         expect(y[0].tolist(), (x[0] + 1).tolist(), "y")
 
 
-def tensors_are_ready(mine: Any) -> None:
+def tensors_are_ready(mine):
     """x and y are contiguous tensors of 64-bit integers"""
     with file_of(range(1000)) as path:
         for part in mine.MyWindows(path, 16).fetch([0, 5, 9]):
             expect((part.dtype, part.is_contiguous()), (torch.int64, True), "dtype, contiguous")
 
 
-def large_ids_survive(mine: Any) -> None:
+def large_ids_survive(mine):
     """Ids above 2^24 survive exactly"""
     for first in (2**24 - 5, 2**32 - 10):
         with file_of(range(first, first + 10), np.uint32) as path:
@@ -66,7 +64,7 @@ def large_ids_survive(mine: Any) -> None:
             expect(x.tolist(), [list(range(first, first + 9))], "x")
 
 
-def samples_come_back(mine: Any) -> None:
+def samples_come_back(mine):
     """A sample depends on seed, epoch and index, and on nothing else"""
     with file_of(range(50_000)) as path:
         one, again = (mine.MyWindows(path, 16, seed=7) for _ in range(2))
@@ -75,7 +73,7 @@ def samples_come_back(mine: Any) -> None:
         expect(torch.equal(again.fetch([4])[0][0], batch[2]), True, "asked for alone")
 
 
-def epochs_differ(mine: Any) -> None:
+def epochs_differ(mine):
     """Another epoch draws other windows"""
     with file_of(range(50_000)) as path:
         data = mine.MyWindows(path, 16)
@@ -83,7 +81,7 @@ def epochs_differ(mine: Any) -> None:
         expect(torch.equal(first, second), False, "epochs 0 and 1 are equal")
 
 
-def a_changed_size_is_an_error(mine: Any) -> None:
+def a_changed_size_is_an_error(mine):
     """A file that changed its size is a named error, and kills no process"""
     for size in (4096, 200_000):
         with file_of(range(50_000)) as path:

@@ -1,7 +1,6 @@
 """What must hold of the order of lesson 02, and one-line changes that break it."""
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -10,14 +9,14 @@ from course.lab import Card
 from course.promises.nb01 import expect
 
 
-def every_sample_comes_once(mine: Any) -> None:
+def every_sample_comes_once(mine):
     """Every sample comes once in an epoch"""
     for n in [*range(1, 120), 1023, 1024, 1025]:
         order = np.sort(mine.MyShuffle(n, n)(np.arange(n)))
         expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
 
 
-def neighbours_part(mine: Any) -> None:
+def neighbours_part(mine):
     """Neighbours do not stay neighbours"""
     side = 50
     steps = np.diff(mine.MyShuffle(side**2, 3)(np.arange(side**2))) % side
@@ -27,7 +26,7 @@ def neighbours_part(mine: Any) -> None:
     )
 
 
-def no_list_is_kept(mine: Any) -> None:
+def no_list_is_kept(mine):
     """A trillion samples take no memory"""
     for n in (10**12, 4**20 + 1, 2**62):
         shuffle = mine.MyShuffle(n, 11)
@@ -38,23 +37,23 @@ def no_list_is_kept(mine: Any) -> None:
         expect(len(np.unique(samples)), 5000, "different samples, of 5000")
 
 
-def seeds_decide(mine: Any) -> None:
+def seeds_decide(mine):
     """Another seed gives another order, and the same seed the same"""
     orders = [tuple(mine.MyShuffle(100, seed)(range(100))) for seed in range(30)]
     expect(len(set(orders)), 30, "orders of 30 seeds")
     expect(tuple(mine.MyShuffle(100, 7)(range(100))), orders[7], "seed 7 again")
 
 
-def epochs_differ(mine: Any) -> None:
+def epochs_differ(mine):
     """No two pairs of seed and epoch share an order"""
     pairs = list(product((0, 1, 7, 2**40), (0, 1, 2, 1000)))
     orders = {tuple(one) for pair in pairs for one in mine.MyOrder(50, 50, *pair)}
     expect(len(orders), len(pairs), "different orders")
 
 
-def positions(mine: Any, samples: int, batch_size: int, ranks: int, start: int = 0) -> list[Any]:
+def positions(mine, samples, batch_size, ranks, start=0):
     """Return the positions of each batch of each rank."""
-    found: list[Any] = [[] for _ in range(ranks)]
+    found = [[] for _ in range(ranks)]
     for rank, own in enumerate(found):
         while one := list(mine.rank_slice(len(own), start, samples, batch_size, rank, ranks)):
             own.append(one)
@@ -62,18 +61,18 @@ def positions(mine: Any, samples: int, batch_size: int, ranks: int, start: int =
     return found
 
 
-def small_epochs() -> Any:
+def small_epochs():
     return product(range(14), (1, 3, 4), (1, 2, 3))
 
 
-def ranks_stay_together(mine: Any) -> None:
+def ranks_stay_together(mine):
     """All ranks get equally many batches, of the same sizes"""
     for case in small_epochs():
         sizes = {tuple(map(len, own)) for own in positions(mine, *case)}
         expect(len(sizes), 1, f"different cuts of (samples, batch size, ranks) = {case}")
 
 
-def no_sample_twice(mine: Any) -> None:
+def no_sample_twice(mine):
     """No sample goes to two ranks, and fewer than one for each rank are dropped"""
     for samples, batch_size, ranks in small_epochs():
         for start in range(samples + 1):
@@ -83,7 +82,7 @@ def no_sample_twice(mine: Any) -> None:
             expect(given, list(range(start, end)), f"positions of {samples}, from {start}")
 
 
-def a_resume_may_differ(mine: Any) -> None:
+def a_resume_may_differ(mine):
     """A run may resume with another batch size and another number of ranks"""
     for (batch, ranks), (new_batch, new_ranks) in product(product((2, 3), (1, 2, 3)), repeat=2):
         seen = [k for own in positions(mine, 48, batch, ranks) for one in own[:2] for k in one]
@@ -94,7 +93,7 @@ def a_resume_may_differ(mine: Any) -> None:
         expect(48 - len(whole) < new_ranks, True, "fewer than one for each rank are dropped")
 
 
-def a_resume_goes_on(mine: Any) -> None:
+def a_resume_goes_on(mine):
     """A run that resumes gets just the batches that were still to come"""
     for delivered in range(5):
         whole = [one.tolist() for one in mine.MyOrder(50, 8, seed=3)]

@@ -1,7 +1,6 @@
 """What must hold of rows and mixtures, and one-line changes that break it."""
 
 from itertools import chain, pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from course.promises.nb01 import expect
 LENGTHS, PHASES = [70, 40, 30], [{0: [7, 2, 1]}, {0: [7, 2, 1], 133: [1, 1, 1], 200: [5, 1, 3]}]
 
 
-def a_row_is_its_documents_alone(mine: Any) -> None:
+def a_row_is_its_documents_alone(mine):
     """Each document of a packed row has the losses that it has alone"""
     row = play.three_documents()
     positions = torch.from_numpy(mine.within_groups(row.lengths))
@@ -22,21 +21,21 @@ def a_row_is_its_documents_alone(mine: Any) -> None:
     expect(found, [0, 0, 0], "losses that differ, by document")
 
 
-def nothing_sees_what_comes(mine: Any) -> None:
+def nothing_sees_what_comes(mine):
     """No position sees a later one, and each sees itself"""
     seen = mine.document_mask(torch.tensor([[7, 7, 7, 9, 9, -1]]))[0, 0]
     expect(bool(seen.triu(1).any()), False, "a position sees a later one")
     expect(bool(seen.diagonal().all()), True, "each position sees itself")
 
 
-def no_document_predicts_another(mine: Any) -> None:
+def no_document_predicts_another(mine):
     """A row has as many targets as its documents have alone"""
     for lengths in ([3, 1, 4], [1], [5, 5]):
         targets = mine.targets_in_row(*nb11.row_of(lengths))
         expect(int((targets >= 0).sum()), sum(lengths) - len(lengths), f"targets of {lengths}")
 
 
-def every_document_has_a_place(mine: Any) -> None:
+def every_document_has_a_place(mine):
     """Each document is whole in one row, and no row is longer than its room"""
     lengths = play.lengths_of(play.corpus())
     rows = mine.fit_slowly(lengths, play.ROW)
@@ -44,7 +43,7 @@ def every_document_has_a_place(mine: Any) -> None:
     expect(max(sum(lengths[item] for item in row) for row in rows) <= play.ROW, True, "rows fit")
 
 
-def shares_hold_at_every_sample(mine: Any) -> None:
+def shares_hold_at_every_sample(mine):
     """After any number of samples, each source is within one of its share since the last change"""
     for phases in PHASES:
         mixture, begins = mine.Mixture(LENGTHS, phases), [*sorted(phases), 400]
@@ -56,11 +55,11 @@ def shares_hold_at_every_sample(mine: Any) -> None:
                 expect(away <= 1 and mixture.given(n).sum() == n, True, f"after {n} samples")
 
 
-def each_sample_once_an_epoch(mine: Any) -> None:
+def each_sample_once_an_epoch(mine):
     """In each of its epochs a source gives each sample once, in another order"""
     for phases in PHASES:
         mixture = mine.Mixture(LENGTHS, phases)
-        orders: dict[Any, list[int]] = {}
+        orders = {}
         for i in range(400):
             source, epoch, sample = mixture[i]
             orders.setdefault((source, epoch), []).append(sample)
