@@ -9,8 +9,8 @@ Example::
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,9 +42,8 @@ from npydata.dataset.packing import (
     START,
     PackingReport,
     kept_index,
-    within_groups,
 )
-from npydata.dataset.windows import IntArray, as_int, stream_key
+from npydata.dataset.windows import IntArray, TokenArray, as_int, stream_key
 from npydata.errors import TokenFileError
 
 IGNORE_INDEX = -100
@@ -189,6 +188,7 @@ class PackedDataset(TokenDataset):
         first = self.files[0].path
         folder = first.parent if index_dir is None else Path(index_dir)
         self.index = kept_index(folder / f".{first.name}.{self._fingerprint}", find_ends, packing)
+        self._file_stops: list[int] = self._file_ends.tolist()
         if len(self) == 0:
             raise TokenFileError(f"{first}: no document has a token, expected one")
 
@@ -229,13 +229,12 @@ class PackedDataset(TokenDataset):
         """
         rows = as_indices(indices, len(self))
         out = empty((4, len(rows), self.seq_len))
-        begins, lengths = self._fill(rows, *out)
+        bounds = self._fill(rows, *out)
         inputs, targets, positions, documents = (torch.from_numpy(part) for part in out)
         if self.as_dict is None:
-            bounds = torch.from_numpy(np.append(begins, positions.numel()).astype(np.int32))
-            return PackedBatch(
-                inputs, targets, positions, bounds, int(lengths.max(initial=0)), documents
-            )
+            longest = int(np.diff(bounds).max(initial=0))
+            cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
+            return PackedBatch(inputs, targets, positions, cu_seqlens, longest, documents)
         labels = targets.copy_(inputs)
         labels[(positions == 0) | (documents == NO_DOCUMENT)] = IGNORE_INDEX
         return {self.as_dict[0]: inputs, self.as_dict[1]: labels, "position_ids": positions}
@@ -245,61 +244,68 @@ class PackedDataset(TokenDataset):
     ) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
         if self._advice.is_due():
-            starts, numbers, lengths, _ = self._spans_of(as_indices(indices, len(self))).T
-            is_text = numbers != NO_DOCUMENT
-            self.advise(starts[is_text], lengths[is_text])
+            spans = np.array([*self._spans_of(as_indices(indices, len(self)))])
+            if len(spans):
+                self.advise(spans[:, START], spans[:, LENGTH])
 
-    def _spans_of(self, rows: IntArray) -> IntArray:
-        """Return the spans of some rows, ``(spans, 4)``, one row after the other."""
-        firsts = self.index.row_begins[rows]
-        counts = self.index.row_begins[rows + 1] - firsts
-        with suppress(IndexError, ValueError, MemoryError):  # numpy's, where they lead nowhere
-            spans: IntArray = self.index.spans[np.repeat(firsts, counts) + within_groups(counts)]
-            filled = np.cumsum(spans[:, LENGTH])[np.cumsum(counts) - 1]
-            starts, lengths = spans[:, START], spans[:, LENGTH]
-            at_least_0 = firsts, counts - 1, starts, self.num_tokens - 1 - starts, lengths - 1
-            if min(part.min(initial=0) for part in at_least_0) == 0 and np.array_equal(
-                filled, self.seq_len * np.arange(1, len(rows) + 1)
-            ):
-                return spans
-        raise self._damaged()
+    def _spans_of(self, rows: IntArray) -> Iterator[list[int]]:
+        """Yield the spans of some rows, one row after the other.
 
-    def _fill(
-        self, rows: IntArray, inputs: IntArray, targets: IntArray, positions: IntArray,
-        documents: IntArray,
-    ) -> tuple[IntArray, IntArray]:  # fmt: skip
-        """Write rows, ``(len(rows), seq_len)`` each; return begin and length of their spans.
-
-        Spans begin where they do in the flattened batch.
+        Raises:
+            TokenFileError: They don't fill the rows, or lead out of the files.
         """
-        starts, numbers, lengths, ends = self._spans_of(rows).T
-        begins = np.cumsum(lengths) - lengths
-        before = np.repeat(begins, lengths)
-        np.subtract(np.arange(before.size), before, out=positions.reshape(-1))
-        documents.reshape(-1)[:] = np.repeat(numbers, lengths)
-        # A column more than the row has, for the last target of a document that goes on: only the
-        # last span of a row may.
-        tokens = np.zeros((len(rows), self.seq_len + 1), self.dtype)
-        flat = tokens.reshape(-1)
-        is_text, is_last = numbers != NO_DOCUMENT, ends & LAST > 0
-        is_bos = (ends & FIRST > 0) & (self.bos_id is not None)
-        to = begins + begins // self.seq_len + is_bos
-        sizes = lengths - is_bos + ~is_last  # and the token after it, where the document goes on
-        for file, mine, within in self.by_file(starts[is_text]):
-            parts = within, sizes[is_text][mine], to[is_text][mine]
-            for start, size, at in np.stack(parts, 1).tolist():
-                if start + size > file.num_tokens:
-                    raise self._damaged()
-                flat[at : at + size] = file.backend.read(start, size)
-        self.require_vocabulary(tokens)
-        inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
-        inputs.reshape(-1)[begins[is_bos]] = self.bos_id or 0
-        targets.reshape(-1)[(begins + lengths - 1)[is_last]] = IGNORE_INDEX
-        if not is_text.all():
-            targets[documents == NO_DOCUMENT] = IGNORE_INDEX
-        return begins, lengths
+        for row in rows.tolist():
+            first, stop = self.index.row_begins[row : row + 2].tolist()
+            room = self.seq_len if first >= 0 else -1
+            for span in self.index.spans[first:stop].tolist():
+                if not (0 <= span[START] < self.num_tokens and 0 < span[LENGTH] <= room):
+                    break
+                room -= span[LENGTH]
+                yield span
+            if room:
+                raise self._damaged()
 
     def _damaged(self) -> TokenFileError:
         return TokenFileError(
             f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
         )
+
+    def _fill(
+        self, rows: IntArray, inputs: IntArray, targets: IntArray, positions: IntArray,
+        documents: IntArray,
+    ) -> IntArray:  # fmt: skip
+        """Write rows, ``(len(rows), seq_len)`` each; return their bounds in the flattened batch."""
+        # A column more than the row has, for the last target of a document that goes on: only the
+        # last span of a row may.
+        tokens = np.zeros((len(rows), self.seq_len + 1), self.dtype)
+        flat, places, numbers = tokens.reshape(-1), positions.reshape(-1), documents.reshape(-1)
+        upto, bounds, firsts, lasts = np.arange(self.seq_len), [0], list[int](), list[int]()
+        for start, number, length, ends in self._spans_of(rows):
+            begin, stop = bounds[-1], bounds[-1] + length
+            bounds.append(stop)
+            places[begin:stop] = upto[:length]
+            numbers[begin:stop] = number
+            goes_on, is_bos = not ends & LAST, self.bos_id is not None and ends & FIRST
+            if is_bos:
+                firsts.append(begin)
+            if not goes_on:
+                lasts.append(stop - 1)
+            if number != NO_DOCUMENT:
+                to = begin + begin // self.seq_len + is_bos
+                size = length - is_bos + goes_on
+                flat[to : to + size] = self._read(start, size)
+        self.require_vocabulary(tokens)
+        inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
+        inputs.reshape(-1)[firsts] = self.bos_id or 0
+        targets.reshape(-1)[lasts] = IGNORE_INDEX
+        if (numbers[lasts] == NO_DOCUMENT).any():
+            targets[documents == NO_DOCUMENT] = IGNORE_INDEX
+        return np.array(bounds)
+
+    def _read(self, place: int, count: int) -> TokenArray:
+        """Return the tokens at a place, counted over all files."""
+        k = bisect_right(self._file_stops, place)
+        file, stop = self.files[k], self._file_stops[k]
+        if place + count > stop:
+            raise self._damaged()
+        return file.backend.read(place - stop + file.num_tokens, count)

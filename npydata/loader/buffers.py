@@ -7,7 +7,6 @@ before costs nothing.
 import sys
 import threading
 
-import numpy as np
 import torch
 
 from npydata.dataset.windows import IntArray
@@ -36,12 +35,9 @@ class BufferPool:
             for k in range(len(self._buffers)):
                 if sys.getrefcount(self._buffers[k]) == FREE and self._buffers[k].shape == shape:
                     return self._buffers[k][:]
-            buffer = self._allocate(shape)
+            buffer: IntArray = torch.empty(
+                shape, dtype=torch.int64, device="cpu", pin_memory=self.pinned
+            ).numpy()
             if len(self._buffers) < self.most:
                 self._buffers.append(buffer)
             return buffer[:]
-
-    def _allocate(self, shape: tuple[int, ...]) -> IntArray:
-        if self.pinned:
-            return torch.empty(shape, dtype=torch.int64, pin_memory=True).numpy()
-        return np.empty(shape, np.int64)

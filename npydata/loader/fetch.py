@@ -1,7 +1,7 @@
 """From a plan to a batch: fetched or collated, transformed, cast, on its device.
 
-Runs in worker threads. A dataset with ``fetch`` is asked for whole batches, any other for its
-samples.
+Runs in worker threads, or in the caller where there are none. A dataset with ``fetch`` is asked for
+whole batches, any other for its samples.
 """
 
 import inspect
@@ -72,8 +72,8 @@ class Fetcher:
         self.collate_fn, self.dtype, self.transfer = collate_fn, dtype, transfer
         self.require_open = require_open
         known = {"seed": seed, "epoch": order.epoch, "empty": pool.empty}
-        is_stream = isinstance(order, PulledOrder) and order.kind == "stream"
-        fetch = None if is_stream else getattr(dataset, "fetch", None)
+        self.is_stream = isinstance(order, PulledOrder) and order.kind == "stream"
+        fetch = None if self.is_stream else getattr(dataset, "fetch", None)
         self.fetch = fetch and with_accepted(fetch, known)
         if self.fetch and not accepts(fetch, "empty"):
             # One that takes our memory gives each batch memory of its own; this one may not.
@@ -117,7 +117,7 @@ class Fetcher:
         """Return the samples of a plan one by one."""
         if self.fetch:
             return split(self.fetch(np.asarray(plan.items, np.int64)))
-        if isinstance(self.order, PulledOrder) and self.order.kind == "stream":
+        if self.is_stream:
             return list(plan.items)
         indices = plan.items.tolist() if isinstance(plan.items, np.ndarray) else plan.items
         if hasattr(self.dataset, "__getitems__"):

@@ -56,7 +56,8 @@ class LoaderStats:
     @property
     def ready(self) -> int:
         """Batches that wait for the consumer now."""
-        return len(self.prefetcher.buffer.results) if self.prefetcher else 0
+        results = list(self.prefetcher.buffer.results.values()) if self.prefetcher else []
+        return sum(not getattr(one, "is_end", False) for one in results)
 
     @property
     def wait_share(self) -> float:

@@ -128,8 +128,9 @@ class AsyncDataLoader:
             (memory for the batch, as ``numpy.empty`` gives it) are passed to it if it has such
             parameters. ``will_need(indices)`` beside it is called some batches ahead. Or an
             iterable-style dataset, which one thread goes through in its own order.
-        config: Settings, which take the place of the defaults below; those that are given as
-            keywords as well take the keyword's value. An integer is the batch size.
+        config: Settings, which take the place of the defaults below. A keyword with another value
+            than its default takes the place of the config's; to set one back to its default, use
+            ``dataclasses.replace(config, ...)``. An integer is the batch size.
         batch_size: Samples per batch, of one rank.
         shuffle: Another order in each epoch, or the dataset's own; ``None`` asks the dataset:
             windows in order and mixtures are not shuffled, all others are.
@@ -143,7 +144,8 @@ class AsyncDataLoader:
         collate_fn: Makes a batch of a list of samples; torch's own if not given.
         transforms: Called on each sample, in order. One that has a parameter ``rng`` gets a
             ``numpy.random.Generator`` that depends on (seed, epoch, index) only.
-        dtype: Cast tensors of the same kind (floats, or integers) to this; ``None`` leaves them.
+        dtype: Cast tensors of the same kind (floats, or integers) to this, no others; ``None``
+            leaves all.
         device: Where tensors should be. For a GPU they are copied on a stream of their own.
         pin_memory: Leave batches in memory that a GPU can copy from by itself.
         rank: Which slice of each global batch is ours; from ``torch.distributed`` if not given.
@@ -207,18 +209,17 @@ class AsyncDataLoader:
         require_device(self.device)
         self._cursor = Cursor(Position())
         self._iterator: weakref.ref[PrefetchIterator] | None = None
-        self._lock = threading.RLock()
+        self._source_lock = threading.RLock()
         self.stats = LoaderStats()
 
     def __repr__(self) -> str:
         order = (
             f"order of a {self._kind}" if self._source is not None else f"shuffle={self._shuffle}"
         )
-        ranks = f", rank={self.rank}, world_size={self.world_size}" if self.world_size > 1 else ""
         return (
             f"{type(self).__name__}({describe(self.dataset)}, batch_size={self.batch_size}, "
             f"{order}, num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}, "
-            f"seed={self.seed}{ranks})"
+            f"seed={self.seed})"
         )
 
     def __len__(self) -> int:
@@ -253,11 +254,11 @@ class AsyncDataLoader:
             order = EpochOrder(self._batches_from(start.samples), self.seed, start.epoch,
                                shuffle=self._shuffle, window=window)  # fmt: skip
         else:
-            if self._cursor.source_is_there:
+            if self._cursor.source_is_there:  # don't load into it what it has done by itself
                 start = start._replace(order=None)
             order = PulledOrder(self._source, self._kind, self.batch_size or 1,
                                 drop_last=self.drop_last, start=start, seed=self.seed,
-                                lock=self._lock, require_open=require_open)  # fmt: skip
+                                lock=self._source_lock, require_open=require_open)  # fmt: skip
             start = order.start
         transfer = Transfer(self.device, pin_memory=self.pin_memory)
         pool = BufferPool(window + 2, pinned=transfer.stream is not None)
@@ -267,8 +268,8 @@ class AsyncDataLoader:
         self._cursor = Cursor(start)
         threads = 1 if self._kind == "stream" else max(1, self.num_workers)
         prefetcher = Prefetcher(fetcher, threads if window else 0, buffer)
-        progress = getattr(self.dataset, "progress", None)
-        self.stats = LoaderStats(prefetcher=prefetcher, cursor=self._cursor, progress=progress)
+        self.stats = LoaderStats(prefetcher=prefetcher, cursor=self._cursor,
+                                 progress=getattr(self.dataset, "progress", None))  # fmt: skip
         iterator = PrefetchIterator(prefetcher, transfer, self._cursor, self.stats,
                                     self._batches_left(start))  # fmt: skip
         self._iterator = weakref.ref(iterator)
@@ -306,8 +307,13 @@ class AsyncDataLoader:
             self._move_to(Position(epoch), "set_epoch()")
 
     def reshuffle(self) -> None:
-        """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does."""
-        self._move_to(Position(self._cursor.at.epoch + 1), "reshuffle()")
+        """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does.
+
+        Nothing changes where an epoch has just ended, so that the next one is not passed over.
+        """
+        at = self._cursor.at
+        if at.samples or not at.epoch:
+            self._move_to(Position(at.epoch + 1), "reshuffle()")
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator stands, as plain values.
@@ -361,10 +367,10 @@ class AsyncDataLoader:
         """
         fresh = {"_cursor": Cursor(self._cursor.at), "_iterator": None, "stats": LoaderStats()}
         return {name: value for name, value in {**self.__dict__, **fresh}.items()
-                if name != "_lock"}  # fmt: skip
+                if name != "_source_lock"}  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
+        self.__dict__.update(state, _source_lock=threading.RLock())
 
     def _batches_from(self, start: int) -> BatchSampler:
         """Return how the rest of an epoch is cut into our batches."""
@@ -388,7 +394,7 @@ class AsyncDataLoader:
         self._cursor = Cursor(position)
 
     def _end_iterator(self, cause: str) -> None:
-        running = self._iterator() if self._iterator is not None else None
+        running = self._iterator() if self._iterator else None
         if running is not None:
             running.end(cause)
 
@@ -449,8 +455,6 @@ def order_of(dataset: Any, config: AsyncDataLoaderConfig) -> tuple[str, Any]:
         return "stream", dataset
     if not is_map or not hasattr(dataset, "__len__"):
         raise LoaderError(f"{name}, expected a dataset with __len__ and __getitem__")
-    if config.dtype is not None and config.dtype.is_floating_point and hasattr(dataset, "seq_len"):
-        raise LoaderError(f"dtype={config.dtype} over token windows would lose ids; leave it out")
     if source is None:
         return "index", None
     return "sampler" if config.batch_sampler is None else "batch_sampler", source
@@ -480,9 +484,4 @@ def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
 
 def describe(dataset: Any) -> str:
     """Return what a dataset is, in a line: its own ``repr`` if it has a fingerprint."""
-    if hasattr(dataset, "fingerprint"):
-        return repr(dataset)
-    try:
-        return f"{type(dataset).__name__} of {len(dataset)} samples"
-    except TypeError:
-        return type(dataset).__name__
+    return repr(dataset) if hasattr(dataset, "fingerprint") else type(dataset).__name__

@@ -10,9 +10,12 @@ itself knows how to stand somewhere: by its ``state_dict``, or by being pulled a
 """
 
 import copy
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,7 +164,9 @@ class PulledOrder:
         lock: Held while the source works, also by an iterator that was left a moment ago.
         require_open: Raises if the epoch was left.
 
-    ``start`` is afterwards where the epoch begins, its order's state filled in.
+    ``start`` is afterwards where the epoch begins, its order's state filled in. A sampler's first
+    item is pulled at once, by the caller. Where the source has a ``len``, its last batch ends the
+    epoch; elsewhere the end is noticed when one more batch is asked for.
     """
 
     def __init__(
@@ -181,6 +186,7 @@ class PulledOrder:
         self._lock, self._require_open = lock, require_open
         self._plans: dict[int, Plan | BaseException] = {}
         self._pulled, self._over = 0, False
+        self._length = length_hint(source, sys.maxsize)
         self._peeked: list[Any] = []
         with lock:
             self._open(start.order or {"given": 0})
@@ -253,9 +259,13 @@ class PulledOrder:
             items = list(items[0])
         places = range(self._samples, self._samples + len(items))
         self._samples = places.stop
-        is_keyed = self.kind != "stream" and all(isinstance(item, int) for item in items)
+        is_keyed = self.kind != "stream" and all(isinstance(item, Integral) for item in items)
         keys = np.array(items, np.int64) if is_keyed else places
         after = Position(self.epoch, self._samples, self._state())
+        more = self.size if self.drop_last else 1
+        if not self._over and self._given + more > self._length:  # it should be at its end
+            self._peeked = self._pull(more)
+            self._over = len(self._peeked) < more
         return Plan(items, keys, self._end().after if self._over else after)
 
     def _end(self) -> Plan:

@@ -15,7 +15,8 @@ class Position(NamedTuple):
     samples: int = 0
     """Samples of the epoch that all ranks together were given."""
     order: dict[str, Any] | None = None
-    """What brings a sampler or a stream there; ``None`` where a seed decides the order."""
+    """What brings a sampler or a stream there; ``None`` where a seed decides the order, and where
+    the source just begins anew."""
 
 
 class Cursor:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, product, repeat
+from itertools import islice, product
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from npydata.dataset.datasets import NpyTokensDataset
 from npydata.dataset.token_file import open_tokens
-from npydata.errors import NpyDataError
+from npydata.errors import LoaderError, NpyDataError
 from npydata.loader.loader import AsyncDataLoader, AsyncDataLoaderConfig, with_given
 from npydata.system.progress import progress_bar
 
@@ -126,7 +126,7 @@ def times_in_turn(
     bar = progress_bar("sweep", len(makers) * (repeats + 1), "setting", show=show)
     for turn in range(repeats + 1):
         for key, make in makers.items():
-            batches = chain.from_iterable(repeat(make()))  # epoch after epoch
+            batches = epochs_of(make())
             for _ in islice(batches, START_UP):
                 pass
             found = seconds_each(batches, seconds)
@@ -135,6 +135,16 @@ def times_in_turn(
             bar.update(1)
     bar.close()
     return taken
+
+
+def epochs_of(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches epoch after epoch; raise at one without any."""
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise LoaderError("an epoch without a batch, expected one at least to measure")
 
 
 def seconds_each(batches: Iterator[Any], seconds: float) -> float:

@@ -140,6 +140,10 @@ def test_reshuffle_and_set_epoch_choose_the_next_epoch():
     loader.set_epoch(2)
     loader.set_epoch(2)
     assert flat(loader) == wanted[2]
+    loader.set_epoch(0)
+    for epoch in wanted:  # no epoch is passed over
+        assert flat(loader) == epoch
+        loader.reshuffle()
 
 
 def test_set_epoch_keeps_a_loaded_place_in_that_epoch():

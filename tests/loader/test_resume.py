@@ -195,6 +195,25 @@ def test_a_stateful_order_is_not_gone_through_again():
         assert fresh.asked == 25
 
 
+@pytest.mark.parametrize("kind", ["sampler", "stateful sampler", "list", "batch sampler"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_state_after_the_last_full_batch_of_others_orders_begins_the_next(kind, drop_last):
+    if kind == "batch sampler" and drop_last:
+        return
+    make = loaders_of(30 + 2 * drop_last)[kind]
+    loader, whole = make(2), make(2)
+    for one in (loader, whole):
+        one.drop_last = drop_last
+    epochs = [[values(batch) for batch in whole] for _ in "12"]
+    iterator, batches = take(loader, 10)
+    state = json.loads(json.dumps(loader.state_dict()))
+    iterator.close()
+    resumed = make(1)
+    resumed.drop_last = drop_last
+    resumed.load_state_dict(state)
+    assert [batches, [values(batch) for batch in resumed]] == epochs
+
+
 def test_a_state_after_an_epochs_last_batch_begins_the_next(tmp_path):
     loader = AsyncDataLoader(Fetched(30), batch_size=10, seed=1)
     first = [values(batch) for batch in loader]

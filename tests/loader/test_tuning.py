@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from loader_cases import Fetched
 
-from npydata import AsyncDataLoader, LoaderError, MmapDataset, recommend, sweep, write_tokens
+from npydata import (
+    AsyncDataLoader,
+    AsyncDataLoaderConfig,
+    LoaderError,
+    MmapDataset,
+    recommend,
+    sweep,
+    write_tokens,
+)
 
 
 def test_a_recommendation_can_be_given_to_the_loader():
@@ -21,9 +29,11 @@ def test_a_long_step_needs_the_least_setting():
     assert (found.num_workers, found.prefetch_factor) == (1, 2)
 
 
-def test_recommend_refuses_what_the_loader_refuses():
+def test_recommend_refuses_what_the_loader_refuses_and_an_epoch_without_a_batch():
     with pytest.raises(LoaderError):
         recommend("tokens.npy", seconds=0.1)
+    with pytest.raises(LoaderError, match="an epoch without a batch"):
+        recommend(Fetched(4), AsyncDataLoaderConfig(batch_size=8, drop_last=True), seconds=0.1)
 
 
 def test_a_sweep_measures_each_setting(tmp_path):
