@@ -209,7 +209,8 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
         else:
             hear(coordinator, failed)
     except RankError as error:
-        failed = failed or error
+        if failed is None or isinstance(failed, FileNotFoundError):
+            failed = error  # rank 0 gave up first, and has removed the folder
     if failed is None:
         return
     if coordinator.rank:  # rank 0's removal may have met this rank's writes

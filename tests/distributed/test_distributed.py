@@ -131,15 +131,6 @@ def test_what_any_number_of_ranks_saved_any_number_loads_and_the_samples_go_on(t
                 assert len(warned) == (world != before)
 
 
-@pytest.mark.parametrize(
-    "world", [pytest.param(world, marks=pytest.mark.nightly) for world in (1, 2, 3, 4)]
-)
-def test_torchrun_shares_the_stream_saves_and_loads(tmp_path, tokens, world):
-    before = on_ranks(3, save_everything, tmp_path / "other" / "a", tokens)[0][0]
-    end(torchrun(tmp_path, tokens, "--standalone", "--nproc-per-node", world))
-    check_run(tmp_path, tokens, world, before)
-
-
 @pytest.mark.nightly
 def test_two_hosts_with_networks_of_their_own_share_the_stream_save_and_load(tmp_path, tokens):
     """Each process is in a network namespace of its own; they share the file system."""
@@ -216,57 +207,29 @@ def stored(folder, part):
     return found
 
 
-def nbytes(state):
-    """Return the bytes of a nested state's tensors."""
-    if isinstance(state, torch.Tensor):
-        return state.nbytes
-    return sum(map(nbytes, state.values() if isinstance(state, dict) else [])) + sum(
-        map(nbytes, state if isinstance(state, list | tuple) else [])
-    )
-
-
-def data_bytes(path):
-    """Return the bytes of a safetensors file's tensors."""
-    length = int.from_bytes(path.read_bytes()[:8], "little")
-    return path.stat().st_size - 8 - length
-
-
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("keys", ["numbers", "names"])
-def test_no_byte_is_written_twice(tmp_path, how, keys):
+def test_every_element_is_written_once_and_whole(tmp_path, how, keys):
     saved = on_ranks(4, save_spread, tmp_path / "a", how, keys)
     assert all(one == saved[0] for one in saved)
     model, optimizer, _ = load_checkpoint(tmp_path / "a", verify=True)
     assert bitwise([model, optimizer]) == saved[0]
-    for part, state in (("model", model), ("optimizer", optimizer)):
-        files = (tmp_path / "a" / part).iterdir()
-        assert sum(map(data_bytes, files)) == nbytes(state)
-
-
-def test_a_replicated_tensor_is_in_one_file(tmp_path):
-    on_ranks(3, save_spread, tmp_path / "a", "ddp")
-    found = {**stored(tmp_path / "a", "model"), **stored(tmp_path / "a", "optimizer")}
-    assert {len(places) for places in found.values()} == {1}
-    assert len(found) == 5 + 3 * 3
+    for part in ("model", "optimizer"):
+        with open_checkpoint(tmp_path / "a" / part) as checkpoint:
+            wanted = {name: tensor.numel() for name, tensor in checkpoint.items()}
+        places = stored(tmp_path / "a", part)
+        written = {n: sum(math.prod(size) for _, size in places[n]) for n in places}
+        assert written == wanted
 
 
 def test_a_shard_is_written_by_the_rank_that_has_it(tmp_path):
     on_ranks(4, save_spread, tmp_path / "a", "fsdp")
-    for part, prefix in (("model", ""), ("optimizer", "state.")):
+    for part, prefix in (("model", ["first.weight", "second.weight"]),
+                         ("optimizer", ["state.0.exp_avg", "state.1.exp_avg"])):  # fmt: skip
         found = stored(tmp_path / "a", part)
-        name = "first.weight" if part == "model" else "state.0.exp_avg"
-        sizes = [[2, 5], [2, 5], [2, 5], [1, 5]]
-        assert found[name] == [(f"rank_{k}.safetensors", size) for k, size in enumerate(sizes)]
-        name = "second.weight" if part == "model" else "state.1.exp_avg"
-        sizes = [[1, 7]] * 3  # the fourth rank has nothing of it
-        assert found[name] == [(f"rank_{k}.safetensors", size) for k, size in enumerate(sizes)]
-        assert all(name.startswith(prefix) for name in found)
-
-
-def test_of_each_replica_of_a_shard_one_is_written(tmp_path):
-    on_ranks(4, save_spread, tmp_path / "a", "hsdp")
-    places = stored(tmp_path / "a", "model")["first.weight"]
-    assert sorted(size for _, size in places) == [[3, 5], [4, 5]]
+        rows = [[2, 5], [2, 5], [2, 5], [1, 5]], [[1, 7]] * 3  # of that the fourth has nothing
+        for name, sizes in zip(prefix, rows, strict=True):
+            assert found[name] == [(f"rank_{k}.safetensors", size) for k, size in enumerate(sizes)]
 
 
 # Every kind of tensor
@@ -295,99 +258,82 @@ def filled(shape, dtype, seed):
     return raw.view(dtype).reshape(shape)
 
 
-def all_kinds(world):
-    """Return every tensor that ranks spread in some way, whole; the key says how."""
+PLACED = {"s0": [Shard(0)], "s1": [Shard(1)], "s2": [Shard(2)], "r": [Replicate()],
+          "s0s1": [Shard(0), Shard(1)], "s1s0": [Shard(1), Shard(0)], "s0s0": [Shard(0)] * 2,
+          "rs1": [Replicate(), Shard(1)], "s1r": [Shard(1), Replicate()]}  # fmt: skip
+"""How a tensor is spread, on a line of ranks or a grid of them; anything else is not."""
+
+
+def all_kinds():
+    """Return every tensor that ranks spread in some way, whole; its name ends with how."""
     tensors = {}
     for seed, dtype in enumerate(DTYPES):
         text = str(dtype).removeprefix("torch.")
         for name, shape in SHAPES.items():
             for dim in range(len(shape)):
                 tensors[f"{text}.{name}.s{dim}"] = filled(shape, dtype, seed)
-        tensors[f"{text}.even.r"] = filled((2, 3), dtype, seed)
-        tensors[f"{text}.scalar.r"] = filled((), dtype, seed)
+            tensors[f"{text}.{name}.r"] = filled(shape, dtype, seed)
         tensors[f"{text}.scalar.plain"] = filled((), dtype, seed)
-        tensors[f"{text}.nothing.plain"] = filled((0,), dtype, seed)
         tensors[f"{text}.slanted.plain"] = filled((4, 6), dtype, seed).t()[::2]
-    for k, name in enumerate(("s0s1", "s1s0", "s0s0", "rs1", "s1r")):
-        tensors[f"mesh.{name}"] = filled((5, 7), torch.float32, k)
-        tensors[f"mesh.small.{name}"] = filled((1, 2), torch.float32, k)
+    for seed, how in enumerate(PLACED):
+        if len(PLACED[how]) == 2:
+            tensors[f"grid.{how}"] = filled((5, 7), torch.float32, seed)
+            tensors[f"small.{how}"] = filled((1, 2), torch.float32, seed)
     return tensors
 
 
-PLACED = {"s0": Shard(0), "s1": Shard(1), "s2": Shard(2), "r": Replicate()}
-
-
-def spread_out(tensors):
-    """Return tensors as this rank has them."""
-    world = group()[1]
-    line = init_device_mesh("cpu", (world,))
-    grid = init_device_mesh("cpu", (2, world // 2) if world % 2 == 0 else (1, world))
-    found = {}
-    for name, tensor in tensors.items():
-        how = name.rsplit(".", 1)[1]
-        if how == "plain":
-            found[name] = tensor
-        elif name.startswith("mesh"):
-            pair = [how[:-2], how[-2:]] if how[0] == "s" and how != "s1r" else [how[:1], how[1:]]
-            pair = ["s1", "r"] if how == "s1r" else pair
-            found[name] = distribute_tensor(tensor, grid, [PLACED[one] for one in pair])
-        else:
-            found[name] = part_of(tensor, line, [PLACED[how]])
-    return found
+def some_kinds():
+    return {name: one for name, one in all_kinds().items() if name.startswith("float32")}
 
 
 def save_kinds(folder):
     """Save all kinds as a model, and a few as an optimizer."""
-    tensors = all_kinds(group()[1])
-    here = spread_out(tensors)
-    some = {name: one for name, one in here.items() if name.startswith("float32")}
+    world = group()[1]
+    line = init_device_mesh("cpu", (world,))
+    grid = init_device_mesh("cpu", (2, world // 2) if world % 2 == 0 else (1, world))
+
+    def here(name, tensor):
+        places = PLACED.get(name.rsplit(".", 1)[1], [])
+        if len(places) == 2:
+            return distribute_tensor(tensor, grid, places)
+        return part_of(tensor, line, places) if places else tensor
+
+    model = {name: here(name, one) for name, one in all_kinds().items()}
+    some = {name: model[name] for name in some_kinds()}
     nested = {"state": {3: some, "x": (1, None, float("nan"))}, "param_groups": [{"lr": 0.1}]}
     with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, here, nested, TrainingState(step=1))
+        keeper.save_distributed(folder, model, nested, TrainingState(step=1))
 
 
 @pytest.mark.parametrize("world", [1, 3, 4])
 def test_every_kind_of_tensor_comes_back_whole_to_every_reader(tmp_path, world):
-    folder = tmp_path / "a"
+    folder, expected, some = tmp_path / "a", all_kinds(), some_kinds()
     on_ranks(world, save_kinds, folder)
-    expected = all_kinds(world)
-    model, optimizer, _ = load_checkpoint(folder, verify=True)
-    assert bitwise(model) == bitwise(expected)
-    some = {name: one for name, one in expected.items() if name.startswith("float32")}
-    assert bitwise(optimizer["state"][3]) == bitwise(some)
-    assert optimizer["state"]["x"][:2] == (1, None)
-    verify_checkpoint(folder)
-    assert bitwise(load_checkpoint(folder, mmap=False)[0]) == bitwise(expected)
+    for mmap in (True, False):
+        model, optimizer, _ = load_checkpoint(folder, mmap=mmap, verify=True)
+        assert bitwise(model) == bitwise(expected)
+        assert bitwise(optimizer["state"][3]) == bitwise(some)
+        assert optimizer["state"]["x"][:2] == (1, None)
     with open_checkpoint(folder / "model") as checkpoint:
-        assert set(checkpoint) == set(expected)
         assert bitwise({name: checkpoint[name] for name in expected}) == bitwise(expected)
         assert all(checkpoint.info(name).shape == one.shape for name, one in expected.items())
     with open_checkpoint(folder) as checkpoint:
-        assert bitwise({name: checkpoint[f"model.{name}"] for name in expected}) == bitwise(
-            expected
-        )
-        assert bitwise(checkpoint["optimizer.state.3.float32.deep.s2"]) == bitwise(
-            some["float32.deep.s2"]
-        )
+        assert bitwise({n: checkpoint[f"optimizer.state.3.{n}"] for n in some}) == bitwise(some)
 
 
-@pytest.mark.parametrize("part", ["model", "optimizer"])
-def test_torchs_own_hugging_face_reader_loads_the_folders(tmp_path, part):
+def test_torchs_own_hugging_face_reader_loads_the_folders(tmp_path):
     import torch.distributed.checkpoint as dcp
 
     on_ranks(3, save_kinds, tmp_path / "a")
-    expected = all_kinds(3)
-    if part == "optimizer":
-        some = {name: one for name, one in expected.items() if name.startswith("float32")}
-        expected = {f"state.3.{name}": one for name, one in some.items()}
-    there = {name: stored_form(one) for name, one in expected.items()}
-    room = {name: torch.zeros_like(one) for name, one in there.items()}
-    reader = dcp.HuggingFaceStorageReader(str(tmp_path / "a" / part))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(room, storage_reader=reader, no_dist=True)
-    for name, tensor in there.items():
-        assert bitwise(room[name]) == bitwise(tensor), name
+    optimizer = {f"state.3.{name}": one for name, one in some_kinds().items()}
+    for part, expected in (("model", all_kinds()), ("optimizer", optimizer)):
+        there = {name: stored_form(one) for name, one in expected.items()}
+        found = {name: torch.zeros_like(one) for name, one in there.items()}
+        reader = dcp.HuggingFaceStorageReader(str(tmp_path / "a" / part))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(found, storage_reader=reader, no_dist=True)
+        assert bitwise(found) == bitwise(there)
 
 
 def stored_form(tensor):
@@ -397,30 +343,23 @@ def stored_form(tensor):
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-@pytest.mark.parametrize("cast", [None, "bfloat16"])
-@pytest.mark.parametrize("what", ["model", "all"])
-def test_a_stated_command_makes_one_file_of_it(tmp_path, capsys, what, cast):
-    folder, out = tmp_path / "a", tmp_path / "out.safetensors"
-    on_ranks(3, save_kinds, folder)
-    words = ["convert", folder / "model" if what == "model" else folder, out]
-    assert main([*map(str, words), *(["--dtype", cast] if cast else [])]) == 0
+@pytest.mark.parametrize("what", ["model", ""])
+def test_convert_makes_one_file_of_it(tmp_path, capsys, what):
+    on_ranks(3, save_kinds, tmp_path / "a")
+    assert main(["convert", str(tmp_path / "a" / what), str(tmp_path / "out.safetensors")]) == 0
     capsys.readouterr()
-    expected = all_kinds(3)
-    prefix = "" if what == "model" else "model."
-    with safe_open(out, "pt") as file:
-        for name, tensor in expected.items():
-            wanted = stored_form(tensor)
-            if cast and tensor.dtype.is_floating_point:
-                wanted = wanted.to(torch.bfloat16)
-            assert bitwise(file.get_tensor(prefix + name)) == bitwise(wanted), name
-        assert ("optimizer.state.3.float32.deep.s2" in file.keys()) == (what == "all")  # noqa: SIM118
-    if cast is None:
-        with open_checkpoint(out) as checkpoint:
-            again = {name: checkpoint[prefix + name] for name in expected}
-        assert bitwise(again) == bitwise({k: v.contiguous() for k, v in expected.items()})
+    expected = {("" if what else "model.") + name: one for name, one in all_kinds().items()}
+    with open_checkpoint(tmp_path / "out.safetensors") as checkpoint:
+        found = {name: checkpoint[name] for name in expected}
+    assert bitwise(found) == bitwise({k: v.contiguous() for k, v in expected.items()})
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert bitwise({k: file.get_tensor(k) for k in expected}) == bitwise(
+            {name: stored_form(one) for name, one in expected.items()}
+        )
+        assert ("optimizer.state.3.float32.deep.s2" in file.keys()) == (not what)  # noqa: SIM118
 
 
-def test_inspect_and_verify_tell_of_a_folder_that_ranks_wrote(tmp_path, capsys):
+def test_inspect_and_verify_name_the_tensors_and_files_of_ranks(tmp_path, capsys):
     folder = tmp_path / "a"
     on_ranks(2, save_spread, folder, "fsdp")
     assert main(["verify", str(tmp_path)]) == 0
@@ -429,38 +368,9 @@ def test_inspect_and_verify_tell_of_a_folder_that_ranks_wrote(tmp_path, capsys):
     assert "\n first.\n weight [7, 5] float32 140 B\n" in shown
     assert "\n 1.\n step [] float32 4 B\n exp_avg [3, 7] float32 84 B\n" in shown
     file = folder / "model" / "rank_1.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"rank_1\.safetensors: damaged"):
-        verify_checkpoint(folder)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert main(["verify", str(folder)]) == 2
     assert "rank_1" in capsys.readouterr().err
-
-
-def asked_of_files():
-    """Return the bytes that this process has asked files for; maps are not counted."""
-    with open("/proc/self/io") as file:
-        return int(file.readline().split()[1])
-
-
-def save_large(folder):
-    weight = part_of(torch.zeros(1 << 20), init_device_mesh("cpu", (group()[1],)), [Shard(0)])
-    with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, {"w": weight})
-
-
-@pytest.mark.parametrize("world", [None, 2])
-def test_verifying_reads_everything_once(tmp_path, monkeypatch, world):
-    monkeypatch.setenv("NPYDATA_NO_MMAP", "1")  # what is read through a map is not counted
-    if world:
-        on_ranks(world, save_large, tmp_path / "a")
-    else:
-        save_checkpoint(tmp_path / "a", {"w": torch.zeros(1 << 20)})
-    verify_checkpoint(tmp_path / "a")  # imports what it needs, which are files as well
-    before = asked_of_files()
-    verify_checkpoint(tmp_path / "a")
-    assert 4 << 20 <= asked_of_files() - before < 5 << 20
 
 
 # Models in wrappers, ties, optimizers
@@ -519,122 +429,59 @@ class Tied(torch.nn.Module):
         self.seen = state["seen"]
 
 
-def save_tied(folder, sharded):
-    torch.manual_seed(3)
+def tied(seed, sharded):
+    """Return a model and its optimizer."""
+    torch.manual_seed(seed)
     model = Tied()
     if sharded:
         fully_shard(model, mesh=init_device_mesh("cpu", (group()[1],)))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def save_tied(folder, sharded):
+    model, optimizer = tied(3, sharded)
+    model(torch.arange(6)).square().mean().backward()
+    optimizer.step()
     model.seen = (5, "x")
     with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, model.state_dict())
-    return bitwise(whole(model.embedding.weight.detach()))
+        state = get_optimizer_state_dict(model, optimizer)
+        keeper.save_distributed(folder, model.state_dict(), state)
+    return bitwise(whole([model.embedding.weight.detach(), optimizer.state_dict()["state"]]))
 
 
 def load_tied(folder, sharded):
-    torch.manual_seed(4)
-    model = Tied()
-    if sharded:
-        fully_shard(model, mesh=init_device_mesh("cpu", (group()[1],)))
-    load_distributed(folder, model)
-    weights = [whole(one.weight.detach()) for one in (model.embedding, model.out)]
-    return [bitwise(one) for one in weights], model.seen, model.out.weight is model.embedding.weight
+    model, optimizer = tied(4, sharded)
+    load_distributed(folder, model, optimizer)
+    assert model.out.weight is model.embedding.weight
+    loaded = [model.embedding.weight.detach(), optimizer.state_dict()["state"]]
+    return bitwise(whole(loaded)), model.seen
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_tied_tensors_have_each_name_and_are_one_again(tmp_path, sharded):
-    weight = on_ranks(2, save_tied, tmp_path / "a", sharded)[0]
-    model, optimizer, _ = load_checkpoint(tmp_path / "a")
-    assert optimizer is None
+def test_tied_tensors_have_each_name_and_are_one_again_with_their_optimizer(tmp_path, sharded):
+    saved = on_ranks(2, save_tied, tmp_path / "a", sharded)[0]
+    model, _, _ = load_checkpoint(tmp_path / "a")
     assert model["embedding.weight"] is model["out.weight"]
-    assert bitwise(model["out.weight"]) == weight
     assert model["_extra_state"] == {"seen": (5, "x"), "rate": float("inf")}
     with open_checkpoint(tmp_path / "a" / "model") as checkpoint:
-        assert (
-            bitwise(checkpoint["out.weight"]) == bitwise(checkpoint["embedding.weight"]) == weight
-        )
+        assert bitwise(checkpoint["out.weight"]) == bitwise(model["out.weight"])
     for world, spread_there in ((1, False), (3, True)):
-        for weights, seen, one in on_ranks(world, load_tied, tmp_path / "a", spread_there):
-            assert weights == [weight] * 2
-            assert (seen, one) == ((5, "x"), True)
+        found = on_ranks(world, load_tied, tmp_path / "a", spread_there)
+        assert found == [(saved, (5, "x"))] * world
 
 
-def load_tied_and_optimizer(folder):
-    """Load with an optimizer, which the checkpoint lacks."""
-    model = Tied()
-    before = bitwise(model.state_dict())
-    optimizer = torch.optim.AdamW(model.parameters())
-    message = refused(lambda: load_distributed(folder, model, optimizer))
-    return message, bitwise(model.state_dict()) == before, hasattr(model, "seen")
-
-
-def test_without_the_optimizers_state_the_extra_state_is_not_taken_either(tmp_path):
-    on_ranks(1, save_tied, tmp_path / "a", False)
-    message, same, seen = on_ranks(1, load_tied_and_optimizer, tmp_path / "a")[0]
-    assert "has no optimizer state" in message
-    assert (same, seen) == (True, False)
-
-
-class Counted(torch.nn.Linear):
-    """A layer whose extra state is a tensor that is made anew each time."""
-
-    def get_extra_state(self):
-        return torch.tensor(5)
-
-    def set_extra_state(self, state):
-        raise AssertionError
-
-
-def load_counted(folder):
-    """Save a layer; load into one that gives a copy out."""
-    with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, Counted(3, 2).state_dict())
-    model = Counted(3, 2)
-    before = bitwise(model.state_dict())
-    message = refused(lambda: load_distributed(folder, model))
-    return message, bitwise(model.state_dict()) == before
-
-
-def test_what_a_state_dict_makes_anew_cannot_be_filled(tmp_path):
-    message, same = on_ranks(1, load_counted, tmp_path / "a")[0]
-    assert "_extra_state: the state_dict() of a Counted makes it anew" in message
-    assert same
-
-
-def train_tied(folder):
-    """Save a tied FSDP model with its optimizer; load it into another one."""
-    torch.manual_seed(3)
-    states_of = []
-    for seed in (3, 4):
-        torch.manual_seed(seed)
-        model = Tied()
-        fully_shard(model, mesh=init_device_mesh("cpu", (group()[1],)))
-        optimizer = torch.optim.AdamW(model.parameters())
-        if seed == 3:
-            model(torch.arange(6)).square().mean().backward()
-            optimizer.step()
-            with AsyncCheckpointer() as keeper:
-                state = get_optimizer_state_dict(model, optimizer)
-                keeper.save_distributed(folder, model.state_dict(), state)
-        else:
-            load_distributed(folder, model, optimizer)
-        states_of.append(bitwise(whole([model.state_dict(), optimizer.state_dict()["state"]])))
-    return states_of
-
-
-def test_the_optimizer_of_tied_tensors_finds_its_state(tmp_path):
-    for saved, loaded in on_ranks(2, train_tied, tmp_path / "a"):
-        saved[1][0][1][-1:] = []  # the extra state, which each model has of its own
-        loaded[1][0][1][-1:] = []
-        assert loaded == saved
-
-
-def save_singly(folder):
-    """Save in this process alone, with generators."""
+def save_rng(folder, alone=False):
+    """Save with generators that are this rank's own; return what they give next."""
     model, optimizer = spread("plain")
     train(model, optimizer, 1)
-    training = TrainingState(step=4, rng=capture_rng())
-    save_checkpoint(folder, model.state_dict(), optimizer.state_dict(), training)
-    return bitwise([model.state_dict(), optimizer.state_dict()["state"]])
+    torch.manual_seed(100 + group()[0])
+    np.random.seed(group()[0])
+    training = TrainingState(step=1, rng=capture_rng())
+    states_of = model.state_dict(), optimizer.state_dict()
+    with AsyncCheckpointer() as keeper:
+        (keeper.save if alone else keeper.save_distributed)(folder, *states_of, training)
+    state = bitwise([states_of[0], states_of[1]["state"]])
+    return state, (torch.rand(3).tolist(), np.random.rand())
 
 
 def load_rng(folder, how):
@@ -646,48 +493,28 @@ def load_rng(folder, how):
     drawn = None
     if training.rng is not None:
         restore_rng(training.rng)
-        drawn = torch.rand(3).tolist(), np.random.rand(), np.random.rand()
-    return state, drawn, [str(one.message) for one in warned if "generators" in str(one.message)]
+        drawn = torch.rand(3).tolist(), np.random.rand()
+    messages = [str(one.message) for one in warned]
+    return state, drawn, [one for one in messages if "generators" in one]
 
 
-def test_what_one_process_saved_many_load(tmp_path):
-    (saved,) = (Ranks(1, save_singly, tmp_path / "a", meet="").result(0),)
-    for world in (1, 2, 3):
-        for state, drawn, warned in on_ranks(world, load_rng, tmp_path / "a", "fsdp"):
-            assert state == saved
-            assert (drawn is None) == (world > 1)
-            assert len(warned) == (world > 1)
-            assert all("1 ranks saved and" in one for one in warned)
-
-
-def test_a_process_without_a_group_saves_and_loads_as_one_rank(tmp_path):
-    saved = Ranks(1, save_spread, tmp_path / "a", "plain", meet="").result(0)
-    assert (tmp_path / "a" / "model" / "rank_0.safetensors").is_file()
-    state, *_ = Ranks(1, load_rng, tmp_path / "a", "plain", meet="").result(0)
-    assert state[1][0] == saved[1][0]
-
-
-def save_rng(folder):
-    torch.manual_seed(100 + group()[0])
-    np.random.seed(group()[0])
-    model, optimizer = spread("plain")
-    torch.manual_seed(100 + group()[0])
-    training = TrainingState(step=1, rng=capture_rng())
-    with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, model.state_dict(), optimizer.state_dict(), training)
-    return torch.rand(3).tolist(), np.random.rand(), np.random.rand()
-
-
-def test_each_rank_gets_its_own_generators_back_on_as_many_ranks(tmp_path):
-    drawn = on_ranks(3, save_rng, tmp_path / "a")
-    assert len({one[1] for one in drawn}) == 3
-    found = on_ranks(3, load_rng, tmp_path / "a", "plain")
-    assert [one[1] for one in found] == drawn
-    assert [one[2] for one in found] == [[]] * 3
-    (_, nothing, warned), _ = on_ranks(2, load_rng, tmp_path / "a", "plain")
-    assert nothing is None
-    assert len(warned) == 1
-    assert "3 ranks saved and 2 load" in warned[0]
+@pytest.mark.parametrize(
+    "world, grouped, alone", [(1, False, True), (1, False, False), (3, True, False)]
+)
+def test_each_rank_gets_its_own_generators_back_on_as_many_ranks(tmp_path, world, grouped, alone):
+    saved = Ranks(world, save_rng, tmp_path / "a", alone, grouped=grouped).results()
+    assert len({drawn for _, (_, drawn) in saved}) == world
+    for count in (1, 2, 3):
+        found = on_ranks(count, load_rng, tmp_path / "a", "fsdp")
+        for rank, (state, drawn, warned) in enumerate(found):
+            assert state == saved[0][0]
+            assert drawn == (saved[rank][1] if count == world else None)
+            assert [f"{world} ranks saved and {count} load" in one for one in warned] == (
+                [True] * (count != world)
+            )
+    if world == 1:
+        (found,) = Ranks(1, load_rng, tmp_path / "a", "plain", grouped=False).results()
+        assert found == (*saved[0], [])
 
 
 # Refusals
@@ -716,15 +543,22 @@ class Other(torch.nn.Module):
             self.more = torch.nn.Linear(2, 2)
         if how == "shape":
             self.second = torch.nn.Linear(7, 4, bias=False)
+        self.how = how
 
     forward = states.Small.forward
+
+    def state_dict(self, *args, **options):
+        state = super().state_dict(*args, **options)
+        if self.how == "anew":
+            state["count"] = state["count"].clone()
+        return state
 
 
 def load_misfits(folder, modest):
     """Try to load into what doesn't fit; return the messages, and whether anything changed."""
     sharding = ShardingConfig(timeout_s=30)
     messages, changed = {}, []
-    for how in ("lacks", "more", "shape"):
+    for how in ("lacks", "more", "shape", "anew"):
         model, _ = spread("fsdp", make=lambda how=how: Other(how))
         before = bitwise(whole(model.state_dict()))
         messages[how] = refused(lambda: load_distributed(folder, model, sharding=sharding))  # noqa: B023
@@ -755,6 +589,7 @@ def test_what_does_not_fit_is_refused_on_every_rank_and_changes_nothing(tmp_path
         assert "has beyond the model: 'count'" in messages["lacks"]
         assert "lacks the model: 'more.bias', 'more.weight'" in messages["more"]
         assert "second.weight: has shape [3, 7], expected [4, 7]" in messages["shape"]
+        assert "count: the state_dict() of a" in messages["anew"]
         assert "has no optimizer state" in messages["no optimizer"]
         for key in ("one group", "fewer"):
             assert "optimizer" in messages[key]
@@ -830,43 +665,6 @@ def test_what_the_ranks_do_not_agree_on_is_refused_on_all_and_the_next_save_work
             assert messages["hook"].startswith("rank 1: ")
     assert set(load_checkpoint(tmp_path / "a", verify=True)[0]) == {"x"}
     assert {path.name for path in tmp_path.iterdir()} == {"a", "latest"}
-
-
-DIFFERING = {
-    "all of it": torch.zeros(5000),
-    "one element in fifty": torch.zeros(50_000),
-    "one of a few elements": torch.zeros(1000),
-    "a scalar": torch.tensor(0.0),
-    "slanted": torch.zeros(40, 60).t(),
-    "float8": torch.zeros(3000).to(torch.float8_e4m3fn),
-    "complex": torch.zeros(3000, dtype=torch.complex128).conj(),
-}
-
-
-def save_differing(folder):
-    """Save what differs on rank 1 in one way after the other, and what differs for good reasons."""
-    rank, world = group()
-    mesh = init_device_mesh("cpu", (world,))
-    messages = {}
-    for key, zeros in DIFFERING.items():
-        mine = zeros.clone(memory_format=torch.preserve_format)
-        if rank == 1:
-            every = {"one of a few elements": 1000, "one element in fifty": 50}.get(key, 1)
-            places = torch.arange(mine.numel()).view(mine.shape) % every == 0
-            mine.copy_(places.float())
-        model = {"same": torch.ones(3), "x": mine}
-        messages[key] = refused(lambda: save_and_wait(folder, model))  # noqa: B023
-    optimizer = {"state": {0: {"exp_avg": torch.full((3,), rank)}}}
-    messages["optimizer"] = refused(lambda: save_and_wait(folder, {}, optimizer))
-    spread_out = part_of(torch.full((2 * world,), rank), mesh, [Shard(0)])
-    fine = {"norm.running_mean": torch.full((3,), rank), "own": spread_out, "none": torch.ones(0)}
-    messages["fine"] = refused(lambda: save_and_wait(folder, fine))
-    return messages
-
-
-def save_and_wait(folder, *states, **options):
-    with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, *states, sharding=ShardingConfig(**options))
 
 
 def test_a_time_out_of_nothing_is_refused():

@@ -1,5 +1,6 @@
 """Ranks that die, fail, hang or never come: the last checkpoint stays, the others know in time."""
 
+import errno
 import os
 import random
 import signal
@@ -9,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
-from faults.layer import Layer
+import torch.distributed as dist
+from faults.layer import Layer, be_killed, failing
 from faults.saving import ELEMENTS, holds, loaded_step, model_at, optimizer_at, unfinished
 from ranks import Ranks, on_ranks, report
 from ranks.states import group, part_of
@@ -84,18 +86,20 @@ def count_messages(at):
     return counter
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def save_and_die(folder, step, victim, kind, when):
-    """Save; one rank dies at a chosen call of its background thread, or at a message."""
-    layer = Layer()
-    messages = []
+HARM = {"dies": be_killed, "stops": stop, "fails": failing(errno.EIO)}
+
+
+def save_and_suffer(folder, step, victim, harm, kind, when):
+    """Save; one rank dies, stops or fails at a call of its background thread, or at a message."""
+    layer, messages = Layer(), []
     if group()[0] == victim and kind == "call":
-        layer = Layer(when, die)
+        layer = Layer(when, HARM[harm])
     elif group()[0] == victim and kind == "message":
-        messages = count_messages(lambda number: number == when and die())
+        messages = count_messages(lambda number: number == when and HARM[harm]())
     mesh()
     report("begins")
     keeper = AsyncCheckpointer(keep_last=2)
@@ -112,32 +116,33 @@ def save_and_die(folder, step, victim, kind, when):
 # What must hold
 
 
-def killed(root, world, victim, kind, when, step, name):
-    """Kill one rank in a save of ``step``; check the others and the root; return the newest step.
+def harmed(root, world, victim, harm, kind, when, step, name):
+    """Harm one rank in a save of ``step``; check the others and the root; return the newest step.
 
     ``when`` is the number of a call, or seconds after the beginning.
     """
     before = set(unfinished(root))
-    ranks = Ranks(world, save_and_die, root / name, step + 1, victim, kind, when)
+    ranks = Ranks(world, save_and_suffer, root / name, step + 1, victim, harm, kind, when)
     if kind == "moment":
-        assert ranks.reported(victim) == "begins"
+        assert ranks.next(victim) == ("reported", "begins")
         threading.Event().wait(when)
-        ranks.kill(victim)
-    found = [ranks.outcome(rank) for rank in range(world)]
-    place = f"rank {victim} of {world}, {kind} {when}: {found}"
-    if kind != "moment":
-        assert found[victim] == ("killed", -signal.SIGKILL), place
+        ranks.processes[victim].kill()
+    found = {rank: ranks.outcome(rank) for rank in range(world) if rank != victim}
+    place = f"rank {victim} of {world} {harm}, {kind} {when}: {found}"
+    if harm == "stops":
+        ranks.processes[victim].kill()
+    end = ranks.outcome(victim)
+    if harm == "fails":
+        assert end[0] == "result", place
+    elif kind != "moment":
+        assert end == ("killed", -signal.SIGKILL), place
     newest = holds(root, step)
-    for rank, (kind_of_end, outcome) in enumerate(found):
-        if rank == victim:
-            continue
+    for kind_of_end, outcome in found.values():
         assert kind_of_end == "result", place
         message, seconds, *_ = outcome
-        if message == "fine":
-            assert loaded_step(root / name) == step + 1, place
         assert seconds < 2 * TIMEOUT_S + MARGIN_S, place
         if message == "fine":
-            assert newest == step + 1, place
+            assert newest == loaded_step(root / name) == step + 1, place
         else:
             assert message.startswith("CheckpointError: "), place
             assert f"rank {victim}" in message, place
@@ -154,16 +159,16 @@ def saves_again(root, world, step, name):
     assert unfinished(root) == []
 
 
-def killed_again_and_again(root, kills):
-    """Kill by a list of ``(world, victim, kind, when)``; return how often the save was done."""
+def harmed_again_and_again(root, cases):
+    """Harm by ``(world, victim, harm, kind, when)``; return how often the save was done."""
     step, done = 1, 0
     on_ranks(2, save_well, root / "a0", step)
-    for number, (world, victim, kind, when) in enumerate(kills):
+    for number, (world, *case) in enumerate(cases):
         name = f"a{number % 2}" if number % 3 else f"step{number}"
-        newest = killed(root, world, victim, kind, when, step, name)
+        newest = harmed(root, world, *case, step, name)
         done += newest > step
         step = newest
-        if number % 4 == 3 or number == len(kills) - 1:
+        if number % 4 == 3 or number == len(cases) - 1:
             step += 1
             saves_again(root, world, step, f"a{number % 2}")
     return done
@@ -173,55 +178,59 @@ def numbers_of_calls(tmp_path, world):
     """Return how many calls and messages a save takes of each rank."""
     counts = {}
     for kind in ("call", "message"):
-        ranks = Ranks(world, counted, tmp_path / "counted" / f"{kind}{world}", kind)
-        for rank in range(world):
-            counts[rank, kind] = ranks.result(rank)
+        found = on_ranks(world, counted, tmp_path / "counted" / f"{kind}{world}", kind)
+        counts |= {(rank, kind): count for rank, count in enumerate(found)}
     assert all(counts.values())
     return counts
 
 
 def counted(folder, kind):
-    outcome, _, calls, messages = save_and_die(folder, 1, group()[0], kind, -1)
+    outcome, _, calls, messages = save_and_suffer(folder, 1, group()[0], "dies", kind, -1)
     assert outcome == "fine"
     return calls if kind == "call" else messages
 
 
-def every_step(tmp_path, world):
-    """Return a kill for every call and every message of every rank."""
-    counts = numbers_of_calls(tmp_path, world)
+def every_step(tmp_path, world, harm="dies"):
+    """Return a harm for every call and every message of every rank."""
     return [
-        (world, rank, kind, when) for (rank, kind), count in counts.items() for when in range(count)
+        (world, rank, harm, kind, when)
+        for (rank, kind), count in numbers_of_calls(tmp_path, world).items()
+        for when in range(count)
+        if kind == "call" or harm != "fails"
     ]
 
 
-def spread_kills(tmp_path, kills, threads):
-    """Kill in several roots at the same time, as survivors mostly wait."""
+def spread_out(tmp_path, cases, threads):
+    """Harm ranks in several roots at the same time, as survivors mostly wait."""
     with ThreadPoolExecutor(threads) as pool:
         work = [
-            pool.submit(killed_again_and_again, tmp_path / f"root{k}", kills[k::threads])
+            pool.submit(harmed_again_and_again, tmp_path / f"root{k}", cases[k::threads])
             for k in range(threads)
         ]
         return sum(one.result() for one in work)
 
 
-def test_ranks_that_are_killed_at_10_steps_cost_no_checkpoint(tmp_path, record_property):
+def test_ranks_that_die_stop_or_fail_cost_no_checkpoint(tmp_path, record_property):
     record_property("kills", 10)
     every = every_step(tmp_path, 2)
-    kills = random.Random(0).sample(every, 7)
-    kills += [(2, 0, "moment", 0.02), (2, 1, "moment", 0.05), (3, 2, "call", 2)]
     assert len(every) > 60
-    spread_kills(tmp_path, kills, 5)
+    chance = random.Random(0)
+    cases = chance.sample(every, 7)
+    cases += [(2, 0, "dies", "moment", 0.02), (2, 1, "dies", "moment", 0.05),
+              (3, 2, "dies", "call", 2)]  # fmt: skip
+    cases += [(2, k % 2, "stops", "message", k) for k in (2, 3)]
+    cases += [(2, k % 2, "fails", "call", k) for k in (1, 2, 4)]
+    spread_out(tmp_path, cases, 5)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world, record_property):
-    kills = every_step(tmp_path, world)
-    record_property("kills", len(kills))
-    assert len(kills) > 60
-    done = spread_kills(tmp_path, kills, 4)
-    assert 0 < done < len(kills), "some kills come after the commit"
+@pytest.mark.parametrize("world, harm", [(2, "dies"), (3, "dies"), (2, "stops"), (2, "fails")])
+def test_harmed_at_every_step_ranks_cost_no_checkpoint(tmp_path, world, harm, record_property):
+    cases = every_step(tmp_path, world, harm)
+    record_property("kills", len(cases))
+    done = spread_out(tmp_path, cases, 4)
+    assert 0 < done < len(cases), "some harm comes after the commit"
 
 
 @pytest.mark.nightly
@@ -229,8 +238,34 @@ def test_ranks_that_are_killed_at_every_step_cost_no_checkpoint(tmp_path, world,
 def test_ranks_that_are_killed_at_60_random_moments_cost_no_checkpoint(tmp_path, record_property):
     record_property("kills", 60)
     chance = random.Random(2)
-    kills = []
+    cases = []
     for number in range(60):
         world = 2 + number % 2
-        kills.append((world, chance.randrange(world), "moment", chance.random() * 0.15))
-    spread_kills(tmp_path, kills, 4)
+        cases.append((world, chance.randrange(world), "dies", "moment", chance.random() * 0.15))
+    spread_out(tmp_path, cases, 4)
+
+
+def save_late_and_again(folder):
+    """Rank 1 misses a save; then both join a new group at the same store, and save."""
+    rank, world = group()
+    store = dist.distributed_c10d._get_default_store()
+    late = "fine"
+    if rank == 0:
+        with AsyncCheckpointer() as keeper:
+            late, _ = outcome_of(lambda: save_step(keeper, folder / "late", 1, timeout_s=0.5))
+        store.set("late", "")
+    store.wait(["late"])
+    before = store.num_keys()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    mesh.cache_clear()
+    save_well(folder / "again", 2)
+    return late, before
+
+
+def test_a_rank_that_does_not_come_is_named_and_a_new_group_at_the_store_saves(tmp_path):
+    found = on_ranks(2, save_late_and_again, tmp_path)
+    assert "rank 1 gave no word" in found[0][0]
+    assert holds(tmp_path, 2) == 2
+    assert latest_checkpoint(tmp_path) == tmp_path / "again"
+    assert not (tmp_path / "late").exists()
