@@ -1,22 +1,20 @@
 """Load and verify checkpoints."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from npydata.checkpointer.commit import list_checkpoints
-from npydata.checkpointer.snapshot import flatten
 from npydata.checkpointer.state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
+from npydata.reader.file import naming
 from npydata.reader.formats.training import (
     MANIFEST,
-    MAX_MANIFEST_BYTES,
     PARTS,
     PIECE_BYTES,
     TRAINING,
@@ -31,6 +29,7 @@ from npydata.reader.formats.training import (
     read_values,
 )
 from npydata.reader.open import open_checkpoint
+from npydata.reader.targets import targets_of
 from npydata.system.accelerator import why_unusable
 from npydata.system.progress import progress_bar
 
@@ -75,7 +74,12 @@ def load_checkpoint(
     if (why := why_unusable(device)) is not None:
         raise CheckpointError(why)
     mapped = mmap and torch.device(device).type == "cpu"
-    targets = targets_of(into)
+    owners = into if type(into) is tuple else (into, None)
+    if len(owners) != 2:
+        raise CheckpointError(f"into has {len(owners)} values, expected a model, or two")
+    with naming(dir):
+        targets = {p: targets_of(one) for p, one in zip(PARTS, owners, strict=True)
+                   if one is not None}  # fmt: skip
 
     def read(
         manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
@@ -83,7 +87,7 @@ def load_checkpoint(
         for part in targets:
             if part not in parts:
                 raise CheckpointError(f"{dir}: has no {part}, and into has one")
-            require_fits(parts[part], targets[part])
+            parts[part].require_fits(targets[part])
         states = {}
         for part, tensors in parts.items():
             if part in targets:
@@ -213,55 +217,14 @@ def compare(
 
 def tensors_in(path: Path, begin: int, end: int) -> str:
     """Return which tensors of a safetensors file lie between two bytes, for an error."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, MAX_MANIFEST_BYTES)))
-        names = [
-            name for name, one in header.items() if name != "__metadata__"
-            and one["data_offsets"][0] + 8 + length < end
-            and one["data_offsets"][1] + 8 + length > begin
-        ]  # fmt: skip
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return ""
+    names: list[str] = []
+    with suppress(CheckpointError, OSError), open_checkpoint(path) as file:
+        for info in map(file.info, file):
+            at = info.file_offset or 0
+            if at < end and at + info.nbytes > begin:
+                names.append(info.name)
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return f", where {', '.join(names[:3])}{more} is" if names else ""
-
-
-def targets_of(into: Any) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors of a model and an optimizer by part and by name in the checkpoint.
-
-    Raises:
-        CheckpointError: A ``state_dict()`` makes a tensor anew: filling that would change nothing.
-    """
-    owners = into if type(into) is tuple else (into, None)
-    if len(owners) != 2:
-        raise CheckpointError(f"into has {len(owners)} values, expected a model, or two")
-    found = {}
-    for part, owner in zip(PARTS, owners, strict=True):
-        if owner is None:
-            continue
-        make = getattr(owner, "state_dict", lambda owner=owner: owner)
-        found[part], again = (flatten(part, make()).tensors for _ in range(2))
-        for name, tensor in found[part].items():
-            if again[name].data_ptr() != tensor.data_ptr():
-                raise CheckpointError(
-                    f"{name}: the state_dict() of a {type(owner).__name__} makes it anew: load "
-                    "without into, and give the state to its load_state_dict"
-                )
-    return found
-
-
-def require_fits(tensors: LazyCheckpoint, targets: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a model or an optimizer that is not what was saved, before anything is filled."""
-    for name in targets.keys() ^ tensors.keys():
-        has = ("the checkpoint", "into") if name in tensors else ("into", "the checkpoint")
-        raise CheckpointError(f"{tensors.path}: {has[0]} has {name!r}, which {has[1]} lacks")
-    for name, target in targets.items():
-        if (shape := tuple(tensors.info(name).shape)) != tuple(target.shape):
-            raise CheckpointError(
-                f"{tensors.path}: {name}: has shape {list(shape)}, into {list(target.shape)}"
-            )
 
 
 def nested(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import shutil
 import pytest
 from faults.children import Child
 from faults.layer import Layer, die, failing
-from faults.saving import holds, save_step, saved, saves_again, unfinished
-from faults.tracing import TracedSave, calls_of, cannot_trace, run_traced
+from faults.saving import holds, save_step, saved, unfinished
 
 from npydata import AsyncCheckpointer, CheckpointError
 
@@ -81,26 +80,6 @@ def raised_by(call):
     return None
 
 
-def test_a_process_that_dies_before_any_call_leaves_the_newest_checkpoint(
-    roots, name, record_property
-):
-    steps = steps_of(next(roots), name)
-    record_property("kills", len(steps))
-    for when in range(len(steps)):
-        root = next(roots)
-
-        def save(report, root=root, when=when):
-            with Layer(when, die).installed():
-                saved(root / name, 3, keep_last=2)
-
-        child = Child(save)
-        assert child.lines() == []
-        assert child.code == 9, f"call {when} of {len(steps)} was not made"
-        child.close()
-        holds(root, 2, ["b"])
-        saves_again(root, name, 4)
-
-
 def test_an_error_that_was_not_waited_for_is_raised_by_the_next_save_which_saves_nothing(tmp_path):
     keeper = AsyncCheckpointer()
     for step, name in enumerate("abc", 1):
@@ -114,76 +93,6 @@ def test_an_error_that_was_not_waited_for_is_raised_by_the_next_save_which_saves
     keeper.wait()
     assert not (tmp_path / "e").exists()
     assert holds(tmp_path, 3) == 3
-
-
-@pytest.fixture
-def traced():
-    if why := cannot_trace():
-        pytest.skip(why)
-
-
-def traced_calls(root, name):
-    """Return the calls that a save makes, as the kernel sees them."""
-    save = TracedSave(root / name, 3)
-    report, seen = run_traced(save)
-    save.close()
-    assert report == ["fine", "fine"]
-    return calls_of(seen)
-
-
-def only(calls, count):
-    """Return some of the calls: all renames and a few others, from everywhere."""
-    renames = [call for call in calls if call[0].startswith("rename")]
-    return calls if count is None else renames + calls[:: len(calls) // count]
-
-
-def at_night(value):
-    return pytest.param(value, marks=pytest.mark.nightly)
-
-
-HOW_MANY = [2, pytest.param(None, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
-
-
-@pytest.mark.parametrize("count", HOW_MANY)
-def test_killed_at_a_system_call_the_newest_checkpoint_is_there(
-    roots, name, traced, count, record_property
-):
-    calls = only(traced_calls(next(roots), name), count)
-    record_property("kills", len(calls))
-    for call, when in calls:
-        root = next(roots)
-        save = TracedSave(root / name, 3)
-        report, seen = run_traced(save, "-e", f"inject={call}:signal=KILL:when={when}")
-        save.close()
-        assert save.code == -9, f"{call} {when}: {report}\n{seen[-500:]}"
-        holds(root, 2, ["b"])
-        saves_again(root, name, 4)
-
-
-@pytest.mark.parametrize("count", HOW_MANY)
-@pytest.mark.parametrize(
-    "error",
-    [
-        "ENOSPC",
-        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("EIO", "EACCES", "EINTR")),
-    ],
-)
-def test_a_system_call_that_fails_is_reported_once(roots, name, traced, error, count):
-    for call, when in only(traced_calls(next(roots), name), count):
-        root, what = next(roots), f"{call} {when} {error}"
-        save = TracedSave(root / name, 3)
-        report, _ = run_traced(save, "-e", f"inject={call}:error={error}:when={when}")
-        save.close()
-        assert save.code == 0, f"{what}: {report}"
-        first, second = report
-        assert second == "fine", f"{what}: raised twice: {report}"
-        if first == "fine":
-            assert holds(root, 3, ["b"]) == 3, what
-        else:
-            assert str(root) in first, f"{what}: {first}"
-            assert "without a path" not in first or first.startswith("CheckpointError"), what
-            holds(root, 2, ["b"])
-        saves_again(root, name, 4)
 
 
 def test_temporaries_of_the_dead_go_with_the_next_save_and_those_of_the_living_stay(tmp_path):

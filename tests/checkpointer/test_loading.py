@@ -51,14 +51,9 @@ def test_verifying_names_the_file_that_is_damaged(saved, name, damage):
     for read in (verify_checkpoint, lambda folder: load_checkpoint(folder, verify=True)):
         with pytest.raises((CheckpointError, OSError), match=name.replace(".", r"\.")):
             read(saved)
-
-
-@pytest.mark.parametrize("damage", [one for one in DAMAGE if one != "a flipped bit"])
-@pytest.mark.parametrize("name", FILES)
-def test_loading_without_verifying_checks_sizes_and_headers(saved, name, damage):
-    DAMAGE[damage](saved / name)
-    with pytest.raises((CheckpointError, OSError)):
-        load_checkpoint(saved)
+    if damage != "a flipped bit":  # sizes and headers are always checked
+        with pytest.raises((CheckpointError, OSError)):
+            load_checkpoint(saved)
 
 
 def test_any_flipped_bit_is_found_and_piece_and_tensors_are_named(tmp_path, monkeypatch):
@@ -165,7 +160,7 @@ class Anew(torch.nn.Linear):
 
 MISFITS = {
     "another shape": (lambda: torch.nn.Linear(3, 5), "shape|weight"),
-    "another name": (lambda: torch.nn.Sequential(torch.nn.Linear(3, 4)), "lacks"),
+    "another name": (lambda: torch.nn.Sequential(torch.nn.Linear(3, 4)), "has no"),
     "tensors made anew": (lambda: Anew(3, 4), "makes it anew"),
     "an optimizer that is not there": (lambda: (torch.nn.Linear(3, 4), {"m": torch.ones(1)}),
                                        "has no optimizer"),

@@ -5,7 +5,6 @@ import shutil
 import time
 
 import pytest
-import torch
 from checkpoint_tools import small_state, tree_of
 
 from npydata import (
@@ -14,7 +13,6 @@ from npydata import (
     TrainingState,
     latest_checkpoint,
     load_checkpoint,
-    save_checkpoint,
 )
 from npydata.checkpointer import commit
 from npydata.reader.formats import training
@@ -53,21 +51,6 @@ def test_a_copy_of_a_checkpoint_stays_whatever_it_is_called(tmp_path, name):
         save(tmp_path / f"{step}", step, keep_last=1)
         save(tmp_path / "best", step, keep_last=1)
     assert step_of(tmp_path / name) == 1
-
-
-def test_a_renamed_checkpoint_is_kept(tmp_path):
-    save(tmp_path / "a", 1)
-    (tmp_path / "a").rename(tmp_path / "keep")
-    save(tmp_path / "b", 2, keep_last=1)
-    assert names_in(tmp_path) == ["b", "keep", "latest"]
-
-
-def test_another_run_s_checkpoints_stay(tmp_path, in_another_process):
-    save(tmp_path / "theirs", 9)
-    in_another_process()
-    save(tmp_path / "a", 1, keep_last=1)
-    save(tmp_path / "b", 2, keep_last=1)
-    assert names_in(tmp_path) == ["b", "latest", "theirs"]
 
 
 def test_a_run_that_is_resumed_goes_on_removing_what_it_saved(tmp_path, in_another_process):
@@ -179,13 +162,6 @@ def test_latest_as_a_folder_is_refused_before_anything_is_saved(tmp_path):
     assert names_in(tmp_path) == ["latest"]
 
 
-def test_latest_written_by_hand_ends_with_a_newline(tmp_path):
-    for name in ("a", "b"):
-        save(tmp_path / name)
-    (tmp_path / "latest").write_text("a\n")
-    assert latest_checkpoint(tmp_path) == tmp_path / "a"
-
-
 @pytest.mark.parametrize("named", [True, False], ids=["named by latest", "not named"])
 @pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 9)],
                          ids=["missing", "cut off"])  # fmt: skip
@@ -196,26 +172,3 @@ def test_the_latest_is_the_newest_that_is_complete(tmp_path, change, named):
     if not named:
         (tmp_path / "latest").unlink()
     assert latest_checkpoint(tmp_path) == tmp_path / "a"
-
-
-@pytest.mark.parametrize("name", ["x" * 255, "ä" * 127])
-def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, name):
-    for step in (1, 2):
-        save(tmp_path / name, step, keep_last=1)
-    assert step_of(latest_checkpoint(tmp_path)) == 2
-    assert names_in(tmp_path) == sorted(["latest", name])
-
-
-def test_folders_with_the_names_that_saves_use_stay_unless_they_are_one_s(tmp_path):
-    save(tmp_path / "c", 1)
-    names = [".mine.npydata-previous", ".mine.npydata-tmp"]
-    for name in names:
-        shutil.copytree(tmp_path / "c", tmp_path / name)
-    save(tmp_path / "c", 2, keep_last=1)
-    assert names_in(tmp_path) == sorted([*names, "c", "latest"])
-
-
-def test_an_uninitialized_parameter_is_refused_by_its_name(tmp_path):
-    with pytest.raises(CheckpointError, match=r"0\.weight: an uninitialized"):
-        save_checkpoint(tmp_path / "c", torch.nn.Sequential(torch.nn.LazyLinear(3)).state_dict())
-    assert names_in(tmp_path) == []

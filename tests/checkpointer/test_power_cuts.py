@@ -10,7 +10,7 @@ import pytest
 from faults.film import Camera, frames
 from faults.power_cuts import final, power_cuts, written_out
 from faults.protocols import PROTOCOLS, write_text
-from faults.tracing import cannot_trace
+from faults.tools import cannot_trace
 from loader_tools import run_child
 
 pytestmark = pytest.mark.timeout(280)

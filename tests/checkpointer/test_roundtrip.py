@@ -3,16 +3,14 @@
 import itertools
 import math
 import random
-from collections import OrderedDict
 
 import pytest
 import torch
-from checkpoint_tools import bits, bitwise
-from safetensors import safe_open
+from checkpoint_tools import bitwise
 from safetensors.torch import load_file
 from safetensors_codes import known
 
-from npydata import AsyncCheckpointer, TrainingState, load_checkpoint, open_checkpoint
+from npydata import AsyncCheckpointer, TrainingState, load_checkpoint
 from npydata import save_checkpoint as save
 
 DTYPES = [
@@ -48,14 +46,6 @@ def test_every_dtype_comes_back_in_every_shape(tmp_path, dtype):
     assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
-@pytest.mark.parametrize("count", range(1, 5))
-def test_every_dtype_comes_back_beside_every_other(tmp_path, count):
-    rng = random.Random(count)
-    dtypes = [*DTYPES, *reversed(DTYPES)]
-    state = {f"t{k}": random_bits(rng, dtype, (count,)) for k, dtype in enumerate(dtypes)}
-    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
-
-
 VIEWS = {
     "transposed": lambda t: t.t(),
     "strided": lambda t: t[::2, 1::3],
@@ -78,12 +68,6 @@ def test_a_view_of_any_kind_comes_back_with_its_values(tmp_path, view):
     assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
-def test_overlapping_views_come_back_each_with_its_own_values(tmp_path):
-    base = torch.arange(10.0)
-    state = {"all": base, "left": base[:6], "right": base[4:], "odd": base[1::2]}
-    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
-
-
 @pytest.mark.parametrize("options", [{}, {"mmap": False}], ids=str)
 def test_tied_tensors_share_memory_again(tmp_path, options):
     weight = torch.ones(3, 4)
@@ -94,24 +78,13 @@ def test_tied_tensors_share_memory_again(tmp_path, options):
     assert model["other"][0, 0] == 1
 
 
-def test_tied_tensors_are_stored_once(tmp_path):
-    weight = torch.ones(5000)
-    save(tmp_path / "c", {"a": weight, "b": weight, "c": weight.view(5000)})
-    assert (tmp_path / "c" / "model.safetensors").stat().st_size == 4096 + 20_000
-
-
 @pytest.mark.parametrize("same", [
-    lambda t: t[:3], lambda t: t.view(torch.int32), lambda t: t.reshape(2, 3), lambda t: t[1:],
-], ids=["shorter", "other dtype", "other shape", "later"])  # fmt: skip
+    lambda t: t[:3], lambda t: t.view(torch.int32), lambda t: t.reshape(2, 3), lambda t: t[1::2],
+    lambda t: torch.view_as_complex(t.view(3, 2)).conj(),
+], ids=["shorter", "other dtype", "other shape", "every other", "conjugated"])  # fmt: skip
 def test_what_only_shares_memory_is_not_tied(tmp_path, same):
     tensor = torch.arange(6.0)
     state = {"a": tensor, "b": same(tensor)}
-    assert bitwise(loaded(tmp_path, state)) == bitwise(state)
-
-
-def test_a_conjugated_view_is_not_tied_to_its_base(tmp_path):
-    tensor = torch.complex(torch.ones(3), torch.ones(3))
-    state = {"a": tensor, "b": tensor.conj()}
     assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
@@ -122,15 +95,11 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_every_name_comes_back(tmp_path):
+def test_every_name_comes_back_and_safetensors_reads_the_file(tmp_path):
     state = {name: torch.tensor([k]) for k, name in enumerate(NAMES)}
     assert bitwise(loaded(tmp_path, state)) == bitwise(state)
-
-
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
-def test_every_name_alone_makes_a_file_that_safetensors_reads(tmp_path, name):
-    save(tmp_path / "c", {name: torch.ones(3)})
-    assert bits(*load_file(tmp_path / "c" / "model.safetensors").values()) == bits(torch.ones(3))
+    found = load_file(tmp_path / "c" / "model.safetensors")
+    assert sorted(one.item() for one in found.values()) == [*range(len(NAMES))]
 
 
 def test_names_that_meet_when_flattened_stay_apart(tmp_path):
@@ -139,29 +108,11 @@ def test_names_that_meet_when_flattened_stay_apart(tmp_path):
     assert bitwise(loaded(tmp_path, state)) == bitwise(state)
 
 
-def test_the_names_of_a_compiled_model_load_into_a_compiled_model(tmp_path):
-    compiled = torch.nn.Module()
-    compiled._orig_mod = torch.nn.Linear(2, 3)  # what torch.compile makes, without its 7 seconds
-    compiled.load_state_dict(loaded(tmp_path, compiled.state_dict()))
-
-
-def test_a_wrapped_model_comes_back_into_a_wrapped_model(tmp_path):
-    wrapped = torch.nn.DataParallel(torch.nn.Linear(2, 3))
-    state = loaded(tmp_path, wrapped.state_dict())
-    assert list(state) == ["module.weight", "module.bias"]
-    wrapped.load_state_dict(state)
-
-
-def test_a_nested_model_state_keeps_its_nesting(tmp_path):
-    state = {"student": {"w": torch.ones(2)}, "teacher": OrderedDict(w=torch.zeros(2)),
-             "step": 3, "list": [torch.ones(1), (torch.zeros(1), None)], "none": {}}  # fmt: skip
-    assert bitwise(loaded(tmp_path, state)) == bitwise(state | {"teacher": {"w": torch.zeros(2)}})
-
-
 OPTIMIZER = {
     "state": {0: {"step": torch.tensor(3.0), "m": torch.ones(2)}, "0": {"m": torch.zeros(2)}},
     "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": [0, 1], "foreach": None,
-                      "eps": math.nan, "max": math.inf, "min": -math.inf, "zero": -0.0}],
+                      "eps": math.nan, "max": math.inf, "min": -math.inf, "zero": -0.0,
+                      "lr_now": torch.tensor(0.1)}],
     "raw": b"\0\xff", "set": {1, 2}, "big": 2**70, "flag": True, "empty": [{}, [], ()],
     (1, "a"): None, None: 1, 2.5: "x",
 }  # fmt: skip
@@ -176,23 +127,6 @@ def test_no_optimizer_loads_as_none(tmp_path):
     save(tmp_path / "c", {})
     assert load_checkpoint(tmp_path / "c")[1] is None
     assert not (tmp_path / "c" / "optimizer.safetensors").exists()
-
-
-def test_an_empty_optimizer_loads_as_an_empty_dict(tmp_path):
-    save(tmp_path / "c", {}, {})
-    assert load_checkpoint(tmp_path / "c")[1] == {}
-
-
-def nested(kind, depth):
-    value = torch.ones(1)
-    for _ in range(depth):
-        value = {"list": [value], "tuple": (value,), "keys": {0: value}, "dict": {"a": value}}[kind]
-    return {"a": value}
-
-
-@pytest.mark.parametrize("kind", ["list", "tuple", "keys", "dict"])
-def test_what_is_nested_as_deep_as_allowed_comes_back(tmp_path, kind):
-    assert bitwise(loaded(tmp_path, nested(kind, 99))) == bitwise(nested(kind, 99))
 
 
 def test_every_field_of_the_training_state_comes_back(tmp_path):
@@ -247,128 +181,74 @@ def test_any_state_comes_back(tmp_path, seed):
     assert bitwise(back[:2]) == bitwise((model, optimizer))
 
 
-def foreign_state():
-    """Every dtype and some views, by plain names."""
-    rng = random.Random(5)
-    state = {str(dtype): random_bits(rng, dtype, (3, 2)) for dtype in DTYPES}
-    return state | {
-        "zero": torch.empty(0, 4),
-        "scalar": torch.tensor(2.0),
-        "t": torch.eye(3)[1:].t(),
-    }
-
-
 def as_others_see(tensor):
     """What the format has no code for is stored as pairs."""
     return torch.view_as_real(tensor) if tensor.dtype in AS_PAIRS else tensor
 
 
-@pytest.mark.parametrize("reader", ["load_file", "safe_open", "open_checkpoint"])
-def test_other_readers_get_the_same_bits(tmp_path, reader):
-    state = {name: tensor for name, tensor in foreign_state().items() if known(tensor.dtype)}
-    save(tmp_path / "c", state)
-    path = tmp_path / "c" / "model.safetensors"
-    wanted = {name: as_others_see(tensor) for name, tensor in state.items()}
-    if reader == "load_file":
-        found = load_file(path)
-    elif reader == "safe_open":
-        with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    else:
-        wanted = state
-        with open_checkpoint(path) as checkpoint:
-            found = dict(checkpoint)
-    assert {name: bitwise(one) for name, one in found.items()} == {
-        name: bitwise(one) for name, one in wanted.items()
-    }
+def test_safetensors_reads_the_same_bits_and_a_tied_tensor_by_its_first_name(tmp_path):
+    rng = random.Random(5)
+    state = {str(dtype): random_bits(rng, dtype, (3, 2)) for dtype in DTYPES if known(dtype)}
+    state |= {"zero": torch.empty(0, 4), "scalar": torch.tensor(2.0), "t": torch.eye(3)[1:].t()}
+    save(tmp_path / "c", state | {"head": state["t"]})
+    wanted = {name: torch.view_as_real(one) if one.dtype in AS_PAIRS else one.contiguous()
+              for name, one in state.items()}  # fmt: skip
+    assert bitwise(dict(sorted(load_file(tmp_path / "c" / "model.safetensors").items()))) == (
+        bitwise(dict(sorted(wanted.items())))
+    )
 
 
-def test_others_read_a_tied_tensor_under_its_first_name(tmp_path):
-    weight = torch.arange(3.0)
-    save(tmp_path / "c", {"wte": weight, "head": weight})
-    assert bitwise(load_file(tmp_path / "c" / "model.safetensors")) == bitwise({"wte": weight})
+schedules = torch.optim.lr_scheduler
+RUNS = {
+    "AdamW": (lambda p: torch.optim.AdamW(p, lr=0.1), lambda o: schedules.CosineAnnealingLR(o, 7)),
+    "amsgrad": (lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
+                  lambda o: schedules.MultiStepLR(o, [2, 4])),
+    "SGD": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+            lambda o: schedules.OneCycleLR(o, 0.5, total_steps=9)),
+    "LBFGS": (lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+              lambda o: schedules.ConstantLR(o)),
+    "Adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.1), lambda o: schedules.StepLR(o, 2)),
+    "groups": (lambda p: torch.optim.RMSprop([{"params": list(p), "lr": 0.3}], lr=0.1),
+               lambda o: schedules.ExponentialLR(o, 0.9)),
+}  # fmt: skip
 
 
-def trained(make, schedule=None):
-    """A model after three steps, with its optimizer."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
-    optimizer = make(model.parameters())
-    plan = schedule(optimizer) if schedule else None
-    for _ in range(3):
-        step(model, optimizer, plan)
-    return model, optimizer, plan
+class Trained:
+    """A model after some steps, with its optimizer and its schedule."""
 
+    def __init__(self, name, steps=0):
+        torch.manual_seed(steps)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+        make, schedule = RUNS[name]
+        self.optimizer = make(self.model.parameters())
+        self.schedule = schedule(self.optimizer)
+        self.train(steps)
 
-def step(model, optimizer, plan=None):
-    inputs = torch.ones(5, 4)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(inputs).square().mean()
+    def loss(self):
+        self.optimizer.zero_grad()
+        loss = self.model(torch.ones(5, 4)).square().mean()
         loss.backward()
         return loss
 
-    loss = optimizer.step(closure)
-    if plan is not None:
-        plan.step(loss.item()) if isinstance(plan, ReduceLROnPlateau) else plan.step()
+    def train(self, steps):
+        for _ in range(steps):
+            self.optimizer.step(self.loss)
+            self.schedule.step()
 
 
-def fresh(make, schedule=None):
-    torch.manual_seed(9)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
-    optimizer = make(model.parameters())
-    return model, optimizer, schedule(optimizer) if schedule else None
-
-
-OPTIMIZERS = {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
-    "AdamW amsgrad": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), amsgrad=True),
-    "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "Muon-like groups": lambda p: torch.optim.RMSprop([{"params": list(p), "lr": 0.3}], lr=0.1),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_continues_from_a_checkpoint_as_if_never_stopped(tmp_path, name):
-    model, optimizer, _ = trained(OPTIMIZERS[name])
-    save(tmp_path / "c", model.state_dict(), optimizer.state_dict())
-    weights, moments, _ = load_checkpoint(tmp_path / "c")
-    assert bitwise(moments) == bitwise(optimizer.state_dict())
-    other, its, _ = fresh(OPTIMIZERS[name])
-    other.load_state_dict(weights)
-    its.load_state_dict(moments)
-    for pair in ((model, optimizer), (other, its)):
-        step(*pair)
-    assert bitwise(dict(other.state_dict())) == bitwise(dict(model.state_dict()))
-
-
-ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-SCHEDULES = {
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 7),
-    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=9),
-    "plateau": lambda o: ReduceLROnPlateau(o, patience=0),
-    "multi step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_continues_from_a_checkpoint(tmp_path, name):
-    make = OPTIMIZERS["SGD momentum"]
-    model, optimizer, plan = trained(make, SCHEDULES[name])
-    held = {"schedule": plan.state_dict()}
-    save(tmp_path / "c", model.state_dict(), optimizer.state_dict(), TrainingState(extra=held))
-    weights, moments, state = load_checkpoint(tmp_path / "c")
-    other, its, its_plan = fresh(make, SCHEDULES[name])
-    other.load_state_dict(weights)
-    its.load_state_dict(moments)
-    its_plan.load_state_dict(state.extra["schedule"])
-    for three in ((model, optimizer, plan), (other, its, its_plan)):
-        step(*three)
-        step(*three)
-    assert bitwise(dict(other.state_dict())) == bitwise(dict(model.state_dict()))
+@pytest.mark.parametrize("name", RUNS)
+def test_an_optimizer_and_its_schedule_go_on_as_if_never_stopped(tmp_path, name):
+    run, other = Trained(name, 3), Trained(name)
+    training = TrainingState(extra={"schedule": run.schedule.state_dict()})
+    save(tmp_path / "c", run.model.state_dict(), run.optimizer.state_dict(), training)
+    weights, moments, training = load_checkpoint(tmp_path / "c")
+    assert bitwise(moments) == bitwise(run.optimizer.state_dict())
+    other.model.load_state_dict(weights)
+    other.optimizer.load_state_dict(moments)
+    other.schedule.load_state_dict(training.extra["schedule"])
+    for one in (run, other):
+        one.train(2)
+    assert bitwise(other.model.state_dict()) == bitwise(run.model.state_dict())
 
 
 @pytest.mark.parametrize("sizes", list(itertools.permutations([1, 5000, 70_000])), ids=str)

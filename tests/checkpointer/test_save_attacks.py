@@ -121,37 +121,6 @@ def test_an_old_checkpoint_that_cannot_be_removed_fails_no_save_and_warns_once(
         assert [f"{refused}: could not be removed" in str(one.message) for one in said] == [True]
 
 
-READ_ONLY = """
-import os, sys, warnings
-from faults.saving import save_step, holds
-from npydata import AsyncCheckpointer
-os.setuid(65534)
-warnings.simplefilter("error")  # even so
-with AsyncCheckpointer(keep_last=1) as keeper:
-    for step in (1, 2, 3):
-        save_step(keeper, f"{sys.argv[1]}/{step}", step)
-        keeper.wait()
-        if step == 1:
-            for name in os.listdir(f"{sys.argv[1]}/1"):
-                os.chmod(f"{sys.argv[1]}/1/{name}", 0o444)
-            os.chmod(f"{sys.argv[1]}/1", 0o555)
-holds(sys.argv[1], 3, ["1", "3"])
-assert sorted(os.listdir(sys.argv[1])) == ["1", "3", "latest"], os.listdir(sys.argv[1])
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_a_checkpoint_made_read_only_stays_under_its_name(memory_folder):
-    memory_folder.chmod(0o755)
-    root = memory_folder / "run"
-    root.mkdir()
-    os.chown(root, 65534, 65534)
-    child = subprocess.run(
-        [sys.executable, "-c", READ_ONLY, str(root)], capture_output=True, text=True
-    )
-    assert child.returncode == 0, child.stderr
-
-
 def test_a_file_system_without_modes_or_folder_flushes_takes_checkpoints(tmp_path, monkeypatch):
     """WSL's drives, FAT, some of FUSE."""
     real = os.fsync
@@ -210,15 +179,6 @@ def test_a_sequence_number_that_leaves_none_for_later_saves_is_refused(tmp_path)
     shutil.rmtree(tmp_path / ".aside")
     saved(tmp_path / "ours", 2)
     assert holds(tmp_path, 2) == 2
-
-
-def test_commits_are_counted_on_from_the_newest_of_any_job(tmp_path):
-    saved(tmp_path / "a", 1)
-    with_sequence(tmp_path / "a", 500)
-    for step, name in enumerate("bcd", 2):
-        saved(tmp_path / name, step)
-    (tmp_path / "latest").unlink()
-    assert latest_checkpoint(tmp_path) == tmp_path / "d"
 
 
 RESUMED = """

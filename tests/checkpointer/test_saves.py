@@ -4,7 +4,6 @@ import enum
 import resource
 import threading
 from collections import Counter, OrderedDict, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,31 +19,6 @@ from npydata import (
     save_checkpoint,
     verify_checkpoint,
 )
-from npydata.checkpointer import commit as commit_module
-
-PATIENCE = 20.0
-
-
-class Gate:
-    """Holds the commit of every save, at its rename, until it is opened."""
-
-    def __init__(self, monkeypatch):
-        self.opened, self.reached = threading.Event(), threading.Event()
-        real = commit_module.put_in_place  # no public call comes at that moment
-
-        def put_in_place(*args):
-            self.reached.set()
-            assert self.opened.wait(PATIENCE)
-            real(*args)
-
-        monkeypatch.setattr(commit_module, "put_in_place", put_in_place)
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    held = Gate(monkeypatch)
-    yield held
-    held.opened.set()
 
 
 def test_a_save_gives_the_files_and_load_gives_the_tensors_and_step_50(tmp_path):
@@ -57,23 +31,13 @@ def test_a_save_gives_the_files_and_load_gives_the_tensors_and_step_50(tmp_path)
     assert (optimizer, state.step) == (None, 50)
 
 
-def test_two_saves_in_a_row_to_two_folders_are_both_complete(tmp_path):
-    checkpointer = AsyncCheckpointer()
-    for step in (1, 2):
-        checkpointer.save(tmp_path / f"{step}", small_state(step), None, TrainingState(step=step))
-    checkpointer.wait()
-    for step in (1, 2):
-        model, _, state = load_checkpoint(tmp_path / f"{step}", verify=True)
-        assert (bitwise(model), state.step) == (bitwise(small_state(step)), step)
-
-
 def test_a_save_returns_before_the_checkpoint_is_there(tmp_path, gate):
     checkpointer = AsyncCheckpointer()
     checkpointer.save(tmp_path / "c", small_state())
-    assert gate.reached.wait(PATIENCE)
+    gate.wait()
     assert not (tmp_path / "c").exists()
     assert not checkpointer.done()
-    gate.opened.set()
+    gate.open()
     checkpointer.wait()
     assert checkpointer.done()
 
@@ -81,8 +45,8 @@ def test_a_save_returns_before_the_checkpoint_is_there(tmp_path, gate):
 def test_dropping_the_checkpointer_waits_for_the_write(tmp_path, gate):
     checkpointer = AsyncCheckpointer()
     checkpointer.save(tmp_path / "c", small_state())
-    assert gate.reached.wait(PATIENCE)
-    threading.Timer(0.05, gate.opened.set).start()
+    gate.wait()
+    threading.Timer(0.05, gate.open).start()
     del checkpointer
     assert verify_checkpoint(tmp_path / "c").step == 0
 
@@ -90,28 +54,11 @@ def test_dropping_the_checkpointer_waits_for_the_write(tmp_path, gate):
 def test_the_next_save_waits_for_the_one_in_flight(tmp_path, gate):
     checkpointer = AsyncCheckpointer()
     checkpointer.save(tmp_path / "1", small_state())
-    assert gate.reached.wait(PATIENCE)
-    threading.Timer(0.05, gate.opened.set).start()
+    gate.wait()
+    threading.Timer(0.05, gate.open).start()
     checkpointer.save(tmp_path / "2", small_state())
     assert (tmp_path / "1" / "manifest.json").exists()
     checkpointer.wait()
-
-
-def test_a_with_block_ends_when_the_write_has(tmp_path):
-    with AsyncCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "c", small_state())
-    assert verify_checkpoint(tmp_path / "c").step == 0
-
-
-def test_an_error_in_a_with_block_is_not_hidden_and_the_save_is_finished(tmp_path):
-    def interrupted():
-        with AsyncCheckpointer() as checkpointer:
-            checkpointer.save(tmp_path / "c", small_state())
-            _ = 1 / 0
-
-    with pytest.raises(ZeroDivisionError):
-        interrupted()
-    assert verify_checkpoint(tmp_path / "c").step == 0
 
 
 def test_a_relative_folder_means_the_one_at_the_time_of_the_save(tmp_path, monkeypatch, gate):
@@ -119,29 +66,9 @@ def test_a_relative_folder_means_the_one_at_the_time_of_the_save(tmp_path, monke
     checkpointer = AsyncCheckpointer()
     checkpointer.save("c", small_state())
     monkeypatch.chdir("/")
-    gate.opened.set()
+    gate.open()
     checkpointer.wait()
     assert (tmp_path / "c" / "manifest.json").exists()
-
-
-def test_a_checkpoint_loads_from_inside_its_folder(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path / "c", small_state())
-    monkeypatch.chdir(tmp_path / "c")
-    assert bitwise(load_checkpoint(".")[0]) == bitwise(small_state())
-
-
-def test_missing_folders_above_are_made(tmp_path):
-    save_checkpoint(tmp_path / "a" / "b" / "c", small_state())
-    assert latest_checkpoint(tmp_path / "a" / "b") == tmp_path / "a" / "b" / "c"
-
-
-def test_a_smaller_state_after_a_larger_one_leaves_nothing_of_it(tmp_path):
-    with AsyncCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "1", {"w": torch.full((10_000,), 7.0)})
-        checkpointer.save(tmp_path / "2", {"w": torch.zeros(3)})
-    save_checkpoint(tmp_path / "fresh", {"w": torch.zeros(3)})
-    two, fresh = (tmp_path / name / "model.safetensors" for name in ("2", "fresh"))
-    assert two.read_bytes() == fresh.read_bytes()
 
 
 def test_prepare_makes_the_memory_that_the_save_then_uses(tmp_path):
@@ -167,9 +94,7 @@ def test_stats_count_saves_seconds_and_bytes(tmp_path):
 
 REFUSED = {
     "object": ({"a": [1, {"b": object()}]}, None, None, r"model_state.*\['a'\]\[1\]\['b'\]"),
-    "key": ({"a": {object(): 1}}, None, None, r"model_state: \['a'\]"),
     "tensor as key": ({}, {"state": {torch.ones(1): 1}}, None, r"optimizer_state: \['state'\]"),
-    "generator": ({}, {"state": {0: {"g": iter([])}}}, None, r"\['state'\]\[0\]\['g'\]"),
     "function": ({}, {"lr_lambdas": [len]}, None, r"\['lr_lambdas'\]\[0\]"),
     "meta": ({"w": torch.ones(2, device="meta")}, None, None, "w: a meta tensor"),
     "sparse": ({"m": {"w": torch.eye(2).to_sparse()}}, None, None, "m.w: a torch.sparse_coo"),
@@ -185,7 +110,6 @@ REFUSED = {
     "lock in the training state": ({}, None, TrainingState(extra={"x": threading.Lock()}),
                                    r"training_state: \['extra'\]\['x'\]"),
     "negative step": ({}, None, TrainingState(step=-1), r"\['step'\]: -1 is not a count"),
-    "step of a float": ({}, None, TrainingState(step=1.0), r"\['step'\]"),
     "a dict as training state": ({}, None, {"step": 1}, "training_state is a dict"),
     "endless digits": ({}, None, TrainingState(extra={"x": 2**20_000}), "JSON can't hold"),
 }  # fmt: skip
@@ -215,14 +139,6 @@ def test_a_tensor_whose_memory_is_elsewhere_is_refused(tmp_path):
         save_checkpoint(tmp_path / "c", {"w": freed})
 
 
-def test_a_state_that_was_refused_does_not_stop_the_next_save(tmp_path):
-    with AsyncCheckpointer() as checkpointer:
-        with pytest.raises(CheckpointError):
-            checkpointer.save(tmp_path / "c", {"a": object()})
-        checkpointer.save(tmp_path / "c", small_state())
-    assert bitwise(load_checkpoint(tmp_path / "c")[0]) == bitwise(small_state())
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"keep_last": 0}, {"keep_last": True}, {"keep_every": 1.0}, {"snapshot": "Host"}],
@@ -248,22 +164,6 @@ def test_loaded_tensors_stay_what_they_are_when_the_folder_is_saved_again(tmp_pa
     model = load_checkpoint(tmp_path / "c", mmap=mmap)[0]
     save_checkpoint(tmp_path / "c", small_state(2))
     assert bitwise(model) == bitwise(small_state(1))
-
-
-def is_mapped(tensor):
-    """Whether a file lies behind a tensor's memory."""
-    at = tensor.data_ptr()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        begin, end = (int(one, 16) for one in line.split()[0].split("-"))
-        if begin <= at < end:
-            return line.endswith("model.safetensors")
-    return False
-
-
-def test_with_mmap_the_file_lies_behind_the_tensors_and_without_memory(tmp_path):
-    save_checkpoint(tmp_path / "c", {"w": torch.ones(100_000)})
-    assert is_mapped(load_checkpoint(tmp_path / "c")[0]["w"])
-    assert not is_mapped(load_checkpoint(tmp_path / "c", mmap=False)[0]["w"])
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta", torch.device("meta")], ids=str)

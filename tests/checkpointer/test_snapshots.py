@@ -11,7 +11,6 @@ from faults.saving import PATIENCE
 from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
-from npydata.checkpointer import snapshot as snapshot_module
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,29 +45,6 @@ def test_weights_changed_right_after_save_never_reach_the_file(times):
     assert child.returncode == 0, child.stderr
 
 
-class Gate:
-    """Holds the copies of a save until it is opened; ``reached`` says that the first began.
-
-    No public call comes at that moment.
-    """
-
-    def __init__(self, monkeypatch, error=None):
-        self.reached, self.open, self.error = threading.Event(), threading.Event(), error
-        self.whole = snapshot_module.jobs_of
-        monkeypatch.setattr(snapshot_module, "jobs_of", self.jobs_of)
-
-    def jobs_of(self, copies):
-        for end, job in self.whole(copies):
-            yield end, lambda job=job: self.run(job)
-
-    def run(self, job):
-        self.reached.set()
-        assert self.open.wait(PATIENCE)
-        if self.error is not None:
-            raise self.error
-        job()
-
-
 @pytest.fixture
 def trained():
     """A weight and an optimizer that takes a step's length off it."""
@@ -84,17 +60,16 @@ def overlapping(trained):
     return keeper
 
 
-def test_a_protected_step_waits_for_the_copies(tmp_path, trained, overlapping, monkeypatch):
+def test_a_protected_step_waits_for_the_copies(tmp_path, trained, overlapping, copy_gate):
     weight, optimizer = trained
-    gate = Gate(monkeypatch)
     overlapping.save(tmp_path / "a", {"w": weight})
-    assert gate.reached.wait(PATIENCE)
+    copy_gate.wait()
     stepped = threading.Thread(target=optimizer.step)
     stepped.start()
     stepped.join(0.05)
     assert stepped.is_alive()
     assert not weight.any(), "the step did not wait"
-    gate.open.set()
+    copy_gate.open()
     stepped.join(PATIENCE)
     assert (weight == -1).all()
     overlapping.wait()
@@ -148,16 +123,15 @@ def test_a_save_that_is_done_keeps_nothing_of_the_state(tmp_path, trained, snaps
     assert known() is None
 
 
-def test_buffers_are_copied_before_save_returns(tmp_path, monkeypatch):
+def test_buffers_are_copied_before_save_returns(tmp_path, copy_gate):
     model = torch.nn.BatchNorm1d(3000)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    gate = Gate(monkeypatch)
     wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with AsyncCheckpointer(snapshot="overlap") as keeper:
         keeper.protect(optimizer)
         keeper.save(tmp_path / "a", model.state_dict())
         model(torch.randn(16, 3000) * 9)
-        gate.open.set()
+        copy_gate.open()
     held, _, _ = load_checkpoint(tmp_path / "a")
     assert not torch.equal(model.running_mean, wanted["running_mean"])
     assert all(torch.equal(held[name], wanted[name]) for name in wanted)
@@ -184,15 +158,16 @@ def test_two_checkpointers_protect_the_same_optimizer(tmp_path, trained):
 
 @pytest.mark.parametrize("snapshot", ["host", "overlap"])
 def test_a_copy_that_fails_is_raised_once_and_the_next_save_works(
-    tmp_path, trained, monkeypatch, snapshot
+    tmp_path, trained, copy_gate, snapshot
 ):
     weight, optimizer = trained
     keeper = AsyncCheckpointer(snapshot=snapshot)
     keeper.protect(optimizer)
-    with monkeypatch.context() as patch:
-        Gate(patch, MemoryError("no room")).open.set()
-        with pytest.raises((CheckpointError, MemoryError), match=r"no room|not completed"):
-            save_and_step(keeper, tmp_path / "a", weight, optimizer)
+    copy_gate.open()
+    copy_gate.error = MemoryError("no room")
+    with pytest.raises((CheckpointError, MemoryError), match=r"no room|not completed"):
+        save_and_step(keeper, tmp_path / "a", weight, optimizer)
+    copy_gate.error = None
     assert list(tmp_path.iterdir()) == []
     keeper.wait()
     save_and_step(keeper, tmp_path / "a", weight, optimizer)
@@ -250,24 +225,22 @@ CHANGES = [renormed_embedding, buffer_over_a_parameter, perturbed_weights, swapp
 @pytest.mark.parametrize("make", CHANGES)
 @pytest.mark.parametrize("when", ["while copying", "when all is written"])
 def test_a_change_outside_of_the_protected_step_fails_the_save_by_name(
-    tmp_path, monkeypatch, make, when
+    tmp_path, copy_gate, make, when
 ):
     model, change = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     keeper = AsyncCheckpointer(snapshot="overlap")
     keeper.protect(optimizer)
-    with monkeypatch.context() as patch:
-        gate = Gate(patch)
-        keeper.save(tmp_path / "a", model.state_dict())
-        if when == "when all is written":
-            gate.open.set()
-        else:
-            assert gate.reached.wait(PATIENCE)
-        change()
-        gate.open.set()
-        optimizer.step()
-        with pytest.raises(CheckpointError, match=f"{'|'.join(model.state_dict())}: was changed"):
-            keeper.wait()
+    keeper.save(tmp_path / "a", model.state_dict())
+    if when == "when all is written":
+        copy_gate.open()
+    else:
+        copy_gate.wait()
+    change()
+    copy_gate.open()
+    optimizer.step()
+    with pytest.raises(CheckpointError, match=f"{'|'.join(model.state_dict())}: was changed"):
+        keeper.wait()
     assert list(tmp_path.iterdir()) == []
     keeper.save(tmp_path / "a", model.state_dict())
     keeper.wait()

@@ -142,25 +142,3 @@ def test_torchrun_starts_it_as_its_first_lines_say(tokens, tmp_path, whole):
     done = torchrun(2, "train_fsdp.py", tokens, tmp_path)
     assert "step 12 of 12" in done.stderr
     assert same(final(tmp_path)[0], whole[1][0])
-
-
-def test_without_torchrun_it_says_what_to_do(tmp_path):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "train_ddp.py", "--out", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(
-        "start it with torchrun: torchrun --standalone --nproc-per-node 2 ..."
-    )
-
-
-def test_a_batch_that_does_not_go_round_is_refused(tokens, tmp_path):
-    ranks = Ranks(5, train_watched, "fsdp", tokens, tmp_path, STEPS)
-    try:
-        kind, message = ranks.outcome(0)
-    finally:
-        ranks.kill_all()
-    assert (kind, message) == ("error", "LoaderError: batch size 12 is no multiple of 5 ranks")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import cache
 
 PACKAGES = {"strace": "strace", "mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs"}
 """Tools, and the packages they come in."""
@@ -25,6 +26,17 @@ def install_missing():
     lacking += ["mounting disks needs root"] if os.geteuid() else []
     for why in lacking:
         print(f"[nightly] {why}: some tests are left out, and counted at the end")
+
+
+@cache
+def cannot_trace():
+    """Return why faults can't be injected here, or an empty text."""
+    if why := not_installed("strace"):
+        return why
+    done = subprocess.run(
+        ["strace", "-e", "inject=getppid:retval=7", "true"], capture_output=True, text=True
+    )
+    return "" if done.returncode == 0 else f"strace can't trace here: {done.stderr[-200:]}"
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ import torch.distributed as dist
 from test_distributed import load_everything, save_everything
 
 if __name__ == "__main__":
-    out, folder, tokens = map(Path, sys.argv[1:])
+    folder, tokens = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    saved = save_everything(folder, tokens)
-    found = saved, load_everything(folder, tokens), load_everything(out / "other" / "a", tokens)
-    torch.save(found, out / f"rank{dist.get_rank()}.pt")
+    saved, taken, rest = save_everything(folder / "run" / "a", tokens)
+    assert load_everything(folder / "run" / "a", tokens)[0] == saved
+    load_everything(folder / "other" / "a", tokens)
+    torch.save([*taken, *rest], folder / f"rank{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
