@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from npydata.reader.open import open_checkpoint as open_checkpoint
     from npydata.reader.source import LazyDataSource as LazyDataSource
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 HOMES = {
     "AsyncCheckpointer": "distributed.save",

@@ -711,7 +711,7 @@ The best interval lies where the two lines cross. It grows with the square root 
 
 **The number to remember: 4.** Weights, optimizer, generators, the loader's place. Leave one out, and the run goes on as another one.
 
-**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line and a line of progress. Copy it, put your model in the place of `GPT`, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
+**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line. Copy it, put your model in the place of `GPT`, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
 
 **Where to go from here.** [The clinic](../materials/clinic/README.md) has five bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, it is [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
 

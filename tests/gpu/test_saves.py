@@ -318,8 +318,7 @@ def test_the_example_is_killed_and_goes_on_with_the_same_losses(tmp_path, device
     def command(out):
         return [sys.executable, str(ROOT / "examples/train.py"), "--device", "cuda",
                 "--tokens", str(ROOT / "materials/train_smoke.npy"), "--steps", "300",
-                "--save-every", "20", "--snapshot", snapshot, "--out", str(tmp_path / out),
-                "--log", str(tmp_path / f"{out}.log")]  # fmt: skip
+                "--snapshot", snapshot, "--out", str(tmp_path / out)]  # fmt: skip
 
     subprocess.run(command("whole"), check=True, capture_output=True)
     with subprocess.Popen(command("cut"), stderr=subprocess.DEVNULL) as child:
@@ -328,6 +327,6 @@ def test_the_example_is_killed_and_goes_on_with_the_same_losses(tmp_path, device
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
     subprocess.run(command("cut"), check=True, capture_output=True)
-    wanted, found = (dict(line.split(",") for line in (tmp_path / f"{out}.log").open())
+    wanted, found = (dict(line.split(",") for line in (tmp_path / out / "losses.csv").open())
                      for out in ("whole", "cut"))  # fmt: skip
     assert found == wanted

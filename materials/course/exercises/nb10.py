@@ -16,7 +16,7 @@ from course.lesson import ROOT, solution
 from npydata import CheckpointError, TrainingState, capture_rng, restore_rng
 
 sys.path.append(str(ROOT / "examples"))
-import train
+import resume
 
 NOTES = ("weights", "batch", "loss", "after")
 
@@ -126,7 +126,7 @@ def put_back(answer: Any, moments: Any, loader: Any, with_rng: bool) -> dict[str
 
 
 RESTORE = Exercise(
-    train.restore,
+    resume.restore,
     [
         ("the moments", {"samples": 24}, True),
         (None, {"samples": 24}, True),
@@ -168,7 +168,7 @@ def gone_on(answer: Any, saved: list[int], batch_size: int) -> dict[str, Any]:
 
 
 RESUME_FROM = Exercise(
-    train.resume_from,
+    resume.resume_from,
     [([], 4), ([3], 4), ([3, 5], 4), ([5, 3], 4), ([3], 8)],
     gone_on,
     """
