@@ -137,7 +137,7 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
             value=start,
             description=name.replace("_", " "),
             continuous_update=False,
-            style={"description_width": f"{0.6 * max(map(len, stops)):.0f}em"},
+            style={"description_width": f"{0.6 * max(map(len, stops)) + 1:.0f}em"},
             layout=Layout(width="38em"),
         )
         for name, (start, values) in stops.items()

@@ -334,7 +334,7 @@ HANDLERS |= {pickle.MARK: MarkMachine.mark, pickle.TUPLE: collect_tuple}
 # %% tags=["play", "nbval-ignore-output"]
 whole = pickle.dumps({"sizes": (1, 2, 3, 4), "rate": 0.5}, protocol=2)
 shown = play.steps(MarkMachine(whole, HANDLERS), step_unguarded)
-sliders(play.stack_after(shown), step=(len(shown), list(range(1, len(shown) + 1))))
+sliders(play.stack_after(shown), step=(play.first_step(shown), list(range(1, len(shown) + 1))))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -406,12 +406,12 @@ Every cut is the same error now.
 
 So far there were only plain values. Here is the pickle of a file that holds one small tensor, as the finished machine will read it. Two words first. A tensor's **storage** is its run of raw numbers, in an entry of its own. A **persistent id** is a note in the pickle for something that is kept elsewhere: here, which storage.
 
-Most opcodes only move values. Three kinds could do more, and they are tinted.
+Most opcodes only move values. Three kinds could do more, and they are tinted. Move the step to the end, and watch for them.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
 shown = play.steps_of_a_tensor()
-sliders(play.stack_after(shown), step=(len(shown), list(range(1, len(shown) + 1))))
+sliders(play.stack_after(shown), step=(play.first_step(shown), list(range(1, len(shown) + 1))))
 
 # %% [markdown] tags=["takeaway"]
 """

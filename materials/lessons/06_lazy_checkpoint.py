@@ -9,11 +9,11 @@
 **The idea in five lines.** The rest of the lesson finds `begin`, and refuses files that lie about it:
 
 ```python
-stored = describe(pickle_of(file))["layer.7"]                # lesson 05: storage, shape, strides
-begin = where_it_lies(file, stored.storage)                  # a few bytes of headers
-memory = file.map(begin, storage_bytes)                      # nothing is read yet
-tensor = view(memory, dtype, (shape, strides, offset))       # nothing is copied
-tensor[2:5, :10]                                             # now the disk reads a few pages
+stored = describe(pickle_of(file))["layer.7"]            # lesson 05
+begin = where_it_lies(file, stored.storage)              # a few bytes of headers
+memory = file.map(begin, storage_bytes)                  # nothing is read yet
+tensor = view(memory, dtype, (shape, strides, offset))   # nothing is copied
+tensor[2:5, :10]                                         # now a few pages are read
 ```
 
 **Three questions** on earlier lessons:
@@ -105,9 +105,9 @@ print("read_tensor:", read_tensor(both, "w").tolist())
 # %% tags=["prediction:two"]
 predict(
     "two",
-    "What does Python's zipfile.is_zipfile say of that file?",
-    "it is a zip file",
-    "it is none",
+    "What does Python's zipfile.is_zipfile take that file for?",
+    "a zip file",
+    "no zip file",
     mine=...,
 )
 
@@ -118,7 +118,7 @@ reveal("two", play.is_zip_file(both))
 """
 A zip file is found from its *end*. So this file is harmless weights to the program that scans it, and something else to the one that loads it.
 
-The list for today. `torch.load` is the reader in the last three lines.
+Here is the list for today. In the last three lines the reader is `torch.load`.
 """
 
 # %%
@@ -130,7 +130,7 @@ before = play.exam(read_tensor)
 
 safetensors has a rule against both: after the header, the tensors fill the rest of the file, and *each byte belongs to exactly one of them*. Nothing overlaps, nothing is left over.
 
-**Write `check_no_gaps`.** `places` is a list of pairs: where a tensor begins in the file and where it stops, the byte after its last. They are in any order; none stops before it begins. Together they must fill the file from byte `begin` to byte `end`. Where they don't, raise a `CheckpointError` (with what you found and what you expected).
+**Write `check_no_gaps`.** `places` is a list of pairs: where a tensor begins in the file and where it stops, the byte after its last. They are in any order, and there may be none at all. Together they must fill the file from byte `begin` to byte `end`. Where they don't, raise a `CheckpointError` (with what you found and what you expected).
 """
 
 # %% [markdown] tags=["hint:check_no_gaps"]
@@ -256,7 +256,7 @@ def view(memory, dtype, seen):
 """
 Which bytes do we need for a view? From the first element it touches to the last, and no others: its **byte span**. That is all that has to be mapped or fetched.
 
-**Write `byte_span`.** `view` is `(shape, strides, offset)`, counted in elements; `itemsize` is the bytes of one element. Return where the span begins and where it stops, the byte after its last, counted from the storage's beginning. No stride is negative. A view without elements begins and stops at its offset.
+**Write `byte_span`.** `view` is `(shape, strides, offset)`, counted in elements; `itemsize` is the bytes of one element. Return where the span begins and where it stops, the byte after its last, counted from the storage's beginning. There may be any number of dimensions, even none. No stride is negative. A view without elements begins and stops at its offset.
 
 ```python
 byte_span(((2, 3), (6, 2), 6), 4)      # (24, 68): from element 6 to element 16

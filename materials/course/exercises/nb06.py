@@ -59,11 +59,16 @@ def rounded_up(header: bytes, at: int) -> int:
 
 PAYLOAD_BEGIN = Exercise(
     here("payload_begin"),
-    [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (12, 22, 64), (300, 513, 2**33)]],
+    [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (9, 22, 64), (300, 513, 2**33)]],
     show=lambda header, at: "payload_begin(header, {})  # name: {} bytes, extra field: {}".format(
         at, *struct.unpack("<HH", header[26:])
     ),
-    others={"You round up to 64: only torch pads so, and by the extra field.": rounded_up},
+    others={
+        "You round up to 64: only torch pads so, and by the extra field.": rounded_up,
+        "The low byte comes first.": lambda header, at: (
+            at + 30 + sum(struct.unpack(">HH", header[26:]))
+        ),
+    },
     misconceptions="""
 + extra_length >> | You forget the extra field: the padding is in it.
 + name_length >> | You forget the name, which stands right after the fixed part.

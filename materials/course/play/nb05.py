@@ -90,7 +90,7 @@ def exam(describe: Callable[..., Any] | None = None) -> dict[str, str]:
         "read to list the tensors of a file of 50 MB": f"{kilobytes_to_list(describe):,} KB",
         "kinds of errors, if a pickle is cut off": str(len(kinds)),
     }
-    for what, value in found.items():
+    for what, value in found.items() if describe is None else ():
         print(f"{what:<48}{value}")
     return found
 
@@ -194,6 +194,11 @@ def short(value: Any) -> str:
     if isinstance(value, tuple) and len(value) > 4:
         return f"({len(value)} values)"
     return repr(value).replace(", ", ",")
+
+
+def first_step(shown: Sequence[Step]) -> int:
+    """Return where the slider starts: where nothing turns, all steps are shown."""
+    return 1 if lab.is_live() else len(shown)
 
 
 def stack_after(shown: Sequence[Step]) -> Callable[..., tuple[Figure, str]]:

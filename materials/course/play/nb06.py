@@ -77,7 +77,7 @@ def two_in_one() -> Path:
 
 
 def is_zip_file(path: Path) -> str:
-    return "it is a zip file" if zipfile.is_zipfile(path) else "it is none"
+    return "a zip file" if zipfile.is_zipfile(path) else "no zip file"
 
 
 def try_places(check_no_gaps: Callable[..., None], *paths: Path) -> None:
