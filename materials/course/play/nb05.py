@@ -141,8 +141,8 @@ MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
 """Opcodes that leave the stack as it is."""
 COULD_DO_MORE = ("GLOBAL", "BINPERSID", "REDUCE")
 NEWEST, OLDER, MARK, TINT = "#86c2b9", "#dbe7f3", "#c2410c", "#fbdca0"
-LETTER, BYTES, NAME, STACK = 1.0, 5.5, 21.5, 36.0
-"""How wide a letter is, and where three columns begin; the figure is 100 wide."""
+BYTES, NAME, STACK = 5.5, 21.5, 36.0
+"""Where three columns begin; the figure is 100 wide, and a letter 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def boxes(ax: Any, y: int, stack: Sequence[str]) -> None:
             ax.plot([x + 0.7, x + 0.7], [y - 0.36, y + 0.36], color=MARK, lw=2.4)
             x += 1.4
             continue
-        width = LETTER * len(text) + 1.2
+        width = len(text) + 1.2
         fill = NEWEST if place == len(stack) - 1 else OLDER
         box = "round,pad=0,rounding_size=0.25"
         ax.add_patch(FancyBboxPatch((x, y - 0.36), width, 0.72, fc=fill, ec="none", boxstyle=box))

@@ -53,7 +53,9 @@ def false_header() -> Path:
 def header_of(path: Path) -> tuple[dict[str, Any], int]:
     data = path.read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:begin]), begin
+    header = json.loads(data[8:begin])
+    header.pop("__metadata__", None)
+    return header, begin
 
 
 def show_header(path: Path) -> None:
@@ -83,7 +85,6 @@ def is_zip_file(path: Path) -> str:
 def try_places(check_no_gaps: Callable[..., None], *paths: Path) -> None:
     for path in paths:
         header, begin = header_of(path)
-        header.pop("__metadata__", None)
         places = [
             (begin + first, begin + stop)
             for first, stop in (entry["data_offsets"] for entry in header.values())
@@ -190,7 +191,6 @@ def jumps(names: list[str] | None = None) -> int:
         asked += [f"layer.{layer}.weight", f"layer.{layer}.bias"]
     save_file({name: torch.ones(4096 if "weight" in name else 64) for name in asked}, path)
     header, _ = header_of(path)
-    header.pop("__metadata__", None)
     places = [header[name]["data_offsets"] for name in (names or asked)]
     return sum(one[1] != other[0] for one, other in pairwise(places))
 
@@ -198,7 +198,6 @@ def jumps(names: list[str] | None = None) -> int:
 def in_file_order() -> None:
     jumps()
     header, _ = header_of(SCRATCH / "layers.safetensors")
-    header.pop("__metadata__", None)
     names = sorted(header, key=lambda name: header[name]["data_offsets"])
     print("first in the file:", ", ".join(names[:4]), "...")
     print("sorted by place, steps that jump:", jumps(names))
@@ -344,7 +343,7 @@ def draw_file(path: Path, payload_begin: Callable[[bytes, int], int]) -> None:
     ax.set_xlabel(f"byte within its row of {ROW}")
     ax.set_ylabel("byte at the row's start")
     ax.set_title("A file of torch.save, byte by byte", loc="left", fontweight="bold", pad=26)
-    ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    ax.spines[:].set_visible(False)
     patches = [Patch(fc=fill, ec="#9ca3af", label=role) for role, fill in ROLES.items()]
     ax.legend(handles=patches, ncols=6, loc="lower left", bbox_to_anchor=(-0.01, 1),
               frameon=False, fontsize=9, handlelength=1.1, columnspacing=1.1)  # fmt: skip
@@ -380,8 +379,8 @@ def slices(byte_span: Callable[..., tuple[int, int]]) -> Callable[..., tuple[Fig
         middle = (first + stop) / 8
         ax.text(middle, 8, f"byte span: {first} to {stop}", ha="center", va="center")
         ax.set(xlim=(-0.2, 24.2), ylim=(8.4, -0.2))
-        text = f"rows {first_row}:{first_row + rows}, columns {first_column}:6:{column_step}"
-        ax.set_title(text, loc="left", fontweight="bold", fontsize=11)
+        title = f"rows {first_row}:{first_row + rows}, columns {first_column}:6:{column_step}"
+        ax.set_title(title, loc="left", fontweight="bold")
         ax.axis("off")
         shape, stride, offset = seen
         return figure, (
