@@ -46,10 +46,10 @@ test: $(READY)  ## Whatever a change can break: the library, the device path, ev
 		$(JUPYTER_QUIET) $(TESTS) tests; library=$$?; \
 		wait $$beside; device=$$?; tail -n 3 build/accelerator.log; \
 		test $$device -eq 0 || { cat build/accelerator.log; exit 1; }; exit $$library
-	@echo "[test] notebooks 00 to 08, cell by cell (the others await their rewriting)"
+	@echo "[test] every notebook, cell by cell"
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 		TMPDIR="$$scratch" $(JUPYTER_QUIET) $(TESTS) --nbval --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks/0[0-8]*.ipynb \
+		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks \
 		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
 
 nightly: $(READY) $(CLIENTS)/.ready  ## What is long, rare or random: coverage, crashes, frameworks, the site; each within its minutes
@@ -102,9 +102,8 @@ lint: $(READY)  ## ruff, mypy, and which part may import which
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
-notebooks: $(READY)  ## For authors: build the lessons from their text, copy module code into the others, execute
+notebooks: $(READY)  ## For authors: build the lessons from their text, and execute them
 	@$(JUPYTER_QUIET) $(BIN)/python materials/course/authoring/build.py --execute
-	@$(JUPYTER_QUIET) $(BIN)/python materials/tutorial/sync.py --execute
 
 docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --config-file materials/docs/mkdocs.yml

@@ -17,10 +17,11 @@ from statistics import median
 from typing import Any
 
 import nbformat
+from course.authoring.notebooks import NOTEBOOKS, execute
+from course.lesson import ROOT
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
 from tqdm import tqdm
-from tutorial.sync import NOTEBOOKS, ROOT, execute
 
 BENCH = Path(__file__).resolve().parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -206,7 +207,7 @@ def banner(tokens: Path) -> nbformat.NotebookNode:
     return nbformat.v4.new_markdown_cell(
         f"> Executed on `{shown(tokens)}`: {facts['tokens']:,} tokens, vocabulary "
         f"{facts['vocabulary']:,}. Where the text quotes numbers, it describes the small file that "
-        "comes with the tutorial."
+        "comes with the course."
     )
 
 

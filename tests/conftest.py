@@ -22,8 +22,6 @@ PATHS = [str(folder) for folder in FOLDERS]
 sys.path[:0] = PATHS
 os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)  # children find the package and the helpers, too
 
-from package_symbols import FromModules  # noqa: E402
-
 NOT_GREEN = tuple((TESTS / "not_green.txt").read_text(encoding="utf-8").splitlines())
 BEGUN = pytest.StashKey[float]()
 FRAMEWORKS = ("transformers", "accelerate", "lightning", "torchdata")
@@ -88,9 +86,3 @@ def memory_folder() -> Iterator[Path]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="npydata-test-") as folder:
         yield Path(folder)
-
-
-@pytest.fixture(scope="session")
-def taught() -> FromModules:
-    """The symbols of the package by name, wherever they are defined."""
-    return FromModules(ROOT / "npydata")

@@ -32,7 +32,7 @@ def main(asked):
 
 
 if __name__ == "__main__":
-    sys.path.append(str(HERE.parent))  # so that cases find the tutorial
+    sys.path.append(str(HERE.parent))  # so that cases find the course
     import torch
 
     torch.set_num_threads(1)  # small tensors; threads only get in each other's way

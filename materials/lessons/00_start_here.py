@@ -17,7 +17,7 @@ def read_tensor(path, name):      # one tensor out of a checkpoint, without the 
 
 Most of each is given; you write three to six lines. They are small and honest, and every later lesson begins by breaking one of them.
 
-**You need** Python and a first acquaintance with PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** Python and a first acquaintance with PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/course/glossary.md).
 
 **Core: about 75 to 90 min**, estimated, in three sittings; after each there is a good place to stop. Where you see `...`, write; it is checked at once. What you leave open, or what is not right yet, the solution stands in for, so every cell runs.
 

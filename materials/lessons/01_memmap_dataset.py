@@ -30,7 +30,7 @@ x, y = batch[:, :-1], batch[:, 1:]                     # y is x, one token on
 
 </details>
 
-**You need** lesson 00, Python, and a little NumPy (slices, dtypes). Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lesson 00, Python, and a little NumPy (slices, dtypes). Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
 """

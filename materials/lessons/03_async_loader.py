@@ -30,7 +30,7 @@ buffer.close()                     # it is over: everybody wakes up, and ends
 
 </details>
 
-**You need** lesson 00. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
 

@@ -30,7 +30,7 @@ while running:
 
 </details>
 
-**You need** lesson 00. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write six short pieces. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 

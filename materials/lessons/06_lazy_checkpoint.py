@@ -30,7 +30,7 @@ tensor[2:5, :10]                                         # now a few pages are r
 
 </details>
 
-**You need** lessons 00 and 05. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lessons 00 and 05. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 

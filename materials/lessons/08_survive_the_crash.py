@@ -30,7 +30,7 @@ remove(old)                     # and only now
 
 </details>
 
-**You need** lessons 00 and 07. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lessons 00 and 07. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
 

@@ -30,7 +30,7 @@ temporary.rename(folder)                         # by one of them, once all note
 
 </details>
 
-**You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run here. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run here. Terms: [glossary](../materials/course/glossary.md).
 
 **About 40 to 50 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
 

@@ -30,7 +30,7 @@ for step, batch in ...:                                             # from there
 
 </details>
 
-**You need** lessons 00, 02, 03 and 08; what you built there is used here. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lessons 00, 02, 03 and 08; what you built there is used here. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
 

@@ -30,7 +30,7 @@ source = the_one_whose_count_goes_up(sample)   # shares that hold at every sampl
 
 </details>
 
-**You need** lessons 00 and 02, and you have seen attention in a transformer. This lesson is **optional**: no other depends on it. No GPU. Terms: [glossary](../materials/tutorial/glossary.md).
+**You need** lessons 00 and 02, and you have seen attention in a transformer. This lesson is **optional**: no other depends on it. No GPU. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
 """

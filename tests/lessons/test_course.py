@@ -3,6 +3,7 @@
 import ast
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from course import lab, lesson
 from course.authoring import build
-from course.authoring.notebooks import NOTEBOOKS, execute, tagged
+from course.authoring.notebooks import NOTEBOOKS, execute, figures_of, machine_paths, tagged
 from course.grading.child import in_child
 from course.grading.exercise import Exercise
 from course.grading.judge import judge
@@ -28,6 +29,7 @@ EXERCISES = [
     for one in vars(import_module(f"course.exercises.nb{number}")).values()
     if isinstance(one, Exercise)
 ]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 every_lesson = pytest.mark.parametrize("number", LESSONS)
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES)
 
@@ -51,6 +53,20 @@ def test_the_committed_notebook_is_the_one_that_its_text_makes(number):
     committed = nbformat.read(NOTEBOOKS / build.name_of(number), as_version=4)
     made = build.build(number)
     assert [cell.source for cell in committed.cells] == [cell.source for cell in made.cells]
+
+
+@every_lesson
+def test_the_committed_notebook_was_run_and_its_links_lead_somewhere(number):
+    notebook = nbformat.read(NOTEBOOKS / build.name_of(number), as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [one for cell in code for one in cell.outputs if one.output_type == "error"]
+    assert not machine_paths(notebook)
+    for figure in (one for cell in code for one in figures_of(cell)):
+        assert len(figure.metadata["image/png"]["alt"]) > 30
+    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    for target in LINK.findall(re.sub(r"```.*?```|`[^`]*`", "", "\n".join(prose), flags=re.DOTALL)):
+        assert "://" in target or (NOTEBOOKS / target).exists(), target
 
 
 @every_lesson

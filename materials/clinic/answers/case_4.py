@@ -33,6 +33,8 @@ def same_order(epoch, other):
 def mended_loaders(data):
     """One seed, and so one order, of which each rank takes its slice."""
     return [
-        npydata.AsyncDataLoader(data, batch_size=BATCH, seed=SEED, rank=rank, world_size=WORLD_SIZE)
+        npydata.AsyncDataLoader(
+            data, batch_size=BATCH, shuffle=True, seed=SEED, rank=rank, world_size=WORLD_SIZE
+        )
         for rank in range(WORLD_SIZE)
     ]

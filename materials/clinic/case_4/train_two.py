@@ -28,7 +28,7 @@ def make_loaders(data):
     """One loader a rank; each rank has a seed of its own, so that no two draw the same numbers."""
     return [
         npydata.AsyncDataLoader(
-            data, batch_size=BATCH, seed=SEED + rank, rank=rank, world_size=WORLD_SIZE
+            data, batch_size=BATCH, shuffle=True, seed=SEED + rank, rank=rank, world_size=WORLD_SIZE
         )
         for rank in range(WORLD_SIZE)
     ]

@@ -1,1 +1,0 @@
-"""The exercises of each notebook: a module has its `PART`, `BUILDS`, `PROMISES` and `CARDS`."""

@@ -1,1 +1,0 @@
-"""What each part's module begins with: the imports and the class shells that its lesson gives."""

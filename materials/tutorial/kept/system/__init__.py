@@ -1,1 +1,0 @@
-"""What the parts need from the system: page cache advice, atomic writes, progress bars."""
