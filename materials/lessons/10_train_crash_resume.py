@@ -465,7 +465,7 @@ class Asked:
 
 # %% [markdown]
 """
-**Write `keep_training`**, the loop. `first` steps are done, and `last` is the number of the last one. `do_step(step, batch)` trains on a batch, `save(step)` saves. `batches` has no end.
+**Write `keep_training`**, the loop. `first` steps are done, and `last` is the number of the last one. `do_step(step, batch)` trains on a batch, `save(step)` saves. `batches` is your `Batches`: a `for` over it has no end.
 
 - Do the steps `first + 1` to `last`, each on the next batch.
 - Save after each step whose number is a multiple of `every`, after a step in which a signal asked for it, and after the very last step. Save a step once, however many reasons there are.

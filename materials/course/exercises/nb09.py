@@ -88,7 +88,9 @@ def outcome(work: Any) -> dict[str, Any]:
 
 def gathered(answer: Any, come: dict[int, Any], ranks: int, patience: int) -> dict[str, Any]:
     notes = Script(come)
-    return outcome(lambda: answer(notes, ranks, patience)) | {"after seconds": notes.seconds}
+    return outcome(lambda: answer(notes, ranks, patience)) | {
+        "after seconds": min(notes.seconds, patience)
+    }
 
 
 OK, FULL = {"files": {}}, {"error": "disk full"}

@@ -110,7 +110,7 @@ def measure(
                     state = state_of(model, optimizer, step)
                     saver.save(folder, state) if saver else torch.save(state, f"{folder}.pt")
         saver and saver.wait()  # the loop is over: it waits for nothing
-        for path in sorted(Path(scratch).iterdir()):
+        for path in sorted(Path(scratch).glob("step-*")):
             with watch("load"):
                 read(path / "state.safetensors", SHOWN) if read else saver or torch.load(path)[
                     SHOWN

@@ -344,23 +344,25 @@ class FromLibrary:
         self.wait = self.saver.wait
 
     def save(self, folder: Path, state: Any) -> None:
-        self.saver.save(folder / "saved", state)
+        self.saver.save(folder, state)
 
     @staticmethod
     def read(path: Path, name: str) -> torch.Tensor:
-        with npydata.open_checkpoint(path.parent / "saved" / "model.safetensors") as checkpoint:
+        with npydata.open_checkpoint(path.with_name("model.safetensors")) as checkpoint:
             return checkpoint[name]
 
 
 def draw_last_bar(batches: Any, data: Any) -> None:
     """Draw the naive script, the learner's parts in its place, and the library's."""
-    saver, read = lab.earlier("00", "Saver", "read_tensor")
+    saver, commit = lab.earlier("07", "Saver"), lab.earlier("08", "commit")
     windows = npydata.NpyTokensDataset(TOKENS, nb00.SEQ_LEN)
     loader = npydata.AsyncDataLoader(windows, batch_size=nb00.BATCH, seed=0)
     own = batches(data(TOKENS, nb00.SEQ_LEN), nb00.BATCH, 0)
     rows = {
         "naive": nb00.measure(),
-        "yours": nb00.measure(batches=own, saver=saver(), read=read),
+        "yours": nb00.measure(
+            batches=own, saver=saver(commit), read=lab.earlier("00", "read_tensor")
+        ),
         "library": nb00.measure(batches=loader, saver=FromLibrary(), read=FromLibrary.read),
     }
     nb00.draw(**rows)
