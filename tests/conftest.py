@@ -22,7 +22,6 @@ PATHS = [str(folder) for folder in FOLDERS]
 sys.path[:0] = PATHS
 os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)  # children find the package and the helpers, too
 
-NOT_GREEN = tuple((TESTS / "not_green.txt").read_text(encoding="utf-8").splitlines())
 BEGUN = pytest.StashKey[float]()
 FRAMEWORKS = ("transformers", "accelerate", "lightning", "torchdata")
 
@@ -36,9 +35,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Name what is left out: by the time budget, or because it was not seen green yet."""
-    if "NPYDATA_ALL" not in os.environ and item.nodeid.startswith(NOT_GREEN):
-        pytest.skip("not seen green since the rewrite: tests/not_green.txt (NPYDATA_ALL=1 runs it)")
+    """Name what the time budget leaves out."""
     minutes = item.config.getoption("--budget")
     if minutes and time.monotonic() - item.config.stash[BEGUN] > 60 * minutes:
         pytest.skip(f"the budget of {minutes:g} minutes is used up")
