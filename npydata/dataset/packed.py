@@ -298,7 +298,7 @@ class PackedDataset(TokenDataset):
         inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
         inputs.reshape(-1)[firsts] = self.bos_id or 0
         targets.reshape(-1)[lasts] = IGNORE_INDEX
-        if (numbers[lasts] == NO_DOCUMENT).any():
+        if NO_DOCUMENT in numbers[lasts]:
             targets[documents == NO_DOCUMENT] = IGNORE_INDEX
         return np.array(bounds)
 

@@ -51,13 +51,6 @@ def test_both_masks_give_the_same(batch, model):
     torch.testing.assert_close(flex, plain, rtol=1e-12, atol=1e-12)
 
 
-def test_without_a_mask_documents_see_their_neighbours(batch, model):
-    causal = torch.ones(64, 64, dtype=torch.bool).tril()
-    mask = masks.document_mask(batch.document_ids)
-    with_mask, without = (model(batch.inputs, batch.position_ids, one) for one in (mask, causal))
-    assert (with_mask - without).abs().max() > 1e-3
-
-
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
     path = write_documents(tmp_path / "a.ds", [20, 30, 7, 50])
     monkeypatch.setattr(sys, "argv", ["masks.py", str(path), "--seq-len", "64"])

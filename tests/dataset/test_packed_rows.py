@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_builders import sequences, write, write_documents
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from npydata import MmapDataset, PackedDataset, TokenFileError
 
@@ -120,14 +119,6 @@ def test_a_row_depends_on_the_settings_and_its_index_alone(tmp_path):
             ds.fetch(wrong)
     assert ds.fetch([]).inputs.shape == (0, 32)
     assert "a.ds" in repr(ds)
-
-
-def test_a_stock_loader_of_batches_gives_whole_batches(tmp_path):
-    ds = PackedDataset(write_documents(tmp_path / "a.ds", VARIED), 32)
-    loader = DataLoader(ds, None, sampler=BatchSampler(SequentialSampler(ds), 4, False))
-    for batch, begin in zip(loader, range(0, len(ds), 4), strict=True):
-        for found, expected in zip(batch, ds[begin : begin + 4], strict=True):
-            assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
 
 
 def test_many_documents_are_packed_once_and_found_again(tmp_path):

@@ -176,6 +176,7 @@ AsyncDataLoader(ds, 4, True)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_slips_are_caught_by_the_type_checker(tmp_path):
     (tmp_path / "slips.py").write_text(SLIPS)
     root = Path(__file__).resolve().parents[2]
