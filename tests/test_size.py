@@ -4,10 +4,6 @@
 writes it anew, and refuses to raise its total. Docstrings, comments and blank lines are free, so
 nothing is gained by dense lines. An f-string is one token on every Python, and a string over
 several lines counts its words.
-
-A part that is being written anew grows in `npydata/_next/PART`, and its suite in
-`tests/_next/PART`: outside the total, each with a budget of its own, until it takes the old one's
-place.
 """
 
 import ast
@@ -23,20 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("size.txt")
 SLACK = 0.02
 """The share of a row that may lie unused before a reminder is printed."""
-
-BUDGETS = {
-    "npydata/_next/dataset": 17_000,
-    "npydata/_next/loader": 11_000,
-    "npydata/_next/reader": 27_000,
-    "npydata/_next/checkpointer": 12_000,
-    "npydata/_next/distributed": 6_000,
-    "tests/_next/dataset": 12_000,
-    "tests/_next/loader": 14_000,
-    "tests/_next/reader": 55_000,
-    "tests/_next/checkpointer": 22_000,
-    "tests/_next/distributed": 10_000,
-}
-"""What a part and its suite may take while they are written anew."""
 
 FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
         tokenize.ENDMARKER}  # fmt: skip
@@ -102,11 +84,8 @@ def python_files() -> list[Path]:
 
 
 def row_of(path: Path) -> str:
-    """Name the row that a file counts in: two folders deep, three in a part written anew."""
-    folders = path.relative_to(ROOT).parts[:-1]
-    if not folders:
-        return "."
-    return "/".join(folders[: 3 if folders[1:2] == ("_next",) else 2])
+    """Name the row that a file counts in: two folders deep."""
+    return "/".join(path.relative_to(ROOT).parts[:-1][:2]) or "."
 
 
 def measure() -> tuple[Counter[str], Counter[str]]:
@@ -118,11 +97,6 @@ def measure() -> tuple[Counter[str], Counter[str]]:
     return sizes, files
 
 
-def in_total(row: str) -> bool:
-    """Whether a row counts in the totals: what is written anew does not, yet."""
-    return "/_next/" not in row
-
-
 def read_table() -> dict[str, int]:
     """Return the committed tokens of each row."""
     rows = (line.split() for line in TABLE.read_text(encoding="utf-8").splitlines())
@@ -131,21 +105,20 @@ def read_table() -> dict[str, int]:
 
 def render(sizes: Counter[str], files: Counter[str]) -> str:
     """Return the rows as lines of `size.txt`."""
-    rows = sorted(row for row in sizes if in_total(row))
+    rows = sorted(sizes)
     return "".join(f"{row:32} {sizes[row]:>8} {files[row]:>4}\n" for row in rows)
 
 
 def summed(sizes: Counter[str], files: Counter[str]) -> str:
     """Return the totals of the top folders and of the tree, for people."""
     tops = Counter[str](), Counter[str]()
-    for row in filter(in_total, sizes):
+    for row in sizes:
         for name in ("all", row.split("/")[0]):
             tops[0][name] += sizes[row]
             tops[1][name] += files[row]
-    lines = [f"{name:32} {size:>8,} {tops[1][name]:>4}" for name, size in sorted(tops[0].items())]
-    lines += [f"{row:32} {sizes[row]:>8,} of {budget:,}"
-              for row, budget in BUDGETS.items() if row in sizes]  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(
+        f"{name:32} {size:>8,} {tops[1][name]:>4}" for name, size in sorted(tops[0].items())
+    )
 
 
 def test_no_folder_has_grown():
@@ -155,24 +128,17 @@ def test_no_folder_has_grown():
     grown = {
         row: f"{size:,} tokens, {committed.get(row, 0):,} committed"
         for row, size in sizes.items()
-        if in_total(row) and size > committed.get(row, 0)
+        if size > committed.get(row, 0)
     }
-    slack = sum(committed.values()) - sum(size for row, size in sizes.items() if in_total(row))
+    slack = sum(committed.values()) - sum(sizes.values())
     if slack > SLACK * sum(committed.values()):
         print(f"{slack:,} tokens fewer than committed: python tests/test_size.py --write")
     assert not grown, "if it moved here from elsewhere: python tests/test_size.py --write"
 
 
-def test_what_is_written_anew_keeps_its_budget():
-    sizes, _ = measure()
-    anew = {row: size for row, size in sizes.items() if not in_total(row)}
-    assert anew.keys() <= BUDGETS.keys()
-    assert {row: size for row, size in anew.items() if size > BUDGETS[row]} == {}
-
-
 def main() -> int:
     sizes, files = measure()
-    total = sum(size for row, size in sizes.items() if in_total(row))
+    total = sum(sizes.values())
     if "--write" in sys.argv[1:]:
         if TABLE.exists() and total > (committed := sum(read_table().values())):
             print(f"{total:,} tokens; the committed table has {committed:,}, and it only falls")
