@@ -279,7 +279,7 @@ def shares(Mixture: Any) -> Callable[..., Any]:
     """Return what the sliders draw: what each source has given, drawn and computed."""
 
     def draw(web: int, change_at: int) -> tuple[Figure, str]:
-        first = [web, max(1, round((10 - web) * 2 / 3)), max(1, round((10 - web) / 3))]
+        first = [3 * web, 2 * (10 - web), 10 - web]  # books twice what code has
         phases = {0: first, change_at: [2, 2, 6]}
         weights = np.repeat([first, [2, 2, 6]], [change_at, 200 - change_at], axis=0)
         owed = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=0)
