@@ -462,7 +462,7 @@ class NoteMachine(MarkMachine):
 
 # %% [markdown] tags=["solution:NoteMachine"]
 """
-The file has a name, and never gets the function. `load_reduce` is the one place where a file could run anything, and it decides nothing: it hands over what it was told.
+The file has a name, and never gets the function. `load_reduce` is the one place where a file could run anything, and it decides nothing: it hands over what it finds.
 """
 
 # %% [markdown]

@@ -60,6 +60,7 @@ from files import (
     DTYPES,
     LEGACY,
     ZIP,
+    File,
     directory,
     first_pickles,
     slice_view,
@@ -73,7 +74,7 @@ from npydata import CheckpointError
 """
 ## Sitting 1 · Break it: a header that lies · core
 
-Back to `read_tensor` of lesson 00. It believes its header: it goes where `data_offsets` point, and takes what lies there. Here is a file with two tensors; somebody has changed its header.
+Back to `read_tensor` of lesson 00. It believes its header: it goes where `data_offsets` point, and takes what it finds. Here is a file with two tensors; somebody has changed its header.
 """
 
 # %%
@@ -170,7 +171,7 @@ play.try_places(check_no_gaps, liar, both)
 """
 ## Where the bytes begin · core
 
-Now the files of `torch.save`. Since 2020 they are zip archives. Each entry has a *local header*: a fixed part of 30 bytes, the entry's name, and an *extra field*. Then come its bytes. At the end of the file a *directory* lists all entries: name, size, and where the local header lies. It has an extra field for each entry as well, one of its own.
+Now the files of `torch.save`. Since 2020 they are zip archives. Each entry has a *local header*: a fixed part of 30 bytes, the entry's name, and an *extra field*. Then come its bytes. At the end of the file a *directory* lists all entries: name, size, and where its local header is. It has an extra field for each entry as well, one of its own.
 
 **Predict.** A small file holds the numbers 0 to 5, in 64 bits. We take the place of the local header, and add 30, the length of the name, and the length of the *directory's* extra field.
 """
@@ -192,7 +193,7 @@ reveal("place", play.where_the_directory_leads(small))
 """
 Wrong bytes, and no error. The two extra fields differ. torch fills the local one with padding, the letter Z, so that each storage begins at a multiple of 64 bytes; the directory knows nothing of it.
 
-**Write `payload_begin`**: where do the bytes of an entry begin in the file? `header` is the fixed part, 30 bytes; it lies at byte `at` of the file. Its bytes 26 and 27 hold the length of the name, 28 and 29 that of the extra field, the low byte first (*little-endian*).
+**Write `payload_begin`**: where do the bytes of an entry begin in the file? `header` is the fixed part, 30 bytes, which begins at byte `at` of the file. Its bytes 26 and 27 hold the length of the name, 28 and 29 that of the extra field, the low byte first (*little-endian*).
 """
 
 # %% [markdown] tags=["hint:payload_begin"]
@@ -307,7 +308,7 @@ sliders(
 
 # %% [markdown] tags=["takeaway"]
 """
-Dark elements are wanted, light ones lie between them. Whole rows span nothing else; single columns span nearly everything.
+Dark elements are wanted, light ones are in between. Whole rows span nothing else; single columns span nearly everything.
 
 Now put it together. `File` is given: `file.read(at, nbytes)` gives bytes, and `file.map(at, nbytes)` an array over bytes that are not read before you touch them ([files.py](../materials/course/play/given/files.py)). This class is given, too. Read `slice` and `open_zip`; your functions are in it.
 """
@@ -386,6 +387,8 @@ class MyCheckpoint:
 
 
 # %%
+ckpt = MyCheckpoint(File(play.twelve_matrices()), describe)
+print(len(ckpt.tensors), "tensors;", ckpt["layer.7"].shape)
 play.read_back(MyCheckpoint, describe)
 
 # %% [markdown]
@@ -436,7 +439,7 @@ print("the first 8 bytes, as a number:", int.from_bytes(tail[:8], "little"))
 """
 Before each storage stands a number of 8 bytes, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
 
-**Write `scan_storages`**: find each storage, and read no element. The first count lies at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the file's count is another one, raise a `CheckpointError`. Return a dictionary: by its key, where a storage's elements begin and where they stop.
+**Write `scan_storages`**: find each storage, and read no element. The first count is at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the file's count is another one, raise a `CheckpointError`. Return a dictionary: by its key, where a storage's elements begin and where they stop.
 """
 
 # %% [markdown] tags=["hint:scan_storages"]
@@ -522,7 +525,7 @@ reveal("jumps", play.jumps())
 
 # %% [markdown]
 """
-In the file each bias lies before its weight, and layer 10 before layer 2. So a reader that knows all places plans before it reads: it sorts the places, and fetches neighbours together. That is what the library's `load()` does:
+In the file each bias comes before its weight, and layer 10 before layer 2. So a reader that knows all places plans before it reads: it sorts the places, and fetches neighbours together. That is what the library's `load()` does:
 """
 
 # %%
