@@ -167,27 +167,6 @@ def test_forked_workers_save_their_own_weights_whatever_the_parent_is_in(tmp_pat
     assert child.returncode == 0, child.stderr
 
 
-IMPORTS = """
-import sys
-from faults.saving import model_at, optimizer_at
-from npydata import AsyncCheckpointer, TrainingState
-
-states = model_at(1), optimizer_at(1), TrainingState(step=1)
-with AsyncCheckpointer(keep_last=2) as keeper:
-    before = set(sys.modules)
-    for step in (1, 2, 3):
-        keeper.save(f"{sys.argv[1]}/step{step}", *states)
-print(sorted(set(sys.modules) - before))
-"""
-
-
-def test_a_save_imports_nothing(tmp_path):
-    """A child that is forked in the middle of an import waits for ever to import the same."""
-    child = run_child(IMPORTS, tmp_path)
-    assert child.returncode == 0, child.stderr
-    assert child.stdout == "[]\n"
-
-
 DAEMON = """
 import sys, threading
 import torch

@@ -81,12 +81,6 @@ def test_a_disk_with_any_number_of_bytes_left_keeps_what_it_had(disk):
     saves_again(root, "b", 3)
 
 
-def test_a_file_system_without_direct_writes_takes_checkpoints(disk):
-    for step, name in enumerate("aba", 1):
-        saved(disk / name, step, keep_last=2)
-        assert holds(disk, step) == step
-
-
 def test_a_write_past_the_limit_on_file_sizes_is_reported(tmp_path):
     """The kernel makes a short write up to the limit, then refuses."""
     child = run_child(

@@ -5,9 +5,8 @@ import itertools
 import shutil
 
 import pytest
-from faults.children import Child
-from faults.layer import Layer, die, failing
-from faults.saving import holds, save_step, saved, unfinished
+from faults.layer import Layer, failing
+from faults.saving import holds, save_step, saved
 
 from npydata import AsyncCheckpointer, CheckpointError
 
@@ -93,18 +92,3 @@ def test_an_error_that_was_not_waited_for_is_raised_by_the_next_save_which_saves
     keeper.wait()
     assert not (tmp_path / "e").exists()
     assert holds(tmp_path, 3) == 3
-
-
-def test_temporaries_of_the_dead_go_with_the_next_save_and_those_of_the_living_stay(tmp_path):
-    saved(tmp_path / "a", 1)
-    child = Child(lambda report: die_in_a_save(tmp_path / "b"))
-    child.lines()
-    child.close()
-    assert len(unfinished(tmp_path)) == 1
-    saved(tmp_path / "c", 2)
-    assert unfinished(tmp_path) == []
-
-
-def die_in_a_save(folder):
-    with Layer(12, die).installed():
-        saved(folder, 9)

@@ -3,10 +3,8 @@
 import json
 import shutil
 import signal
-import sys
 import tempfile
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -31,8 +29,6 @@ pytestmark = pytest.mark.timeout(280)
 KEPT = 2
 ELEMENTS = 300
 NAMES = st.sampled_from("abc")
-CALLS_OF_A_SAVE = 7000
-"""Calls and returns of the thread that saves: 2,500 into a new folder, 6,500 over an old one."""
 
 
 class Checkpoints(RuleBasedStateMachine):
@@ -145,39 +141,6 @@ class Checkpoints(RuleBasedStateMachine):
         self.committed(name, step)
         self.newest |= mine
         self.order = dict(sorted(self.order.items(), key=lambda one: commit_of(self.root / one[0])))
-
-    @rule(name=NAMES, call=st.integers(0, CALLS_OF_A_SAVE))
-    def save_and_be_signalled(self, name, call):
-        """A signal handler saves as well, at some call of a save or just behind it."""
-        self.wait()
-        if self.refused(name) or self.refused("s"):
-            return
-        saves, calls = {"s": self.next_step(), name: self.next_step()}, count()
-
-        def handler(*_):
-            try:
-                save_step(self.keeper, self.root / "s", saves["s"], ELEMENTS)
-            except CheckpointError as error:
-                if "only set a flag" not in str(error):
-                    raise
-                del saves["s"]
-
-        def profile(*_):
-            if next(calls) == call:
-                signal.raise_signal(signal.SIGUSR1)
-
-        before = signal.signal(signal.SIGUSR1, handler)
-        sys.setprofile(profile)
-        try:
-            save_step(self.keeper, self.root / name, saves[name], ELEMENTS)
-        finally:
-            sys.setprofile(None)
-            if next(calls) <= call:
-                signal.raise_signal(signal.SIGUSR1)
-            signal.signal(signal.SIGUSR1, before)
-        self.keeper.wait()
-        for one in sorted(saves, key=lambda one: commit_of(self.root / one)):
-            self.committed(one, saves[one])
 
     def one_of_all(self, number):
         """Return a checkpoint, if there is one; how many a kill left is nothing to draw by."""

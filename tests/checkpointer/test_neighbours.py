@@ -1,8 +1,6 @@
 """Copies, links, notes and other runs beside checkpoints: a save takes none of them for its own."""
 
-import os
 import shutil
-import time
 
 import pytest
 from checkpoint_tools import small_state, tree_of
@@ -71,23 +69,6 @@ def test_a_run_that_has_begun_stays_itself_whatever_it_loads(tmp_path, in_anothe
     assert names_in(tmp_path) == ["b", "latest", "theirs"]
 
 
-def test_a_run_resumed_from_another_root_is_new_here(tmp_path, in_another_process):
-    save(tmp_path / "one" / "a", 1)
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    in_another_process()
-    load_checkpoint(tmp_path / "one" / "a")
-    save(tmp_path / "two" / "b", 2, keep_last=1)
-    assert names_in(tmp_path / "two") == ["a", "b", "latest"]
-
-
-def test_a_damaged_checkpoint_does_not_push_a_good_one_out(tmp_path):
-    for name in ("good", "bad"):
-        save(tmp_path / name, 1)
-    (tmp_path / "bad" / "model.safetensors").unlink()
-    save(tmp_path / "c", 2, keep_last=2)
-    assert names_in(tmp_path) == ["bad", "c", "good", "latest"]
-
-
 @pytest.mark.parametrize("name", ["notes.txt", "model/notes.txt", ".hidden", "link"])
 def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
     save(tmp_path / "c", 1)
@@ -121,24 +102,6 @@ def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypa
     assert step_of(tmp_path / "c") == 1
 
 
-def test_another_job_that_clears_up_leaves_what_is_being_replaced(tmp_path, monkeypatch):
-    save(tmp_path / "c", 1)
-    real = commit.exchange
-
-    def disturbed(temporary, folder):
-        swapped = real(temporary, folder)
-        commit.clear_stale(tmp_path, now=time.time())
-        assert temporary.exists()
-        return swapped
-
-    if not real(tmp_path / "c", tmp_path / "c"):
-        pytest.skip("this file system can't exchange two names")
-    monkeypatch.setattr(commit, "exchange", disturbed)
-    save(tmp_path / "c", 2)
-    assert step_of(tmp_path / "c") == 2
-    assert names_in(tmp_path) == ["c", "latest"]
-
-
 LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/full"]
 
 
@@ -160,15 +123,3 @@ def test_latest_as_a_folder_is_refused_before_anything_is_saved(tmp_path):
     with pytest.raises(CheckpointError, match="latest: is no file"):
         save(tmp_path / "c")
     assert names_in(tmp_path) == ["latest"]
-
-
-@pytest.mark.parametrize("named", [True, False], ids=["named by latest", "not named"])
-@pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 9)],
-                         ids=["missing", "cut off"])  # fmt: skip
-def test_the_latest_is_the_newest_that_is_complete(tmp_path, change, named):
-    for name in ("a", "b"):
-        save(tmp_path / name)
-    change(tmp_path / "b" / "model.safetensors")
-    if not named:
-        (tmp_path / "latest").unlink()
-    assert latest_checkpoint(tmp_path) == tmp_path / "a"

@@ -1,15 +1,13 @@
 """Power cuts without root: a save is filmed, and every disk it may leave is looked at."""
 
-import ctypes
-import os
 import random
 import re
 import shutil
 
 import pytest
-from faults.film import Camera, frames
+from faults.film import frames
 from faults.power_cuts import final, power_cuts, written_out
-from faults.protocols import PROTOCOLS, write_text
+from faults.protocols import PROTOCOLS
 from faults.tools import cannot_trace
 from loader_tools import run_child
 
@@ -95,20 +93,6 @@ def files_of(disk):
         name if path.is_file() else f"{name}/": path.read_bytes() if path.is_file() else None
         for path, name in paths.items()
     }
-
-
-def test_changes_that_were_not_seen_one_by_one_are_no_film(memory_folder):
-    """Calls that pass the camera by, one behind the other: in which order?"""
-    (memory_folder / "disk").mkdir()
-    for name in ("a", "b"):
-        write_text(memory_folder / "disk" / name, 1)
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Camera(memory_folder / "disk", memory_folder / "film").running():
-        for name in ("a", "b"):
-            path = os.fsencode(memory_folder / "disk" / name)
-            assert libc.rename(path, path + b"2") == 0
-    with pytest.raises(AssertionError, match="nobody saw one by one"):
-        list(power_cuts(memory_folder / "film", most=20))
 
 
 FILMED = """

@@ -145,17 +145,6 @@ def test_overlap_without_a_protected_optimizer_is_refused_and_saves_nothing(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_checkpointers_protect_the_same_optimizer(tmp_path, trained):
-    weight, optimizer = trained
-    with AsyncCheckpointer(snapshot="overlap") as one, AsyncCheckpointer(snapshot="overlap") as two:
-        for k, keeper in enumerate((one, two, one, two)):
-            keeper.protect(optimizer)
-            keeper.save(tmp_path / str(k), {"w": weight})
-            optimizer.step()
-    for k in range(4):
-        assert (load_checkpoint(tmp_path / str(k))[0]["w"] == -k).all()
-
-
 @pytest.mark.parametrize("snapshot", ["host", "overlap"])
 def test_a_copy_that_fails_is_raised_once_and_the_next_save_works(
     tmp_path, trained, copy_gate, snapshot

@@ -29,16 +29,6 @@ def transformers(root, step):
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
-def sharded(root, step):
-    transformers(root, step)
-    folder = root / f"checkpoint-{step}"
-    names = [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
-    (folder / "model.safetensors").rename(folder / names[0])
-    save_file({"v": torch.ones(100)}, folder / names[1])
-    index = {"weight_map": dict(zip("wv", names, strict=True))}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def accelerate(root, step):
     folder = root / f"epoch_{step}"
     folder.mkdir()
@@ -75,7 +65,7 @@ def safetensors(root, step):
     save_file({"w": torch.ones(500)}, root / f"model-{step}.safetensors")
 
 
-WRITERS = [ours, transformers, sharded, accelerate, lightning, dcp, plain, legacy, safetensors]
+WRITERS = [ours, transformers, accelerate, lightning, dcp, plain, legacy, safetensors]
 
 
 @pytest.fixture(params=WRITERS, ids=lambda one: one.__name__)
