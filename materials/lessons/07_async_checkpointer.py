@@ -193,7 +193,7 @@ It needn't. The header of a safetensors file gives each tensor's name, dtype, sh
 
 Two rules decide the places. The format allows no gaps between tensors. And each tensor must begin at a multiple of the size of its *elements*: anywhere else torch refuses to view bytes as numbers. A mask of 3 bytes followed by a weight of 4-byte floats breaks the second rule. Sort by the size of an element, the largest first, and both rules hold: each tensor ends where the next may begin.
 
-**Write `slots_for`.** It returns a list of slots, the first one at `begin` 0. `tensors` is the state, name to tensor. A tensor has a `dtype` (with an `itemsize`), a `shape` and `nbytes`. Tensors with elements of the same size keep their order.
+**Write `slots_for`.** It returns a list of `Slot`s in the order of the file, the first one at `begin` 0. `tensors` is the state, name to tensor. A tensor has a `dtype` (with an `itemsize`), a `shape` and `nbytes`. Tensors with elements of the same size keep their order.
 """
 
 

@@ -7,39 +7,14 @@ from unittest.mock import patch
 
 import torch
 
+from course.grading.compare import kind
 from course.grading.exercise import Exercise
 from course.grading.observers import threads
 from course.lesson import solution
+from course.play.pieces import Training, save_torn
 from npydata.checkpointer.snapshot import Copy
 
 # A save of one moment
-
-WEIGHTS, PIECES = 3, 4
-
-
-class Training:
-    """Weights that say which step they are of, and a disk that takes them in pieces.
-
-    When the disk has taken `moment` pieces, training takes step 2: all weights change.
-    """
-
-    def __init__(self, moment: int) -> None:
-        self.weights = [torch.ones(PIECES) for _ in range(WEIGHTS)]
-        self.memory = [torch.zeros(PIECES) for _ in range(WEIGHTS)]
-        self.ours = list(self.weights), list(self.memory)
-        self.moment, self.file, self.came_from = moment, [], set()
-
-    def write(self, tensor: torch.Tensor) -> None:
-        """Take a tensor, piece by piece."""
-        weights, memory = self.ours
-        places = {one.data_ptr(): "the weights" for one in weights}
-        places |= {one.data_ptr(): "memory" for one in memory}
-        self.came_from.add(places.get(tensor.data_ptr(), "new memory"))
-        for piece in range(PIECES):
-            if len(self.file) == self.moment:
-                for weight in weights:
-                    weight.fill_(2)
-            self.file.append(int(tensor[piece]))
 
 
 def file_seen(answer: Any, moment: int) -> dict[str, Any]:
@@ -50,12 +25,6 @@ def file_seen(answer: Any, moment: int) -> dict[str, Any]:
         "written from": sorted(training.came_from),
         "the weights are of step": sorted({int(one) for w in training.ours[0] for one in w}),
     }
-
-
-def save_torn(weights: Any, memory: Any, write: Any) -> None:
-    """Write each weight as it is when its turn comes."""
-    for weight in weights:
-        write(weight)
 
 
 def copied_in_turn(weights: Any, memory: Any, write: Any) -> None:
@@ -92,25 +61,28 @@ SAVE_HEADLESS = Exercise(
 # Where tensors go
 
 
-def tensors_of(*tensors: tuple[str, torch.dtype, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in tensors}
-
-
-def slots_seen(answer: Any, *tensors: Any) -> dict[str, Any]:
-    slots = answer(tensors_of(*tensors))
-    facts = {s.name: (str(s.dtype), tuple(s.shape), s.begin, s.nbytes) for s in slots}
-    return {"order": [slot.name for slot in slots]} | facts
+def slots_seen(answer: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    slots = answer(tensors)
+    if not isinstance(slots, list):
+        return slots
+    facts = {name: (str(dtype), tuple(shape), *rest) for name, dtype, shape, *rest in slots}
+    return {"order": list(facts)} | facts
 
 
 SLOTS_FOR = Exercise(
     solution("07", "slots_for"),
     [
-        (("weight", torch.float32, (2, 3)),),
-        (("b", torch.float32, (2,)), ("a", torch.float32, (3,))),
-        (("mask", torch.bool, (3,)), ("weight", torch.float32, (2,))),
-        (("ids", torch.uint8, (40,)), ("step", torch.int64, ())),
-        (("half", torch.bfloat16, (5,)), ("mask", torch.bool, (7,)), ("big", torch.float64, (2,))),
-        (("none", torch.float32, (0, 4)), ("x", torch.int64, (1,)), ("y", torch.float32, (1,))),
+        ({"weight": torch.ones(2, 3)},),
+        ({"b": torch.ones(2), "a": torch.ones(3)},),
+        ({"mask": torch.ones(3).bool(), "weight": torch.ones(2)},),
+        ({"ids": torch.ones(40).byte(), "step": torch.tensor(1)},),
+        (
+            {
+                "half": torch.ones(5).half(),
+                "mask": torch.ones(7).bool(),
+                "big": torch.ones(2).double(),
+            },
+        ),
     ],
     slots_seen,
     """
@@ -121,19 +93,18 @@ SLOTS_FOR = Exercise(
     begin += tensor.nbytes >> begin += tensor.numel() | You count elements; a slot begins at a byte.
     begin, tensor.nbytes >> begin, begin + tensor.nbytes | The last field is a length; yours is an end.
     """,
-    show=lambda *tensors: (
-        f"slots_for({{{', '.join(f'{n}: {str(d)[6:]} {s}' for n, d, s in tensors)}}})"
+    show=lambda tensors: "slots_for({{{}}})".format(
+        ", ".join(f"{n}: {str(t.dtype)[6:]} {tuple(t.shape)}" for n, t in tensors.items())
     ),
 )
 
 # What training waits for
 
 SOURCES = {
-    "numbers": lambda: torch.arange(6.0).reshape(2, 3) / 7,
-    "a transposed tensor": lambda: torch.arange(6.0).reshape(2, 3).T / 7,
+    "numbers": lambda: torch.arange(6.0).reshape(2, 3) / 8,
+    "a transposed tensor": lambda: torch.arange(6.0).reshape(2, 3).T / 8,
     "a parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
-    "one number": lambda: torch.tensor(300),
-    "2-byte floats": lambda: torch.arange(5).bfloat16() / 3,
+    "2-byte floats": lambda: torch.arange(5).bfloat16() / 4,
 }
 
 
@@ -184,6 +155,14 @@ RUN = Exercise(
 SLOW_S = 0.05
 
 
+def came_of(call: Any, *given: Any) -> str:
+    try:
+        value = call(*given)
+        return "returns" if value is None else f"returns {kind(value)}"
+    except BaseException as error:
+        return f"raises {type(error).__name__}"
+
+
 def task_seen(answer: Any, error: type[BaseException] | None) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     begun, done = threading.Event(), []
@@ -198,12 +177,8 @@ def task_seen(answer: Any, error: type[BaseException] | None) -> dict[str, Any]:
     with threads() as count, patch("threading.excepthook", lambda _: None):
         task = answer(work)
         begun.set()
-        for call in ("first", "second"):
-            try:
-                value = task.result()
-                seen[f"{call} result()"] = "returns" if value is None else f"returns {value!r}"
-            except BaseException as raised:
-                seen[f"{call} result()"] = f"raises {type(raised).__name__}"
+        for number in ("first", "second"):
+            seen[f"{number} result()"] = came_of(task.result)
             seen.setdefault("it returns when the work is done", bool(done))
         seen |= count()
     return seen
@@ -232,40 +207,54 @@ TASK = Exercise(
 
 def saver_seen(answer: Any, saves: int, full: int | None) -> dict[str, Any]:
     """Save weights that change as soon as `save` is back; the write of save `full` fails."""
-    back, writing = [threading.Event() for _ in range(saves)], threading.Lock()
+    back, begun = ([threading.Event() for _ in range(saves + 1)] for _ in range(2))
+    writing = threading.Lock()
     written, places, seen = {}, set(), {"writes at once": 1}
+    current: list[threading.Event] = []
+
+    class Late(solution("07", "Saver").names["Task"]):
+        """A task whose thread is so late that the weights have changed."""
+
+        def __init__(self, work: Any) -> None:
+            self.back = current[-1]
+            super().__init__(work)
+
+        def attempt(self, work: Any) -> None:
+            self.back.wait(0.3)
+            super().attempt(work)
 
     def write_image(image: Any, folder: str, commit: Any) -> None:
         if not writing.acquire(blocking=False):
             seen["writes at once"] = 2
-        seen["save returns before it is written"] = back[int(folder)].wait(0.3)
-        threading.Event().wait(SLOW_S)
+        number = int(folder)
+        seen["save returns before it is written"] = back[number].wait(0.3)
+        begun[number].set()
+        begun[number + 1].wait(SLOW_S)  # a slow disk: a save that doesn't wait begins meanwhile
         written[folder] = image[-8:].view(torch.float32).tolist()
         places.add(image.data_ptr())
         writing.locked() and writing.release()
-        if int(folder) == full:
+        if number == full:
             raise OSError("no space left")
 
     state = {"w": torch.zeros(2)}
-    with threads() as count, patch.dict(answer.save.__globals__, write_image=write_image):
+    with (
+        threads() as count,
+        patch.dict(answer.save.__globals__, write_image=write_image, Task=Late),
+    ):
         saver = answer()
-        saver.wait()
+        seen["a wait before"] = came_of(saver.wait)
         for number in range(saves):
+            current.append(back[number])
             state["w"].fill_(number)
-            _noted(seen, f"save {number}", saver.save, str(number), state)
+            seen[f"save {number}"] = came_of(saver.save, str(number), state)
             state["w"].fill_(-1)
             back[number].set()
-        _noted(seen, "wait", saver.wait)
-        seen |= {"written": dict(written), "places in memory": len(places)}
-        _noted(seen, "a second wait", saver.wait)
+            begun[number].wait(0.3)
+        seen["wait"] = came_of(saver.wait)
+        if seen["writes at once"] == 1:  # else what is written is chance
+            seen |= {"written": dict(written), "places in memory": len(places)}
+        seen["a second wait"] = came_of(saver.wait)
         return seen | count()
-
-
-def _noted(seen: dict[str, Any], name: str, call: Any, *given: Any) -> None:
-    try:
-        call(*given)
-    except OSError:
-        seen[name] = "raises OSError"
 
 
 SAVER = Exercise(
@@ -274,6 +263,7 @@ SAVER = Exercise(
     saver_seen,
     """
     self.wait() >> pass | The next save fills the memory while the one before is still being written.
+    Task(lambda: write_image(image, folder, self.commit)) >> Task(lambda: ([copy.run() for copy in copies], write_image(image, folder, self.commit))) | The thread copies, when the weights may have changed: copy before it starts.
     copy.run() >> pass | Nothing is copied: the file holds whatever was in the memory.
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
     Task(lambda: write_image(image, folder, self.commit)) >> Task(write_image(image, folder, self.commit)) | These parentheses call `write_image` at once, in the loop: the task gets only its result.

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
+from course.play.nb08 import commit_loads, commit_save, make_root
 from course.play.power import ends, left_by_power_cuts
 from course.play.toy_disk import NAME, NEW, OLD, ToyDisk
 
@@ -35,11 +36,11 @@ def disk_seen(answer: Any, cut: bool, first: bool) -> dict[str, Any]:
     disk.did = note
     answer(disk, NEW)
     note("")
-    end = sorted(set(map(on_disk, disk.power_cuts()))) if cut else on_disk(disk.seen())
+    end = set(map(on_disk, disk.power_cuts())) if cut else {on_disk(disk.seen())}
     return {
-        f"a {'power cut' if cut else 'kill'} at any step leaves": sorted(found),
-        "after the return": end,
-        "other files left": sorted(set(disk.seen()) - {NAME}),
+        f"a {'power cut' if cut else 'kill'} at any step leaves": ", ".join(sorted(found)),
+        "after the return": ", ".join(sorted(end)),
+        "other files left": len(set(disk.seen()) - {NAME}),
     }
 
 
@@ -83,23 +84,8 @@ SAVE_COMMITTED = Exercise(
 # A folder
 
 
-def make_root(root: Path, made: tuple[tuple[str, str], ...], latest: str | None = None) -> None:
-    """Commit checkpoints in this order, as "whole" or "damaged" ones; then write `latest`."""
-    for name, how in made:
-        temporary = root / f"{name}.tmp"
-        temporary.mkdir()
-        (temporary / "model").write_text(name)
-        GIVEN["write_manifest"](temporary, root)
-        temporary.rename(root / name)
-        if how == "damaged":
-            (root / name / "model").write_text("")
-    if latest is not None:
-        (root / "latest").write_text(latest)
-
-
-def root_text(made: tuple[tuple[str, str], ...]) -> str:
-    words = [name + " (damaged)" * (how == "damaged") for name, how in made]
-    return ", ".join(words) or "nothing"
+def root_text(made: str) -> str:
+    return ", ".join(made.split()).replace("!", " (damaged)") or "nothing"
 
 
 def latest_seen(answer: Any, made: Any, latest: str | None) -> Any:
@@ -109,21 +95,18 @@ def latest_seen(answer: Any, made: Any, latest: str | None) -> Any:
         return found if found is None else getattr(found, "name", found)
 
 
-A, B, C, D = (("a", "whole"), ("b", "whole"), ("c", "whole"), ("d", "whole"))
-BAD_B, BAD_C, BAD_D = (("b", "damaged"), ("c", "damaged"), ("d", "damaged"))
-
 LATEST_IN = Exercise(
     solution("08", "latest_in"),
     [
-        ((), None),
-        ((A,), "a"),
-        ((B, A), None),
-        ((A, B), "a"),
-        ((A, BAD_B), "b"),
-        ((A, BAD_B), None),
-        ((A,), "gone"),
-        ((BAD_B,), "b"),
-        ((A, B, BAD_C), "c"),
+        ("", None),
+        ("a", "a"),
+        ("b a", None),
+        ("a b", "a"),
+        ("a b!", "b"),
+        ("a b!", None),
+        ("a", "gone"),
+        ("b!", "b"),
+        ("a b c!", "c"),
     ],
     latest_seen,
     """
@@ -155,20 +138,26 @@ def removed_seen(answer: Any, made: Any, keep_last: int, newest: str) -> dict[st
         with patch("shutil.rmtree", rmtree):
             answer(root, keep_last, root / newest)
         left = sorted(path.name for path in root.iterdir())
-    return {"left": left, "emptied under its good name": sorted(emptied)}
+    return {"left": ", ".join(left), "emptied under its good name": sorted(emptied)}
+
+
+def counts_damaged(root: Path, keep_last: int, newest: Path) -> None:
+    for folder in GIVEN["committed"](root)[keep_last:]:
+        if GIVEN["is_complete"](folder) and folder != newest:
+            GIVEN["remove_checkpoint"](folder)
 
 
 REMOVE_OLD = Exercise(
     solution("08", "remove_old"),
     [
-        ((A,), 1, "a"),
-        ((A, B), 1, "b"),
-        ((A, B, C), 2, "c"),
-        ((A, B, BAD_C, D), 2, "d"),
-        ((A, BAD_B, C), 1, "c"),
-        ((A, B, C), 1, "b"),
-        ((A, B, C), 5, "c"),
-        ((C, B, A), 1, "a"),
+        ("a", 1, "a"),
+        ("a b", 1, "b"),
+        ("a b c", 2, "c"),
+        ("a b c! d", 2, "d"),
+        ("a b! c", 1, "c"),
+        ("a b c", 1, "b"),
+        ("a b c", 5, "c"),
+        ("c b a", 1, "a"),
     ],
     removed_seen,
     """
@@ -179,6 +168,7 @@ REMOVE_OLD = Exercise(
     if folder != newest: >> if True: | The one just saved may stand further down, when another process saved after it.
     remove_checkpoint(folder) >> shutil.rmtree(folder) | While its files go one by one, a reader meets half a checkpoint under its good name.
     """,
+    others={"Damaged checkpoints take the places of good ones that should stay.": counts_damaged},
     show=lambda made, keep_last, newest: (
         f"remove_old(root, {keep_last}, newest={newest})"
         f"  # committed, in this order: {root_text(made)}"
@@ -190,54 +180,46 @@ REMOVE_OLD = Exercise(
 
 
 def commit_seen(answer: Any, keep_last: int | None, first: bool) -> dict[str, Any]:
-    """Observe what may load after a kill or a power cut at any call, and after the return."""
-
-    def save(root: Path, step: str) -> None:
-        temporary = root / f"{step}.tmp"
-        temporary.mkdir()
-        GIVEN["write_small"](temporary / "model", step.encode())
-        commit = GIVEN["commit"] if step == "old" else answer
-        commit(temporary, root / step, keep_last)
+    """Observe what may load after a power cut at any call, and what is there after the return."""
+    save = commit_save(answer, 20, keep_last)
+    before = (lambda root: None) if first else commit_save(GIVEN["commit"], 10)
+    lacks: set[bool] = set()
 
     def load(root: Path) -> str:
-        found, new = GIVEN["latest_in"](root), root / "new"
+        new = root / "step-20"
         lacks.add(new.exists() and not GIVEN["is_complete"](new))
-        if found is None:
-            return "nothing"
-        whole = (found / "model").read_text() == found.name
-        return f"the {found.name} one" if whole else "a damaged one"
+        return commit_loads(GIVEN["latest_in"])(root)
 
-    def before(root: Path) -> None:
-        if not first:
-            save(root, "old")
-
-    lacks: set[bool] = set()
-    cuts = ends(left_by_power_cuts(lambda root: save(root, "new"), before), load)
+    cuts = ends(left_by_power_cuts(save, before), load)
     with TemporaryDirectory() as folder:
-        before(Path(folder))
-        save(Path(folder), "new")
-        left = sorted(path.name for path in Path(folder).iterdir())
-        manifest = GIVEN["read_manifest"](Path(folder, "new")) or {"files": {}}
+        root = Path(folder)
+        before(root)
+        save(root)
+        left = sorted(path.name for path in root.iterdir())
     return {
-        "a power cut at any call leaves": sorted(
-            {w for c in cuts.values() for w in c.split(" or ")}
+        "a power cut at any call leaves": ", ".join(
+            sorted({what for end in cuts.values() for what in end.split(" or ")})
         ),
         "a power cut after the return leaves": cuts["   (returned)"],
         "the new folder may lack files": True in lacks,
-        "in the root": left,
-        "in the manifest": sorted(manifest["files"]),
+        "in the root": ", ".join(left),
     }
 
 
-def removes_first(temporary: Path, folder: Path, keep_last: int | None = None) -> None:
-    g = GIVEN
-    g["write_manifest"](temporary, folder.parent)
-    g["sync_folder"](temporary)
-    temporary.rename(folder)
-    g["name_latest"](folder)
-    if keep_last is not None:
-        g["remove_old"](folder.parent, keep_last, folder)
-    g["sync_folder"](folder.parent)
+def in_another_order(*calls: str) -> Any:
+    """Return a commit that makes these calls after the rename."""
+
+    def commit(temporary: Path, folder: Path, keep_last: int | None = None) -> None:
+        root = folder.parent
+        GIVEN["write_manifest"](temporary, root)
+        GIVEN["sync_folder"](temporary)
+        temporary.rename(folder)
+        given = {"name_latest": (folder,), "sync_folder": (root,)}
+        for call in calls:
+            if call in given or keep_last is not None:
+                GIVEN[call](*given.get(call, (root, keep_last, folder)))
+
+    return commit
 
 
 COMMIT = Exercise(
@@ -252,10 +234,15 @@ COMMIT = Exercise(
     remove_old(root, keep_last, folder) >> pass | Nothing is ever removed.
     """,
     others={
-        "You remove the old one before the new one is durable.": removes_first,
+        "You remove the old one before the new one is durable.": in_another_order(
+            "name_latest", "remove_old", "sync_folder"
+        ),
+        "`latest` is written after your last sync.": in_another_order(
+            "sync_folder", "name_latest", "remove_old"
+        ),
     },
     show=lambda keep_last, first: (
         f"commit(temporary, folder, keep_last={keep_last})"
-        f"  # {'a first save' if first else 'the root has an old checkpoint'}"
+        f"  # {'a first save' if first else 'step 10 is there, you commit step 20'}"
     ),
 )

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from course import lab
-from course.exercises.nb07 import PIECES, WEIGHTS, Training, save_torn
 from course.play import cells
+from course.play.pieces import PIECES, WEIGHTS, Training, rows_of_pieces, save_torn
 from course.play.streams import without_wait
 from npydata import AsyncCheckpointer
 from npydata.checkpointer.snapshot import Copy
@@ -27,8 +27,6 @@ from npydata.system.page_cache import page_faults
 
 __all__ = ["without_wait"]
 
-STEPS = {1: "#cfe3f5", 2: "#c2410c"}
-"""The colours of what is of step 1, and of step 2."""
 SLOTS = ("#0f766e", "#cfe3f5", "#b45309", "#9aa5b1")
 """Dark and light by turns: neighbours in a file stay apart in grey."""
 SAVERS = {"torch.save": "#e8a33d", "your first Saver": "#9aa5b1", "your Saver": "#0f766e"}
@@ -131,22 +129,7 @@ def steps_without_copy(saver_type: Any, tries: int = 5) -> str:
     return "one"
 
 
-# Pieces that are of one step or another
-
-
-def rows_of_pieces(rows: Mapping[str, list[int]], title: str, marks: Sequence[str]) -> Figure:
-    """Draw rows of pieces, 1 or 2 each; the marks stand below equal groups of them."""
-    length = max(map(len, rows.values()))
-    figure, (ax,) = cells.panels(1, 8, 1.0 + 0.5 * len(rows))
-    cells.frame(ax, length, len(rows) + 0.8, title)
-    ax.set_xlim(-3.2, length + 0.1)
-    for y, (name, row) in enumerate(rows.items()):
-        cells.name(ax, -3.2, y, name)
-        for x, step in enumerate(row):
-            cells.cell(ax, x, y, step, STEPS[step])
-    for k, mark in enumerate(marks):
-        cells.name(ax, (k + 0.5) * length / len(marks), len(rows), mark, ha="center")
-    return figure
+# What the sliders turn
 
 
 def tear(save_headless: Save) -> Callable[..., tuple[Figure, str]]:

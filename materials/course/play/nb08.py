@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from course import lab
-from course.lesson import ROOT
+from course.lesson import ROOT, defined
 from course.play import cells
 from course.play.power import ends, left_by_kills, left_by_power_cuts, loads
 from course.play.toy_disk import (
@@ -167,13 +167,28 @@ def draw_matrix(killed: Mapping[str, Ends], cut: Mapping[str, Ends]) -> None:
                     cells.name(ax, x + 0.5, y, "·", ha="center")
         for x, step in enumerate(STEPS):
             cells.name(ax, x + 0.5, len(table) + 0.1, step.replace(" ", "\n"), ha="center")
-    text = [f"{name}, {how}: {', '.join(row.values())}"
+    text = [f"{name}, {how}: {', '.join(row[step] for step in STEPS if step in row)}"
             for how, table in (("killed", killed), ("power cut", cut))
             for name, row in table.items()]  # fmt: skip
     lab.picture(figure, "\n".join(text))
 
 
 # The commit
+
+
+def make_root(root: Path, made: str, latest: str | None = None) -> None:
+    """Commit checkpoints in this order, one with a "!" damaged afterwards; then write `latest`."""
+    for word in made.split():
+        name = word.rstrip("!")
+        temporary = root / f"{name}.tmp"
+        temporary.mkdir()
+        (temporary / "model").write_text(name)
+        defined("08")["write_manifest"](temporary, root)
+        temporary.rename(root / name)
+        if word != name:
+            (root / name / "model").write_text("")
+    if latest is not None:
+        (root / "latest").write_text(latest)
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -183,7 +198,7 @@ def write_synced(path: Path, content: bytes) -> None:
     os.close(descriptor)
 
 
-def commit_save(commit: Any, step: int) -> Callable[[Path], None]:
+def commit_save(commit: Any, step: int, keep_last: int | None = 1) -> Callable[[Path], None]:
     """Return a save of two files that ends with a commit; they say which step they are of."""
 
     def save(root: Path) -> None:
@@ -192,7 +207,7 @@ def commit_save(commit: Any, step: int) -> Callable[[Path], None]:
         temporary.mkdir()
         for name in ("model", "optimizer"):
             write_synced(temporary / name, b"%d" % step * 20)
-        commit(temporary, folder, keep_last=1)
+        commit(temporary, folder, keep_last)
 
     return save
 

@@ -23,6 +23,8 @@ from unittest.mock import patch
 Act = Callable[[Path], Any]
 Files = tuple[tuple[str, bytes | None], ...]
 """Paths below a root and their contents; a folder has None."""
+SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Memory, where there is such a folder: many small files are made."""
 MOST = 100
 """Calls; a save that makes more does not come to an end."""
 
@@ -68,7 +70,7 @@ def contents(root: Path) -> Files:
 @contextmanager
 def fresh(before: Act) -> Iterator[Path]:
     """Yield a root in which `before` has happened, and is on the disk."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         root = Path(folder).resolve() / "root"
         root.mkdir()
         before(root)
@@ -209,7 +211,7 @@ def left_by_power_cuts(save: Act, before: Act, syncs: bool = True) -> dict[str, 
 
 def loads(files: Files, load: Callable[[Path], str]) -> str:
     """Put files into a folder, and return what `load` says of it."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         for name, content in files:
             path = Path(folder, name)
             path.mkdir() if content is None else path.write_bytes(content)

@@ -174,14 +174,22 @@ def worst(possible: set[str]) -> str:
 
 def after_kills(protocol: Protocol) -> dict[str, str]:
     """For each step: what loads if the process is killed after it.  Kills a process for each."""
-    return {step: _after_kill(protocol, step) for step in steps_of(protocol)}
+    steps = steps_of(protocol)
+    return {step: _after_kill(protocol, step, steps.count(step)) for step in steps}
 
 
-def _after_kill(protocol: Protocol, step: str) -> str:
+def _after_kill(protocol: Protocol, step: str, times: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / NAME).write_bytes(OLD)
         disk = RealDisk(Path(folder))
-        disk.did = lambda done: done == step and os.kill(os.getpid(), signal.SIGKILL)
+        done: list[str] = []
+
+        def die(now: str) -> None:
+            done.append(now)
+            if now == step and done.count(step) == times:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        disk.did = die
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a kernel has threads
             child = os.fork()

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from course.exercises import nb08
 from course.lab import Card
-from course.play.nb08 import commit_loads, commit_save
+from course.play.nb08 import commit_loads, commit_save, make_root
 from course.play.power import ends, left_by_kills, left_by_power_cuts, loads
 
 
@@ -47,7 +47,7 @@ def latest_hides_nothing(mine):
     """A file `latest` that is lost, wrong or names half a checkpoint hides no other one"""
     for latest in (None, "no such folder", "b", ""):
         with TemporaryDirectory() as folder:
-            nb08.make_root(Path(folder), (nb08.A, nb08.BAD_B), latest)
+            make_root(Path(folder), "a b!", latest)
             found = mine.latest_in(Path(folder))
             assert found is not None, f"`latest` holds {latest!r}: nothing loads, expected a"
             expect(found.name, "a", f"`latest` holds {latest!r}: loads")
@@ -56,7 +56,7 @@ def latest_hides_nothing(mine):
 def a_person_may_go_back(mine):
     """A person may write an older name into `latest`, and that one loads"""
     with TemporaryDirectory() as folder:
-        nb08.make_root(Path(folder), (nb08.A, nb08.B), "a\n")
+        make_root(Path(folder), "a b", "a\n")
         expect(mine.latest_in(Path(folder)).name, "a", "loads")
 
 
@@ -64,7 +64,7 @@ def retention_counts_what_is_whole(mine):
     """`keep_last` counts complete checkpoints only, and removes no other"""
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        nb08.make_root(root, (nb08.A, nb08.B, nb08.BAD_C, nb08.D))
+        make_root(root, "a b c! d")
         mine.remove_old(root, 2, root / "d")
         expect(names_in(root), ["b", "c", "d"], "a, b, c (damaged), d with keep_last=2: left")
 
