@@ -339,7 +339,7 @@ Copy.run = run
 
 # %% [markdown] tags=["solution:run"]
 """
-These are the library's own three lines. The first view changes what the bytes mean, the second how they are arranged.
+The library's `run` has the same three lines, and one more for complex numbers on a GPU. The first view changes what the bytes mean, the second how they are arranged.
 """
 
 # %% [markdown]
