@@ -4,8 +4,7 @@
     disk.write("checkpoint.new", b"new")       # programs see it; the disk need not have it
     disk.fsync("checkpoint.new")               # now the disk has its bytes ...
     disk.fsync_folder()                        # ... and its name
-    disk.power_cut()                           # the files after a power cut: what was synced
-    disk.power_cuts()                          # all that may be found: it also writes on its own
+    disk.power_cuts()                          # all files that may be found after a power cut
 
 `RealDisk` does the same to a real folder, so that one function can be tried on both.
 """
@@ -80,10 +79,6 @@ class ToyDisk:
         """What programs see now, and what is left when only the process dies."""
         return {name: file[-1] for name, file in self.names.items()}
 
-    def power_cut(self) -> Files:
-        """What is left if the disk did only what it was told to."""
-        return {name: file[0] for name, file in self.synced_names.items()}
-
     def power_cuts(self) -> Iterator[Files]:
         """All that may be left: of what was not synced, the disk may have done any part."""
         for done in itertools.product([False, True], repeat=len(self.changes)):
@@ -127,10 +122,6 @@ class RealDisk:
     def rename(self, old: str, new: str) -> None:
         (self.folder / old).rename(self.folder / new)
         self.did("renamed")
-
-    def remove(self, name: str) -> None:
-        (self.folder / name).unlink()
-        self.did("removed")
 
     def _sync(self, path: Path, step: str) -> None:
         descriptor = os.open(path, os.O_RDONLY)
