@@ -236,7 +236,6 @@ def run_convert(args: argparse.Namespace) -> int:
             shard_size=shard_size,
             dtype=None if args.dtype is None else getattr(torch, args.dtype),
             progress=not args.quiet,
-            allow_larger=args.allow_larger,
         )
     seconds = time.perf_counter() - begin
     ties = f" ({done.ties:,} tied)" if done.ties else ""
@@ -434,10 +433,6 @@ is left out, and named. If the run fails or is killed, OUT is what it was before
             "metavar": "D",
             "help": f"write tensors of floating point as D: {', '.join(FLOATS)} (default: "
             "as they are)",
-        },
-        "--allow-larger": {
-            "action": "store_true",
-            "help": "write out expanded tensors, however large the file becomes",
         },
         "-q --quiet": QUIET,
     },

@@ -136,29 +136,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
         """
-        given = [names] if isinstance(names, str) else names
         with naming(self.path):
-            if given is None:
-                self._require_readable()
-                given = [name for name in self if name.startswith(prefix)]
-                if prefix and not given:
-                    there = sorted({f"{name.split('.')[0]}." for name in self})[:5]
-                    raise FormatError(f"no name begins with {prefix!r}, but with {there}")
-            elif prefix:
-                keys = [prefix + name for name in given]
-                given = (
-                    dict(zip(keys, given.values(), strict=True))
-                    if isinstance(given, Mapping)
-                    else keys
-                )
-            indices = given if isinstance(given, Mapping) else dict.fromkeys(given, ...)
+            indices = self._chosen(names, prefix)
             specs = {name.removeprefix(prefix): self._part(name, index)
                      for name, index in indices.items()}  # fmt: skip
             slices = {name.removeprefix(prefix) for name, index in indices.items()
                       if index is not ...}  # fmt: skip
-            for name, spec in specs.items():
-                if spec.chunks is None and spec.storage is None:
-                    raise FormatError(f"{name}: has dtype {spec.kind}, which can be listed only")
             if (why := why_unusable(device)) is not None:
                 raise FormatError(why)
             ranges = None
@@ -186,16 +169,17 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming(self.path):
             check_targets(self._tensors, targets_of(into), exactly=True)
 
-    def info(self, name: str, *, locate: bool = True) -> TensorInfo:
+    def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it.
 
-        To ``locate`` a tensor in a zip file, the header before its bytes has to be read.
+        To locate a tensor in a zip file, the header before its bytes has to be read: in remote
+        files it isn't.
         """
         spec = self._spec(name)
         path, file_offset, offset = self.files[0], None, spec.offset * spec.dtype.itemsize
         if spec.storage is not None and (extent := spec.storage.root.extent) is not None:
             path = extent.file.path
-            if locate or not extent.file.is_remote:
+            if not extent.file.is_remote:
                 with naming(f"{self.path}: {name}"):
                     extent.check()
                 file_offset = extent.offset + spec.storage.start + offset
@@ -259,7 +243,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         shard_size: int | None = None,
         dtype: torch.dtype | None = None,
         progress: bool = False,
-        allow_larger: bool = False,
     ) -> Converted:
         """Write tensors as safetensors, whole or not at all, with little of them in memory.
 
@@ -272,15 +255,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             shard_size: Bytes that a file of the folder has at most, unless one tensor has more.
             dtype: What tensors of floating point are cast to.
             progress: Show a bar, if it takes longer than a second.
-            allow_larger: Write expanded tensors out even if that takes more than eight times the
-                bytes of the source.
 
         Raises:
-            CheckpointError: A tensor can't be read, or ``dst`` ends like another format's name.
+            CheckpointError: A tensor can't be read; or expanded ones would take over eight times
+                the bytes of the source; or ``dst`` ends like another format's name.
             FileExistsError: The folder is there already, and not empty.
         """
         with naming(self.path):
-            return convert(self, dst, prefix, shard_size, dtype, progress, allow_larger)
+            return convert(self, dst, prefix, shard_size, dtype, progress)
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""
@@ -318,14 +300,24 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         except (IndexError, TypeError, ValueError) as error:
             raise type(error)(f"{self.path}: {name}: {error}") from None
 
-    def _require_readable(self) -> None:
-        """Refuse a checkpoint in which everything would have to be made by code."""
+    def _chosen(self, names: Any, prefix: str) -> Mapping[str, Any]:
+        """Return an index for each tensor that is to be loaded."""
+        if names is not None:
+            names = [names] if isinstance(names, str) else names
+            parts = names if isinstance(names, Mapping) else dict.fromkeys(names, ...)
+            return {prefix + name: index for name, index in parts.items()}
         if not self._tensors and self.unsafe_globals:
             needed = ", ".join(self.unsafe_globals[:3])
             raise UnsafeCheckpointError(
                 f"{self.path}: no tensor can be read: all needs {needed}, which the file names: it "
                 "is not called here"
             )
+        found = [name for name in self if name.startswith(prefix)]
+        if prefix and not found:
+            raise FormatError(
+                f"no name begins with {prefix!r}, the first is {next(iter(self), '')}"
+            )
+        return dict.fromkeys(found, ...)
 
 
 class TensorSlice:
@@ -333,7 +325,7 @@ class TensorSlice:
 
     def __init__(self, checkpoint: LazyCheckpoint, name: str) -> None:
         spec = checkpoint._spec(name)
-        self.name, self.shape, self.dtype, self.stride = name, spec.shape, spec.dtype, spec.stride
+        self.name, self.shape, self.dtype = name, spec.shape, spec.dtype
         self._checkpoint = checkpoint
 
     def get_shape(self) -> list[int]:
@@ -343,9 +335,6 @@ class TensorSlice:
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
         return self._checkpoint.read_slice(self.name, index)
-
-    def __repr__(self) -> str:
-        return f"<slice of {self.name!r}: {self.dtype}, {list(self.shape)}>"
 
 
 def alias_key(spec: TensorSpec) -> Any:

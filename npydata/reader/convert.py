@@ -1,13 +1,11 @@
 """Write a checkpoint as safetensors, with no more than a chunk of it in memory."""
 
-import errno
 import json
 import math
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,17 +21,16 @@ from npydata.reader.formats.safetensors import (
     header_bytes,
 )
 from npydata.reader.formats.training import encode
-from npydata.reader.pickle.objects import TensorSpec
-from npydata.reader.tensor import read_slice
+from npydata.reader.pickle.objects import TensorSpec, brief
+from npydata.reader.tensor import is_contiguous, read_slice
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import Bar, progress_bar
 
 CHUNK_BYTES = 1 << 24
 MAX_GROWTH = 8
 """How many times larger than the source the tensors may be, when an expanded one is written out."""
-FREE_VALUES, MAX_VALUES = 1 << 16, 1 << 24
-"""Members that values in the header may have in all, for a short file and at most; those beyond are
-left out. One list may stand under many names."""
+MAX_VALUES = 1 << 24
+"""Characters that values in the header may have in all; those beyond are left out."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -83,7 +80,7 @@ class Slot:
 
 def convert(
     checkpoint: Any, dst: str | os.PathLike[str], prefix: str, shard_size: int | None,
-    dtype: torch.dtype | None, progress: bool, allow_larger: bool,
+    dtype: torch.dtype | None, progress: bool,
 ) -> Converted:  # fmt: skip
     """Write tensors of an open checkpoint. See :meth:`npydata.LazyCheckpoint.to_safetensors`."""
     if dtype is not None and not (dtype in CODES and dtype.is_floating_point):
@@ -94,15 +91,13 @@ def convert(
         raise FormatError(why)
     source = sum(file.size for file in checkpoint.open_files)
     slots, ties = chosen(checkpoint, prefix, dtype)
-    if (wanted := sum(slot.nbytes for slot in slots)) > MAX_GROWTH * source and not allow_larger:
-        raise FormatError(
-            f"its tensors have {wanted:,} bytes when they are written out, it has {source:,}: "
-            "allow_larger=True (--allow-larger) writes them"
-        )
-    values, texts, left_out = kept_values(checkpoint, source) if not prefix else ({}, {}, [])
+    if (wanted := sum(slot.nbytes for slot in slots)) > MAX_GROWTH * source:
+        raise FormatError(f"its tensors are expanded: they have {wanted:,} bytes when they are "
+                          f"written out, it has {source:,}")  # fmt: skip
+    values, left_out = ({}, {}) if prefix else typed_values(checkpoint.metadata)
+    texts = {name: values.pop(name) for name, value in [*values.items()]
+             if isinstance(value, str) and checkpoint.format == "safetensors"}  # fmt: skip
     shards = [(group, header_of(group, ties, texts, values)) for group in cut(slots, shard_size)]
-    nbytes = sum(len(header) for _, header in shards) + wanted
-    require_room(Path(dst), nbytes, checkpoint)
     with closing(progress_bar("converting", wanted, "B", show=progress)) as bar:
         if shard_size is None:
             with replacing(dst) as out:
@@ -112,6 +107,7 @@ def convert(
             with replacing_folder(dst) as folder:
                 write_folder(folder, shards, bar)
                 require_unchanged(checkpoint)
+    nbytes = sum(len(header) for _, header in shards) + wanted
     return Converted(len(slots) + len(ties), len(ties), nbytes, tuple(left_out))
 
 
@@ -176,65 +172,26 @@ def header_of(slots: list[Slot], ties: dict[str, str], texts: dict[str, str],
     return header_bytes({slot.name: slot.entry() for slot in slots}, metadata)
 
 
-def kept_values(checkpoint: Any, nbytes: int) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return what JSON can hold of the values beside the tensors, texts apart, and what is left."""
-    values, texts, left_out = {}, {}, []
-    left = min(MAX_VALUES, FREE_VALUES + MAX_GROWTH * nbytes)
-    for name in checkpoint.metadata:
-        left -= len(name)
+def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what typed JSON can hold of some values, and why it can't hold the others.
+
+    One long list may stand under many names: what would make too much text is left out.
+    """
+    held, left_out, left = {}, {}, MAX_VALUES
+    for name in metadata:
         try:
-            value = checkpoint.metadata[name]
-            left -= count_members(value, left)
-            if left < 0:
-                left_out.append(name)
-            elif checkpoint.format == "safetensors" and is_text(name + str(value), value):
-                texts[name] = value
+            value = metadata[name]
+            typed = encode(value) if left > 0 else None
+            left -= len((json.dumps(typed) + name).encode())
+            if left > 0:
+                held[name] = typed
             else:
-                json.dumps(typed := encode(value)).encode()
-                values[name] = typed
-        except (CheckpointError, TypeError, ValueError, RecursionError):
-            left_out.append(name)
-    return values, texts, left_out
-
-
-def count_members(value: Any, most: int) -> int:
-    """Return how much there is to write of a value, or something above ``most``."""
-    if isinstance(value, str | bytes | bytearray):
-        return len(value)
-    if isinstance(value, int):
-        return 1 + value.bit_length() // 8
-    total = 1
-    if isinstance(value, dict):
-        value = [*value, *value.values()] if len(value) <= most else range(most)
-    for one in value if isinstance(value, list | tuple | set | frozenset | range) else ():
-        total += count_members(one, most - total)
-        if total > most:
-            break
-    return total
-
-
-def is_text(joined: str, value: Any) -> bool:
-    """Whether a value is text that can be written as it is; half a character can't."""
-    try:
-        return isinstance(value, str) and joined.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def require_room(dst: Path, nbytes: int, checkpoint: Any) -> None:
-    """Refuse at once what can't be written: to a full disk, or over what is being read."""
-    folder = dst.absolute().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into", str(folder))
-    if (free := shutil.disk_usage(folder).free) < nbytes:
-        why = f"No space left on device: {nbytes:,} bytes are needed, {free:,} are free"
-        raise OSError(errno.ENOSPC, why, str(folder))
-    if dst.exists():
-        there = dst.stat()
-        for file in checkpoint.open_files:
-            if not file.is_remote and file.identity[:2] == (there.st_dev, there.st_ino):
-                raise FormatError(f"is to be read and cannot be written as well: {dst}")
-    require_unchanged(checkpoint)
+                left_out[name] = brief(value)
+        except CheckpointError as error:
+            left_out[name] = str(error).split(": ", 1)[-1].split(", which")[0]
+        except (TypeError, ValueError, RecursionError) as error:
+            left_out[name] = str(error)
+    return held, left_out
 
 
 def require_unchanged(checkpoint: Any) -> None:
@@ -261,8 +218,7 @@ def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: Bar) -> Non
     """Write a file's header and its tensors."""
     out.write(header)
     for slot in slots:
-        for index in blocks(slot.spec.shape, slot.spec.dtype.itemsize):
-            elements = read_slice(slot.spec, index).resolve_conj().resolve_neg()
+        for elements in blocks(slot.spec):
             if elements.is_complex() and not slot.dtype.is_complex:
                 elements = torch.view_as_real(elements)
             content = elements.to(slot.dtype).reshape(-1).view(torch.uint8).numpy()
@@ -270,18 +226,11 @@ def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: Bar) -> Non
             bar.update(content.nbytes)
 
 
-def blocks(shape: tuple[int, ...], itemsize: int, fixed: tuple[slice, ...] = ()) -> Iterator[Any]:
-    """Yield slices of a tensor, in the order of its elements, each of about a chunk."""
-    if 0 in shape:
-        return
-    row = math.prod(shape[1:]) * itemsize
-    if not shape or row * shape[0] <= CHUNK_BYTES:
-        yield fixed
-        return
-    rows = max(1, CHUNK_BYTES // row)
-    for begin in range(0, shape[0], rows):
-        here = (*fixed, slice(begin, min(begin + rows, shape[0])))
-        if row <= CHUNK_BYTES:
-            yield here
-        else:
-            yield from blocks(shape[1:], itemsize, here)
+def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
+    """Yield the elements of a tensor in their order, about a chunk at a time."""
+    if spec.chunks is None and (not spec.shape or is_contiguous(spec.shape, spec.stride)):
+        spec = replace(spec, shape=(math.prod(spec.shape),), stride=(1,))
+    row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
+    rows = max(1, CHUNK_BYTES // max(1, row))
+    for begin in range(0, spec.shape[0] if row else 0, rows):
+        yield read_slice(spec, slice(begin, begin + rows)).resolve_conj().resolve_neg()

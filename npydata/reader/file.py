@@ -23,12 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from npydata.errors import CheckpointError
-from npydata.system.page_cache import maps_are_slow
+from npydata.system.page_cache import is_cached, maps_are_slow
 
 Bytes = npt.NDArray[np.uint8]
 
 SMALL_BYTES = 1 << 16
 """Shorter ranges are read, as mapping would take longer: a file may hold 300,000 of them."""
+DIRECT_BYTES = 1 << 18
+"""Shorter ranges come through the page cache, with what the kernel reads beside them."""
 MAP_PRIVATE, MAP_NORESERVE = 2, 0x4000 if sys.platform == "linux" else 0
 PROT_READ_WRITE = 3
 MAP_FAILED = ctypes.c_void_p(-1).value
@@ -166,6 +168,23 @@ class File:
             return self.copy(offset, nbytes)
         return np.asarray(MappedRange(address, before, nbytes))
 
+    def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
+        """Return a range that was read past the page cache into a page-aligned buffer.
+
+        ``None`` if that can't be done, or if the range is in the cache, or small.
+        """
+        first = begin - begin % mmap.PAGESIZE
+        descriptor = self.descriptor()
+        if end - begin < DIRECT_BYTES or is_cached(descriptor.number, begin, end - begin):
+            return None
+        try:
+            direct = Descriptor(f"/proc/self/fd/{descriptor.number}", os.O_DIRECT)
+            pages = buffer[: end - first + -end % mmap.PAGESIZE]
+            count = os.preadv(direct.number, [pages.data], first)
+        except (AttributeError, OSError):  # not on this system, or not on this disk
+            return None
+        return buffer[begin - first : end - first] if count >= end - first else None
+
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""
         if identity(os.fstat(self.descriptor().number)) != self.identity:
@@ -216,6 +235,10 @@ class FilePart(File):
         """Return these bytes of the part as private memory."""
         self.require_inside(offset, nbytes)
         return self.whole.map(self.begin + offset, nbytes)
+
+    def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
+        """Return a range of the part, read past the page cache."""
+        return self.whole.read_direct(self.begin + begin, self.begin + end, buffer)
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npydata.errors import CheckpointError
-from npydata.reader.convert import count_members
+from npydata.reader.convert import typed_values
 from npydata.reader.formats import START_BYTES
 from npydata.reader.formats.dcp import METADATA
 from npydata.reader.open import INDEX, formats_of, open_checkpoint
@@ -22,9 +21,7 @@ from npydata.reader.remote import is_url
 from npydata.system.progress import harmless, human_bytes, printable
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".distcp", ".safetensors")
-MAX_LEVELS, LABEL_WIDTH, WARNINGS = 32, 56, 50
-MAX_MEMBERS = 1 << 20
-"""Members that the values of a report have in all; of those beyond it has a description."""
+LABEL_WIDTH, WARNINGS = 56, 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ class CheckpointReport:
     """Of each: name, dtype, shape, stride, nbytes, storage, offset (bytes of the storage before
     it), file_offset, file, kind, requires_grad, and same_as, the first name of tied ones."""
     metadata: dict[str, Any]
-    """Values beside the tensors that JSON can hold; tuples are lists in it."""
+    """Values beside the tensors, as typed JSON: a tuple is ``{"$tuple": [1, 2]}``."""
     other: dict[str, str] = field(default_factory=dict)
     """Of the other values, a description."""
 
@@ -61,10 +58,11 @@ class CheckpointReport:
         return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
 
     def to_table(self, depth: int | None = None) -> str:
-        """Return the report as lines for people; groups ``depth`` deep are summed up in one."""
-        rows = list(tree_rows(grown(self), "", depth or MAX_LEVELS))
-        width = min(max((len(label) for label, _ in rows), default=0), LABEL_WIDTH)
-        lines = [f"{label:<{width}}  {what}".rstrip() for label, what in rows]
+        """Return the report as lines for people; with ``depth``, longer names are summed up."""
+        rows = [(harmless(name, LABEL_WIDTH) or "''", harmless(said, 200))
+                for name, said in rows_of(self, depth)]  # fmt: skip
+        width = max((len(name) for name, _ in rows), default=0)
+        lines = [f"{name:<{width}}  {said}" for name, said in rows]
         ties = f", {self.num_ties:,} of them tied to another" if self.num_ties else ""
         many = f" in {len(self.files):,} files" if len(self.files) > 1 else ""
         order = "" if self.byteorder == "little" else f", {self.byteorder}-endian"
@@ -98,7 +96,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         ties = checkpoint.ties()
         rows = []
         for name in checkpoint:
-            info = checkpoint.info(name, locate=False)
+            info = checkpoint.info(name)
             row = {one: getattr(info, one) for one in (
                 "shape", "stride", "nbytes", "storage", "offset", "file_offset", "kind",
                 "requires_grad")}  # fmt: skip
@@ -107,7 +105,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
             rows.append(
                 {"name": name, "dtype": dtype, **row, "file": file, "same_as": ties.get(name)}
             )
-        metadata, other = sorted_values(checkpoint)
+        metadata, other = typed_values(checkpoint.metadata)
         distinct = [row for row in rows if row["same_as"] is None]
         remote = [file for file in checkpoint.open_files if file.is_remote]
         return CheckpointReport(
@@ -128,90 +126,32 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         )
 
 
-def sorted_values(checkpoint: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that JSON can hold, and what the others are like."""
-    held, other, left = {}, {}, MAX_MEMBERS
-    for name in checkpoint.metadata:
-        try:
-            value = checkpoint.metadata[name]
-            left -= count_members(value, left)
-            if left >= 0 and json_holds(value):
-                held[name] = value
-            else:
-                other[name] = brief(value)
-        except CheckpointError as error:
-            other[name] = str(error).split(": ", 1)[-1].split(", which")[0]
-    return held, other
-
-
-def json_holds(value: Any) -> bool:
-    """Whether JSON has a word for a value; it has none for NaN, bytes, or a key that is no text."""
-    if isinstance(value, dict):
-        return all(type(key) is str and json_holds(one) for key, one in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(json_holds, value))
-    return value is None or isinstance(value, bool | int | str) or (
-        isinstance(value, float) and math.isfinite(value)
-    )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Group:
-    """What stands under one part of a dotted name."""
-
-    text: str | None = None
-    """What is said of the tensor or value of this very name."""
-    members: dict[str, "Group"] = field(default_factory=dict)
-    tensors: int = 0
-    """In this group and those inside it, tied names included."""
-    values: int = 0
-    nbytes: int = 0
-    """Of the tensors, tied ones not counted."""
-
-
-def grown(report: CheckpointReport) -> Group:
-    """Return the tree of all names, cut at their dots."""
-    root = Group()
+def rows_of(report: CheckpointReport, depth: int | None) -> Iterator[tuple[str, str]]:
+    """Yield a name and what is said of it; names with more than ``depth`` parts are summed up."""
+    groups: dict[str, list[int]] = {}
     for row in report.tensors:
-        shape = f"[{', '.join(map(str, row['shape']))}]"
-        text = f"{shape}  {row['dtype']}  {human_bytes(row['nbytes'])}"
-        if row["kind"] != "dense":
-            text += f"  {row['kind']}"
-        add(root, row["name"], text if row["same_as"] is None else f"= {row['same_as']}",
-            tensors=1, nbytes=row["nbytes"] if row["same_as"] is None else 0)  # fmt: skip
-    for name, value in report.metadata.items():
-        add(root, name, brief(value), values=1)
-    for name, text in report.other.items():
-        add(root, name, text, values=1)
-    return root
+        if depth is None or row["name"].count(".") < depth:
+            shape = f"[{', '.join(map(str, row['shape']))}]"
+            kind = "" if row["kind"] == "dense" else f"  {row['kind']}"
+            said = f"{shape}  {row['dtype']}  {human_bytes(row['nbytes'])}{kind}"
+            yield row["name"], said if row["same_as"] is None else f"= {row['same_as']}"
+        else:
+            group = groups.setdefault(group_of(row["name"], depth), [0, 0, 0])
+            group[0] += 1
+            group[1] += row["nbytes"] if row["same_as"] is None else 0
+    for name, said in [*report.metadata.items(), *report.other.items()]:
+        if depth is None or name.count(".") < depth:
+            yield name, said if name in report.other else brief(said)
+        else:
+            groups.setdefault(group_of(name, depth), [0, 0, 0])[2] += 1
+    for name, (tensors, nbytes, values) in groups.items():
+        held = [f"{tensors:,} tensors, {human_bytes(nbytes)}"] * (tensors > 0)
+        yield name, ", ".join(held + [f"{values:,} values"] * (values > 0))
 
 
-def add(
-    root: Group, name: str, text: str, tensors: int = 0, nbytes: int = 0, values: int = 0
-) -> None:
-    """Put a name into the tree, and count it in every group that it lies in."""
-    for part in (None, *name.split(".", MAX_LEVELS - 1)):
-        root = root if part is None else root.members.setdefault(part, Group())
-        root.tensors += tensors
-        root.nbytes += nbytes
-        root.values += values
-    root.text = text if root.text is None else f"{root.text}; {text}"
-
-
-def tree_rows(group: Group, indent: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield a label and what is said of it, for each name and each group of names."""
-    for name, member in group.members.items():
-        label = indent + (harmless(name, LABEL_WIDTH - len(indent) // 2) or "''")
-        if member.text is not None and (depth > 1 or not member.members):
-            yield label, harmless(member.text, 200)
-        if member.members and depth <= 1:
-            held = [f"{member.tensors:,} tensors, {human_bytes(member.nbytes)}"] * (
-                member.tensors > 0
-            )
-            yield f"{label}.", ", ".join(held + [f"{member.values:,} values"] * (member.values > 0))
-        elif member.members:
-            yield f"{label}.", ""
-            yield from tree_rows(member, indent + "  ", depth - 1)
+def group_of(name: str, depth: int) -> str:
+    """Return the first parts of a name, with a dot at the end."""
+    return ".".join(name.split(".")[:depth]) + "."
 
 
 def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
@@ -222,7 +162,7 @@ def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
     name = os.fsdecode(path)
     if is_url(name) or os.path.isdir(name):  # noqa: PTH112
         return "it is a URL or a folder"
-    if name.endswith((INDEX, f"/{METADATA}")) or name == METADATA:
+    if name.endswith((INDEX, METADATA)):
         return "it is called so"
     if not os.path.isfile(name):  # noqa: PTH113
         return None  # opening it as a token file says what is wrong

@@ -7,12 +7,13 @@ another dtype, say) is read afterwards, some of it at a time.
 
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from mmap import PAGESIZE, mmap
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +24,7 @@ from npydata.reader.formats.training import crc32
 from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.targets import PLAIN, alias_key, byte_range
 from npydata.reader.tensor import (
-    PORTION_BYTES,
     extents_of,
-    halves,
     is_contiguous,
     read_slice,
     readable,
@@ -33,22 +32,22 @@ from npydata.reader.tensor import (
     storage_key,
     swap,
     tensor_in,
-    view_of,
     whole_extent,
 )
 from npydata.system.page_cache import HUGE_PAGE, huge_memory
 from npydata.system.progress import progress_bar
 from npydata.system.threads import without_collecting
 
-PIECE_BYTES, THREADS = 1 << 23, 4
+PIECE_BYTES, REMOTE_PIECE_BYTES, THREADS = 1 << 21, 1 << 23, 4
 TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
 """Smaller storages that are neighbours in the file come together in so much memory."""
-LARGE_BYTES = 1 << 26
-"""Of a larger storage, tensors that are less than half of it are read alone."""
-ON_THE_WAY_BYTES = 1 << 28
-"""What is in memory here at a time on its way to another device."""
+ALIGNMENT = 16
+"""Of the largest element: parts of storages begin at multiples of it."""
 Ranges = Mapping[File, list[tuple[int, int, int]]]
 """Parts of files: begin, end, CRC-32."""
+BUFFERS = deque[Bytes](maxlen=THREADS)
+"""Page-aligned memory that requests use in turn."""
+Part = TypeVar("Part", "Read", Extent)
 Job = tuple[int, Callable[[], None]]
 """How many bytes it reads, and what reads them."""
 
@@ -60,6 +59,11 @@ class Read:
     file: File
     offset: int
     target: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return self.target.nbytes
 
 
 class Plan:
@@ -87,24 +91,13 @@ class Plan:
     def memory_for(self, extents: Mapping[Any, Extent]) -> dict[Any, Bytes]:
         """Plan to read storages into new memory, and return it; small neighbours come together."""
         found: dict[Any, Bytes] = {}
-        together: list[tuple[Any, Extent]] = []
-        order = sorted(extents.items(), key=lambda pair: (id(pair[1].file), pair[1].offset))
-        for key, extent in [*order, (None, None)]:
-            if together:
-                first, last = together[0][1], together[-1][1]
-                end = last.offset + last.nbytes
-                if extent is not None and extent.file is first.file and (
-                    extent.offset + extent.nbytes - first.offset <= TOGETHER_BYTES
-                    and extent.offset - end <= GAP_BYTES and not (extent.offset - first.offset) % 8
-                ):  # fmt: skip
-                    together.append((key, extent))
-                    continue
-                nbytes = end - first.offset
-                memory = huge_memory(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
-                for one, its in together:
-                    found[one] = memory[its.offset - first.offset :][: its.nbytes]
-                self.reads.append(Read(first.file, first.offset, memory))
-            together = [(key, extent)] if extent is not None else []
+        keys = {id(extent): key for key, extent in extents.items()}
+        for together in neighbours(extents.values(), TOGETHER_BYTES):
+            first, nbytes = together[0], span(together)
+            memory = huge_memory(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
+            for one in together:
+                found[keys[id(one)]] = memory[one.offset - first.offset :][: one.nbytes]
+            self.reads.append(Read(first.file, first.offset, memory))
         return found
 
     def carry_out(
@@ -115,7 +108,7 @@ class Plan:
         files |= {id(e.file): e.file for spec, _ in self.indirect for e in extents_of(spec)}
         for file in files.values():
             file.require_unchanged()
-        jobs = list(pieces(self.reads))
+        jobs = list(requests(self.reads))
         checks = [] if ranges is None else list(comparisons(files.values(), ranges, specs))
         total = sum(nbytes for nbytes, _ in [*checks, *jobs])
         with closing(progress_bar("loading", total, "B", show=progress)) as bar:
@@ -137,12 +130,56 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
-def pieces(reads: Iterable[Read]) -> Iterator[Job]:
-    """Yield jobs for reads in the order of the files, none of them long."""
-    for read in sorted(reads, key=lambda one: (id(one.file), one.offset)):
-        for begin in range(0, read.target.nbytes, PIECE_BYTES):
-            part = read.target[begin : begin + PIECE_BYTES]
-            yield part.nbytes, partial(read.file.pread_into, part, read.offset + begin)
+def neighbours(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
+    """Yield ranges of files in their order, those together that lie within ``most`` bytes."""
+    some: list[Part] = []
+    for part in sorted(parts, key=lambda one: (id(one.file), one.offset)):
+        if some and not (
+            part.file is some[0].file and span([some[0], part]) <= most
+            and part.offset - some[-1].offset - some[-1].nbytes <= GAP_BYTES
+            and (part.offset - some[0].offset) % 8 == 0
+        ):  # fmt: skip
+            yield some
+            some = []
+        some.append(part)
+    if some:
+        yield some
+
+
+def span(parts: Sequence[Part]) -> int:
+    """Return how many bytes there are from the first part to the end of the last."""
+    return max(one.offset + one.nbytes for one in parts) - parts[0].offset
+
+
+def requests(reads: Iterable[Read]) -> Iterator[Job]:
+    """Yield jobs for reads in the order of the files: neighbours together, long ones cut."""
+    parts = [
+        Read(read.file, read.offset + at, read.target[at : at + most])
+        for read in reads
+        for most in [REMOTE_PIECE_BYTES if read.file.is_remote else PIECE_BYTES]
+        for at in range(0, read.nbytes, most)
+    ]
+    for some in neighbours(parts, PIECE_BYTES):
+        yield sum(one.nbytes for one in some), partial(fulfil, some)
+
+
+def fulfil(reads: list[Read]) -> None:
+    """Read neighbours: past the page cache if they are not in it, else straight to their places.
+
+    Past the cache a disk writes to whole pages only, so these come by way of a buffer.
+    """
+    file, begin = reads[0].file, reads[0].offset
+    try:
+        buffer = BUFFERS.pop()
+    except IndexError:
+        buffer = np.frombuffer(mmap(-1, PIECE_BYTES + 2 * PAGESIZE), np.uint8)
+    content = file.read_direct(begin, begin + span(reads), buffer)
+    for read in reads:
+        if content is None:
+            file.pread_into(read.target, read.offset)
+        else:
+            read.target[:] = content[read.offset - begin :][: read.nbytes]
+    BUFFERS.append(buffer)
 
 
 def comparisons(
@@ -221,80 +258,45 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
 
 
 def copy_into(spec: TensorSpec, target: torch.Tensor) -> None:
-    """Read a tensor into one that is there, some of it at a time where both allow that."""
+    """Read a tensor and copy it into one that is there."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
-        if spec.chunks is not None or type(target) not in PLAIN:
-            target.copy_(read_slice(spec, ()))
-            return
-        for region, view in halves(view_of(spec), spec.dtype.itemsize, PORTION_BYTES):
-            part = replace(spec, shape=view[0], stride=view[1], offset=view[2])
-            source = read_slice(part, ()).resolve_neg()  # torch forgets it between some dtypes
-            some = target[region]
-            torch._neg_view(some).copy_(-source) if some.is_neg() else some.copy_(source)
+        target.copy_(read_slice(spec, ()).resolve_neg())  # torch forgets it between some dtypes
 
 
+@without_collecting
 def load_new(
     specs: Mapping[str, TensorSpec], slices: set[str], device: torch.device, progress: bool,
     ranges: Ranges | None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return tensors by name in new memory; those that share a storage share memory.
 
-    Those of ``slices`` have memory of their own.
+    Of a storage only what they span together is read. Those of ``slices`` have memory of their own.
     """
-    storages = defaultdict[Any, list[str]](list)
-    for name, spec in specs.items():
-        storages[name if name in slices or spec.chunks is not None else storage_key(spec)].append(
-            name
-        )
-    for key, names in [*storages.items()]:
-        spans = [span_of(specs[name]) for name in names if specs[name].chunks is None]
-        if key not in specs and 2 * sum(end - begin for begin, end in spans) < LARGE_BYTES:
-            nbytes = whole_extent(readable(specs[names[0]])).nbytes
-            if nbytes > LARGE_BYTES:
-                storages |= {name: [name] for name in storages.pop(key)}
+    plan = Plan()
     made: dict[str, torch.Tensor] = {}
-    for some in portions(storages, specs, device):
-        plan = Plan()
-        own = {key: torch.empty(specs[key].shape, dtype=specs[key].dtype, device="cpu")
-                 for key in some if key in specs}  # fmt: skip
-        for name, target in own.items():
-            plan.fill(specs[name], target)
-        memory = plan.memory_for({key: whole_extent(readable(specs[storages[key][0]]))
-                                  for key in some if key not in own})  # fmt: skip
-        plan.carry_out(
-            progress, ranges, {name: specs[name] for key in some for name in storages[key]}
-        )
-        made |= {name: target.to(device) for name, target in own.items()}
-        made |= tensors_in(memory, storages, specs, device)
+    sharing = defaultdict[Any, list[TensorSpec]](list)
+    for name, spec in specs.items():
+        if name in slices or spec.chunks is not None:
+            made[name] = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+            plan.fill(spec, made[name])
+        else:
+            sharing[storage_key(spec)].append(spec)
+    begins: dict[Any, int] = {}
+    extents: dict[Any, Extent] = {}
+    for key, some in sharing.items():
+        spans = [span_of(spec) for spec in some]
+        begin = min(begin for begin, _ in spans) // ALIGNMENT * ALIGNMENT
+        begins[key], end = begin, max(end for _, end in spans)
+        extents[key] = whole_extent(readable(some[0])).part(begin, end - begin)
+    memory = plan.memory_for(extents)
+    plan.carry_out(progress, ranges, specs)
+    storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
+                for key, content in memory.items()}  # fmt: skip
+    made = {name: one.to(device) for name, one in made.items()}
+    for name, spec in specs.items():
+        if name not in made:
+            made[name] = tensor_in(storages[key := storage_key(spec)], spec, begins[key])
     return {name: made[name] for name in specs}
-
-
-@without_collecting
-def tensors_in(
-    memory: Mapping[Any, Bytes], storages: Mapping[Any, list[str]],
-    specs: Mapping[str, TensorSpec], device: torch.device,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Return the tensors that lie in storages whose memory has been filled."""
-    made = {}
-    for key, content in memory.items():
-        storage = torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
-        for name in storages[key]:
-            made[name] = tensor_in(storage, specs[name])
-    return made
-
-
-def portions(
-    storages: Mapping[Any, list[str]], specs: Mapping[str, TensorSpec], device: torch.device
-) -> Iterator[list[Any]]:
-    """Yield keys of storages, some at a time if they go to another device."""
-    some, nbytes = list[Any](), 0
-    for key, names in storages.items():
-        some.append(key)
-        nbytes += sum(one.nbytes for one in extents_of(specs[names[0]]))
-        if nbytes >= ON_THE_WAY_BYTES and device.type != "cpu":
-            yield some
-            some, nbytes = [], 0
-    yield some
 
 
 def load_into(

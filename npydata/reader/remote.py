@@ -36,17 +36,20 @@ class RemoteFile(File):
         if "::" in url:
             raise FormatError("a chained URL, expected the URL of one file")
         self.path, self.mmap = url, False  # type: ignore[assignment]
-        self.fetched = self.requests = 0
-        """Bytes of the file that were fetched, and requests."""
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         http = urlsplit(url).scheme.lower() in ("http", "https")
         self._fetch = HttpRanges(url) if http else DriverRanges(url)
         first = self._fetch(0, BLOCK_BYTES)
         self.size = self._fetch.size
-        self._blocks[0] = self._counted(first)
+        self._blocks[0] = first
+        self.fetched, self.requests = len(first), 1
+        """Bytes of the file that were fetched, and requests."""
 
-    def _counted(self, found: bytes) -> bytes:
+    def _fetched(self, offset: int, nbytes: int) -> bytes:
+        found = self._fetch(offset, nbytes)
         self.fetched, self.requests = self.fetched + len(found), self.requests + 1
+        if len(found) != nbytes:
+            raise FormatError(f"the server sent {len(found):,} bytes of {nbytes:,}")
         return found
 
     def close(self) -> None:
@@ -59,10 +62,7 @@ class RemoteFile(File):
         view = memoryview(target).cast("B") if len(target) else memoryview(b"")
         self.require_inside(offset, view.nbytes)
         if view.nbytes >= BLOCK_BYTES:
-            found = self._counted(self._fetch(offset, view.nbytes))
-            if len(found) != view.nbytes:
-                raise FormatError(f"the server sent {len(found):,} bytes of {view.nbytes:,}")
-            view[:] = found
+            view[:] = self._fetched(offset, view.nbytes)
             return
         while view.nbytes:
             number, begin = divmod(offset, BLOCK_BYTES)
@@ -74,10 +74,7 @@ class RemoteFile(File):
         """Return a block of the file, fetched once."""
         if (found := self._blocks.get(number)) is None:
             begin = number * BLOCK_BYTES
-            expected = min(BLOCK_BYTES, self.size - begin)
-            found = self._counted(self._fetch(begin, expected))
-            if len(found) != expected:
-                raise FormatError(f"the server sent {len(found):,} bytes of {expected:,}")
+            found = self._fetched(begin, min(BLOCK_BYTES, self.size - begin))
             self._blocks[number] = found
             while len(self._blocks) > BLOCKS:
                 self._blocks.popitem(last=False)
@@ -90,6 +87,9 @@ class RemoteFile(File):
     def map(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes as memory of their own."""
         return self.copy(offset, nbytes)
+
+    def read_direct(self, begin: int, end: int, buffer: Bytes) -> None:
+        """Nothing: there is no page cache to read past."""
 
     def require_unchanged(self) -> None:
         """Nothing: each answer says whether the file is the one that was opened."""

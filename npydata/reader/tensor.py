@@ -161,9 +161,9 @@ def whole_extent(storage: Storage) -> Extent:
     return extent.part(0, extent.nbytes)
 
 
-def tensor_in(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor, with its flags, in the memory of a storage."""
-    offset = readable(spec).start // spec.dtype.itemsize + spec.offset
+def tensor_in(storage: torch.UntypedStorage, spec: TensorSpec, begin: int = 0) -> torch.Tensor:
+    """Return a tensor, with its flags, in the memory of a storage from byte ``begin`` on."""
+    offset = (readable(spec).start - begin) // spec.dtype.itemsize + spec.offset
     made = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return with_flags(made.set_(storage, offset, spec.shape, spec.stride), spec)
 
@@ -217,37 +217,32 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
         return spec
     shape, stride, offset = slice_view(view_of(spec), index)
     if spec.chunks is not None:
-        touched = tuple(slices_of_chunks(spec, expand_index(index, len(spec.shape))))
+        touched = tuple(slices_of_chunks(spec, ranges_of(index, spec.shape)))
         return replace(spec, shape=shape, stride=contiguous_stride(shape), chunks=touched)
     return replace(spec, shape=shape, stride=stride, offset=offset, is_parameter=False,
                    requires_grad=False)  # fmt: skip
 
 
-def slices_of_chunks(spec: TensorSpec, indices: list[Any]) -> Iterator[Chunk]:
-    """Yield the parts of a tensor's chunks that an index takes, by their place in the result."""
-    chosen = [steps_of(one, size) for one, size in zip(indices, spec.shape, strict=True)]
+def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Chunk]:
+    """Yield the parts of a tensor's chunks that are chosen, by their place in the result."""
     for chunk in spec.chunks or ():
         here: list[Any] = []
-        there: list[tuple[int, int]] = []
-        for one, (begin, count, step), offset, size in zip(
-            indices, chosen, chunk.offsets, chunk.shape, strict=True
-        ):
-            first = max(0, -(-(offset - begin) // step))
-            end = min(count, -(-(offset + size - begin) // step))
+        offsets, sizes = [], []
+        for one, offset, size in zip(chosen, chunk.offsets, chunk.shape, strict=True):
+            some = range(one, one + 1) if isinstance(one, int) else one
+            first = max(0, -(-(offset - some.start) // some.step))
+            end = min(len(some), -(-(offset + size - some.start) // some.step))
             if first >= end:
                 break
-            start = begin + first * step - offset
-            if isinstance(one, slice):
-                here.append(slice(start, start + (end - first - 1) * step + 1, step))
-                there.append((first, end - first))
-            else:
+            start = some.start + first * some.step - offset
+            if isinstance(one, int):
                 here.append(start)
+            else:
+                here.append(slice(start, start + (end - first - 1) * one.step + 1, one.step))
+                offsets.append(first)
+                sizes.append(end - first)
         else:
-            yield Chunk(
-                tuple(first for first, _ in there),
-                tuple(count for _, count in there),
-                partial(sliced_chunk, chunk, tuple(here)),
-            )
+            yield Chunk(tuple(offsets), tuple(sizes), partial(sliced_chunk, chunk, tuple(here)))
 
 
 def sliced_chunk(chunk: Chunk, index: tuple[Any, ...]) -> TensorSpec:
@@ -316,37 +311,26 @@ def slice_view(view: View, index: Any) -> View:
         ValueError: A slice steps backwards, which torch doesn't do either.
     """
     shape, stride, offset = view
-    kept: list[tuple[int, int]] = []
-    for one, size, step in zip(expand_index(index, len(shape)), shape, stride, strict=True):
-        begin, count, by = steps_of(one, size)
-        offset += begin * step if count else 0
-        if isinstance(one, slice):
-            kept.append((count, by * step))
+    chosen = ranges_of(index, shape)
+    for one, step in zip(chosen, stride, strict=True):
+        offset += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
+    kept = [(len(one), one.step * step) for one, step in zip(chosen, stride, strict=True)
+            if isinstance(one, range)]  # fmt: skip
     return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
 
 
-def expand_index(index: Any, ndim: int) -> list[Any]:
-    """Return one index for each dimension, with ``...`` and what was left out written as ``:``."""
+def ranges_of(index: Any, shape: tuple[int, ...]) -> list[range | int]:
+    """Return which places of each dimension an index takes; ``...`` and what is left out is all."""
     given = list(index) if isinstance(index, tuple) else [index]
     for one in given:
         if isinstance(one, bool) or not (one is ... or isinstance(one, slice | int | np.integer)):
             raise TypeError(f"a slice takes integers, slices and ..., not {type(one).__name__}")
-    dots = [place for place, one in enumerate(given) if one is ...]
-    if len(dots) > 1 or len(given) - len(dots) > ndim:
-        raise IndexError(f"{len(given)} indices for a tensor of {ndim} dimensions")
-    place = dots[0] if dots else len(given)
-    missing = ndim - (len(given) - len(dots))
-    return given[:place] + [slice(None)] * missing + given[place + 1 :]
-
-
-def steps_of(one: Any, size: int) -> tuple[int, int, int]:
-    """Return where an index begins in a dimension, how many it takes, and how far apart."""
-    if not isinstance(one, slice):
-        if not -size <= one < size:
-            raise IndexError(f"index {one} is out of range for a dimension of {size}")
-        return int(one) % size, 1, 1
-    begin, end, by = one.indices(size)
-    if by < 0:
-        raise ValueError(f"a slice steps by {by}, expected a step forwards")
-    count = len(range(begin, end, by))
-    return begin, count, by if count > 1 else 1
+    dots = [place for place, one in enumerate(given) if one is ...] or [len(given)]
+    ndim = len(given) - given.count(...)
+    if len(dots) > 1 or ndim > len(shape):
+        raise IndexError(f"{len(given)} indices for a tensor of {len(shape)} dimensions")
+    given[dots[0] : dots[0] + 1] = [slice(None)] * (len(shape) - ndim)
+    found = [range(size)[one] for one, size in zip(given, shape, strict=True)]
+    if any(isinstance(one, range) and one.step < 0 for one in found):
+        raise ValueError("a slice steps backwards, expected a step forwards")
+    return found

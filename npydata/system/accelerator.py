@@ -41,13 +41,13 @@ def why_unusable(device: Any) -> str | None:
     except (RuntimeError, TypeError) as error:
         why = str(error).split("\n")[0].strip()
     else:
-        if wanted.type in WITHOUT_MODULE:
-            return None
         count = device_count(wanted.type)
-        if (wanted.index or 0) < count:
+        if wanted.type in WITHOUT_MODULE or (wanted.index or 0) < count:
             return None
-        why = f"there are {count} of its kind, counted from 0" if count else "there is none here"
-    return f"device={device!r}: {why}; available: {', '.join(available_devices())}"
+        why = f"there are {count} of its kind, counted from 0"
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    others = [f"{found.type}:{k}" for k in range(device_count(found.type))] if found else []
+    return f"device={device!r}: {why}; available: {', '.join(['cpu', *others])}"
 
 
 def device_count(kind: str) -> int:
@@ -59,14 +59,6 @@ def device_count(kind: str) -> int:
     if hasattr(module, "is_available") and not module.is_available():
         return 0
     return int(module.device_count()) if hasattr(module, "device_count") else 1
-
-
-def available_devices() -> list[str]:
-    """Return the devices that tensors can be on: the CPU, and those of the accelerator."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if found is None:
-        return ["cpu"]
-    return ["cpu", *(f"{found.type}:{k}" for k in range(max(1, device_count(found.type))))]
 
 
 class Streams:

@@ -117,20 +117,8 @@ def bytes_read() -> int:
     """
     if not COUNTERS.exists():
         raise OSError(f"{COUNTERS}: not on this system; bytes read are counted on Linux only")
-    return counter_in(COUNTERS.read_text(), "read_bytes")
-
-
-def counter_in(text: str, name: str) -> int:
-    """Return one counter of a text that has a line ``name: number`` for each."""
-    fields = dict(line.split(": ") for line in text.splitlines())
-    return int(fields[name])
-
-
-def moved_by(counter: Callable[[], int], work: Callable[[], object]) -> int:
-    """Return how far a counter moves while a piece of work is done."""
-    before = counter()
-    work()
-    return counter() - before
+    fields = dict(line.split(": ") for line in COUNTERS.read_text().splitlines())
+    return int(fields["read_bytes"])
 
 
 def page_faults() -> int:

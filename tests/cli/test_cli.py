@@ -104,8 +104,6 @@ def test_each_command_explains_itself_with_examples(capsys, command):
         ["convert", "t.txt", "out.safetensors"],
         ["convert", "no-such.pt", "out.safetensors"],
         ["convert", ".", "out.safetensors"],
-        ["convert", "ok.safetensors", "ok.safetensors"],
-        ["convert", "ok.safetensors", "./folder.safetensors/../ok.safetensors"],
         ["inspect", "ok.npy", "--format", "parquet"],
         ["inspect", "ok.npy", "--dtype", "no-such-dtype"],
         ["inspect", "ok.npy", "--dtype", ","],

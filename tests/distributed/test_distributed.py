@@ -335,8 +335,8 @@ def test_inspect_and_verify_name_the_tensors_and_files_of_ranks(tmp_path, capsys
     assert main(["verify", str(tmp_path)]) == 0
     assert main(["inspect", str(folder)]) == 0
     shown = re.sub(" +", " ", capsys.readouterr().out)
-    assert "\n first.\n weight [7, 5] float32 140 B\n" in shown
-    assert "\n 1.\n step [] float32 4 B\n exp_avg [3, 7] float32 84 B\n" in shown
+    assert "\nmodel.first.weight [7, 5] float32 140 B\n" in shown
+    assert "\noptimizer.state.1.exp_avg [3, 7] float32 84 B\n" in shown
     file = folder / "model" / "rank_1.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert main(["verify", str(folder)]) == 2

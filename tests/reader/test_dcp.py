@@ -280,7 +280,7 @@ def test_other_files_beside_the_metadata_are_refused(made):
     with pytest.raises(CheckpointError, match="bytes follow"):
         open_checkpoint(folder)
     (folder / ".metadata").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(CheckpointError, match=r"expected .*Metadata"):
+    with pytest.raises(CheckpointError, match="not as torch writes it"):
         open_checkpoint(folder)
     (made.write() / "__1_0.distcp").rename(folder.parent / "hidden")
     (folder / "__1_0.distcp").symlink_to(folder.parent / "hidden")

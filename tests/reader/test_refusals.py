@@ -55,8 +55,8 @@ OPENING = {
     "text": (lambda f: with_bytes(f, "a.pt", b"hello" * 9), "like no checkpoint"),
     "gzip": (lambda f: with_bytes(f, "a.pt", b"\x1f\x8b" + bytes(20)), "gunzip"),
     "lfs": (lambda f: with_bytes(f, "a.pt", b"version https://git-lfs"), "git lfs pull"),
-    "web page": (lambda f: with_bytes(f, "a.pt", b"<!DOCTYPE html>"), "download it again"),
-    "gguf": (lambda f: with_bytes(f, "a.gguf", b"GGUF" + bytes(20)), "llama.cpp"),
+    "web page": (lambda f: with_bytes(f, "a.pt", b"<!DOCTYPE html>"), "download the file again"),
+    "gguf": (lambda f: with_bytes(f, "a.gguf", b"GGUF" + bytes(20)), "gguf package"),
     "a file called a": (lambda f: with_bytes(f, "a", b"x" * 20), r"/a: begins with"),
     "re-zipped": (rezipped, r"zip -0 -r"),
     "cut off": (

@@ -61,7 +61,7 @@ REFUSED = {
     "one of torch's": (SHARDS[1:], "is one of several files by its name"),
     "two models of accelerate": ([MODEL, "model_1.safetensors"], "holds 2 of"),
     "options alone": (["training_args.bin"], "holds no checkpoint"),
-    "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "h5py reads them"),
+    "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "holds 2 of"),
     "DeepSpeed beside a trainer's options": (
         ["training_args.bin", "zero_to_fp32.py"], "is a checkpoint of DeepSpeed"),
     "pipeline stages": (["layer_00-model_00-model_states.pt", "layer_01-model_00-model_states.pt"],

@@ -18,7 +18,7 @@ from npydata.reader.formats.sharded import check_chunks, chunked
 from npydata.reader.formats.zip import read_zip
 from npydata.reader.names import free_name
 from npydata.reader.pickle.machine import PickleMachine
-from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief, count, counts
+from npydata.reader.pickle.objects import TensorSpec, brief, count, counts
 from npydata.reader.pickle.torch import StorageTable
 from npydata.reader.tensor import Chunk
 
@@ -77,70 +77,63 @@ def read_dcp(folder: Folder) -> Contents:
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     table = StorageTable()
     machine = PickleMachine(raw, 0, table.load)
-    said = fields(machine.run(), f"{MODULE}.Metadata")
-    if machine.at != len(raw) or table.storages:
-        raise FormatError(f"{METADATA}: bytes follow its pickle, or it refers to storages")
-    items, files = read_items(folder, said.get("storage_data"))
-    described = said.get("state_dict_metadata")
-    if not isinstance(described, dict) or not files:
-        raise FormatError(f"{METADATA} describes {brief(described)} in {len(files)} files")
-    unknown = {name for name in machine.unknown if not name.startswith(HONEST)}
-    root: dict[str, Any] = {}
-    others: list[tuple[str, Contents]] = []
+    said = machine.run()
     left = 1024 + len(raw) // 8  # a file may say a list of chunks once, and refer to it
-    for name, one in described.items():
-        if not isinstance(name, str):
-            raise FormatError(f"{METADATA} names {brief(name)}, expected text")
-        if isinstance(one, UnresolvedObject) and one.qualname.endswith(".BytesStorageMetadata"):
-            others.append((name, item_of(items, name, "").contents))
-            continue
-        root[name] = spec = read_chunks(name, one, items)
-        left -= len(spec.chunks or ()) * (1 + len(spec.shape) // 4)
-        if left < 0:
-            raise FormatError(f"{METADATA} has more chunks than its size allows")
-    for name, contents in others:
-        unknown |= contents.unknown
-        for key, value in contents.leaves.items():
-            nested = name if contents.root is value else f"{name}.{key}"
+    root: dict[str, Any] = {}
+    others: dict[str, Item] = {}
+    try:
+        said = fields(said, f"{MODULE}.Metadata")
+        items = read_items(folder, said["storage_data"])
+        for name, one in said["state_dict_metadata"].items():
+            if one.qualname == f"{MODULE}.BytesStorageMetadata":
+                others[name] = items[name, ""]
+                continue
+            root[str.__str__(name)] = spec = read_chunks(name, one, items)
+            left -= len(spec.chunks or ()) * (1 + len(spec.shape) // 4)
+            if left < 0:
+                raise ValueError("more chunks than its size allows")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{METADATA} is not as torch writes it: {error!r:.200}") from None
+    if machine.at != len(raw) or table.storages or not items:
+        raise FormatError(f"{METADATA}: bytes follow its pickle, or it names storages or no file")
+    unknown = {name for name in machine.unknown if not name.startswith(HONEST)}
+    for name, item in others.items():
+        unknown |= item.contents.unknown
+        for key, value in item.contents.leaves.items():
+            nested = name if item.contents.root is value else f"{name}.{key}"
             root[free_name((nested,), root) if nested in root else nested] = value
-    return Contents("dcp", files, root, root, unknown=unknown)
+    files = {id(item.file): item.file for item in items.values()}
+    return Contents("dcp", [*files.values()], root, root, unknown=unknown)
 
 
 def fields(made: Any, qualname: str) -> dict[str, Any]:
     """Return the attributes of an object that must be of a class."""
-    if not isinstance(made, UnresolvedObject) or made.qualname != qualname:
-        raise FormatError(f"{METADATA} has {brief(made)}, expected {qualname}")
-    if not isinstance(made.state, dict | None):
-        raise FormatError(f"{METADATA} has a {qualname} with the state {brief(made.state)}")
-    return made.state or {}
+    if made.qualname != qualname:
+        raise TypeError(f"{brief(made)}, expected {qualname}")
+    return dict(made.state)
 
 
-def read_items(folder: Folder, storage_data: Any) -> tuple[dict[tuple[str, str], Item], list[File]]:
-    """Return the items by name and offsets, and their files; no two items may overlap."""
-    if not isinstance(storage_data, dict):
-        raise FormatError(f"{METADATA} places {brief(storage_data)}, expected items")
+def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]:
+    """Return the items by name and offsets; no two may overlap."""
     items: dict[tuple[str, str], Item] = {}
     files: dict[str, File] = {}
     for index, info in storage_data.items():
         said, placed = fields(index, f"{MODULE}.MetadataIndex"), fields(info, STORAGE_INFO)
-        name, offset, path = said.get("fqn"), said.get("offset"), placed.get("relative_path")
+        name, offset, path = said["fqn"], said.get("offset"), placed["relative_path"]
         if not isinstance(name, str) or placed.get("transform_descriptors"):
-            raise FormatError(
-                f"{METADATA}: {brief(name)} has items that are transformed or unnamed"
-            )
-        if not isinstance(path, str) or not path.endswith(".distcp") or "/" in path:
-            raise FormatError(f"{METADATA} names the file {brief(path)}, expected *.distcp")
+            raise ValueError(f"{brief(name)} has items that are transformed or unnamed")
+        if not path.endswith(".distcp") or "/" in path:
+            raise ValueError(f"the file {brief(path)}, expected *.distcp")
         if path not in files:
             try:
                 files[path] = folder.open(path)
             except OSError as error:
                 raise FormatError(f"{METADATA} names {path:.80}: {error!s:.200}") from None
         key = name, "" if offset is None else str(counts(offset, "offset of a chunk"))
-        begin, nbytes = (
-            count(placed.get(one), f"{one} of an item") for one in ("offset", "length")
-        )
-        if items.setdefault(key, item := Item(files[path], begin, nbytes)) is not item:
-            raise FormatError(f"{METADATA} places {name!r:.80} {brief(offset)} twice")
+        item = Item(files[path], count(placed["offset"], "offset of an item"),
+                    count(placed["length"], "length of an item"))  # fmt: skip
+        if items.setdefault(key, item) is not item:
+            raise ValueError(f"{name!r:.80} {brief(offset)} is placed twice")
     last, end = None, 0
     for item in sorted(items.values(), key=lambda one: (one.file.path, one.begin, one.nbytes)):
         end = end if item.file is last else 0
@@ -148,32 +141,22 @@ def read_items(folder: Folder, storage_data: Any) -> tuple[dict[tuple[str, str],
             raise FormatError(f"{item.file.path.name}: the item at byte {item.begin:,} overlaps "
                               "another, or the file's end")  # fmt: skip
         last, end = item.file, item.begin + item.nbytes
-    return items, list(files.values())
-
-
-def item_of(items: dict[tuple[str, str], Item], name: str, offsets: str) -> Item:
-    """Return an item, or say that its place is missing."""
-    if (item := items.get((name, offsets))) is None:
-        raise FormatError(f"{METADATA} has no place for {name!r:.80} {offsets}")
-    return item
+    return items
 
 
 def read_chunks(name: str, made: Any, items: dict[tuple[str, str], Item]) -> TensorSpec:
-    """Return the description of a tensor in chunks, of which none has been looked into."""
+    """Return a tensor in chunks, none of which has been looked into."""
     said = fields(made, f"{MODULE}.TensorStorageMetadata")
-    properties, chunks = said.get("properties"), said.get("chunks")
-    state = properties.state if isinstance(properties, UnresolvedObject) else None
-    if not isinstance(state, tuple) or not state or not isinstance(state[0], torch.dtype):
-        raise FormatError(f"{name:.200}: has the properties {brief(properties)}")
-    if not isinstance(chunks, list):
-        raise FormatError(f"{name:.200}: has the chunks {brief(chunks)}")
-    shape, found = counts(said.get("size"), "size"), []
-    for chunk in chunks:
+    dtype = said["properties"].state[0]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name:.200} has the dtype {brief(dtype)}")
+    shape, found = counts(said["size"], "size"), []
+    for chunk in said["chunks"]:
         place = fields(chunk, f"{MODULE}.ChunkStorageMetadata")
-        offsets, sizes = (counts(place.get(one), one) for one in ("offsets", "sizes"))
+        offsets, sizes = (counts(place[one], one) for one in ("offsets", "sizes"))
         if not len(offsets) == len(sizes) == len(shape):
-            raise FormatError(f"{name:.200}: its chunks have other dimensions than {list(shape)}")
-        item = item_of(items, name, str(offsets))
-        found.append(Chunk(offsets, sizes, ItemChunk(item, state[0], sizes)))
+            raise ValueError(f"{name:.200} has chunks of other dimensions than {list(shape)}")
+        item = items[name, str(offsets)]
+        found.append(Chunk(offsets, sizes, ItemChunk(item, dtype, sizes)))
     check_chunks(name, shape, found)
-    return chunked(state[0], shape, found)
+    return chunked(dtype, shape, found)

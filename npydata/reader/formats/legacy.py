@@ -89,6 +89,6 @@ def read_facts(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def is_legacy(start: bytes) -> bool:
-    """Whether a file begins with torch's magic number, in binary or, in protocol 0, in digits."""
+    """Whether a file begins with torch's magic number, in binary or in digits."""
     binary, digits = MAGIC_NUMBER.to_bytes(10, "little"), str(MAGIC_NUMBER).encode()
     return binary in start[:MAGIC_BYTES] or digits in start[:MAGIC_BYTES]

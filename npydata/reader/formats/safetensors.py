@@ -40,13 +40,13 @@ CODES = {dtype: code for code, dtype in DTYPES.items() if dtype is not None}
 PACKED = "F4"
 """Of this dtype torch has two of the file's elements in one, along the last dimension."""
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8}
-"""dtypes that torch lacks, at least for some shapes: read as bytes, and named by ``kind``."""
+"""dtypes that torch lacks, at least for some shapes: read as bytes, and named by ``kind``, as is
+any dtype of a later version."""
 CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
-"""What a dtype of a later version may be called: its tensor is listed, and the others are read."""
+"""What a dtype may be called."""
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
 COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
-FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 def read_safetensors(file: File) -> Contents:
@@ -119,14 +119,13 @@ def read_entry(
     name: str, entry: Any, strides: dict[tuple[int, ...], tuple[int, ...]]
 ) -> tuple[TensorSpec, int, int]:
     """Return a tensor and where its bytes begin and end, from its entry in the header."""
-    if not isinstance(entry, dict) or entry.keys() != FIELDS:
-        raise FormatError("expected dtype, shape and data_offsets")
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or not (code in DTYPES or CODE.fullmatch(code)):
-        raise FormatError(f"dtype {code!r:.80}, which is not known")
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise FormatError("its shape or its data_offsets is not a list of counts")
-    shape, (begin, end) = counts(shape, "its shape"), counts(offsets, "data_offsets")
+    try:
+        code, shape = entry["dtype"], counts(entry["shape"], "its shape")
+        begin, end = counts(entry["data_offsets"], "data_offsets")
+        if len(entry) != 3 or not CODE.fullmatch(code):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise FormatError(f"has the entry {entry!r:.200}") from None
     dtype = DTYPES.get(code)
     if code == PACKED:
         dtype = dtype if shape and shape[-1] % 2 == 0 else None
@@ -134,10 +133,8 @@ def read_entry(
     numel = math.prod(shape)
     if math.prod(size for size in shape if size) > MAX_COUNT:
         raise FormatError("its shape makes more than 2^63 elements")
-    if dtype is None and code not in BITS:
-        return TensorSpec(None, torch.uint8, shape, contiguous_stride(shape), kind=code), begin, end
-    bits = BITS[code] if dtype is None else 8 * dtype.itemsize
-    if (end - begin) * 8 != numel * bits:
+    bits = 8 * dtype.itemsize if dtype is not None else BITS.get(code)
+    if bits is not None and (end - begin) * 8 != numel * bits:
         raise FormatError(f"{end - begin:,} bytes for {numel:,} elements of {code}")
     if dtype is None:
         raw = Storage(name, torch.uint8, end - begin)

@@ -221,14 +221,10 @@ def record_name(entry: Any) -> tuple[str, bytes]:
 def refuse_programs(names: set[str]) -> None:
     """Refuse zip files of other kinds that come with the same suffixes, and say what they are."""
     inner = {name.partition("/")[2] for name in names}
-    for is_one, what in (
-        ("constants.pkl" in inner or any(name.startswith("code/") for name in inner),
-         "is a TorchScript archive, which is a program: load it with torch.jit.load"),
-        ("archive_format" in inner or "serialized_exported_program.json" in names,
-         "is a program of torch.export: load it with torch.export.load"),
-    ):  # fmt: skip
-        if is_one:
-            raise FormatError(f"{what} and save its state_dict with torch.save")
+    for mark, what in (("constants.pkl", "TorchScript archive: load it with torch.jit.load"),
+                       ("archive_format", "program: load it with torch.export.load")):  # fmt: skip
+        if mark in inner:
+            raise FormatError(f"is a {what} and save its state_dict with torch.save")
     if all(name.endswith(".npy") for name in names):
         raise FormatError("is a zip file of numpy arrays: load it with numpy.load")
 

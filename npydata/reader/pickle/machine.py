@@ -1,4 +1,4 @@
-"""A pickle machine that builds values and calls nothing: all of protocols 0 to 5.
+"""A pickle machine that builds values and calls nothing: protocols 2 to 5, in which torch writes.
 
 A pickle is a program for a machine with a stack and a memo. Most opcodes push a value or collect
 some into a container; a few call what a name stands for. Here the first kind does what it always
@@ -7,7 +7,6 @@ method ``op_x`` is the opcode X of Python's ``pickletools``; an opcode without o
 argument.
 """
 
-import codecs
 import pickletools
 import re
 import struct
@@ -117,7 +116,7 @@ class PickleMachine:
         """Push a value."""
         self.stack.append(value)
 
-    def op_put(self, index: int) -> None:
+    def op_binput(self, index: int) -> None:
         """Put the newest value into the memo. Each index took a byte of the file at least."""
         memo, value = self.memo, self.stack[-1]
         if not 0 <= index <= self.at - self.begin:
@@ -127,7 +126,7 @@ class PickleMachine:
             memo.extend([EMPTY] * (index - len(memo)))
         memo[index : index + 1] = [value]
 
-    op_binput = op_long_binput = op_put
+    op_long_binput = op_binput
 
     def op_memoize(self) -> None:
         """Put the newest value behind the last one of the memo."""
@@ -135,29 +134,13 @@ class PickleMachine:
             raise ValueError("counts the values of a memo that has gaps")
         self.memo.append(self.stack[-1])
 
-    def op_get(self, index: int) -> None:
+    def op_binget(self, index: int) -> None:
         """Push a value from the memo."""
         if index < 0 or (value := self.memo[index]) is EMPTY:
             raise ValueError(f"index {index:,} of the memo is empty")
         self.stack.append(value)
 
-    op_binget = op_long_binget = op_get
-
-    def op_none(self) -> None:
-        """Push None."""
-        self.stack.append(None)
-
-    def op_newtrue(self) -> None:
-        """Push True."""
-        self.stack.append(True)
-
-    def op_newfalse(self) -> None:
-        """Push False."""
-        self.stack.append(False)
-
-    def op_dup(self) -> None:
-        """Push the newest value again."""
-        self.stack.append(self.stack[-1])
+    op_long_binget = op_binget
 
     def op_pop(self) -> None:
         """Drop the newest value, or the mark if there is none since."""
@@ -190,25 +173,7 @@ class PickleMachine:
         items, self.stack = self.stack, self.metastack.pop()
         return items
 
-    def op_pop_mark(self) -> None:
-        """Drop what was pushed since the last mark."""
-        self.pop_mark()
-
-    def op_empty_tuple(self) -> None:
-        """Push a tuple."""
-        self.stack.append(())
-
-    def op_empty_list(self) -> None:
-        """Push a new list."""
-        self.stack.append([])
-
-    def op_empty_dict(self) -> None:
-        """Push a new dictionary."""
-        self.stack.append({})
-
-    def op_empty_set(self) -> None:
-        """Push a new set."""
-        self.stack.append(set())
+    op_pop_mark = pop_mark
 
     def op_tuple(self, count: int | None = None) -> None:
         """Make a tuple of the newest values, or of those since the mark."""
@@ -321,10 +286,10 @@ class PickleMachine:
 
     # Names and calls, none of which is made
 
-    def op_global(self, _: None = None) -> None:
+    def op_global(self, lines: tuple[bytes, bytes]) -> None:
         """Push what a name in two lines stands for."""
-        module, name = self.line().decode(), self.line().decode()
-        self.stack.append(find_class(self, module, name))
+        module, name = lines
+        self.stack.append(find_class(self, module.decode(), name.decode()))
 
     def op_stack_global(self) -> None:
         """Push what a name on the stack stands for."""
@@ -334,19 +299,9 @@ class PickleMachine:
         self.spend((len(name) + len(module)) // 64)
         self.stack.append(find_class(self, module, name))
 
-    def op_ext1(self, number: int) -> None:
-        """Push a name that is given as a number, whose meaning only its writer knows."""
-        self.stack.append(find_class(self, "copyreg", f"extension {number}"))
-
-    op_ext2 = op_ext4 = op_ext1
-
     def op_binpersid(self) -> None:
         """Replace a persistent id by what it stands for."""
         self.stack.append(self.load_id(self.stack.pop()))
-
-    def op_persid(self, _: None = None) -> None:
-        """Push what a persistent id in a line stands for."""
-        self.stack.append(self.load_id(self.line().decode()))
 
     def call(self, function: Any, args: Any) -> None:
         """Push what stands in the place of a call."""
@@ -370,12 +325,6 @@ class PickleMachine:
         if not isinstance(function, Global):
             raise ValueError(f"makes an object of {brief(function)}, expected a class")
         self.stack.append(UnresolvedObject(str(function), (args, keywords)))
-
-    def op_inst(self, _: None = None) -> None:
-        """Where pickle would call the class that it names next with what was collected."""
-        args = tuple(self.pop_mark())
-        self.op_global()
-        self.call(self.stack.pop(), args)
 
     def op_obj(self) -> None:
         """Where pickle would call the class that was collected first with the rest."""
@@ -417,9 +366,7 @@ def count_parts(key: Any, most: int = MAX_KEY_PARTS) -> int:
 # Arguments of opcodes: how each kind that pickletools names is read
 
 Reader = Callable[[PickleMachine], Any]
-INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
-FLOAT = re.compile(rb"-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|-?(inf|nan)")
-"""Numbers as Python writes them: of other forms its readers make different things."""
+DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 
 
 def packed(code: str) -> Reader:
@@ -463,41 +410,10 @@ def integer(raw: bytes) -> int:
 
 
 def decimal(machine: PickleMachine) -> int:
-    """Return an integer in digits; ``00`` and ``01`` are how protocol 0 writes booleans."""
-    line = machine.line()
-    return line == b"01" if line in (b"00", b"01") else int(numeric(line, INTEGER))
-
-
-def long_decimal(machine: PickleMachine) -> int:
-    """Return an integer in digits as Python 2 wrote long ones."""
-    return int(numeric(machine.line().removesuffix(b"L"), INTEGER))
-
-
-def numeric(line: bytes, form: re.Pattern[bytes]) -> bytes:
-    """Return a line that is a number as Python writes it."""
-    if len(line) > 2 * MAX_INTEGER_BYTES or not form.fullmatch(line):
+    """Return an integer in digits, which is how Python 2 writes those of more than 4 bytes."""
+    if not DECIMAL.fullmatch(line := machine.line()):
         raise ValueError(f"{line[:60]!r} is not a number")
-    return line
-
-
-def decimal_float(machine: PickleMachine) -> float:
-    """Return a float in digits."""
-    value = float(line := numeric(machine.line(), FLOAT))
-    if value in (float("inf"), float("-inf")) and not line.endswith(b"inf"):
-        raise ValueError(f"{line[:60]!r} is too large for a float")
-    return value
-
-
-def quoted(machine: PickleMachine) -> str | bytes:
-    """Return a string of Python 2 that is written as a literal."""
-    line = machine.line()
-    if len(line) < 2 or line[0] != line[-1] or line[:1] not in (b"'", b'"'):
-        raise ValueError("a string without quotes")
-    return text_or_bytes(codecs.escape_decode(line[1:-1])[0])
-
-
-def deferred(machine: PickleMachine) -> None:
-    """Leave the argument to the opcode, which reads it itself."""
+    return int(line)
 
 
 READERS: dict[str, Reader] = {
@@ -508,17 +424,38 @@ READERS: dict[str, Reader] = {
     "unicodestring8": counted("<Q", text_of), "bytearray8": counted("<Q", bytearray),
     "bytes1": counted("<B"), "bytes4": counted("<I"), "bytes8": counted("<Q"),
     "string1": counted("<B", text_or_bytes), "string4": counted("<i", text_or_bytes),
-    "decimalnl_short": decimal, "decimalnl_long": long_decimal, "floatnl": decimal_float,
-    "stringnl": quoted, "stringnl_noescape": deferred, "stringnl_noescape_pair": deferred,
-    "unicodestringnl": lambda machine: machine.line().decode("raw-unicode-escape"),
+    "decimalnl_short": decimal,
+    "stringnl_noescape_pair": lambda machine: (machine.line(), machine.line()),
 }  # fmt: skip
-STOP = ord(pickletools.opcodes[[one.name for one in pickletools.opcodes].index("STOP")].code)
-NO_OPCODES = {"STOP", "NEXT_BUFFER", "READONLY_BUFFER"}
-HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {
-    ord(one.code): (
-        READERS[one.arg.name] if one.arg else None,
-        getattr(PickleMachine, f"op_{one.name.lower()}", PickleMachine.push),
-    )
-    for one in pickletools.opcodes
-    if one.name not in NO_OPCODES
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+EMPTY_CONTAINERS = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+STOP = ord(".")
+LEFT_OUT = {
+    "STOP",
+    "INST",
+    "GET",
+    "PUT",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+    "NEXT_BUFFER",
+    "READONLY_BUFFER",
+    "DUP",
 }
+"""Opcodes that no honest checkpoint has; nor has it others whose argument is a line."""
+
+
+def handler(name: str) -> Callable[..., None]:
+    """Return what carries out an opcode: by default it pushes its argument."""
+    if name in CONSTANTS:
+        return lambda machine: machine.stack.append(CONSTANTS[name])
+    if name in EMPTY_CONTAINERS:
+        return lambda machine: machine.stack.append(EMPTY_CONTAINERS[name]())
+    return getattr(PickleMachine, f"op_{name.lower()}", PickleMachine.push)
+
+
+HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {
+    ord(one.code): (READERS[one.arg.name] if one.arg else None, handler(one.name))
+    for one in pickletools.opcodes
+    if one.name not in LEFT_OUT and (one.arg is None or one.arg.name in READERS)
+}  # fmt: skip

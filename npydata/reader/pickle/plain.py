@@ -104,6 +104,11 @@ def layout(_: Any, name: Any) -> str:
     return str(known)
 
 
+def as_text(value: Any) -> Any:
+    """Return text that Python 2 wrote as bytes, or another value as it is."""
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
 class NumpyObject(UnresolvedObject):
     """A dtype or an array of numpy, made of its arguments and its state when it is asked for."""
 
@@ -116,20 +121,17 @@ class NumpyObject(UnresolvedObject):
         super().set_state(state)
 
     def dtype(self) -> "np.dtype[Any] | None":
-        """The dtype, or None if it is not that of numbers or bytes."""
-        code, *flags = (one.decode("latin-1") if isinstance(one, bytes) else one
-                        for one in self.args or ("",))  # fmt: skip
+        """The dtype, or None if it is not that of numbers or bytes, as numpy writes it."""
+        code, *flags = map(as_text, self.args or ("",))
         if self.qualname != DTYPE or not isinstance(code, str) or not PLAIN_DTYPE.fullmatch(code):
             return None
-        made = np.dtype(code)
-        sizes = (made.itemsize, 1) if made.kind == "S" else (-1, -1)
-        orders = "|" if made.kind == "S" or made.itemsize == 1 else "<>"
-        version, order, *rest = self.state or (3, orders[0], None, None, None, *sizes, 0)
-        order = order.decode("latin-1") if isinstance(order, bytes) else order
-        expected = (3, None, None, None, *sizes, 0)
-        if repr(flags) not in ("[]", "[False]", "[False, True]") or order not in (*orders,):
-            return None
-        return np.dtype(order + code) if repr((version, *rest)) == repr(expected) else None
+        for made in (np.dtype(code), np.dtype(code).newbyteorder()):
+            reduced: Any = made.__reduce__()
+            _, args, state = reduced
+            given = state if self.state is None else (*map(as_text, self.state),)
+            if (code, *flags) == args[: 1 + len(flags)] and given == state:
+                return made
+        return None
 
     def value(self) -> Any:
         """The array, over the pickle's own bytes and read-only; itself where it takes code."""

@@ -118,13 +118,12 @@ class StorageTable:
             return saved[1]  # the class of a module, followed by its source
         if not isinstance(saved, tuple) or saved[:1] not in (("storage",), (b"storage",)):
             raise FormatError(f"persistent id {brief(saved)}, expected ('storage', ...)")
-        if len(saved) not in (5, 6):
-            raise FormatError(f"persistent id of {len(saved)} fields, expected {self.id_fields}")
-        _, kind, key, location, numel, *view = saved
+        kind = saved[1] if len(saved) in (5, 6) else None
         if not isinstance(kind, Global | UnresolvedObject):
-            raise FormatError(f"storage type {brief(kind)}, expected a name")
+            raise FormatError(f"persistent id {brief(saved)}, expected {self.id_fields} fields")
         if (dtype := STORAGES.get(str(kind))) is None:
             return UnresolvedObject(str(kind) if isinstance(kind, Global) else kind.qualname)
+        _, _, key, location, numel, *view = saved
         if len(saved) != self.id_fields or not isinstance(key, str):
             raise FormatError(f"persistent id {brief(saved)}, expected {self.id_fields} fields")
         require_location(location)
