@@ -595,7 +595,7 @@ card("the last word of a name", mine=...)
 
 **The number to remember**: of some 70 opcodes, about **a dozen** can import or call.
 
-**Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) is built in the same way; it has all opcodes of all protocols, and limits on what a file may ask for.
+**Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) is built in the same way; it has the opcodes of protocols 2 to 5, and limits on what a file may ask for.
 
 **The next pain.** You know what is in the file, and not where. `zipfile` would find the numbers for you, and copy all of a storage. Lesson 06 finds the place in the file itself, also in files that are no archives, and reads a corner of a matrix from the bytes of that corner.
 
