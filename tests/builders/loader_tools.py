@@ -32,22 +32,6 @@ class Fetched(Numbers):
         return torch.from_numpy(np.array(indices))
 
 
-class Blocked(Fetched):
-    """Numbers whose batches with a sample from ``first`` on wait until ``go`` is set."""
-
-    def __init__(self, length, first):
-        super().__init__(length)
-        self.first, self.go, self.reached = first, threading.Event(), threading.Event()
-        self.fetched = 0
-
-    def fetch(self, indices):
-        self.fetched += 1
-        if max(indices) >= self.first:
-            self.reached.set()
-            assert self.go.wait(PATIENCE)
-        return super().fetch(indices)
-
-
 def values(batch):
     """Return the sample numbers in a batch of numbers, or the first tokens in one of windows."""
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch[0][:, 0].tolist()

@@ -123,10 +123,6 @@ def string_line(text: str) -> Code:
     return Code(b"S" + repr(text).encode("latin-1") + b"\n")
 
 
-def unicode_line(text: str) -> Code:
-    return Code(b"V" + text.encode("raw_unicode_escape") + b"\n")
-
-
 def name(module: str, qualified: str) -> Code:
     """GLOBAL: a function or class by name."""
     return Code(b"c" + module.encode() + b"\n" + qualified.encode() + b"\n")

@@ -2,8 +2,6 @@
 
 from importlib.metadata import version
 
-import pytest
-
 from npydata.reader.formats.safetensors import CODES
 
 SINCE = {"F8_E8M0": "0.6", "C64": "0.7", "F8_E4M3FNUZ": "0.8", "F8_E5M2FNUZ": "0.8"}
@@ -14,11 +12,6 @@ def known(dtype):
     """Whether the installed release reads tensors of this dtype, which may be stored as pairs."""
     since = SINCE.get(CODES.get(dtype), "0.0")
     return _numbers(version("safetensors")) >= _numbers(since)
-
-
-def require_known(dtype):
-    if not known(dtype):
-        pytest.skip(f"safetensors {version('safetensors')} does not know {dtype}")
 
 
 def _numbers(release):
