@@ -29,10 +29,10 @@ SHARE_OUT = Exercise(
     solution("09", "share_out"),
     [
         tuple(spread(4, 2, ())),
+        tuple(spread(4, 1)),
         tuple(spread(4, 2, COPIES[:1])),
         tuple(spread(10, 2)),
         tuple(spread(7, 3)),
-        tuple(spread(0, 2)),
     ],
     written,
     """
