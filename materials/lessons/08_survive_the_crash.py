@@ -101,7 +101,7 @@ reveal("power", play.cut_the_first_save(write_checkpoint, latest, read_tensor))
 
 # %% [markdown] tags=["takeaway"]
 """
-The folder has its final name, and the file in it is missing. `latest` picks it, and the restart ends with an error, although step 10 lies beside it. And your save had *returned*: an hour later it may still be so.
+The folder has its final name, and the file in it is missing. `latest` picks it, and the restart ends with an error, although step 10 lies beside it. This may happen even after your save has *returned*: nothing makes the system write the folder soon.
 
 That is the list for today. First you find out what the disk needs to be told, on a small model of one. Then you do the same on a real folder, and at the end you repeat both attacks.
 
