@@ -37,11 +37,12 @@ def train(
     snapshot: Literal["host", "overlap", "device"] = "host", stop: Event | None = None,
 ) -> GPT:  # fmt: skip
     """Train until ``steps`` steps are done, those before an interruption included."""
-    settings = {"context": context, "batch_size": batch_size, "seed": seed}
+    vocab = highest_id(tokens) + 1
+    settings = {"vocab": vocab, "context": context, "batch_size": batch_size, "seed": seed}
     data = NpyTokensDataset(tokens, context)
     loader = AsyncDataLoader(data, batch_size=batch_size, seed=seed, device=device)
     repeatable(seed, device)
-    model = GPT(highest_id(tokens) + 1, context, dropout=0.1).to(device)
+    model = GPT(vocab, context, dropout=0.1).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     first, saved = resume_from(out, model, optimizer, loader, settings)

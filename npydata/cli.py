@@ -301,7 +301,7 @@ convert checkpoints without running what is in them, measure how fast both can b
 EPILOG = """\
 examples:
   npydata prepare book.txt -o book.npy     turn a text into a token file
-  npydata inspect book.npy --seq-len 512   what is in it, and how many samples it gives
+  npydata inspect book.npy --seq-len 512   what is in it, and how many windows without overlap
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
   npydata verify runs/                     which checkpoint training can be resumed from
@@ -363,8 +363,9 @@ INSPECT = Command(
 Say what is in a token file or a checkpoint, told apart by their content.
 
 Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
-file is read for these), the first ids, and with --seq-len how many samples it gives. Where it is
-known where documents end, by the format or by --eot-id: how many there are, and how long.
+file is read for these), the first ids, and with --seq-len how many windows it has that share no
+token. Where it is known where documents end, by the format or by --eot-id: how many there are, and
+how long.
 
 Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
 for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning

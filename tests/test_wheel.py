@@ -158,7 +158,7 @@ def test_progress_bars_say_which_extra_they_are_in(environment, tmp_path):
     bar = "from npydata.system.progress import progress_bar as bar"
     code = f"{bar}; bar('', 1, 'B', delay=0).update(1)"
     done = run(environment / "python", "-I", "-c", code, cwd=tmp_path)
-    assert done.stderr == "npydata: progress bars need tqdm: pip install 'npydata[prepare]'\n"
+    assert done.stderr == "npydata: progress bars need tqdm: pip install tqdm\n"
 
 
 @pytest.mark.parametrize(("extra", "packages"), [

@@ -4,7 +4,7 @@
 
 [04 How fast is it, and how would you know?](04_throughput.ipynb) · **05** · next: [06 One tensor out of a large file](06_lazy_checkpoint.ipynb)
 
-**Why you should care.** Most checkpoints that people send you are `.pt` files, and a `.pt` file contains a program. `torch.load` may run it. In this lesson you write the machine that such programs run on. Yours understands everything in a checkpoint, and never calls what the file names.
+**Why you should care.** Most checkpoints that people send you are `.pt` files, and a `.pt` file contains a program. `torch.load` may run it. In this lesson you write the machine that such programs run on. Yours understands what training scripts save, and never calls what the file names.
 
 **The idea in five lines.** The rest of the lesson says what `handlers` holds, and makes it safe:
 
@@ -362,7 +362,7 @@ reveal("cut", len(ends))
 
 # %% [markdown]
 """
-None of them names a place. And a script that catches `CheckpointError`, to go on from an older checkpoint, catches none of them.
+None of them names the instruction that failed. And a script that catches `CheckpointError`, to go on from an older checkpoint, catches none of them.
 
 **Write `step`**: the same as `step_unguarded`, but any of `MALFORMED` becomes a `CheckpointError`. `MALFORMED` is given: a tuple of the errors that a wrong file can cause in a handler. The message begins with the place of the opcode that failed, and says why: `byte 7: ` and the text of the error.
 """

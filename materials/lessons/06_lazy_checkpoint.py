@@ -4,7 +4,7 @@
 
 [05 A pickle is a program](05_pickle_program.ipynb) · **06** · next: [07 Save without stopping](07_async_checkpointer.ipynb)
 
-**Why you should care.** You want one tensor, and `torch.load` reads 20 GB to give it to you. In this lesson you find the bytes of a tensor in its file, check what the file says about them, and read no others: from a disk, and at the end from a server.
+**Why you should care.** You want one tensor, and `torch.load` as people call it reads 20 GB to give it to you. In this lesson you find the bytes of a tensor in its file, check what the file says about them, and read no others: from a disk, and at the end from a server.
 
 **The idea in five lines.** The rest of the lesson finds `begin`, and refuses files that lie about it:
 
@@ -117,7 +117,7 @@ reveal("two", play.is_zip_file(both))
 
 # %% [markdown]
 """
-A zip file is found from its *end*. So this file is harmless weights to the program that scans it, and something else to the one that loads it.
+A zip file is found from its *end*. So this file is harmless weights to a program that reads it from the beginning, and something else to one that looks for a zip file's directory.
 
 Here is the list for today. In the last three lines the reader is `torch.load`.
 """
@@ -241,7 +241,7 @@ The bytes of a storage are one long row of elements. How does a matrix lie in it
 
 So row `r`, column `c` is element `offset + 6 * r + 1 * c`. A slice is only another shape, other strides and another offset. `matrix[1:3, ::2]` has shape `(2, 3)`, strides `(6, 2)` and offset 6: every second column is a step of 2. The transpose has shape `(6, 4)` and strides `(1, 6)`. Nothing is copied for any of them.
 
-`view` is given. It lays a tensor over memory as these three say. (It goes through an untyped storage, because numpy and `torch.frombuffer` refuse memory of 0 bytes, and a tensor may have none.)
+`view` is given. It lays a tensor over memory as these three say. (It goes through an untyped storage, because `torch.frombuffer` refuses memory of 0 bytes, and a tensor may have none.)
 """
 
 
@@ -418,7 +418,7 @@ Page 0 has the file's first bytes, which say what it is, and the pickle. The las
 
 Older files are no archives: five pickles, one after the other, then the storages. There is no directory. So `torch.load` reads such a file whole, and refuses `mmap=True`.
 
-**Predict.** A file holds two storages of six 32-bit numbers, 48 bytes.
+**Predict.** A file holds two storages of six 32-bit numbers each, 48 bytes in all.
 """
 
 # %% tags=["prediction:after"]

@@ -176,7 +176,7 @@ reveal("found", ("one", "two", "three", "all four")[len(found) - 1])
 """
 Every test that kills a process says that `save_unsynced` is safe. Then the power fails, and people find a file of length 0 with the right name and the date of the last save.
 
-**Write `save_committed`.** You have two more calls: `disk.fsync(name)` for the bytes of a file, and `disk.fsync_folder()` for the names. At every moment the old or the new checkpoint must load, and when you return the new one for sure.
+**Write `save_committed`.** You have two more calls: `disk.fsync(name)` for the bytes of a file, and `disk.fsync_folder()` for the names. At every moment the old or the new checkpoint must load, and once you have returned, the new one for sure.
 """
 
 # %% [markdown] tags=["hint:save_committed"]
@@ -503,7 +503,7 @@ reveal("first", play.first_new(kills))
 
 # %% [markdown]
 """
-From the rename on, step 20 is whole and has its name. But `latest` still names step 10, which is whole, too: so step 10 loads until `latest` is replaced. At no call is there nothing to load.
+From the rename on, step 20 is whole and has its name. But `latest` still names step 10, which is whole, too: so step 10 loads until `latest` is replaced. So there is something to load at every moment.
 
 Now the power fails at each call. On the left with your syncs; on the right the same commit, but each sync returns without having done anything. (There are disks and containers like that.)
 """

@@ -270,9 +270,7 @@ def import_tokenizers() -> Any:
     try:
         import tokenizers
     except ModuleNotFoundError:
-        raise NpyDataError(
-            "prepare needs the tokenizers package: pip install 'npydata[prepare]'"
-        ) from None
+        raise NpyDataError("prepare needs the tokenizers package: pip install tokenizers") from None
     return tokenizers
 
 

@@ -52,7 +52,7 @@ class MissingBar(NoBar):
 @cache
 def say_what_bars_need() -> None:
     """Say on stderr, once in a process, what to install for progress bars."""
-    print("npydata: progress bars need tqdm: pip install 'npydata[prepare]'", file=sys.stderr)
+    print("npydata: progress bars need tqdm: pip install tqdm", file=sys.stderr)
 
 
 def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: float = 1.0) -> Bar:

@@ -74,6 +74,7 @@ SLOTS_FOR = Exercise(
     [
         ({"weight": torch.ones(2, 3)},),
         ({"b": torch.ones(2), "a": torch.ones(3)},),
+        ({"a": torch.ones(2), "b": torch.ones(3)},),
         ({"mask": torch.ones(3).bool(), "weight": torch.ones(2)},),
         ({"ids": torch.ones(40).byte(), "step": torch.tensor(1)},),
         (
@@ -105,6 +106,7 @@ SOURCES = {
     "a transposed tensor": lambda: torch.arange(6.0).reshape(2, 3).T / 8,
     "a parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
     "2-byte floats": lambda: torch.arange(5).bfloat16() / 4,
+    "a single number": lambda: torch.tensor(2.5),
 }
 
 
@@ -121,7 +123,7 @@ def copy_seen(answer: Any, kind: str, non_blocking: bool) -> dict[str, Any]:
         answer(SimpleNamespace(source=source, slot=slot), non_blocking=non_blocking)
     return {
         "in the slot": slot.view(source.dtype).reshape(source.shape).tolist(),
-        "non_blocking came to copy_": all(flag for flag, _ in seen) if non_blocking else False,
+        "non_blocking came to copy_": non_blocking and any(flag for flag, _ in seen),
         "the copy has a gradient": any(grad for _, grad in seen),
     }
 
