@@ -173,7 +173,7 @@ def old_tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any) -> Ten
 
 
 def tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any,
-           hooks: Any, metadata: Any = None,
+           hooks: Any, metadata: Any = None, *,
            dtype: torch.dtype | None = None) -> TensorSpec:  # fmt: skip
     """Read ``_rebuild_tensor_v2``: the storage gives the dtype."""
     if not isinstance(storage, Storage):
@@ -200,7 +200,8 @@ def tensor_with_dtype(machine: Any, storage: Any, offset: Any, size: Any, stride
     """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own."""
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"dtype {brief(dtype)} of a tensor")
-    return tensor(machine, storage, offset, size, stride, requires_grad, hooks, metadata, dtype)
+    return tensor(machine, storage, offset, size, stride, requires_grad, hooks, metadata,
+                  dtype=dtype)  # fmt: skip
 
 
 def parameter(machine: Any, data: Any, requires_grad: Any = True, hooks: Any = None,
