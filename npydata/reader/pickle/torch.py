@@ -261,7 +261,7 @@ TENSOR_CALLS: dict[str, Callable[..., Any]] = {
 }
 CALLS: dict[str, Callable[..., Any]] = {
     **TENSOR_CALLS,
-    PARAMETER: parameter,
+    PARAMETER: lambda machine, data, grad=True: parameter(machine, data, grad),
     "torch._tensor._rebuild_from_type_v2": from_type,
     **PLAIN_CALLS,
 }
