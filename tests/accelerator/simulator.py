@@ -121,19 +121,16 @@ class HostMemory:
 
     def __init__(self, library):
         self._library = library
-        self.calls = []
         self.pinned = {}
 
     def cudaHostRegister(self, pointer, nbytes, flags):  # noqa: N802
         if any(p < pointer + nbytes and pointer < p + n for p, n in self.pinned.items()):
             return 712  # cudaErrorHostMemoryAlreadyRegistered
         self.pinned[pointer] = nbytes
-        self.calls.append(("register", nbytes))
         self._library.sim_pin(ctypes.c_void_p(pointer), ctypes.c_size_t(nbytes))
         return 0
 
     def cudaHostUnregister(self, pointer):  # noqa: N802
-        self.calls.append(("unregister",))
         del self.pinned[pointer]
         return self._library.sim_unpin(ctypes.c_void_p(pointer))
 

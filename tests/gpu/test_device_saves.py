@@ -247,18 +247,6 @@ def test_training_goes_on_bit_for_bit(tmp_path, device, snapshot):
         assert [second.step().item() for _ in range(6)] == losses[6:], way
 
 
-def test_loading_into_the_memory_of_a_model(tmp_path, device):
-    source, target = Run(device), Run(device)
-    for _ in range(2):
-        source.step()
-    with AsyncCheckpointer() as keeper:
-        keeper.save(tmp_path / "a", source.model.state_dict())
-    where = [one.data_ptr() for one in target.model.parameters()]
-    load_checkpoint(tmp_path / "a", into=target.model)
-    assert [one.data_ptr() for one in target.model.parameters()] == where
-    assert equal(on_cpu(target.model.state_dict()), on_cpu(source.model.state_dict()))
-
-
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_file_of_torchs_that_holds_tensors_of_the_gpu(tmp_path, device, legacy):
     run = Run(device)
