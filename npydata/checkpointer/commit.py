@@ -337,12 +337,14 @@ def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
     try:
         if read_manifest(doomed) != known or foreign_files(doomed):  # they came a moment ago
             raise CheckpointError(f"{folder}: is not what was committed")
+        sync_folder(folder.parent)  # or a power cut could leave the name, and not the manifest
         (doomed / MANIFEST).unlink()
     except (CheckpointError, OSError):
         if doomed != folder:  # else it would be hidden, and its space taken
             doomed.rename(folder)
         raise
-    sync_folder(folder.parent)
+    if doomed == folder:
+        sync_folder(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 

@@ -98,7 +98,8 @@ def test_the_exit_code_and_the_output_are_the_script_s(tmp_path, code, exit_code
 
 def test_ctrl_c_still_draws_the_bar(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    script.write_text("import signal, time\nsignal.signal(2, signal.default_int_handler)\n"
+                      "print('ready', flush=True)\ntime.sleep(60)\n")  # fmt: skip
     child = subprocess.Popen([sys.executable, "-m", "npydata", "trace", str(script)],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
