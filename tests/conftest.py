@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 FOLDERS = [ROOT, ROOT / "materials", TESTS]
 FOLDERS += [
-    TESTS / name for name in ("builders", "cli", "dataset", "reader", "checkpointer", "distributed")
+    TESTS / name
+    for name in ("builders", "cli", "dataset", "loader", "reader", "checkpointer", "distributed")
 ]
 PATHS = [str(folder) for folder in FOLDERS]
 sys.path[:0] = PATHS

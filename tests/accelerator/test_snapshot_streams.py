@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_tools import bitwise
 from conftest import SEEDS
 
 from npydata import (
@@ -81,24 +82,6 @@ OPTIMIZERS = {
 STEPS = 2
 
 
-def on_cpu(value):
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, dict):
-        return {key: on_cpu(one) for key, one in value.items()}
-    return [on_cpu(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def equal(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
-
-
 @pytest.fixture(scope="module")
 def expected(_loaded):
     """The states after each number of steps, by optimizer, from a run without any save."""
@@ -109,7 +92,7 @@ def expected(_loaded):
             trained, found[name] = Averaged("sim", OPTIMIZERS[name]), []
             for _ in range(STEPS):
                 trained.step()
-                found[name].append(on_cpu(trained.states()))
+                found[name].append(bitwise(trained.states()))
         return found[name]
 
     return of
@@ -141,7 +124,7 @@ def test_a_snapshot_is_the_state_at_the_save(few_seeds, memory_folder, memory, e
         name = list(OPTIMIZERS)[seed % 4 ^ seed // 4 % 4]
         stream = torch.Stream("sim") if seed % 2 else None
         held = save_and_step(memory_folder, name, snapshot, stream=stream)
-        assert all(map(equal, held, wanted[name])), (seed, name)
+        assert [*map(bitwise, held)] == wanted[name], (seed, name)
 
 
 @pytest.mark.parametrize("snapshot", SNAPSHOTS)
@@ -200,7 +183,7 @@ def test_strided_conjugated_empty_and_tied_tensors_arrive_as_they_are(sim, tmp_p
         with AsyncCheckpointer(snapshot=snapshot) as keeper:
             keeper.save(tmp_path / snapshot, state)
         held, _, _ = load_checkpoint(tmp_path / snapshot, verify=True)
-        assert equal({**held}, {name: one.cpu().resolve_neg() for name, one in state.items()})
+        assert bitwise(dict(held)) == bitwise(state)
 
 
 def test_memory_is_unpinned_before_it_goes_back_to_the_system(sim, tmp_path):
@@ -318,14 +301,14 @@ def test_training_resumes_bit_for_bit_with_the_devices_random_numbers(seeds, mem
             keeper.save(memory_folder / "a", model.state_dict(), optimizer.state_dict(),
                         TrainingState(step=1, rng=capture_rng()))  # fmt: skip
             step(model, optimizer)
-        wanted = on_cpu(model.state_dict())
+        wanted = bitwise(model.state_dict())
         model, optimizer = fresh()
         weights, moments, training = load_checkpoint(memory_folder / "a", device="sim")
         model.load_state_dict(weights)
         optimizer.load_state_dict(moments)
         restore_rng(training.rng)
         step(model, optimizer)
-        assert equal(on_cpu(model.state_dict()), wanted), seed
+        assert bitwise(model.state_dict()) == wanted, seed
 
 
 KILLED = """

@@ -1,8 +1,8 @@
 """Who may call a checkpointer, and when: signal handlers, threads, forked processes, daemons."""
 
 import pytest
+from children import run_child
 from faults.saving import holds, unfinished
-from loader_tools import run_child
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,10 +4,10 @@ import random
 import shutil
 
 import pytest
+from children import run_child
 from faults.children import Child
 from faults.layer import Layer, be_killed
 from faults.protocols import PROTOCOLS, Distributed
-from loader_tools import run_child
 
 pytestmark = pytest.mark.timeout(120)
 BY_ONE = {name: one for name, one in PROTOCOLS.items() if not isinstance(one, Distributed)}

@@ -9,10 +9,10 @@ import threading
 from contextlib import suppress
 
 import pytest
+from children import run_child
 from faults.children import Child
 from faults.disks import PowerSupply, cannot_cut_power, cannot_mount, ext4, tmpfs
 from faults.saving import holds, save_step, saved, saves_again, unfinished
-from loader_tools import run_child
 
 from npydata import AsyncCheckpointer
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
+from children import run_child
 from faults.children import Child
 from faults.layer import Layer, failing
 from faults.saving import PATIENCE, holds, loaded_step, save_step, saved, unfinished
-from loader_tools import run_child
 
 from npydata import AsyncCheckpointer
 

@@ -5,11 +5,11 @@ import re
 import shutil
 
 import pytest
+from children import run_child
 from faults.film import frames
 from faults.power_cuts import final, power_cuts, written_out
 from faults.protocols import PROTOCOLS
 from faults.tools import cannot_trace
-from loader_tools import run_child
 
 pytestmark = pytest.mark.timeout(280)
 CONTROLS = ("new folders, old ones go", "a small file")

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 import torch
+from children import run_child
 from faults.saving import PATIENCE
-from loader_tools import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_tools import Run, bitwise
-from loader_tools import run_child
+from children import run_child
 
 from npydata import AsyncCheckpointer, CheckpointError, capture_rng, restore_rng
 

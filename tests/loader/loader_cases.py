@@ -1,11 +1,7 @@
-"""Small datasets, and children with a time limit."""
+"""Small datasets, and the threads that a loader leaves."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -108,17 +104,3 @@ def all_workers_end(besides=()):
         if thread not in besides:
             thread.join(max(0.0, deadline - time.monotonic()))
     return set(workers_alive()) <= set(besides)
-
-
-def run_child(script, *arguments, seconds=60):
-    """Run a script in a fresh interpreter that shows its threads and ends if it hangs."""
-    guard = f"import faulthandler; faulthandler.dump_traceback_later({seconds}, exit=True)\n"
-    # A shell in the background ignores SIGINT, and children inherit that.
-    guard += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", guard + script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=seconds + 30,
-    )  # fmt: skip

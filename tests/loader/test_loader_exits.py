@@ -7,15 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from loader_cases import (
-    PATIENCE,
-    Fetched,
-    Numbers,
-    Stream,
-    all_workers_end,
-    run_child,
-    workers_alive,
-)
+from children import run_child
+from loader_cases import PATIENCE, Fetched, Numbers, Stream, all_workers_end, workers_alive
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, write_tokens
 

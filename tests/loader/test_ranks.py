@@ -1,6 +1,6 @@
 """Ranks of torch.distributed take their slices and agree on a seed, without being told."""
 
-from loader_cases import run_child
+from children import run_child
 
 RANKS = """
 import socket, torch, torch.distributed as dist, torch.multiprocessing as mp

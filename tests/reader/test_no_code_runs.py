@@ -18,7 +18,7 @@ from checkpoint_files import (
     tar_file,
     tar_members,
 )
-from loader_tools import run_child
+from children import run_child
 from pickle_code import (
     ADDITEMS,
     APPEND,

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 import torch
+from children import run_child
 from faults.children import Child
-from loader_tools import run_child
 from safetensors.torch import save_file
 
 from npydata.system.threads import without_collecting
