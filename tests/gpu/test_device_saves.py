@@ -215,11 +215,10 @@ def test_training_goes_on_bit_for_bit(tmp_path, device, snapshot):
     for way in ("device=", "on the CPU", "into="):
         second = Run(device)
         second.step()
-        if way == "into=":
-            loaded = load_checkpoint(tmp_path / "a", into=(second.states()[0], None))
-        else:
-            where = device if way == "device=" else "cpu"
-            loaded = load_checkpoint(tmp_path / "a", device=where)
+        into = (second.states()[0], None) if way == "into=" else None
+        loaded = load_checkpoint(
+            tmp_path / "a", into=into, device=device if way == "device=" else "cpu"
+        )
         second.load(loaded[:2])
         restore_rng(loaded[2].rng)
         assert [second.step().item() for _ in range(6)] == losses[6:], way
