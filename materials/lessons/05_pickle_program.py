@@ -26,7 +26,7 @@ while running:
 
 1. Eight bytes, then a header in JSON, then the bytes of one tensor.
 2. It rebuilds everything that is in the file, and you keep one tensor of it.
-3. In the place of the batch, with the original traceback.
+3. In place of that batch, with the original traceback.
 
 </details>
 
@@ -102,7 +102,7 @@ reveal("called", "yes" if (play.SCRATCH / "surprise").exists() else "no")
 
 # %% [markdown]
 """
-No line of your script mentions `makedirs`. It could have been anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why so many scripts say it.
+No line of your script mentions `makedirs`. It could have been anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why so many scripts do say it.
 
 Four things to fix:
 """
@@ -112,7 +112,7 @@ before = play.exam()
 
 # %% [markdown]
 """
-The third line is lesson 00's: to know what a file of 50 MB holds, all of it is read. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
+The third line is the waste you met in lesson 00: to learn what a file of 50 MB holds, `torch.load` reads all of it. The last one is what Python's own pickle machine raises, and `torch.load` with it. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
 
 ## A machine with a stack · core
 
@@ -124,7 +124,7 @@ play.dis(pickle.dumps({"step": 300}, protocol=2))
 
 # %% [markdown] tags=["term:opcode"]
 """
-Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are put onto its end and taken off its end. Here an empty dictionary goes onto the stack, then a text, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
+Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are pushed onto its end and popped off its end. Here an empty dictionary goes onto the stack, then a text, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
 
 Here is the machine. It has everything but the step itself.
 """
@@ -226,12 +226,12 @@ def push_number(format):
 
 # %% [markdown] tags=["solution:push_number"]
 """
-The format is known when the table is made. The machine comes later, with each opcode.
+The format is known when the table is made. The machine is passed in later, at each opcode.
 """
 
 # %% [markdown]
 """
-A text is a length, and then that many bytes of UTF-8. This one is given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
+A text is stored as its length, then that many bytes of UTF-8. Its handler is given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
 """
 
 
@@ -362,7 +362,7 @@ reveal("cut", len(ends))
 
 # %% [markdown]
 """
-None of them names the instruction that failed. And a script that catches `CheckpointError`, to go on from an older checkpoint, catches none of them.
+None of them names the instruction that failed. And a script that catches `CheckpointError` in order to go on from an older checkpoint catches none of these.
 
 **Write `step`**: the same as `step_unguarded`, but any of `MALFORMED` becomes a `CheckpointError`. `MALFORMED` is given: a tuple of the errors that a wrong file can cause in a handler. The message begins with the place of the opcode that failed, and says why: `byte 7: ` and the text of the error.
 """
@@ -392,7 +392,7 @@ def step(machine):
 
 # %% [markdown] tags=["solution:step"]
 """
-One `except` covers all handlers, those you haven't written too. `from None` leaves the inner error out of the traceback: it would only say how Python noticed.
+One `except` covers all handlers, including those that you haven't written. `from None` leaves the inner error out of the traceback: it would only say how Python noticed.
 """
 
 # %%
@@ -406,7 +406,7 @@ Every cut is the same error now.
 
 So far there were only plain values. Here is the pickle of a file that holds one small tensor, as the finished machine will read it. Two words first. A tensor's **storage** is its run of raw numbers, in an entry of its own. A **persistent id** is a note in the pickle for something that is kept elsewhere: here, which storage.
 
-Most opcodes only move values. Three kinds could do more, and they are tinted. Move the step to the end, and watch for them.
+Most opcodes only move values. Three kinds could do more; they are tinted. Move the step to the end, and watch for them.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -473,14 +473,16 @@ What does a call become? Three calls and what `reduce` should return for each:
 |---|---|---|
 | `torch._utils._rebuild_tensor_v2` | `(storage '0', 0, (2, 3), (3, 1))` | what *our* function for it returns: `<float32 [2, 3] in storage '0'>` |
 | `os.makedirs` | `("surprise",)` | `Note("os.makedirs", ("surprise",))`, which prints as `<os.makedirs: not called>` |
-| `torch._utils._rebuild_parameter` | `(<os.makedirs: not called>, True)` | `Note("os.makedirs", args)`: a part is missing, so the whole is, and the note names the part |
+| `torch._utils._rebuild_parameter` | `(<os.makedirs: not called>, True)` | `Note("os.makedirs", args)`: one of its parts was not made, so this can't be made either. The note names that part, and keeps the `args` of this call |
+
+An example: in the third row, `first_note` returns the note that is the first argument; so `reduce` calls nothing, and returns a note under that note's name.
 
 You have four helpers, and need them in this order:
 
 | given | what it does |
 |---|---|
-| `check_call(function, args)` | raises an error for what is no call at all; returns nothing |
-| `first_note(function, args)` | returns the first part that was itself not called, or `None`; its `.name` says what it was |
+| `check_call(function, args)` | raises an error if this can't be a call: `function` is no name, or `args` is no tuple; returns nothing |
+| `first_note(function, args)` | returns the first part that is itself a note, or `None`; its `.name` says what was not called |
 | `CALLS` | a dictionary: from the names of calls that torch writes to functions of ours |
 | `Note(name, args)` | a note of a call that was not made |
 
@@ -491,7 +493,7 @@ You have four helpers, and need them in this order:
 """
 <details><summary>Hint</summary>
 
-Four questions in a row: is it a call, is a part of it missing, do we know it, and if not? Our functions take the arguments one by one, as theirs would: `ours(*args)`.
+Four questions in a row: can it be a call at all, was a part of it not made, do we know the function, and what if we don't? Our functions take the arguments one by one, as torch's would: `ours(*args)`.
 
 </details>
 """
@@ -513,7 +515,7 @@ def reduce(function, args):
 
 # %% [markdown] tags=["solution:reduce"]
 """
-This is all of our trust: a table of functions that are ours. A file can *choose* from the table, and add nothing to it.
+All our trust is in this table, and every function in it is ours. A file can *choose* from the table, and add nothing to it.
 """
 
 
@@ -537,7 +539,7 @@ print(*found.items(), sep="\n")
 
 # %% [markdown]
 """
-You have the weight's description, and a note in place of the surprise. Not a number of the weight was read.
+You have the weight's description, and a note in place of the surprise. None of the weight's numbers were read.
 
 ## What broke, once more · core
 
@@ -562,7 +564,7 @@ play.compare(before, after)
 
 # %% [markdown]
 """
-The numbers can stay where they are, however many there are.
+The numbers stay where they are, however many there may be.
 """
 
 # %%
@@ -572,7 +574,7 @@ promises("reader.py")
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** Each card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]
@@ -597,7 +599,7 @@ card("the last word of a name", mine=...)
 
 **Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) is built in the same way; it has the opcodes of protocols 2 to 5, and limits on what a file may ask for.
 
-**The next pain.** You know what is in the file, and not where. `zipfile` would find the numbers for you, and copy all of a storage. Lesson 06 finds the place in the file itself, also in files that are no archives, and reads a corner of a matrix from the bytes of that corner.
+**The next pain.** You know what is in the file, but not where. `zipfile` would find the numbers for you, but it copies a whole storage. Lesson 06 finds the place in the file itself, also in files that are no archives, and reads a corner of a matrix from the bytes of that corner.
 
 [04 How fast is it, and how would you know?](04_throughput.ipynb) · **05** · next: [06 One tensor out of a large file](06_lazy_checkpoint.ipynb)
 """

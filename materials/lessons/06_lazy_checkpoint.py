@@ -4,7 +4,7 @@
 
 [05 A pickle is a program](05_pickle_program.ipynb) · **06** · next: [07 Save without stopping](07_async_checkpointer.ipynb)
 
-**Why you should care.** You want one tensor, and `torch.load` as people call it reads 20 GB to give it to you. In this lesson you find the bytes of a tensor in its file, check what the file says about them, and read no others: from a disk, and at the end from a server.
+**Why you should care.** You want one tensor, and `torch.load`, the way most people call it, reads 20 GB to get it. In this lesson you find a tensor's bytes in its file, check what the file says about them, and read no others: first from a disk, then from a server.
 
 **The idea in five lines.** The rest of the lesson finds `begin`, and refuses files that lie about it:
 
@@ -26,7 +26,7 @@ tensor[2:5, :10]                                         # now a few pages are r
 
 1. From the end of the header.
 2. A persistent id: the key of a storage. The storage is an entry of its own in the file.
-3. Next to nothing, and a page whenever you touch one that is not in memory.
+3. Next to nothing at first; then one page whenever you touch one that is not in memory.
 
 </details>
 
@@ -74,7 +74,7 @@ from npydata import CheckpointError
 """
 ## Sitting 1 · Break it: a header that lies · core
 
-Back to `read_tensor` of lesson 00. It believes its header: it goes where `data_offsets` point, and takes what it finds. Here is a file with two tensors; somebody has changed its header.
+Back to `read_tensor` of lesson 00. It believes the header: it goes where `data_offsets` point, and takes what it finds. Here is a file with two tensors, whose header somebody has changed.
 """
 
 # %%
@@ -96,7 +96,7 @@ reveal("lie", play.whose_numbers(read_tensor, liar))
 
 # %% [markdown]
 """
-A model would train on with somebody else's weights, and there is no error. Now a second file. It begins with the safetensors file of a tensor `w`, and somebody has appended a `.pt` file to it:
+A model would go on training with the wrong weights, and nothing raises an error. Now a second file. It begins with the safetensors file of a tensor `w`, and somebody has appended a `.pt` file to it:
 """
 
 # %%
@@ -119,7 +119,7 @@ reveal("two", play.is_zip_file(both))
 """
 A zip file is found from its *end*. So this file is harmless weights to a program that reads it from the beginning, and something else to one that looks for a zip file's directory.
 
-Here is the list for today. In the last three lines the reader is `torch.load`.
+Here is what there is to fix today. In the first two lines the reader is `read_tensor`, in the last three `torch.load`.
 """
 
 # %%
@@ -219,7 +219,7 @@ def payload_begin(header, at):
 
 # %% [markdown] tags=["solution:payload_begin"]
 """
-No rounding to 64: the padding *is* the extra field. A zip file by another program has none, and works the same.
+No rounding to 64: the padding *is* the extra field. A zip file written by another program has no padding, and works the same way.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -227,13 +227,13 @@ play.draw_file(small, payload_begin)
 
 # %% [markdown] tags=["takeaway"]
 """
-A file of `torch.save`, byte by byte, in rows of 64. The bytes of each entry begin at the left edge, after the padding. *Payload* are the numbers of a storage; *description* says what they are, and is what your machine of lesson 05 reads.
+A file of `torch.save`, byte by byte, in rows of 64. The bytes of each entry begin at the left edge, after the padding. *Payload* is a storage's numbers; *description* says what they are, and is what your machine of lesson 05 reads.
 
 You can find a storage in a `.pt` file without reading the rest, and **this is a good place to stop**. When you come back, run the cells from the top; what you wrote is checked again and runs.
 
 ## Sitting 2 · A tensor over bytes · core
 
-The bytes of a storage are one long row of elements. How does a matrix lie in it? By three things, and lesson 05 found them in the pickle:
+The bytes of a storage are one long row of elements. Three things say how a matrix lies in it, and lesson 05 found them in the pickle:
 
 - its *shape*, say `(4, 6)`: 4 rows of 6;
 - its *strides*, `(6, 1)`: one row further is 6 elements further, one column further is 1;
@@ -255,9 +255,9 @@ def view(memory, dtype, seen):
 
 # %% [markdown] tags=["term:byte span"]
 """
-Which bytes do we need for a view? From the first element it touches to the last, and no others: its **byte span**. That is all that has to be mapped or fetched.
+Which bytes do we need for a view? Those from the first element it touches to the last: its **byte span**. That is all that has to be mapped or fetched.
 
-**Write `byte_span`.** `view` is `(shape, strides, offset)`, counted in elements; `itemsize` is the bytes of one element. Return where the span begins and where it stops, the byte after its last, counted from the storage's beginning. There may be any number of dimensions, even none. No stride is negative. A view without elements begins and stops at its offset.
+**Write `byte_span`.** `view` is `(shape, strides, offset)`: strides and offset count *elements*. `itemsize` is how many bytes one element has. Return a pair of *bytes*, both counted from the beginning of the storage: the first byte of the span, and the byte after its last. There may be any number of dimensions, even none. No stride is negative. A view without elements begins and stops at its offset.
 
 ```python
 byte_span(((2, 3), (6, 2), 6), 4)      # (24, 68): from element 6 to element 16
@@ -412,7 +412,7 @@ reveal("pages", len(pages))
 
 # %% [markdown]
 """
-Page 0 has the file's first bytes, which say what it is, and the pickle. The last page has the directory. In between: the local header of one entry, and the rows that you touched. The other eleven matrices play no part, however large they are.
+Page 0 has the file's first bytes, which say what it is, and the pickle. The last page has the directory. In between are the local header of one entry, and the rows that you touched. The other eleven matrices play no part, however large they are.
 
 ## Files from before 2020 · core
 
@@ -439,7 +439,7 @@ print("the first 8 bytes, as a number:", int.from_bytes(tail[:8], "little"))
 """
 Before each storage stands a number of 8 bytes, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
 
-**Write `scan_storages`**: find each storage, and read no element. The first count is at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the file's count is another one, raise a `CheckpointError`. Return a dictionary: by its key, where a storage's elements begin and where they stop.
+**Write `scan_storages`**: find each storage, and read no element. The first count is at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the count in the file is not `numel`, raise a `CheckpointError`. Return a dictionary from each key to a pair of places in the file: the byte at which the storage's elements begin, and the byte after their last.
 """
 
 # %% [markdown] tags=["hint:scan_storages"]
@@ -471,7 +471,7 @@ def scan_storages(file, at, storages):
 
 # %% [markdown] tags=["solution:scan_storages"]
 """
-For the thousandth storage you read a thousand counts, and no element. That is enough to map any of them.
+For the thousandth storage you read a thousand counts, and not one element. That is enough to map any of them.
 """
 
 # %% [markdown]
@@ -490,7 +490,7 @@ promises("checkpoint.py")
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** Each card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]
@@ -533,9 +533,9 @@ play.in_file_order()
 
 # %% [markdown]
 """
-## The last page: a file of 2 GB on a server · core
+## A file of 2 GB on a server · core
 
-A server that is asked for `Range: bytes=100-199` sends those 100 bytes and no others. Then `read(at, nbytes)` is a request, and nothing else in your code has to change:
+A server that is asked for `Range: bytes=100-199` sends those 100 bytes and no others. So `read(at, nbytes)` becomes a request, and nothing else in your code has to change:
 """
 
 # %%
@@ -543,9 +543,9 @@ play.show(play.Remote.read)
 
 # %% [markdown]
 """
-The next cell starts a server on this machine. It gives out one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no room on your disk). You ask for 10 columns of 3 rows of one matrix.
+The next cells start a server on this machine. It serves one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no room on your disk). You ask for 10 columns of 3 rows of one matrix; a row is 16 KB. Before that, your reader has to open the file: what does it look at?
 
-**Predict.** How many requests does your reader make, and how much is sent?
+**Predict.** How many requests does your reader make, and how much does the server send?
 """
 
 # %% tags=["prediction:requests"]
@@ -566,7 +566,14 @@ play.show_requests(served)
 
 # %% [markdown] tags=["closing"]
 """
-A directory, a description, a header of 30 bytes, and the span of your slice; the rest of the 2 GB never left the server. The library asks for more at once, and so less often: `open_checkpoint("https://...")`.
+| requests | what they ask for |
+|---|---|
+| 1 and 2 | the file's size; its first bytes, which say what kind of file it is |
+| 3 to 6 | the end of the file, where `zipfile` looks for the directory, and then the directory |
+| 7 and 8 | the local header of `data.pkl`, and the pickle |
+| 9 and 10 | the local header of one storage, and the span of your slice: two rows and 10 columns |
+
+The rest of the 2 GB never left the server. The library asks for more at once, and so less often: `open_checkpoint("https://...")`.
 
 **You can now explain**
 
@@ -574,11 +581,11 @@ A directory, a description, a header of 30 bytes, and the span of your slice; th
 - why a zip directory doesn't say where an entry's bytes begin;
 - how any slice is a shape, strides and an offset, and what its byte span is;
 - why files from before 2020 can be read lazily, although they have no directory;
-- what a reader asks a server for, to get one tensor of a large file.
+- what a reader asks a server for when it wants one tensor of a large file.
 
 **The number to remember**: a few pages, or a few requests, to open a file of any size; after that, the bytes you touch.
 
-**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` reads sharded sets and folders as well, and `npydata convert FILE OUT.safetensors` takes the weights out of a pickle.
+**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` reads sharded sets and folders as well. `npydata convert FILE OUT.safetensors` takes the weights out of a pickle.
 
 **The next pain.** Loading is quick now, but every save stops training until the last byte is written. Lesson 07 saves in the background. It begins with the layout of a safetensors file: if you know where every byte goes, the copy that you make in memory can *be* the file.
 

@@ -25,14 +25,14 @@ task.result()                            # at the next save: wait, and hear of e
 <details><summary>Answers</summary>
 
 1. The one that writes: it releases the GIL.
-2. Where somebody waits for the result, in place of the result.
-3. A number of 8 bytes, a header in JSON that is so long, and the tensors' bytes.
+2. Where somebody waits for the result: instead of a result they get the error.
+3. Eight bytes that give the header's length, the header in JSON, and the tensors' bytes.
 
 </details>
 
 **You need** lessons 00 and 03. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+**About 45 to 60 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -76,9 +76,9 @@ play.three_ways(FirstSaver)
 
 # %% [markdown] tags=["takeaway"]
 """
-The first is right, since your `Saver` copies before it starts its thread. The other two are the list for this lesson. At its end you call `three_ways` again.
+The first is right, since your `Saver` copies before it starts its thread. The other two are the list for this lesson. At the end of the lesson you call `three_ways` again.
 
-But is the copy needed? It is all that training waits for. So take it out: the next cell runs your own `Saver` with a `clone` that copies nothing. Each step sets every element of twelve weights to its number, so the file shows which step it is of.
+But is the copy needed? It is all that training waits for. So take it out: the next cell runs your own `Saver` with a `clone` that copies nothing. Each step sets every element of twelve weights to the step's number, so the file shows which steps it was written from.
 """
 
 # %% tags=["prediction:steps"]
@@ -104,7 +104,7 @@ That is a **torn** checkpoint: a state that the model was never in. It loads wit
 """
 <details><summary>Hint</summary>
 
-When does training get its first chance to change something? What must have happened to *all* weights before that? `place.copy_(weight)` copies into memory that is there.
+When does training get its first chance to change something? What must have happened to *all* weights before that? `place.copy_(weight)` copies into the memory of `place`.
 
 </details>
 """
@@ -129,7 +129,7 @@ First everything is copied, then the disk begins. `memory[k] = weights[k]` would
 
 # %% [markdown]
 """
-Now turn it. `save_torn` writes each weight as it is when its turn comes. Choose the moment at which training takes step 2. When is a single weight of two steps?
+**Turn it.** `save_torn` writes each weight as it is when its turn comes. Choose the moment at which training takes step 2. When does a single weight mix two steps?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -137,16 +137,16 @@ sliders(play.tear(save_headless), step_2_after=(6, list(range(12))))
 
 # %% [markdown] tags=["takeaway", "term:snapshot"]
 """
-Light pieces are of step 1, dark ones of step 2. Whenever the step comes, your copy was made before. A copy of a whole state at one moment is a **snapshot**.
+Light pieces are from step 1, dark ones from step 2. Whenever step 2 comes, your copy was made before it. A copy of a whole state at one moment is a **snapshot**.
 
-| save | training waits for | the file is |
+| save | training waits for | the file |
 |---|---|---|
-| a thread alone | nothing | torn |
-| a snapshot, then the disk | the copy | of one step |
+| a thread alone | nothing | is torn |
+| a snapshot, then the disk | the copy | holds one step |
 
 ## Memory that was used before · core
 
-So the copy stays, and what is left is to make it cheap. The system promises new memory before it has any. When you first write to a page of it, the processor stops your program. That is the page fault: the system finds 4 KiB, clears them, and lets you go on.
+So the copy stays; what you can do is make it cheap. The system promises new memory before it has any. When you first write to a page of it, the processor stops your program. That is the page fault: the system finds 4 KiB, clears them, and lets you go on.
 
 **Predict.** 48 MiB are 12,288 pages. You copy weights into new memory, and then once more into the same memory.
 """
@@ -191,7 +191,7 @@ Your `Saver` calls `safetensors.torch.save` in its thread. That copies everythin
 
 It needn't. The header of a safetensors file gives each tensor's name, dtype, shape and place, and all of that is known *before* anything is copied. So lay the file out first, and copy each tensor straight to its place. Then **the snapshot is the file**, and nothing is left to do but to write it.
 
-Two rules decide the places. The format allows no gaps between tensors. And each tensor must begin at a multiple of the size of its *elements*: anywhere else torch refuses to view bytes as numbers. A mask of 3 bytes followed by a weight of 4-byte floats breaks the second rule. Sort by the size of an element, the largest first, and both rules hold: each tensor ends where the next may begin.
+Two rules decide where each tensor goes. The format allows no gaps between tensors. And each tensor must begin at a multiple of the size of its *elements*: anywhere else torch refuses to view bytes as numbers. A mask of 3 bytes followed by a weight of 4-byte floats breaks the second rule. Sort by the size of an element, the largest first, and both rules hold: each tensor ends where the next may begin.
 
 **Write `slots_for`.** It returns a list of `Slot`s in the order of the file, the first one at `begin` 0. `tensors` is the state, name to tensor. A tensor has a `dtype` (with an `itemsize`), a `shape` and `nbytes`. Tensors with elements of the same size keep their order.
 """
@@ -355,7 +355,7 @@ play.read_back(image, state)
 
 # %% [markdown]
 """
-A checkpoint, complete, without a byte on a disk. A thread has nothing to do but to write it: one long call into C, which leaves the GIL to training. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
+That is a complete checkpoint, and not a byte of it is on a disk yet. All that is left for a thread to do is write it: one long call into C, which leaves the GIL to training. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
 
 ## Sitting 2 · An error that is heard · core
 
@@ -381,7 +381,7 @@ reveal("heard", play.errors_heard(FirstSaver))
 """
 Three tracebacks in a log that nobody reads at three in the morning, and training goes on. A week later somebody looks for a checkpoint.
 
-The cure is that of lesson 03: an error is a result. The thread keeps it, and whoever waits for the thread raises it.
+The cure is the one from lesson 03: an error is a result. The thread keeps it, and whoever waits for the thread raises it.
 
 **Write both methods.** `attempt` runs in the thread: it calls `work()`, and if that raises anything at all, it keeps the error in `self.error`. `result` waits for the end of the thread, and raises the error if there was one, but only once: when the disk has room again, the next save should work.
 """
@@ -425,7 +425,7 @@ class Task:
 
 # %% [markdown] tags=["solution:Task"]
 """
-The first one who asks gets the error. After that it is gone, and `result` returns at once.
+The first caller gets the error. After that it is gone, and `result` returns at once.
 """
 
 # %% [markdown]
@@ -523,7 +523,7 @@ reveal("more", play.stalls(FirstSaver(), Saver()))
 
 # %% [markdown] tags=["takeaway"]
 """
-What training waits for at each save. Your new bar is what is left of a save: one copy, into memory that is there.
+What training waits for at each save. Your two savers copy the same bytes; the first one copies into new memory, and the percentage above is the share of its wait that yours no longer has. What is left is one copy, into memory that you already have.
 
 ## Copy while training reads · core
 
@@ -573,9 +573,9 @@ reveal("outside", play.change_outside(folder))
 
 # %% [markdown]
 """
-No torn checkpoint, and the message names the tensor.
+No torn checkpoint: the save fails, and the message names the tensor, `weight`, and who may change it.
 
-Now turn it. A weight is copied in twelve pieces, and in the middle somebody adds 1: in place, or through `.data`, which goes past the counter. Which bytes tear, and is it noticed?
+**Turn it.** A weight is copied in twelve pieces, and in the middle somebody adds 1: in place, or through `.data`, which goes past the counter. Which bytes tear, and is it noticed?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -593,7 +593,7 @@ Both copies are torn at the same place, and only one change was counted. So with
 
 ### Prove it
 
-Each line below is a promise, tested on your code.
+Each line below is a promise, tested on your `saver.py`. It has four of your five builds: `save_headless` was a first sketch, and `lay_out` has taken its place.
 """
 
 # %%
@@ -602,7 +602,7 @@ promises("saver.py")
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** Each card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]

@@ -4,7 +4,7 @@
 
 [07 Save without stopping](07_async_checkpointer.ipynb) · **08** · next: [10 Train, crash, resume](10_train_crash_resume.ipynb), or first [09 Scale out](09_scale_out.ipynb) if you have several GPUs
 
-**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here you kill your own save of lesson 00 after each of its calls to the system, and then you cut the power. One of the two breaks it. Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
+**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here you kill your own save of lesson 00 after each call that creates, renames or syncs something, and then you cut the power. One of the two breaks it. Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
 
 **The idea in five lines.** Two are open; you fill them in the first sitting. Everything else makes the five right for many files, and finds the result again:
 
@@ -32,7 +32,7 @@ remove(old)                     # and only now
 
 **You need** lessons 00 and 07. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+**About 45 to 60 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -63,7 +63,7 @@ import zlib
 """
 ## Sitting 1 · Kill your save · core
 
-The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 was saved in peace. Now a process saves step 20, and is killed in the middle of it with SIGKILL: first after one call to the system, then, in a new folder, after two, and so on. Each time your `latest` says which checkpoint to load.
+The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 was saved undisturbed. Now a process saves step 20, and is killed in the middle of it with SIGKILL: first after one call to the system, then, in a new folder, after two, and so on. (Calls that create, rename or sync are counted. A kill between two writes leaves part of a file under a name that nobody reads, and so does a kill after `open`.) Each time your `latest` says which checkpoint to load.
 """
 
 # %% tags=["prediction:killed"]
@@ -80,7 +80,7 @@ reveal("killed", play.kill_the_first_save(write_checkpoint, latest, read_tensor)
 
 # %% [markdown]
 """
-Your rename does its work: until the last call the folder has a name that `latest` passes over, and then it is complete. It is safe however often you kill the *process*.
+Your rename does its job: until the last call the folder has a name that `latest` passes over, and then it is complete. It is safe however often you kill the *process*.
 
 Now the *machine* dies. What was only in memory is gone then, and that includes the page cache.
 
@@ -101,7 +101,7 @@ reveal("power", play.cut_the_first_save(write_checkpoint, latest, read_tensor))
 
 # %% [markdown] tags=["takeaway"]
 """
-The folder has its final name, and the file in it is missing. `latest` picks it, and the restart ends with an error, although step 10 lies beside it. This may happen even after your save has *returned*: nothing makes the system write the folder soon.
+The folder may have its final name while the file in it is missing. Then `latest` picks it, and the restart ends with an error, although step 10 is still there beside it. This may happen even after your save has *returned*: nothing makes the system write the folder soon.
 
 That is the list for today. First you find out what the disk needs to be told, on a small model of one. Then you do the same on a real folder, and at the end you repeat both attacks.
 
@@ -128,7 +128,7 @@ A *rename* takes a name from one file and gives it to another, in one step. A re
 """
 <details><summary>Hint</summary>
 
-Under which name may a half-written file lie, where no reader looks?
+Under what name could the file be written, so that no reader looks at it while it is half done?
 
 </details>
 """
@@ -208,7 +208,7 @@ Bytes, then name: each made durable in its turn. There is no other order.
 
 # %% [markdown]
 """
-Turn it: choose the moment of the power cut. Each column is a state that you may find. At which step does the danger begin in `save_unsynced`, which is the upper row?
+Turn it: choose the moment of the power cut. Each column is a state that you may find. At which step does the danger begin in `save_unsynced` (the upper row)?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -245,7 +245,7 @@ play.draw_matrix(killed, cut)
 
 # %% [markdown] tags=["takeaway"]
 """
-A dot is a step that this save doesn't take. Read the lower half by rows. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new.
+A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half by rows. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new.
 
 | save | killed | power cut |
 |---|---|---|
@@ -283,7 +283,7 @@ def write_small(path, content):
 """
 A checkpoint is often more than one file: the model, the optimizer, the state of the run. So all of them go into a temporary *folder*, and the folder is renamed. How does a reader tell that nothing is missing? By a list that is written last: the **manifest**. It holds the size and a checksum of every file, and a `sequence`, which counts the commits: clocks go wrong, and steps go back when a run does.
 
-These are given, too. Read what each returns; you will call three of them.
+These are given, too. Read what each one returns; you will call three of them.
 """
 
 # %% tags=["given", "file:commit.py"]
@@ -381,7 +381,7 @@ def latest_in(root):
 
 # %% [markdown] tags=["solution:latest_in"]
 """
-`latest` chooses among the checkpoints that are whole. What it says of any other can only be wrong.
+`latest` chooses among whole checkpoints. If it names anything else, it is wrong.
 """
 
 # %% [markdown]
@@ -477,12 +477,12 @@ def commit(temporary, folder, keep_last=None):
 
 # %% [markdown] tags=["solution:commit"]
 """
-What is removed goes last: its successor is durable then, bytes and names.
+Old checkpoints are removed last, once their successor is durable, bytes and names.
 """
 
 # %% [markdown]
 """
-Time to be cruel again. Step 10 was saved; now two files of step 20 are written and synced, and your commit makes them a checkpoint. With `keep_last=1` it removes step 10. The process is killed after each of its calls.
+Now attack your own commit. Step 10 was saved; two files of step 20 are written and synced, and your commit makes them a checkpoint. With `keep_last=1` it removes step 10. The process is killed after each of its calls.
 
 **Predict.** From which call on does step 20 load?
 """
@@ -503,7 +503,7 @@ reveal("first", play.first_new(kills))
 
 # %% [markdown]
 """
-From the rename on, step 20 is whole and has its name. But `latest` still names step 10, which is whole, too: so step 10 loads until `latest` is replaced. So there is something to load at every moment.
+From the rename on, step 20 is whole and has its name. But `latest` still names step 10, which is whole, too: so step 10 loads until `latest` is replaced. There is something to load at every moment.
 
 Now the power fails at each call. On the left with your syncs; on the right the same commit, but each sync returns without having done anything. (There are disks and containers like that.)
 """
@@ -518,7 +518,7 @@ With the syncs: step 10, then either, then step 20 for sure, as in the last row 
 
 ### Prove it
 
-Each line below is a promise, tested on your code.
+Each line below is a promise, tested on your `commit.py`: three of your five builds are in it; the two for the toy disk have done their work.
 """
 
 # %%
@@ -527,7 +527,7 @@ promises("commit.py")
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** Each card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]
@@ -541,7 +541,7 @@ card("anything counts", mine=...)
 
 # %% [markdown]
 """
-Your `Saver` of lesson 07 takes any function as its commit. Give it yours, and you have a checkpointer: it stops training for one copy, hears of errors, and survives.
+Your `Saver` of lesson 07 takes any function as its commit. Give it yours, and you have a checkpointer: it stops training for one copy, loses no error, and survives a crash.
 """
 
 # %%
@@ -571,7 +571,7 @@ reveal("survivors", play.saved_share("torch.save, over the last one", "power cut
 
 # %% [markdown] tags=["takeaway"]
 """
-The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. They don't show who is clever: ten careful lines around `torch.save` do as well.
+The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. It takes no library to survive: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once somebody deletes it by hand, the older one loads.
 """
 
 # %% [markdown] tags=["closing"]
@@ -579,7 +579,7 @@ The last row is yours, from the two tables above; the others are from the saved 
 **You can now explain**
 
 - what a kill leaves, and what a power cut leaves;
-- which of the two each fsync and each rename is for;
+- which of the two each fsync and each rename guards against;
 - why a folder has an fsync of its own;
 - why the manifest is written last, and when `latest` is passed over;
 - what a save may remove, and when.

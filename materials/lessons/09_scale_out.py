@@ -32,7 +32,7 @@ temporary.rename(folder)                         # by one of them, once all note
 
 **You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run here. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+**About 40 to 50 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -107,7 +107,7 @@ reveal("own seeds", "about 180")  # as counted above
 
 # %% [markdown]
 """
-No error and no warning in either, and both would train. With the same seed the second rank is there for nothing. With seeds of their own each shuffles *all* samples and takes half of them, so a sample is missed by both with a chance of one in four.
+Neither gives an error or a warning, and both would train. With the same seed the second rank does nothing new. With its own seed, each rank shuffles *all* samples and takes half of them, so with a chance of one in four both miss a sample.
 
 The remedy is your `rank_slice` of lesson 02: one order for all, and each rank takes its slice of every step.
 """
@@ -117,7 +117,7 @@ print("one order:      ", play.coverage(*(MyOrder(240, 6, rank=k, world_size=2) 
 
 # %% [markdown]
 """
-Why slices of each step, and not half of the epoch for each? Because of the day on which a machine is taken away, or one comes. Left, two ranks for four steps; right, a third one comes after two of them:
+Why a slice of each step, and not half of the epoch for each? Because some day a machine is taken away, or one is added. Left, two ranks for four steps; right, a third one comes after two of them:
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -125,7 +125,7 @@ play.draw_moved(rank_slice)
 
 # %% [markdown] tags=["takeaway"]
 """
-Each row has the same twelve positions in both pictures, only with other owners. What is done is always the *first so many* of the order, so one number says where all ranks stand. That holds as long as batch size x number of ranks stays what it was, here 12.
+Each row has the same twelve positions in both pictures, only the owners differ. What is done is always a beginning of the order, so one number says where all ranks are. That holds as long as batch size x number of ranks stays what it was, here 12.
 
 ## Who writes what · core
 
@@ -141,7 +141,7 @@ for rank, shards in enumerate(every):
 """
 Each has half of `up`. `mean`, `scale` and `table` are on both: FSDP2 doesn't spread them. A checkpoint should have everything once, and no rank should send weights to another for the sake of a save.
 
-**Write `share_out`.** `every` has for each rank the list of its shards; shards are the same if all three values are. Return for each rank the list of those that it writes. What one rank alone has, it writes itself. What several have, all of them have. Deal that out afterwards, in the order of rank 0's list: each shard to the rank that has the fewest *rows* to write so far, and to the lowest of several.
+**Write `share_out`.** `every` has for each rank the list of its shards; shards are the same if all three values are. Return for each rank the list of those that it writes. A shard that only one rank has, that rank writes. Any other shard is on all ranks: deal these out afterwards, in the order of rank 0's list, each to the rank that has the fewest *rows* to write so far; among equals, to the lowest rank.
 """
 
 # %% [markdown] tags=["hint:share_out"]
@@ -292,7 +292,7 @@ play.load_on(3, load, saved)
 
 # %% [markdown]
 """
-Three ranks have what two had saved, to the last bit. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. One thing is still missing: what if one of them dies?
+Three ranks have what two had saved, to the last bit. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. One thing is still missing: what happens if one of them dies?
 
 ## Sitting 2 · All or nothing, on every rank · core
 
@@ -461,7 +461,7 @@ reveal("the other", play.killed_in_a_save(save, patience=2.0))
 | another rank, after its note | no error from the save | the new one |
 | rank 0, before the rename | it is dead | the old one |
 
-And the others, in the last row? They need a note from rank 0 as well: *it is done*, or *it is not*. The library's ranks wait for it.
+And the others, in the last row? They need a note from rank 0 as well: *done*, or *not done*. In the library they wait for it.
 
 ## Prove it · core
 
@@ -474,7 +474,7 @@ promises("ranks.py")
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** Each card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]

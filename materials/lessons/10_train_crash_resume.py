@@ -32,7 +32,7 @@ for step, batch in ...:                                             # from there
 
 **You need** lessons 00, 02, 03 and 08; what you built there is used here. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+**About 45 to 60 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -70,15 +70,15 @@ from npydata.checkpointer.state import capture_on_accelerators
 
 # %% [markdown] tags=["term:dropout"]
 """
-## Sitting 1 · Break it: one line more in the model · core
+## Sitting 1 · Break it: one more line in the model · core
 
-Your script of lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one line more, one that most models have:
+Your script of lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one more line, one that most models have:
 
 ```python
 model.mlp.insert(2, torch.nn.Dropout(0.1))
 ```
 
-**Dropout** sets a tenth of the numbers in the model to 0, others at each step. Which ones is drawn at random.
+**Dropout** sets a tenth of the numbers that flow through the model to 0, drawn at random anew at each step.
 
 The script runs twice, 60 steps each: once undisturbed, and once it dies after step 35. It saves every ten steps, so it goes on from step 30.
 """
@@ -98,13 +98,13 @@ reveal("differ", play.compare(runs))
 
 # %% [markdown] tags=["takeaway"]
 """
-Above, both curves look alike, and nobody would raise an alarm. Below is the difference: from the first step after the resume on it is another run. If you compare two models, or look for a bug that appears at step 50,000, that run is worth nothing.
+Above, both curves look alike, and nobody would raise an alarm. Below is the difference: from the first step after the resume on, it is a different run. If you compare two models, or hunt a bug that appears at step 50,000, that run is worth nothing.
 
 That number is the counter of this lesson. At the end it has to be 0.
 
 ## A detective · core
 
-Something decides the next step, and the resume did not put it back. What? Instead of guessing, look at *one* step. Two runs do step 7: one goes straight on, the other was stopped after step 6 and resumed. Four things are noted, in the order in which they come to be:
+Something decides the next step, and the resume did not put it back. What is it? Instead of guessing, look at *one* step. Two runs do step 7: one goes straight on, the other was stopped after step 6 and resumed. Four things are noted, in the order in which they come about:
 
 | note | what it is |
 |---|---|
@@ -231,7 +231,7 @@ reveal("weights only", "the batch")  # the first note above that says "other"
 
 # %% [markdown]
 """
-The batches began from the first one again. So their place is put back as well:
+The batches began at the first one again. So their place is put back as well:
 """
 
 # %%
@@ -239,7 +239,7 @@ print("it lacks:", missing_part(*play.next_step(new_run, "weights", "loader")))
 
 # %% [markdown]
 """
-The same weights, the same batch, and another loss: that is the dropout. Random numbers come from a *generator*, and a new process has its generators at their beginning. There are several. Dropout asks torch, a shuffle may ask Python, an augmentation numpy:
+The same weights, the same batch, and another loss: that is the dropout. Random numbers come from a *generator*, and in a new process all generators start from the beginning. There are several. Dropout asks torch, a shuffle may ask Python, an augmentation numpy:
 
 | call | what it returns |
 |---|---|
@@ -248,7 +248,7 @@ The same weights, the same batch, and another loss: that is the dropout. Random 
 | `torch.get_rng_state()` | torch's state, a tensor of bytes |
 | `capture_on_accelerators()` | a dictionary with the states of all GPUs, as bytes already |
 
-**Write `capture_rng`.** Return a dictionary with the keys `python`, `numpy` and `torch`, and what `capture_on_accelerators()` has beside them. A checkpoint keeps it as JSON that knows tuples and bytes, but no arrays and no tensors. So turn `keys` into bytes, `np.asarray(keys).tobytes()`, and leave the other four values of numpy's tuple as they are. Turn torch's tensor into bytes as well: `tensor.numpy().tobytes()`.
+**Write `capture_rng`.** Return a dictionary with the keys `python`, `numpy` and `torch`, and everything that `capture_on_accelerators()` returns. A checkpoint keeps it as JSON that knows tuples and bytes, but no arrays and no tensors. So turn `keys` into bytes, `np.asarray(keys).tobytes()`, and leave the other four values of numpy's tuple as they are. Turn torch's tensor into bytes as well: `tensor.numpy().tobytes()`.
 """
 
 # %% [markdown] tags=["hint:capture_rng"]
@@ -278,7 +278,7 @@ def capture_rng():
 
 # %% [markdown] tags=["solution:capture_rng"]
 """
-The three values at the end say how far numpy has come, and whether it has a number in store: it makes normal ones in pairs.
+The three values at the end say how far numpy has come, and whether it has a number left over: it makes normal ones in pairs.
 """
 
 # %% [markdown]
@@ -412,7 +412,7 @@ def resume_from(out, model, optimizer, loader, settings):
 
 # %% [markdown] tags=["solution:resume_from"]
 """
-Nobody has to think at four in the morning: the same command starts, and goes on.
+Nobody has to think at four in the morning: the same command starts a run and resumes it.
 """
 
 # %% [markdown]
@@ -438,7 +438,7 @@ print("losses that are not those of the undisturbed run:", differ)
 
 # %% [markdown] tags=["takeaway"]
 """
-The line below is flat: a difference of exactly 0 at every step. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. What is left is to do it in earnest, with real processes and `kill -9`.
+The line below is flat: a difference of exactly 0 at every step. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. What is left is the real thing: processes, and `kill -9`.
 
 ## Sitting 2 · Asked to end · core
 
@@ -508,7 +508,7 @@ The flags are read at one place. With the range first, `zip` takes no batch that
 """
 ## Your own package · core
 
-The rest of the script is given. `AsyncCheckpointer` is the library's; what you built in lessons 07 and 08 is how it works inside. Read `train` once: it calls everything you wrote today.
+The rest of the script is given. `AsyncCheckpointer` is the library's; what you built in lessons 07 and 08 is how it works inside. Read `train` once: everything you wrote today is called there.
 """
 
 
@@ -586,7 +586,7 @@ reveal("left", f"{len(killed.unfinished())}: {', '.join(killed.unfinished())}")
 
 # %% [markdown]
 """
-The next save clears them away. Started a third time, the run gets SIGTERM when step 85 is in its log. That is no multiple of 20.
+The next save clears them away. Started a third time, the run gets SIGTERM when step 85 is in its log. 85 is not a multiple of 20.
 """
 
 # %% tags=["prediction:again"]
@@ -617,7 +617,7 @@ The coloured lines lie on the grey one, and where two of them overlap, steps wer
 
 ## Prove it · core
 
-Each line below is a promise, tested on your code, in a run in miniature.
+Each line below is a promise, tested on your `run.py`, in a miniature run. (`missing_part` was your detective; it is not in the file.)
 """
 
 # %%
@@ -625,7 +625,7 @@ promises("run.py")
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** Each card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]
@@ -639,7 +639,7 @@ card("a request forgotten", mine=...)
 
 # %% [markdown]
 """
-Last the bar of lesson 00, three times: the naive script, your parts, and the library's in their place. This trains three times 30 steps, a few seconds.
+Finally the bar of lesson 00, three times: the naive script, your parts, and the library's in their place. This trains three times 30 steps, a few seconds.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -660,7 +660,7 @@ saving = stall / (interval * step)                     # one stall in each inter
 repeating = (interval * step / 2) / between_crashes    # half an interval for each crash
 ```
 
-Their sum is smallest where both are equal:
+Their sum is smallest where the two are equal:
 """
 
 
