@@ -68,7 +68,6 @@ WINDOWS = Exercise(
     misconceptions="""
 (len(self.tokens) - 1) >> len(self.tokens) | The last window needs one token more: its last target.
 // self.seq_len >> // (self.seq_len + 1)   | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
-(len(self.tokens) - 1) // self.seq_len >> len(self.tokens) - self.seq_len | You count a window at every token; they begin seq_len tokens apart.
 * self.seq_len >> | Window k begins at token k * seq_len.
 np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
 windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
@@ -124,7 +123,6 @@ len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One w
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
 yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
 for first in range(0, >> for first in range(self.batch_size, | The first batch is missing: windows begin at 0.
-ready.put(self.data.fetch(range(first, first + self.batch_size))) >> ready.put([self.data.fetch(range(k * self.batch_size, (k + 1) * self.batch_size)) for k in range(len(self.data) // self.batch_size)][first // self.batch_size]) | You fetch every batch before you put the first: the loop waits for all of them.
 """,
 )
 
@@ -301,7 +299,6 @@ if path.suffix != ".tmp" >> | A save that was cut off isn't finished: it can't b
 , default=None >> | In a new run there is no checkpoint yet.
 max(finished, default=None) >> sorted(finished)[-1] | In a new run there is no checkpoint yet.
 max(finished, default=None) >> min(finished, default=None) | That is the oldest one.
-max(finished, default=None) >> max((path.name for path in finished), default=None) | A name is no path: the folder it lies in is lost.
 """,
 )
 

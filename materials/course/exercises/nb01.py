@@ -35,12 +35,8 @@ def gather_seen(answer, count, starts, width, then):
         try:
             windows = file.gather(asked, width)
         except (ValueError, OSError, RuntimeError, AssertionError) as error:
-            facts = {
-                "the file": "tokens.npy",
-                "the size found": str(then),
-                "the size expected": str(opened),
-            }
-            said = {f"names {what}": fact in str(error) for what, fact in facts.items()}
+            facts = {"file": "tokens.npy", "size found": then, "size expected": opened}
+            said = {f"names the {what}": str(fact) in str(error) for what, fact in facts.items()}
             return {"raised": type(error).__name__} | said
         return {
             "windows": windows,
@@ -60,7 +56,6 @@ TOKEN_FILE = Exercise(
         (20, (0, 8, 3), 4, 0),
         (20, (16,), 4, 0),
         (20, (), 4, 0),
-        (20, (1,), 4, 150),
         (20, (1,), 4, 200),
         (20, (1,), 4, 167),
         (50_000, (40_000, 10), 9, 4096),
@@ -69,7 +64,6 @@ TOKEN_FILE = Exercise(
     show=gather_text,
     misconceptions="""
 size != self.size >> size < self.size | A file that grew was written again, too: it holds other tokens.
-raise TokenFileError >> raise ValueError | Whoever catches this waits for a TokenFileError.
 {size} bytes, expected {self.size} >> changed | The message should give both sizes: the one found and the one expected.
 width)[starts] >> width)[starts].astype(np.int64) | You cast already; the gather should move as few bytes as it can.
 sliding_window_view(self.tokens, width)[starts] >> np.array([self.tokens[k : k + width] for k in starts]) | You still ask Python once for each window.
@@ -112,10 +106,9 @@ SHIFTED_PAIR = Exercise(
     },
     misconceptions="""
 tokens[:, 1:] >> tokens[:, :-1] | y is x itself: nothing is left to predict.
-inputs, targets = out[0], out[1] >> inputs, targets = out[0], out[1]; tokens = tokens.astype(np.float32) | Ids above 2^24 don't survive a float32, not even on the way to int64.
+inputs, targets = out[0], out[1] >> inputs, targets = out; tokens = tokens.astype(np.float32) | Ids above 2^24 don't survive a float32, not even on the way to int64.
 inputs, targets = out[0], out[1] >> inputs, targets = np.empty_like(out) | The caller brings memory for the batch, and you made your own.
 return torch.from_numpy(inputs), torch.from_numpy(targets) >> return torch.tensor(inputs), torch.tensor(targets) | You fill the caller's memory and then return copies of it.
-return torch.from_numpy(inputs), torch.from_numpy(targets) >> return inputs, targets | Tensors are asked for; these are arrays.
 """,
 )
 
@@ -128,7 +121,6 @@ width = seq_len + 1 >> width = seq_len | You count a window as seq_len tokens; w
 // stride + 1 >> // stride | You count the strides between the windows, so one window is missing.
 (num_tokens - width) // stride + 1 >> (num_tokens - seq_len) // stride | You round down: a window begins in the last stride, too, even if that stride is cut short.
 num_tokens < width >> False | A row that is too short for one window gets a negative number of them.
-(num_tokens - width) // stride + 1 >> num_tokens // stride | You count windows that would hang over the end.
 """,
 )
 
@@ -147,8 +139,6 @@ WINDOW_OFFSETS = Exercise(
 windows * stride + windows // per_row * left_over >> windows * stride | Your windows cross from one row into the next.
 windows * stride + windows // per_row * left_over >> windows // per_row * row_len | You count rows, and forget where in its row the window begins.
 windows * stride + windows // per_row * left_over >> windows % per_row * stride | You count from the beginning of each row, and forget the rows before it.
-windows * stride + windows // per_row * left_over >> windows // per_row * row_len + windows % per_row | You let windows begin at every token of a row; the stride says how far apart they are.
-windows * stride + windows // per_row * left_over >> windows // per_row * row_len + windows % row_len * stride | A row holds `per_row` windows; you divide by its tokens.
 windows * stride + windows // per_row * left_over >> windows % per_row * row_len + windows // per_row * stride | Row and place are exchanged: // gives the row, and % the window in it.
 """,
 )
@@ -174,7 +164,6 @@ def draw_seen(answer, count, seed, epoch):
         "the same for another seed": equal(seed + 1, epoch),
         "the same for another epoch": equal(seed, epoch + 1),
         "the same for seed + 1, epoch - 1": epoch > 0 and equal(seed + 1, epoch - 1),
-        "in order": bool((np.diff(drawn.astype(np.int64)) >= 0).mean() > 0.9),
     }
 
 

@@ -19,14 +19,14 @@ def shift_seen(answer, bound):
     """Shift a whole row, by each of many hashes."""
     values, side = np.arange(bound, dtype=np.uint64), np.uint64(bound)
     rows = [np.asarray(answer(values, np.full(bound, one), side)) for one in [*HASHES, LAST]]
-    many = np.full(len(rows), side), np.append(HASHES, LAST)
-    lasts = np.asarray(answer(many[0] - np.uint64(1), many[1], side))
+    own = np.asarray(answer(values, HASHES[:bound], side))
     moved = [(row.astype(np.int64) - np.arange(bound)) % bound for row in rows]
     return {
         "largest place": int(max(row.max() for row in rows)),
         "places that no value comes to": max(bound - len(np.unique(row)) for row in rows),
         "all of a row move by the same": all(len(np.unique(one)) == 1 for one in moved),
-        "each value moves by its own hash": bool((lasts == [row[-1] for row in rows]).all()),
+        "each value moves by its own hash": own.tolist()
+        == [row[k] for k, row in enumerate(rows[:bound])],
         "every distance occurs": len({int(one[0]) for one in moved}) == bound,
         "`values` afterwards": values,
     }
@@ -44,9 +44,6 @@ SHIFT = Exercise(
         "What is moved beyond the end should come in again at the beginning.": (
             lambda values, hashes, bound: values + hashes % bound
         ),
-        "You move every row by the same amount: the hash has no say.": (
-            lambda values, hashes, bound: (values + np.uint64(1)) % bound
-        ),
     },
     misconceptions="""
 return moved - bound >> return moved - values - bound | You return how far to move, not where a value is then.
@@ -56,48 +53,33 @@ moved = values + >> moved = values; moved += | `+=` adds into the caller's array
 
 
 def scramble_seen(answer, rows, columns):
-    """Where all cells go; what decides how far, in a single round; which keys matter."""
-    cells = np.arange(rows * columns, dtype=np.uint64)
-    keys = [(3, 4), (5, 6), (7, 8)]
+    """Where all cells go; what moves together in a single round; which keys matter."""
+    cells, keys = np.arange(rows * columns, dtype=np.uint64), np.arange(3, 9).reshape(3, 2)
 
     def places(keys):
         sides = np.uint64(rows), np.uint64(columns)
-        return np.asarray(answer(cells.copy(), *sides, keys)).astype(np.int64)
+        return np.asarray(answer(cells.copy(), *sides, keys.tolist())).astype(np.int64)
 
-    moved = places(keys)
+    moved, once = places(keys), places(keys[:1])
     if moved.shape != cells.shape:
         return {"shape": moved.shape}
-    once = places(keys[:1])
-    others = [
-        places(
-            [
-                tuple(9 * (2 * k + i == one) ^ key for i, key in enumerate(pair))
-                for k, pair in enumerate(keys)
-            ]
-        )
-        for one in range(6)
-    ]
+    others = [places(keys + change) for change in 9 * np.eye(6, dtype=int).reshape(6, 3, 2)]
     row, column = np.divmod(np.arange(rows * columns), columns)
     across, down = (once % columns - column) % columns, (once // columns - row) % rows
-    deciding = {"the row": row, "the column": column}
     return {
-        "shape": moved.shape,
         "inside the grid": bool((moved >= 0).all() and (moved < rows * columns).all()),
         "no two in the same place": len(np.unique(moved)) == len(cells),
-        "the column moves by a hash of": decided(across, deciding),
-        "the row moves by a hash of": decided(down, {"the new column": once % columns} | deciding),
+        "the cells of a row move together": together(across, row),
+        "then those of a column, where they now are": together(down, once % columns),
+        "then those of a column, where they were": together(down, column),
         "keys that matter": sum(not np.array_equal(one, moved) for one in others),
     }
 
 
-def decided(amounts, deciding):
-    """Return which of some numbers decides how far each cell moves."""
-    if not amounts.any():
-        return "nothing: it stays"
-    for what, by in deciding.items():
-        if all(len(np.unique(amounts[by == one])) == 1 for one in np.unique(by)):
-            return what
-    return "something else"
+def together(amounts, lines):
+    """Return whether all in a line move by the same amount, and not all lines stay."""
+    alike = [len(np.unique(amounts[lines == line])) == 1 for line in np.unique(lines)]
+    return all(alike) and bool(amounts.any())
 
 
 def both_at_once(cells, rows, columns, keys):
@@ -124,10 +106,7 @@ SCRAMBLE = Exercise(
 hash_of(row, across) >> hash_of(cells, across) | Each cell is shifted by a hash of its own: two of a row may meet.
 hash_of(column, down) >> hash_of(row, down) | You move a row by a hash of itself: two rows may meet.
 np.divmod(cells, columns) >> np.divmod(cells, rows) | A row of the grid is as long as there are columns.
-return row * columns >> return row * rows | A row of the grid is as long as there are columns.
-hash_of(column, down), rows >> hash_of(column, down), columns | Rows are shifted round the number of rows.
 hash_of(column, down) >> hash_of(column, across) | The second key of a pair has no say: row 3 and column 3 get the same hash.
-for across, down in keys: >> for across, down in [(1, 2), (3, 4), (5, 6)]: | The keys have no say, so every seed has the same order.
 """,
 )
 
@@ -146,7 +125,6 @@ SHUFFLED = Exercise(
 while cell >= n: >> while False: | You return cells that are no sample, beyond the last one.
 while cell >= n: >> if cell >= n: | You go on only once; the next cell may be no sample, either.
 while cell >= n: >> while cell > n: | The samples are 0 to n - 1: cell n is none.
-cell = scrambled[position] >> cell = position | You start from the position itself; it has to move at least once.
 cell = scrambled[position] >> return scrambled[position] % n | A remainder brings every cell into range, but two positions then share a sample.
 cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scrambled[position] | You try the next position, which has its own sample. What about the cell you landed in?
 """,
@@ -176,9 +154,7 @@ start + >> | You begin at 0, wherever the epoch was left.
 batch * batch_size * world_size >> batch * batch_size | A step takes batch_size positions for each rank, not for one.
 begin + rank * size, begin + (rank + 1) * size >> begin, begin + size | All ranks get the same positions.
 begin + rank * size, begin + (rank + 1) * size >> begin + rank, begin + size * world_size, world_size | You deal positions out like cards; a rank's slice lies in one piece.
-begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, begin + rank * batch_size + size | In a short step the slices are short, too; yours leave gaps between them.
 begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, min(begin + (rank + 1) * batch_size, num_samples) | In a short step the first ranks get all of it; the others have no batch, and all wait for each other.
-min(batch_size, (num_samples - begin) // world_size) >> batch_size * (begin + batch_size * world_size <= num_samples) | A step that isn't full is dropped as a whole; share it evenly.
 min(batch_size, (num_samples - begin) // world_size) >> batch_size | The last batch may be short; you make it full, beyond the last sample.
 """,
 )
@@ -201,7 +177,5 @@ delivered * batch_size >> made * batch_size | You go on after what was made: bat
 delivered * batch_size >> delivered | That is a number of batches, and `order` has samples.
 delivered * batch_size >> delivered * new_batch_size | You count batches in the new size, but they were given in the old one.
 range(begin, len(order), new_batch_size) >> range(begin, len(order) - new_batch_size + 1, new_batch_size) | The last batch may be short; you leave it out.
-order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size) >> order[k : k + batch_size] for k in range(begin, len(order), batch_size) | You cut the rest in the old batch size.
-[order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size)] >> list(order[begin:]) | The samples are right, but they are in one piece, not in batches.
 """,
 )

@@ -19,7 +19,7 @@ def played(name, answer, count, capacity, *calls):
     return seen | {"ready at the end": sorted(buffer.results or ())}
 
 
-def method(name, scripts, misconceptions, **others):
+def method(name, scripts, misconceptions):
     one = solution("03", name)
     alone = replace(one, source=one.source.partition("\nBuffer.")[0])
     return Exercise(
@@ -27,7 +27,6 @@ def method(name, scripts, misconceptions, **others):
         scripts,
         partial(played, name),
         misconceptions,
-        others=others,
         show=lambda count, capacity, *calls: (
             f"Buffer({count}, capacity={capacity}): {', '.join(calls)}"
         ),
@@ -50,7 +49,6 @@ CLAIM = method(
     while >> if | You look once. Who wakes up may still find no room: another worker was quicker.
     not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait. A close must end it, too, and so must the end of the numbers.
     if self.closed or self.claimed == self.count >> if self.claimed == self.count | To a worker of a closed buffer the answer is None.
-    return self.claimed - 1 >> return self.claimed | The first number is 0; yours is 1.
     with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.
     """,
 )
@@ -73,17 +71,6 @@ PUT = method(
 )
 
 
-def takes_any(self):
-    with self.lock:
-        while not self.results and not self.closed:
-            self.ready.wait()
-        if self.closed:
-            raise RuntimeError
-        self.taken += 1
-        self.room.notify()
-        return self.results.pop(next(iter(self.results)))
-
-
 TAKE_NEXT = method(
     "take_next",
     [
@@ -100,9 +87,10 @@ TAKE_NEXT = method(
     if self.closed: >> if False: | Only a result ends your wait; a close must end it, too.
     raise RuntimeError("the buffer was closed") >> return None | None could be a batch: an error can't be mistaken for one.
     self.room.notify() >> pass | There is room now, and no worker hears of it.
+    self.taken not in self.results >> not self.results | You wait for any result, and not for the next one.
+    self.results.pop(self.taken - 1) >> self.results.pop(next(iter(self.results))) | You take whatever came first: that is the order in which workers finish.
     self.results.pop(self.taken - 1) >> self.results[self.taken - 1] | The result stays in `self.results`, and so in memory.
     """,
-    **{"You take whatever came first: that is the order in which workers finish.": takes_any},
 )
 CLOSE = method(
     "close",
@@ -119,7 +107,6 @@ CLOSE = method(
     self.room.notify_all() >> self.room.notify() | You wake one worker; several may be asleep.
     self.room.notify_all() >> pass | The workers sleep on.
     self.ready.notify_all() >> pass | The consumer sleeps on: it may be waiting in another thread.
-    with self.lock: >> if True: | `notify_all` needs the lock: whoever wakes others has to hold it.
     """,
 )
 
@@ -138,8 +125,7 @@ def worked(answer, numbers, bad):
     def put(number, result):
         error = getattr(result, "error", None)
         if isinstance(error, BaseException):
-            known = "" if error.__traceback__ else " without its traceback"
-            result = f"Failed with {type(error).__name__}{known}"
+            result = f"Failed with {type(error).__name__}"
         seen.append(
             f"put {number!r}, {result if isinstance(result, str) else type(result).__name__}"
         )
@@ -175,7 +161,6 @@ WORK = Exercise(
     result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
     result = Failed(error) >> continue | The batch is just missing, and the consumer waits for it.
     result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch: wrap it.
-    result = Failed(error) >> result = Failed(RuntimeError(str(error))) | You make a new error: the kind of the old one is lost, and so is the line that raised it.
     """,
     show=work_text,
 )
@@ -239,7 +224,6 @@ LOADER = Exercise(
     self.given = 0  # the next loop >> pass  # | After the last batch comes a new epoch, and it begins at 0.
     buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, for good.
     self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.
-    args=(buffer, make), daemon=True).start() >> args=(buffer, make), daemon=True).run() | The work is done here and now, in your own thread, which then waits for room.
     """,
     show=loader_text,
 )

@@ -21,7 +21,6 @@ same.tril() >> same.tril(-1) | A position sees itself, too.
 same.tril() >> same.triu() | Turn it round: line q has what position q sees, which comes before it.
 same.tril() >> torch.ones_like(same).tril() | All that comes before is seen, whichever document it is of.
 document_ids[:, None, :, None] == document_ids[:, None, None, :] >> document_ids[:, :, None] == document_ids[:, None, :] | The dimension that stands for the heads is missing.
-same.tril() >> same.tril().int() | Numbers are added to the attention; only a boolean mask takes positions out.
 """,
 )
 
@@ -31,7 +30,6 @@ WITHIN_GROUPS = Exercise(
     misconceptions="""
 np.repeat(ends - counts, counts) >> 0 | Places run on through the row; with each document they begin at 0 again.
 np.repeat(ends - counts, counts) >> np.repeat(ends, counts) | You count from where a document ends, not from where it begins.
-np.repeat(ends - counts, counts) >> np.repeat(ends - counts, counts) + 1 | The first place is 0.
 return np.arange(int(counts.sum())) - >> return | You say where a token's document begins, not how far into it the token is.
 return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts) >> return np.repeat(np.arange(len(counts)), counts) | You number the documents, not the places in them.
 """,
@@ -50,7 +48,6 @@ tokens.roll(-1) >> tokens.roll(1) | That is the token before, not the one to pre
 tokens.roll(-1) >> tokens.clone() | The target of a token is the next one; yours is the token itself.
 position_ids.roll(-1) == 0 >> position_ids == 0 | The first token of a document has a target; it is the last one that has none.
 position_ids.roll(-1) == 0 >> -1 | The row has several documents: the last token of each has no target.
-] = IGNORE_INDEX >> ] = 0 | Token 0 is a word like any other, and would be learned.
 targets[position_ids.roll(-1) == 0] = IGNORE_INDEX >> pass | The last token of a document is asked for the first of the next.
 """,
 )
@@ -70,7 +67,6 @@ FIT_SLOWLY = Exercise(
     rows_seen,
     misconceptions="""
 waiting.pop(fitting - 1) >> waiting.pop(0) | You take the shortest that is left; it would fit anywhere later.
-while fitting := >> if fitting := | A row takes as many documents as fit, not one.
 <= left >> < left | A document may fill the row to its end.
 left -= sizes[row[-1]] >> pass | The room gets less with each document.
 row, left = [], room >> row, left = [waiting.pop(0)], room; left -= sizes[row[0]] | A row begins with the longest that is left, not with the shortest.
@@ -109,6 +105,5 @@ total - weight >> total | What is left is shared by the sources that are left: t
 samples - counts[-1] >> samples | A source has its share of what is left, not of all the samples.
 (samples * weight + total // 2) // total >> samples * weight // total | Rounded down, a source is behind all the time, and the last has it all.
 (samples * weight + total // 2) // total >> samples * weight / total | There is no half sample: a share has to be rounded.
-(samples * weight + total // 2) // total >> -(-samples * weight // total) | Rounded up, a source is ahead all the time, and the last is left with too few.
 """,
 )
