@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpt import GPT
+from torch.nn import Module
+from torch.optim import Optimizer
 
 import npydata
 from npydata import AsyncDataLoader, TrainingState
@@ -23,7 +24,7 @@ def repeatable(seed: int, device: str) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def resume_from(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
+def resume_from(out: Path, model: Module, optimizer: Optimizer, loader: AsyncDataLoader,
                 settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
     """Continue from the newest checkpoint, if there is one; return its step and its name."""
     newest = npydata.latest_checkpoint(out)
@@ -45,7 +46,7 @@ def require_same(settings: dict[str, Any], saved: dict[str, Any], checkpoint: Pa
             )
 
 
-def restore(model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
+def restore(model: Module, optimizer: Optimizer, loader: AsyncDataLoader,
             weights: dict[str, Any], moments: dict[str, Any] | None,
             state: TrainingState) -> None:  # fmt: skip
     """Put back what a checkpoint holds; one that another program made may lack some of it."""

@@ -175,8 +175,8 @@ class Tracer:
     def finish(self) -> None:
         """Attribute what is left, and watch no longer."""
         if self._watching():
-            self._settle("other", "the end")
-            self._close_gap("the end")
+            self._settle("other", "after the last step")
+            self._close_gap("after the last step")
         self._thread = 0
 
     def _watching(self) -> bool:
@@ -186,7 +186,7 @@ class Tracer:
         """Begin a call that is timed, unless it is within another, or in another thread."""
         if not self._watching():
             return False
-        self._close_gap(f"before {call_site()}")
+        self._close_gap(f"up to {call_site()}")
         self._inside = True
         return True
 
