@@ -62,7 +62,7 @@ nightly: $(READY) $(CLIENTS)/.ready  ## What is long, rare or random: coverage, 
 	@echo "[nightly] the device path, against more adversaries"
 	@NPYDATA_SEEDS=200 $(BIN)/python -m pytest --quiet --budget 5 --timeout 600 -m accelerator tests/accelerator
 	@echo "[nightly] the frameworks' own packages, in $(CLIENTS)"
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet --budget 10 -m clients tests
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest --quiet --budget 10 -m clients tests/clients
 	@$(MAKE) --no-print-directory docs
 
 soak: $(READY)  ## The large counts: hundreds of thousands of mutated files, thousands of kills (hours); its log is kept
