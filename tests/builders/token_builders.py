@@ -9,7 +9,7 @@ import numpy as np
 IDS = np.arange(100, 400)
 
 
-def write(path, kind, cut=None, cut_index=None, **about):
+def write(path, kind="npy", cut=None, cut_index=None, **about):
     """Write a file of a kind and return it; then cut it, or the index beside it, to a size."""
     path, index = KINDS[kind](path, **about)
     for one, size in ((path, cut), (index, cut_index)):
@@ -30,15 +30,11 @@ def raw(path, ids=IDS, dtype="<u2"):
     return path, None
 
 
-def content(path, data):
-    path.write_bytes(data)
-    return path, None
-
-
 def llmc(path, magic=20240520, version=1, dtype="<u2", ids=IDS, count=None):
     header = np.zeros(256, "<i4")
     header[:3] = magic, version, len(ids) if count is None else count
-    return content(path, header.tobytes() + ids.astype(dtype).tobytes())
+    path.write_bytes(header.tobytes() + ids.astype(dtype).tobytes())
+    return path, None
 
 
 def megatron(path, lengths=(100, 50, 150), documents=(0, 2, 3), code=8, dtype="<u2",
@@ -61,7 +57,7 @@ def datatrove(path, ends=(100, 100, 300), dtype="<u2", ids=IDS):
     return path, index
 
 
-KINDS = {one.__name__: one for one in (npy, raw, content, llmc, megatron, datatrove)}
+KINDS = {"npy": npy, "raw": raw, "llm.c": llmc, "megatron": megatron, "datatrove": datatrove}
 
 
 def write_documents(path, lengths, dtype="<u4", first=1):
@@ -90,16 +86,3 @@ def sequences(batch):
         else:
             assert {*inputs, *targets} == {0, -100}
     return found
-
-
-class Numbers:
-    """Sample ``i`` of source ``k`` is ``1_000_000 * k + i``."""
-
-    def __init__(self, length, number=0):
-        self.length, self.number = length, number
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return 1_000_000 * self.number + range(self.length)[index]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_builders import Numbers, sequences, write, write_documents
-from torch.utils.data import DataLoader
+from loader_cases import Fetched, Numbers, OneBuffer
+from token_builders import sequences, write, write_documents
 
 from npydata import (
     AsyncDataLoader,
@@ -27,28 +27,15 @@ WEIGHTS = WEIGHTS.filter(any)
 LENGTHS = [50, 60, 70, 80]
 
 
-class Fetched(Numbers):
-    """Numbers that come as whole batches."""
-
-    def fetch(self, indices):
-        return torch.tensor([self[i] for i in np.asarray(indices).tolist()], dtype=torch.int64)
-
-
-class Reusing(Fetched):
-    """The same, all batches in one buffer."""
-
-    def fetch(self, indices):
-        if not hasattr(self, "buffer"):
-            self.buffer = torch.empty(len(self), dtype=torch.int64)
-        batch = self.buffer[: len(indices)]
-        for k, index in enumerate(indices):  # slowly, for another thread to come in between
-            batch[k] = self[index]
-        return batch
-
-
 def mixture_of(lengths, weights, kind=Fetched, **options):
-    sources = {name: kind(n, k) for k, (name, n) in enumerate(zip("abcdef", lengths, strict=False))}
+    """Return a mixture of sources a, b, ... of numbers; those of the k-th begin at a million k."""
+    sources = {chr(97 + k): kind(n, 1_000_000 * k) for k, n in enumerate(lengths)}
     return MixtureDataset(sources, weights, **options)
+
+
+def counts(mixture, samples):
+    """Return how many of the first samples each source gives."""
+    return [source.samples for source in mixture.progress(0, samples).values()]
 
 
 def require_shares(samples, weights):
@@ -80,25 +67,21 @@ def test_shares_hold_at_every_prefix_of_every_phase(weights, schedule, count):
         require_shares(samples[begin:end], steps[begin])
     require_each_once(samples, LENGTHS)
     given_by = np.bincount(np.array(samples) // 1_000_000, minlength=4).tolist()
-    progress = mixture.progress(0, count)
-    assert [source.samples for source in progress.values()] == given_by
-    assert progress["c"].epochs == given_by[2] / 70
+    assert counts(mixture, count) == given_by
+    assert mixture.progress(0, count)["c"].epochs == given_by[2] / 70
 
 
 @SLOW
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=20), st.integers(0, 2**60))
 def test_shares_hold_for_up_to_twenty_sources_and_far_away(weights, begin):
-    sources = {str(k): Fetched(1000, k) for k in range(len(weights))}
-    mixture = MixtureDataset(sources, weights, num_samples=2**61)
+    mixture = mixture_of([1000] * len(weights), weights, num_samples=2**61)
     require_shares(mixture.fetch(range(300)).tolist(), weights)
-    before = [source.samples for source in mixture.progress(0, begin).values()]
+    before, after = (np.array(counts(mixture, end)) for end in (begin, begin + 40))
     assert sum(before) == begin
-    for count, weight in zip(before, weights, strict=True):
+    for count, weight in zip(before.tolist(), weights, strict=True):
         assert abs(count - Fraction(begin * weight, sum(weights))) <= 2.5
-    for sample in mixture.fetch(range(begin, begin + 40)).tolist():
-        begin += 1
-        before[sample // 1_000_000] += 1
-        assert [source.samples for source in mixture.progress(0, begin).values()] == before
+    found = mixture.fetch(range(begin, begin + 40)).numpy() // 1_000_000
+    assert np.array_equal(np.bincount(found, minlength=len(weights)), after - before)
 
 
 @SLOW
@@ -134,15 +117,11 @@ def test_an_epoch_ends_when_the_first_source_was_passed_over():
     ({"weights": [1, -1]}, ValueError, "weight -1, expected"),
     ({"weights": [0, 0]}, ValueError, "expected one above 0"),
     ({"weights": [1]}, ValueError, "expected one for each of a, b"),
-    ({"weights": ["x", 1]}, ValueError, "weight 'x'"),
     ({"weights": [float("nan"), 1]}, ValueError, "weight nan"),
     ({"weights": {"a": 1, "z": 2}}, ValueError, "'b'"),
-    ({"weights": 3}, ValueError, "weights=3"),
-    ({"sources": {}, "weights": []}, ValueError, "expected one above 0"),
     ({"sources": {"a": [1], "b": []}}, ValueError, "source 'b' has 0 samples"),
     ({"sources": {"a": "a.npy", "b": "b.npy"}}, TypeError, "source 'a' is a str"),
     ({"sources": [1, 2]}, TypeError, "expected a dictionary"),
-    ({"num_samples": 0}, ValueError, "num_samples=0"),
     ({"schedule": {0: [1, 1]}}, ValueError, "0, expected more than 0"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(change, error, message):
@@ -157,8 +136,6 @@ def test_epochs_of_the_mixture_go_on_where_the_last_one_ended():
     assert [sample for epoch in epochs for sample in epoch] == longer[:].tolist()
     mixture.set_epoch(2)
     assert mixture[:].tolist() == epochs[2]
-    assert [int(mixture[i]) for i in (0, 7, -1)] == [epochs[2][i] for i in (0, 7, -1)]
-    assert mixture.fetch([5, 5, -1], epoch=1).tolist() == [epochs[1][i] for i in (5, 5, -1)]
     assert mixture.fetch(range(40), seed=4).tolist() != epochs[2]
     with pytest.raises(IndexError):
         mixture.fetch([40])
@@ -169,43 +146,34 @@ def test_a_fingerprint_tells_sources_weights_and_lengths_apart():
         (70, [2, 1], 40, None), (70, [1, 1], 40, None), (70, [2, 1], 40, {20: [1, 1]}),
         (71, [2, 1], 40, None))]  # fmt: skip
     assert len({mixture.fingerprint() for mixture in made}) == len(made)
-    again = mixture_of([50, 70], [2, 1], num_samples=40)
-    assert again.fingerprint() == made[0].fingerprint()
     assert made[0].fingerprint_at(0, 10) == made[2].fingerprint_at(0, 10)
-    assert "0.6667" in repr(again)
-    assert "order" in again.refuses_shuffle
 
 
 def test_sources_of_any_kind_fetch_together_and_one_by_one(tmp_path):
-    path = write(tmp_path / "a.npy", "npy", ids=np.arange(2000))
+    path = write(tmp_path / "a.npy", ids=np.arange(2000))
     windows = {"a": MmapDataset(path, 8), "b": NpyTokensDataset(path, 8, seed=1)}
     mixture = MixtureDataset(windows, [1, 3], num_samples=60)
     x, y = mixture.fetch([3, 9, 3, 30, -1])
     assert torch.equal(x + 1, y)
     for k, index in enumerate([3, 9, 3, 30, 59]):
         assert torch.equal(mixture[index][0], x[k])
-    x = mixture[:][0]
-    assert torch.equal(next(iter(DataLoader(mixture, 60, num_workers=1)))[0], x)
+    assert [tuple(part.shape) for part in mixture.fetch([])] == [(0, 8)] * 2
     mixture.will_need(range(10))
-    assert torch.equal(pickle.loads(pickle.dumps(mixture))[:][0], x)
     slow, fast = (mixture_of([50, 70], [2, 1], kind, num_samples=40) for kind in (Numbers, Fetched))
     assert torch.equal(slow[:], fast[:])
-    inner = mixture_of([30, 30], [1, 1], num_samples=20)
-    outer = MixtureDataset({"in": inner, "c": Fetched(50, 7)}, [1, 1], num_samples=80)
+    outer = MixtureDataset({"in": fast, "c": Fetched(50, 7_000_000)}, [1, 1], num_samples=160)
     own = [sample for sample in outer[:].tolist() if sample < 7_000_000]
-    assert len(own) == 40
-    require_shares(own, [1, 1])  # a mixture's own order is kept
+    assert len(own) == 80
+    require_shares(own, [2, 1])  # a mixture's own order is kept
 
 
 def test_a_source_that_fills_one_buffer_again_and_again_loses_nothing():
     fresh, reusing = (mixture_of([7, 11], [2, 1], kind, num_samples=600, seed=1)
-                      for kind in (Fetched, Reusing))  # fmt: skip
+                      for kind in (Fetched, OneBuffer))  # fmt: skip
     expected = fresh[:].tolist()
     assert reusing[:].tolist() == expected  # several epochs of a source in one batch
-    pickle.loads(pickle.dumps(reusing))
-    loader = AsyncDataLoader(reusing, batch_size=6, num_workers=4, seed=1)
+    loader = AsyncDataLoader(pickle.loads(pickle.dumps(reusing)), 6, num_workers=4, seed=1)
     assert torch.cat(list(loader)).tolist() == expected
-    assert not hasattr(reusing, "num_tokens")
 
 
 def test_packed_rows_of_several_sources_are_one_batch(tmp_path):
@@ -220,12 +188,11 @@ def test_packed_rows_of_several_sources_are_one_batch(tmp_path):
 
 
 def test_samples_that_do_not_fit_together_are_refused(tmp_path):
-    path = write(tmp_path / "a.npy", "npy", ids=np.arange(2000))
-    for other in (MmapDataset(path, 9), MmapDataset(path, 8, as_dict=("a", "b")), Fetched(50)):
-        mixture = MixtureDataset({"a": MmapDataset(path, 8), "b": other}, [1, 1], num_samples=20)
+    path = write(tmp_path / "a.npy", shape=(3, 100))
+    windows = MmapDataset(path, 8)
+    for one, other in (
+        (windows, MmapDataset(path, 9)), (windows, MmapDataset(path, 8, as_dict=("a", "b"))),
+        (windows, Fetched(50)), (PackedDataset(path, 8), PackedDataset(path, 9)),
+    ):  # fmt: skip
         with pytest.raises(NpyDataError, match=r"a: .*b: "):
-            mixture.fetch(range(10))
-    packed = write_documents(tmp_path / "a.ds", [9, 5, 30] * 20)
-    rows = {name: PackedDataset(packed, seq_len) for name, seq_len in (("a", 16), ("b", 32))}
-    with pytest.raises(NpyDataError, match=r"a: .*b: "):
-        MixtureDataset(rows, [1, 1])[:]
+            MixtureDataset({"a": one, "b": other}, [1, 1])[:]

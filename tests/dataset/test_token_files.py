@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,67 +17,74 @@ from npydata import MmapDataset, TokenFileError, open_tokens, write_tokens
 
 ACCESS = pytest.mark.parametrize("access", ["mmap", "pread"])
 U2 = IDS.astype("<u2")
-ENDS = [150, 300]
+CODE = b"\x93NUMPY\1\0\x1a\0__import__('os').abort()\n\n"
+NAMES = {"npy": "a.npy", "raw": "a.bin", "llm.c": "a.bin", "megatron": "a", "datatrove": "a.ds"}
+ENDS = {"megatron": [150, 300], "datatrove": [100, 100, 300]}
 
-# name of the file, kind and what is written, options of open_tokens, format found, document ends
-GOOD = [
-    *(("a.npy", "npy", {"dtype": dtype}, {}, "npy", None)
-      for dtype in ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", ">u2")),
-    ("a.npy", "npy", {"version": (2, 0)}, {}, "npy", None),
-    ("a.npy", "npy", {"shape": (3, 100)}, {}, "npy", None),
-    ("a.dat", "npy", {}, {}, "npy", None),
-    ("a.npy", "npy", {"ids": IDS[:0]}, {}, "npy", None),
-    ("a.bin", "raw", {"dtype": "<u4"}, {}, "raw", None),
-    ("a.bin", "raw", {}, {"dtype": "uint16"}, "raw", None),
-    ("a.tok", "raw", {}, {"dtype": np.uint16}, "raw", None),
-    ("a.x", "raw", {"dtype": "<u4"}, {"format": "raw"}, "raw", None),
-    ("a.bin", "raw", {"ids": IDS[:0], "dtype": "<u4"}, {}, "raw", None),
-    ("a.npy", "raw", {}, {"dtype": "uint16"}, "raw", None),  # OLMo's
-    ("a.bin", "llmc", {}, {}, "llm.c", None),
-    ("a.bin", "llmc", {"magic": 20240801, "version": 7, "dtype": "<u4"}, {}, "llm.c", None),
-    *(("a", "megatron", {"code": code, "dtype": dtype}, {}, "megatron", ENDS)
-      for code, dtype in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()),
-    ("a", "megatron", {"lengths": (), "documents": (0,), "ids": IDS[:0]}, {}, "megatron", []),
-    ("a.ds", "datatrove", {}, {}, "datatrove", [100, 100, 300]),
-    ("a.ds", "datatrove", {"dtype": "<u4"}, {}, "datatrove", [100, 100, 300]),
-]  # fmt: skip
+
+def opened(folder, kind, about, **options):
+    """Write a file, under the usual name of its kind if ``about`` has none, and open it."""
+    written = {"name": NAMES[kind], "opened": {}, **about}
+    name, options = written.pop("name"), options | written.pop("opened")
+    return open_tokens(write(folder / name, kind, **written), **options)
+
+
+# By kind: what is written, under which name and how it is opened if that matters
+GOOD = {
+    "npy": [
+        *({"dtype": f"{order}{sign}{n}"} for order in "<>" for sign in "ui" for n in (1, 2, 4, 8)),
+        {"version": (2, 0)}, {"shape": (3, 100)}, {"name": "a.dat"}, {"ids": IDS[:0]},
+    ],
+    "raw": [
+        {"dtype": "<u4"},
+        {"dtype": "<u4", "ids": IDS[:0]},
+        {"dtype": "<u4", "name": "a.x", "opened": {"format": "raw"}},
+        {"name": "a.tok", "opened": {"dtype": np.uint16}},
+        {"name": "a.npy", "opened": {"dtype": "uint16"}},  # OLMo's
+    ],
+    "llm.c": [{}, {"magic": 20240801, "version": 7, "dtype": "<u4"}],
+    "megatron": [
+        *({"code": code, "dtype": dtype}
+          for code, dtype in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()),
+        {"lengths": (), "documents": (0,), "ids": IDS[:0]},
+    ],
+    "datatrove": [{}, {"dtype": "<u4"}],
+}  # fmt: skip
 
 
 @ACCESS
-@pytest.mark.parametrize(("name", "kind", "about", "options", "format_", "ends"), GOOD)
-def test_every_format_is_recognised_and_read(
-    tmp_path, name, kind, about, options, format_, ends, access
+@pytest.mark.parametrize(("kind", "about"), [(kind, one) for kind in GOOD for one in GOOD[kind]])
+def test_every_format_is_recognised_and_read_without_a_descriptor_left(
+    tmp_path, kind, about, access
 ):
-    about = {"dtype": "<u2", "ids": IDS, **about}
-    tokens = open_tokens(write(tmp_path / name, kind, **about), access=access, **options)
-    expected = about["ids"].astype(about["dtype"])
-    assert (tokens.format, tokens.dtype) == (format_, expected.dtype)
-    assert tokens.shape == about.get("shape", expected.shape)
-    assert tokens.num_tokens == len(expected)
-    assert np.array_equal(tokens.read(0, 10**9), expected)
-    assert np.array_equal(tokens.read(17, 5), expected[17:22])
-    found = tokens.document_ends
-    assert found is ends or (np.asarray(found).dtype == np.int64 and list(found) == ends)
-    again = pickle.loads(pickle.dumps(tokens))
-    assert (again.format, again.dtype, again.shape) == (format_, tokens.dtype, tokens.shape)
+    before = len(os.listdir("/proc/self/fd"))
+    tokens = opened(tmp_path, kind, about, access=access)
+    expected = about.get("ids", IDS).astype(about.get("dtype", "<u2"))
+    shape = about.get("shape", expected.shape)
+    for found in (tokens, pickle.loads(pickle.dumps(tokens))):
+        assert (found.format, found.dtype, found.shape) == (kind, expected.dtype, shape)
+        assert found.num_tokens == len(expected)
+        assert np.array_equal(found.read(0, 10**9), expected)
+    ends = tokens.document_ends
+    if kind in ENDS:
+        assert (ends.dtype, ends.tolist()) == (np.int64, ENDS[kind] if len(expected) else [])
+    else:
+        assert ends is None
+    del tokens, found
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.idx", "a"])
 def test_a_megatron_pair_is_named_by_either_file_or_their_prefix(tmp_path, name):
     write(tmp_path / "a", "megatron")
-    assert open_tokens(tmp_path / name).document_ends.tolist() == ENDS
+    assert open_tokens(tmp_path / name).document_ends.tolist() == ENDS["megatron"]
 
 
-CODE = b"\x93NUMPY\1\0\x1a\0__import__('os').abort()\n\n"
-
-NAMES = {"npy": "a.npy", "raw": "a.bin", "llmc": "a.bin", "megatron": "a", "datatrove": "a.ds",
-         "content": "a.npy"}  # fmt: skip
-# By kind: what is written, under which name and how it is opened if that matters; the message
+# The same, and the message
 BAD = {
     "npy": [
         ({"version": (3, 0)}, r"version \(3, 0\), expected"),
         ({"dtype": "f4"}, "float32, expected an integer"),
-        ({"dtype": object}, "object, expected an integer"),
         ({"shape": (3, 10, 10)}, r"shape \(3, 10, 10\), expected"),
         ({"cut": 500}, "500 bytes, but its header promises 728"),
         ({"cut": 800}, "800 bytes, but its header promises 728"),
@@ -85,19 +92,16 @@ BAD = {
         ({"opened": {"dtype": "uint32"}}, "uint16 tokens, but dtype=uint32"),
         ({"opened": {"format": "parquet"}}, "'parquet', expected auto or one"),
     ],
-    "content": [
-        ({"data": CODE}, "bad .npy header"),
-    ],
     "raw": [
         ({"name": "a.npy"}, "headerless ids .as OLMo's .npy., give dtype="),
+        ({"name": "a.npy", "ids": np.frombuffer(CODE, "<u2")}, "bad .npy header"),
         ({"cut": 5}, "5 bytes is not a multiple of 4"),
-        ({"cut": 5, "opened": {"dtype": "uint16"}}, "5 bytes is not a multiple of 2"),
         ({"opened": {"dtype": "float32"}}, "float32, expected an integer"),
         ({"opened": {"dtype": "uint17"}}, "'uint17' is not a dtype"),
         ({"name": "a.xyz"}, "cannot tell its format"),
         ({"name": "a.ds"}, "has no a.ds.index"),
     ],
-    "llmc": [
+    "llm.c": [
         ({"magic": 20240522}, "eval file"),
         ({"version": 2}, "20240520 version 2, expected"),
         ({"magic": 1, "opened": {"format": "llm.c"}}, "magic 1 version 1"),
@@ -107,16 +111,13 @@ BAD = {
     ],
     "megatron": [
         ({"magic": b"MMIDIDX\0\1"}, "a.idx: starts with"),
-        ({"cut_index": 0}, "a.idx: starts with"),
         ({"version": 2}, "a.idx: version 2, expected 1"),
         ({"code": 9}, "dtype code 9, expected 1 to 8"),
         ({"code": 7, "dtype": "<f4"}, "float32, expected an integer"),
         ({"lengths": (100, -50, 250)}, "a.idx: sequence 1"),
         ({"pointers": (0, 200, 301)}, "sequence 2 points at byte"),
         ({"lengths": (100, 50, 100)}, "sequences end at token 250"),
-        ({"documents": (0, 2, 1)}, "document index"),
-        ({"documents": (0, 2, 4)}, "document index"),
-        ({"documents": (1, 2, 3)}, "document index"),
+        *(({"documents": wrong}, "document index") for wrong in ((0, 2, 1), (0, 2, 4), (1, 2, 3))),
         ({"cut_index": 60}, "a.idx: 60 bytes"),
         ({"cut": 599}, "599 bytes is not a multiple"),
     ],
@@ -134,11 +135,8 @@ BAD = {
 def test_what_is_malformed_is_refused_in_one_line_that_names_the_file(
     tmp_path, kind, about, message
 ):
-    written = {"name": NAMES[kind], "opened": {}, **about}
-    name, opened = written.pop("name"), written.pop("opened")
-    path = write(tmp_path / name, kind, **written)
     with pytest.raises(TokenFileError, match=message) as error:
-        _ = open_tokens(path, **opened).document_ends
+        _ = opened(tmp_path, kind, about).document_ends
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -149,12 +147,10 @@ def test_what_is_no_plain_token_file_is_refused_without_waiting_for_it(tmp_path)
         file.writestr("a", "b")
     np.save(tmp_path / "f.npy", np.asfortranarray(U2.reshape(3, 100)))
     for name, options, error, message in (
-        ("", {}, TokenFileError, "is a folder"),
         ("pipe.npy", {}, TokenFileError, "pipe, expected a file"),
         ("a.npz", {"dtype": "u1"}, TokenFileError, "zip archive"),
         ("f.npy", {}, TokenFileError, "C order"),
         ("nowhere.npy", {}, FileNotFoundError, "nowhere"),
-        ("f.npy", {"access": "fast"}, ValueError, "access='fast', expected|C order"),
     ):
         with pytest.raises(error, match=message):
             open_tokens(tmp_path / name, **options)
@@ -173,7 +169,7 @@ def test_raw_uint16_ids_read_as_uint32_are_warned_about_where_the_user_stands(tm
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("ids", [GPT2, WIDE, WIDE[:1], WIDE[:0], np.zeros(9), np.arange(300_000)])
+@pytest.mark.parametrize("ids", [GPT2, WIDE, WIDE[:0], np.zeros(9)])
 def test_true_uint32_ids_and_a_given_dtype_raise_no_doubt(tmp_path, ids):
     path = write(tmp_path / "a.bin", "raw", ids=ids, dtype="<u4")
     assert open_tokens(path).num_tokens == len(ids)
@@ -185,18 +181,14 @@ def test_true_uint32_ids_and_a_given_dtype_raise_no_doubt(tmp_path, ids):
 @ACCESS
 def test_reads_are_exact_read_only_and_shared_by_threads(tmp_path, access):
     ids = RNG.integers(0, 65_536, 10_000).astype("<u2")
-    tokens = open_tokens(write(tmp_path / "a.npy", "npy", ids=ids), access=access)
-    wrong = []
+    tokens = open_tokens(write(tmp_path / "a.npy", ids=ids), access=access)
 
-    def check(seed):
-        for start in np.random.default_rng(seed).integers(0, 10_000, 200).tolist():
-            if not np.array_equal(tokens.read(start, 50), ids[start : start + 50]):
-                wrong.append(start)
+    def is_exact(seed):
+        starts = np.random.default_rng(seed).integers(0, 10_000, 200).tolist()
+        return all(np.array_equal(tokens.read(at, 50), ids[at : at + 50]) for at in starts)
 
-    threads = [threading.Thread(target=check, args=(seed,)) for seed in range(4)]
-    for act in (threading.Thread.start, threading.Thread.join):
-        list(map(act, threads))
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(is_exact, range(4)))
     for start, count in ((-1, 5), (0, -1)):
         with pytest.raises(IndexError):
             tokens.read(start, count)
@@ -209,7 +201,7 @@ def test_reads_are_exact_read_only_and_shared_by_threads(tmp_path, access):
 @pytest.mark.parametrize("sizes", [(1000,), (200_130,), (1000, 204_000), ()])
 def test_a_file_that_changed_is_an_error_and_no_crash(tmp_path, access, sizes):
     ids = np.arange(100_000)
-    path = write(tmp_path / "a.npy", "npy", ids=ids)
+    path = write(tmp_path / "a.npy", ids=ids)
     dataset = MmapDataset(path, 16, access=access)
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4096
@@ -219,17 +211,9 @@ def test_a_file_that_changed_is_an_error_and_no_crash(tmp_path, access, sizes):
         with pytest.raises(TokenFileError, match="changed since it was opened"):
             dataset.fetch([len(dataset) - 1])
     else:
-        write(path, "npy", ids=ids, dtype="<i2")
+        write(path, ids=ids, dtype="<i2")
     with pytest.raises(TokenFileError, match=r"a\.npy"):
         pickle.loads(pickled)
-
-
-def test_no_descriptor_is_left_open(tmp_path):
-    path = write(tmp_path / "a.npy", "npy")
-    before = len(os.listdir("/proc/self/fd"))
-    for access in ("mmap", "pread") * 3:
-        MmapDataset(path, 4, access=access).fetch([0])
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # Writing
@@ -238,13 +222,12 @@ def test_no_descriptor_is_left_open(tmp_path):
 def test_chunks_of_any_shape_are_written_one_after_the_other(tmp_path):
     chunks = [U2[:7], U2[7:297].reshape(2, 5, 29), [], [397, 398, 399]]
     written = write_tokens(tmp_path / "a.npy", iter(chunks))
-    assert (written.dtype, written.num_tokens) == (np.uint16, 300)
+    assert written.dtype == np.uint16
     assert np.array_equal(np.load(tmp_path / "a.npy"), U2)
     assert write_tokens(tmp_path / "b.npy", [[1, 2]]).dtype == np.uint32
     assert write_tokens(tmp_path / "c.npy", [], dtype="u1").shape == (0,)
     with pytest.warns(UserWarning, match="last 6 tokens"):
-        rows = write_tokens(tmp_path / "d.npy", [U2[:10], U2[10:]], row_len=42)
-    assert rows.shape == (7, 42)
+        write_tokens(tmp_path / "d.npy", [U2[:10], U2[10:]], row_len=42)
     assert np.array_equal(np.load(tmp_path / "d.npy"), U2[:294].reshape(7, 42))
 
 
@@ -253,11 +236,10 @@ def test_chunks_of_any_shape_are_written_one_after_the_other(tmp_path):
     ("a.npy", [[1, -2]], {"dtype": "u2"}, "id -2 at token 1"),
     ("a.npy", [np.array([2**63], "<u8")], {"dtype": "i8"}, f"id {2**63} at token 0"),
     ("a.npy", [[1.5]], {}, "expected integers"),
-    ("a.npy", [["a"]], {}, "expected integers"),
     ("a.npy", [[True]], {}, "expected integers"),
     ("a.npy", [[1]], {"dtype": "f4"}, "expected an integer dtype"),
     ("a.npy", [[1]], {"row_len": 0}, "row_len=0"),
-    *((name, [[1]], {}, name) for name in ("a.bin", "a.npz", "a.ds", "a.pt", "a.npy.txt")),
+    ("a.npy.txt", [[1]], {}, "a.npy.txt"),
 ])  # fmt: skip
 def test_what_cannot_be_stored_is_refused_and_nothing_written(
     tmp_path, name, chunks, options, message
@@ -268,7 +250,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
 
 
 def test_a_stream_that_breaks_leaves_the_old_file_alone(tmp_path):
-    path = write(tmp_path / "a.npy", "npy")
+    path = write(tmp_path / "a.npy")
 
     def chunks():
         yield U2[:10]

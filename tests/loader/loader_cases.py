@@ -12,23 +12,37 @@ PATIENCE = 20.0
 
 
 class Numbers(torch.utils.data.Dataset):
-    """Sample ``i`` is the number ``i``."""
+    """Sample ``i`` is the number ``first + i``."""
 
-    def __init__(self, length):
-        self.length = length
+    def __init__(self, length, first=0):
+        self.length, self.first = length, first
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, index):
-        return torch.tensor(index)
+        return torch.tensor(self.first + index)
 
 
 class Fetched(Numbers):
     """Numbers that come a batch at a time."""
 
     def fetch(self, indices):
-        return torch.from_numpy(np.array(indices))
+        return torch.from_numpy(self.first + np.array(indices))
+
+
+class OneBuffer(Fetched):
+    """Numbers that come in one buffer again and again, as from many hand-written loaders."""
+
+    buffer = None
+
+    def fetch(self, indices):
+        if self.buffer is None:
+            self.buffer = torch.empty(self.length, dtype=torch.int64)
+        batch = self.buffer[: len(indices)]
+        for k, index in enumerate(indices):  # slowly, for another thread to come in between
+            batch[k] = self.first + index
+        return batch
 
 
 class Failing(Fetched):
