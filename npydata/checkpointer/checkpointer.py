@@ -19,15 +19,14 @@ from npydata.checkpointer.commit import Root, destination, require_replaceable
 from npydata.checkpointer.device import DeviceCopier, PendingCopies
 from npydata.checkpointer.snapshot import (
     Copy,
+    Files,
     FlatState,
-    Layout,
     Snapshot,
     StagingBuffer,
     flatten,
     lay_out,
     local,
     require_unchanged,
-    whole_pages,
 )
 from npydata.checkpointer.state import TrainingState, encode_training, serialized
 from npydata.checkpointer.writer import name_path, write_files
@@ -185,14 +184,11 @@ class AsyncCheckpointer:
     ) -> None:
         """Make the memory that a save of this state needs, so that the first save is fast too."""
         self._wait()
-        flat = flat_states(model_state, optimizer_state)
-        mine = {  # of tensors that are spread over processes, the part that is here
+        flat = {  # of tensors that are spread over processes, the part that is here
             part: one._replace(tensors={name: local(t) for name, t in one.tensors.items()})
-            for part, one in flat.items()
+            for part, one in flat_states(model_state, optimizer_state).items()
         }
-        layouts = self._layouts(mine)
-        total = sum(whole_pages(layout.nbytes) for layout in layouts.values())
-        self._buffer.reserve(total, pin=any_queued(flat), touch=True)
+        Snapshot(files_of(flat), self._buffer, touch=True)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
@@ -247,20 +243,7 @@ class AsyncCheckpointer:
         encoded = encode_training(TrainingState() if training is None else training)
         trees = {part: one.tree for part, one in flat.items()}
         values = serialized({**trees, "training_state": encoded})
-        layouts = self._layouts(flat)
-        snapshot = Snapshot(layouts, self._buffer, pin=any_queued(flat))
-        for part, layout in layouts.items():
-            snapshot.add(f"{part}.safetensors", layout, flat[part].tensors)
-        return snapshot, values
-
-    def _layouts(self, flat: Mapping[str, FlatState]) -> dict[str, Layout]:
-        layouts = {}
-        for part, state in flat.items():
-            try:
-                layouts[part] = lay_out(state.tensors, state.ties)
-            except CheckpointError as error:
-                raise CheckpointError(f"{part}_state: {error}") from None
-        return layouts
+        return Snapshot(files_of(flat), self._buffer), values
 
     def _start(self, save: "Save") -> None:
         """Begin the copies and the write; return when the tensors may change."""
@@ -398,9 +381,16 @@ def flat_states(model: Any, optimizer: Any) -> dict[str, FlatState]:
     }  # fmt: skip
 
 
-def any_queued(flat: Mapping[str, FlatState]) -> bool:
-    """Whether a device has work queued for any tensor, and copies it by itself."""
-    return any(is_queued(tensor) for state in flat.values() for tensor in state.tensors.values())
+def files_of(flat: Mapping[str, FlatState]) -> Files:
+    """Return the files of a save by one process."""
+    files: dict[str, Any] = {}
+    for part, state in flat.items():
+        try:
+            layout = lay_out(state.tensors, ties=state.ties)
+        except CheckpointError as error:
+            raise CheckpointError(f"{part}_state: {error}") from None
+        files[f"{part}.safetensors"] = layout, state.tensors
+    return files
 
 
 def on_device(copy: Copy) -> bool:

@@ -1,10 +1,10 @@
 """Load and verify checkpoints."""
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -36,7 +36,6 @@ from npydata.system.progress import progress_bar
 MAX_TRIES = 100
 """So often a folder may be replaced under a reader before it gives up."""
 Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
-Result = TypeVar("Result")
 
 
 def load_checkpoint(
@@ -81,9 +80,7 @@ def load_checkpoint(
         targets = {p: targets_of(one) for p, one in zip(PARTS, owners, strict=True)
                    if one is not None}  # fmt: skip
 
-    def read(
-        manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
-    ) -> Loaded:
+    with opened(Path(dir), verify=verify) as (manifest, values, parts):
         for part in targets:
             if part not in parts:
                 raise CheckpointError(f"{dir}: has no {part}, and into has one")
@@ -100,8 +97,6 @@ def load_checkpoint(
         continue_run(Path(dir), manifest)
         return states["model"], states.get("optimizer"), training_state(Path(dir), values)
 
-    return read_whole(Path(dir), read, verify=verify)
-
 
 def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) -> Manifest:
     """Read a whole checkpoint and compare it with its checksums; return its manifest.
@@ -112,33 +107,25 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
         CheckpointError: A file is missing, cut off or changed; the message names the first piece
             that differs, and the tensors in it.
     """
-
-    def read(
-        manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
-    ) -> Manifest:
+    with opened(Path(dir), verify=True, progress=progress) as (manifest, values, parts):
         for part, tensors in parts.items():
             nested(Path(tensors.path), values[part], dict.fromkeys(tensors))
         training_state(Path(dir), values)
         return manifest
 
-    return read_whole(Path(dir), read, verify=True, progress=progress)
 
-
-def read_whole(
-    folder: Path,
-    read: Callable[[Manifest, dict[str, Any], dict[str, LazyCheckpoint]], Result],
-    *,
-    verify: bool,
-    progress: bool = False,
-) -> Result:
-    """Return what ``read`` makes of a checkpoint, all of whose files are open.
+@contextmanager
+def opened(
+    folder: Path, *, verify: bool = False, progress: bool = False
+) -> Iterator[tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]]:
+    """Open all files of a checkpoint; yield its manifest, its values, and its tensors by part.
 
     A save replaces the whole folder. What was opened between two reads of one manifest is of one
     checkpoint, and stays so while it is open; else this begins again.
     """
     for _ in range(MAX_TRIES):
         manifest = manifest_in(folder)
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             try:
                 check_sizes(folder, manifest)
                 values = read_values(PlainFolder(folder), manifest)
@@ -146,16 +133,16 @@ def read_whole(
                 for part in PARTS:
                     if names := files_of(part, manifest.files):
                         path = folder / (part if "/" in names[0] else names[0])
-                        parts[part] = opened.enter_context(open_checkpoint(path))
+                        parts[part] = stack.enter_context(open_checkpoint(path))
                 if verify and manifest_in(folder) == manifest:
                     compare(folder, manifest, parts, progress=progress)
             except (CheckpointError, OSError):
-                if manifest_in(folder) != manifest:
-                    continue  # it was replaced meanwhile
-                raise
-            if manifest_in(folder) != manifest:
-                continue
-            return read(manifest, values, parts)
+                if manifest_in(folder) == manifest:
+                    raise
+                continue  # it was replaced meanwhile
+            if manifest_in(folder) == manifest:
+                yield manifest, values, parts
+                return
     raise CheckpointError(f"{folder}: was replaced again and again while it was read")
 
 

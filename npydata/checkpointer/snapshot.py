@@ -32,7 +32,7 @@ from npydata.reader.formats.safetensors import (
 )
 from npydata.reader.formats.training import PIECE_BYTES, FileEntry, crc32, encode, refused
 from npydata.reader.names import free_name
-from npydata.system.accelerator import PinnedPages, with_streams
+from npydata.system.accelerator import PinnedPages, is_queued, with_streams
 from npydata.system.threads import InterruptSafeEvent
 
 PAGE = 4096
@@ -146,10 +146,14 @@ class Layout:
 
 def lay_out(
     tensors: Mapping[str, torch.Tensor],
+    *,
     ties: Mapping[str, str] | None = None,
+    shapes: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Layout:
     """Return the layout of a file with these tensors, apart from those that are ties.
+
+    ``shapes`` are those of the whole tensors, where these are parts of them.
 
     Raises:
         CheckpointError: A tensor is of a kind or dtype that safetensors can't hold.
@@ -171,12 +175,12 @@ def lay_out(
         }
         for slot in slots
     }
-    if metadata is None:
-        pairs = {n: str(tensors[n].dtype).removeprefix("torch.")
-                 for n in stored if tensors[n].dtype in COMPLEX_AS_REAL}  # fmt: skip
-        notes = {key: note for key, note in (("ties", ties), ("dtypes", pairs)) if note}
-        metadata = {NOTES: json.dumps(notes)} if notes else {}
-    header = header_bytes(entries, {"format": "pt", **metadata})
+    pairs = {n: str(tensors[n].dtype).removeprefix("torch.")
+             for n in stored if tensors[n].dtype in COMPLEX_AS_REAL}  # fmt: skip
+    notes = {"ties": ties, "dtypes": pairs, "shapes": shapes}
+    notes = {key: note for key, note in notes.items() if note}
+    texts = {NOTES: json.dumps(notes)} if notes else {}
+    header = header_bytes(entries, {"format": "pt", **texts, **(metadata or {})})
     slots = [slot._replace(begin=slot.begin + len(header)) for slot in slots]
     return Layout(header, slots, len(header) + at)
 
@@ -329,6 +333,9 @@ def copy_small(batch: list[Copy]) -> None:
 
 # The snapshot
 
+Files = Mapping[str, tuple[Layout, Mapping[str, torch.Tensor]]]
+"""Each file of a save by its name: its layout, and its tensors."""
+
 
 @dataclass(slots=True)
 class StagedFile:
@@ -349,16 +356,19 @@ class Snapshot:
     that no tensor changed while it was copied.
     """
 
-    def __init__(self, layouts: Mapping[str, Layout], buffer: StagingBuffer, *, pin: bool) -> None:
-        total = sum(whole_pages(layout.nbytes) for layout in layouts.values())
+    def __init__(self, files: Files, buffer: StagingBuffer, *, touch: bool = False) -> None:
+        """Write the headers of the files, and plan the copies of their tensors.
+
+        ``touch`` pays for the memory's page faults now.
+        """
+        total = sum(whole_pages(layout.nbytes) for layout, _ in files.values())
+        pin = any(is_queued(one) for _, tensors in files.values() for one in tensors.values())
         self.buffer = buffer
         """Kept, for its memory must stay pinned while devices copy into it."""
-        self.memory = buffer.reserve(total, pin=pin)
+        self.memory = buffer.reserve(total, pin=pin, touch=touch)
         self.files: list[StagedFile] = []
         self.copies: list[Copy] = []
         """Those that are to be made in memory."""
-        self.watched: list[Copy] = []
-        """Those whose tensors must not change before the verdict."""
         self.pending: Any = None
         """What a device still copies; see :class:`~npydata.checkpointer.device.PendingCopies`."""
         self.copied = InterruptSafeEvent()
@@ -370,22 +380,22 @@ class Snapshot:
         self.error: BaseException | None = None
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
-
-    def add(self, name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a file's header, and plan the copies of its tensors."""
-        last = self.files[-1] if self.files else StagedFile("", 0, 0)
-        begin = last.begin + whole_pages(last.nbytes)
-        image = self.memory[begin : begin + whole_pages(layout.nbytes)]
-        image[: len(layout.header)] = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
-        image[layout.nbytes :] = 0
-        self.files.append(StagedFile(name, begin, layout.nbytes))
-        for slot in layout.slots:
-            tensor, end = tensors[slot.name], slot.begin + slot.nbytes
-            version = None if tensor.is_inference() else tensor._version
-            self.copies.append(
-                Copy(image[slot.begin : end], tensor, begin + end, slot.name, version)
-            )
+        begin = 0
+        for name, (layout, tensors) in files.items():
+            image = self.memory[begin : begin + whole_pages(layout.nbytes)]
+            header = bytearray(layout.header)
+            image[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
+            image[layout.nbytes :] = 0
+            self.files.append(StagedFile(name, begin, layout.nbytes))
+            for slot in layout.slots:
+                tensor, end = tensors[slot.name], slot.begin + slot.nbytes
+                version = None if tensor.is_inference() else tensor._version
+                self.copies.append(
+                    Copy(image[slot.begin : end], tensor, begin + end, slot.name, version)
+                )
+            begin += image.numel()
         self.watched = list(self.copies)
+        """Those whose tensors must not change before the verdict."""
 
     def start(self) -> None:
         """Begin to copy: called by the worker, which nothing interrupts."""

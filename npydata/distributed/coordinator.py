@@ -58,20 +58,18 @@ class Coordinator:
 
     Args:
         sharding: The group; one process without a group is a group of its own.
-        purpose: What the ranks do together: ``saves FOLDER``.
         rank: Compared with the group's, if it is given; so is ``world_size``.
     """
 
     def __init__(
         self,
         sharding: ShardingConfig | None,
-        purpose: str,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         sharding = sharding or ShardingConfig()
         group = sharding.process_group
-        self.purpose, self.timeout_s = purpose, sharding.timeout_s
+        self.timeout_s = sharding.timeout_s
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
             if self.rank < 0:
@@ -98,25 +96,23 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Return rank 0's answer to this rank's plan.
 
-        ``decide`` runs on rank 0: it gets the plans of all ranks, and returns an answer for each.
+        What a plan ``does`` must be the same on all ranks. ``decide`` runs on rank 0: it gets the
+        plans of all, and returns an answer for each.
 
         Raises:
-            CheckpointError: A rank raised, doesn't come, or is here for something else: the same
-                on every rank that came.
+            CheckpointError: A rank raised, doesn't come, or does something else: the same on every
+                rank that came.
         """
         mine: Exception | None = None
         try:
-            message = {**plan(), "purpose": self.purpose}
+            message = plan()
         except Exception as error:  # the others are told, and so don't wait in vain
             mine, message = error, self.error_message(error)
         try:
-            answer = self._answer(message, decide) if self.rank == 0 else self._ask(message)
-        except RankError:
-            if mine is None:
-                raise
-        if mine is not None:
-            raise mine
-        return answer
+            return self._answer(message, decide) if self.rank == 0 else self._ask(message)
+        except RankError as error:
+            mine = mine or error
+        raise mine
 
     def _answer(self, message: dict[str, Any], decide: Any) -> dict[str, Any]:
         """On rank 0: gather the plans, and answer them."""
@@ -131,8 +127,8 @@ class Coordinator:
             if "error" in message:
                 raise RankError(message["error"])
             for rank, one in enumerate(plans):
-                if one["purpose"] != self.purpose:
-                    raise RankError(f"rank {rank} {one['purpose']}, rank 0 {self.purpose}")
+                if one["does"] != message["does"]:
+                    raise RankError(f"rank {rank} {one['does']}, rank 0 {message['does']}")
             answers = decide(plans)
         except BaseException as error:
             answers = [self.error_message(error)] * self.world_size
@@ -154,7 +150,7 @@ class Coordinator:
                 if self.key and self._call("check", [self._name("answer", self.rank)]):
                     break
                 if invited not in ("", self.key):
-                    self.delete("plan")
+                    self.delete("plan", self.rank)
                     self.key = invited
                     self.send("plan", message)
                 if time.monotonic() > end:
@@ -163,8 +159,8 @@ class Coordinator:
             return self.take("answer", self.rank)
         except BaseException:
             with suppress(RankError):
-                self.delete("plan")
-                self.delete("answer")
+                self.delete("plan", self.rank)
+                self.delete("answer", self.rank)
             raise
 
     def send(self, topic: str, message: dict[str, Any], rank: int | None = None) -> None:
@@ -191,7 +187,7 @@ class Coordinator:
         Raises:
             RankError: One gave up, or gave no word in time.
         """
-        missing = self.wait([(topic, rank) for rank in self.others], timeout_s or self.timeout_s)
+        missing = self.wait(topic, self.others, timeout_s or self.timeout_s)
         messages, errors = [], []
         for rank in self.others:
             if rank not in missing:
@@ -206,9 +202,9 @@ class Coordinator:
             raise RankError(f"rank {some} gave no word in {timeout_s or self.timeout_s:g} s")
         return messages
 
-    def wait(self, awaited: list[tuple[str, int]], timeout_s: float) -> list[int]:
-        """Wait for messages; return the ranks whose message is not there in time."""
-        names = {self._name(topic, rank): rank for topic, rank in awaited}
+    def wait(self, topic: str, ranks: Iterable[int], timeout_s: float) -> list[int]:
+        """Wait for messages of ranks, or for them; return those whose are not there in time."""
+        names = {self._name(topic, rank): rank for rank in ranks}
         end, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
         while names and not self._call("check", list(names)):
             if time.monotonic() > end:
@@ -216,18 +212,17 @@ class Coordinator:
             pause = self._sleep(pause)
         return []
 
-    def delete(self, *topics: str, ranks: Iterable[int] | None = None) -> None:
+    def delete(self, topic: str, *ranks: int) -> None:
         """Delete messages, if they are there."""
-        for topic in topics:
-            for rank in [self.rank] if ranks is None else ranks:
-                self._call("delete_key", self._name(topic, rank))
+        for rank in ranks:
+            self._call("delete_key", self._name(topic, rank))
 
     def error_message(self, error: BaseException) -> dict[str, Any]:
         """Return what this rank says when it gives up."""
         text = str(error) or type(error).__name__
         if not isinstance(error, RankError):  # those name the rank already
             text = f"rank {self.rank}: {text}"
-        return {"error": text, "purpose": self.purpose}
+        return {"error": text}
 
     def _name(self, topic: str, rank: int) -> str:
         return f"{self.key}/{topic}/{rank}"

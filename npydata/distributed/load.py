@@ -7,16 +7,17 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from npydata.checkpointer.load import read_whole, training_state
-from npydata.checkpointer.snapshot import is_dtensor
+from npydata.checkpointer.load import opened, training_state
+from npydata.checkpointer.snapshot import is_dtensor, local
 from npydata.checkpointer.state import TrainingState
-from npydata.distributed.coordinator import Coordinator, RankError, ShardingConfig
+from npydata.distributed.coordinator import Coordinator, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.formats.training import (
@@ -56,56 +57,33 @@ def load_distributed(
             optimizer (then nothing was changed), or the ranks don't load the same one.
     """
     folder = Path(dir).absolute()
-    coordinator = Coordinator(sharding, f"loads from {folder.parent}")
+    coordinator = Coordinator(sharding)
 
-    def read(
-        manifest: Manifest, values: dict[str, Any], parts: dict[str, LazyCheckpoint]
-    ) -> TrainingState:
-        plans: dict[str, Any] = {}
+    with ExitStack() as stack:
+        planned: dict[str, Any] = {}
 
         def plan() -> dict[str, Any]:
+            manifest, values, parts = stack.enter_context(opened(folder))
             try:
-                training = training_state(folder, values)
-                plans["model"] = plan_model(model, decode(values["model"]), parts["model"])
+                planned["model"] = plan_model(model, decode(values["model"]), parts["model"])
                 if optimizer is not None:
-                    plans["optimizer"] = plan_optimizer(values, model, optimizer)
-                plans["training"] = with_rng(training, folder, manifest, values, coordinator)
+                    planned["optimizer"] = plan_optimizer(values, model, optimizer)
+                training = training_state(folder, values)
+                planned["training"] = with_rng(training, folder, manifest, values, coordinator)
             except CheckpointError as error:
                 raise CheckpointError(f"{folder}: {error}") from None
-            return {"checkpoint": f"{folder.name} of commit {manifest.sequence}"}
+            planned.update(manifest=manifest, parts=parts)
+            return {"does": f"loads {folder.name} of commit {manifest.sequence}"}
 
-        coordinator.agree(plan, require_same)
-        targets, extra = plans["model"]
+        coordinator.agree(plan, lambda plans: [{}] * len(plans))
+        parts, (targets, extra) = planned["parts"], planned["model"]
         if optimizer is not None:
-            load_optimizer(parts["optimizer"], plans["optimizer"], optimizer)
+            load_optimizer(parts["optimizer"], planned["optimizer"], optimizer)
         if extra:
             model.load_state_dict(extra, strict=False)
         read_into(targets, parts["model"])
-        continue_run(folder, manifest)
-        return plans["training"]  # type: ignore[no-any-return]
-
-    try:
-        return read_whole(folder, read, verify=False)
-    except (CheckpointError, OSError) as error:
-        if isinstance(error, RankError) or coordinator.key:
-            raise
-        mine = error  # before the ranks have met: the others must not wait in vain
-
-    def fail() -> dict[str, Any]:
-        raise mine
-
-    coordinator.agree(fail, require_same)
-    raise mine
-
-
-def require_same(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """On rank 0: compare what the ranks load."""
-    for rank, plan in enumerate(plans):
-        if plan["checkpoint"] != plans[0]["checkpoint"]:
-            raise RankError(
-                f"rank {rank} has checkpoint {plan['checkpoint']}, rank 0 {plans[0]['checkpoint']}"
-            )
-    return [{}] * len(plans)
+        continue_run(folder, planned["manifest"])
+        return planned["training"]  # type: ignore[no-any-return]
 
 
 def plan_model(
@@ -119,7 +97,9 @@ def plan_model(
         raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
     wanted, again = model.state_dict(), model.state_dict()
     for name, tensor in wanted.items():
-        if isinstance(tensor, torch.Tensor) and not same_memory(tensor, again[name]):
+        if isinstance(tensor, torch.Tensor) and (
+            local(tensor).data_ptr() != local(again[name]).data_ptr()
+        ):
             raise CheckpointError(
                 f"{name}: the state_dict() of a {type(model).__name__} makes it anew, so it can't "
                 "be filled"
@@ -144,13 +124,6 @@ def plan_model(
     return targets, extra
 
 
-def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one ``state_dict()``, called twice, are the model's own."""
-    if is_dtensor(one):
-        one, other = one._local_tensor, other._local_tensor  # type: ignore[attr-defined]
-    return one.data_ptr() == other.data_ptr()
-
-
 def plain_name(name: str) -> str:
     """Return a parameter's name without what wrappers put into it."""
     for wrapper in WRAPPERS:
@@ -158,36 +131,17 @@ def plain_name(name: str) -> str:
     return name
 
 
-def read_into(targets: Mapping[str, torch.Tensor], tensors: LazyCheckpoint) -> None:
-    """Read into each tensor the part that this rank has; torch's planner says which that is."""
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
-
-    described: dict[str, Any] = {}
-    for name in targets:
-        info = tensors.info(name)
-        size = torch.Size(info.shape)
-        chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-        described[name] = TensorStorageMetadata(TensorProperties(dtype=info.dtype), size, [chunk])
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(targets), Metadata(described))
-    rounds: list[dict[str, tuple[Any, torch.Tensor]]] = []
-    for item in planner.create_local_plan().items:
-        name = item.storage_index.fqn
-        begins = zip(item.storage_offsets, item.lengths, strict=True)
-        index = tuple(slice(begin, begin + length) for begin, length in begins)
-        free = next((one for one in rounds if name not in one), None)
-        if free is None:
-            rounds.append(free := {})
-        free[name] = index or ..., planner.resolve_tensor(item).detach()
-    for one in rounds:  # all at once: a rank has one part of most tensors
-        into = {name: target for name, (_, target) in one.items()}
-        tensors.load({name: index for name, (index, _) in one.items()}, into=into)
+def read_into(targets: Mapping[str, Any], tensors: LazyCheckpoint) -> None:
+    """Read into each tensor the part of it that this rank has."""
+    slices: dict[str, Any] = {}
+    into = {}
+    for name, target in targets.items():
+        slices[name], into[name] = ..., local(target).detach()
+        if is_dtensor(target):
+            (chunk,) = target.__create_chunk_list__()
+            begins = zip(chunk.offsets, chunk.sizes, strict=True)
+            slices[name] = tuple(slice(begin, begin + length) for begin, length in begins)
+    tensors.load(slices, into=into)
 
 
 def plan_optimizer(

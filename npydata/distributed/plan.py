@@ -1,10 +1,10 @@
 """Who writes what: replicated tensors once, each shard of the others by a rank that has it.
 
-The planners are those of ``torch.distributed.checkpoint``, which know every way to spread a tensor.
+Which shard a rank has, a ``DTensor`` says itself; who writes it, torch's planner decides, that of
+``torch.distributed.checkpoint``.
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import (
 
 from npydata.checkpointer.snapshot import Layout, flatten, is_dtensor, lay_out, local, stored_as
 from npydata.errors import CheckpointError
-from npydata.reader.formats.safetensors import COMPLEX_AS_REAL, NOTES
+from npydata.reader.formats.safetensors import COMPLEX_AS_REAL
 from npydata.reader.formats.sharded import OFFSETS, SHARDING
 from npydata.reader.formats.training import DTYPES, VERSIONS, decode, encode
 
@@ -40,6 +40,10 @@ class Shard(NamedTuple):
     dtype: str
     kind: str
     """As torch's planner calls it: ``TENSOR`` for a replica, ``SHARD`` for a chunk."""
+
+    def __str__(self) -> str:
+        of = f" of {list(self.global_shape)}" if self.sizes != self.global_shape else ""
+        return f"{self.dtype.removeprefix('torch.')} {list(self.sizes)}{of}"
 
     def to_write_item(self) -> WriteItem:
         """Return it in the words of torch's planner."""
@@ -60,77 +64,42 @@ class LocalState:
     def __init__(self, part: str, state: Any) -> None:
         flat = flatten(part, state)
         self.tree = flat.tree
+        self.tensors = {name: local(tensor) for name, tensor in flat.tensors.items()}
+        self.shards: list[Shard] = []
+        chunks: dict[Any, Any] = {}  # torch takes long to find one, and most are alike
         tensor: Any
         for name, tensor in flat.tensors.items():
-            if is_dtensor(tensor) and any(one.is_partial() for one in tensor.placements):
-                raise CheckpointError(
-                    f"{part}_state: {name}: is a partial sum; redistribute it first"
-                )
             try:
-                stored_as(name, local(tensor))
+                stored_as(name, self.tensors[name])
+                shape, kind = tuple(tensor.shape), "TENSOR"
+                offsets, sizes = (0,) * len(shape), shape
+                if is_dtensor(tensor):
+                    if any(one.is_partial() for one in tensor.placements):
+                        raise CheckpointError(f"{name}: is a partial sum; redistribute it first")
+                    spread = shape, tensor.placements, tensor.device_mesh
+                    if spread not in chunks:
+                        (chunks[spread],) = tensor.__create_chunk_list__()
+                    kind, chunk = "SHARD", chunks[spread]
+                    offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
             except CheckpointError as error:
                 raise CheckpointError(f"{part}_state: {error}") from None
-        self.planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.shards = self._shards(flat.tensors)
-        self.planner.set_up_planner(flat.tensors)
-
-    def _shards(self, tensors: dict[str, torch.Tensor]) -> list[Shard]:
-        """Return what this rank has; torch's planner, which is slow, is asked once for a kind."""
-        kinds = {name: kind_of(tensor) for name, tensor in tensors.items()}
-        examples = {kind: name for name, kind in kinds.items()}
-        self.planner.set_up_planner({name: tensors[name] for name in examples.values()})
-        found: dict[Any, list[Shard]] = {kind: [] for kind in examples}
-        for item in self.planner.create_local_plan().items:
-            if (data := item.tensor_data) is None:
-                raise CheckpointError(f"{item.index.fqn}: is not a tensor")
-            shape, dtype = tuple(data.size), str(data.properties.dtype)
-            offsets, sizes = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
-            shard = Shard(item.index.fqn, offsets, sizes, shape, dtype, item.type.name)
             if 0 not in sizes or 0 in shape:  # else a rank that has nothing of it
-                found[kinds[shard.name]].append(shard)
-        return [one._replace(name=name) for name, kind in kinds.items() for one in found[kind]]
+                self.shards.append(Shard(name, offsets, sizes, shape, str(tensor.dtype), kind))
 
     def to_json(self) -> dict[str, Any]:
         """Return what rank 0 must know of it."""
         return {"shards": json.dumps(self.shards), "tree": self.tree}
 
-    def files(self, chosen: Sequence[int]) -> list[tuple[Layout, dict[str, torch.Tensor]]]:
-        """Return the files that hold these shards; a name stands in a file once."""
-        seen: Counter[str] = Counter()
-        files: list[list[Shard]] = []
-        for shard in map(self.shards.__getitem__, chosen):
-            if seen[shard.name] == len(files):
-                files.append([])
-            files[seen[shard.name]].append(shard)
-            seen[shard.name] += 1
-        return [self._file(shards) for shards in files]
-
-    def _file(self, shards: list[Shard]) -> tuple[Layout, dict[str, torch.Tensor]]:
-        """Return the layout of one file, whose header says where its shards belong."""
-        tensors = {}
-        for shard in shards:
-            with torch.no_grad():
-                tensors[shard.name] = local(self.planner.resolve_data(shard.to_write_item()))
-        pairs = {shard.name for shard in shards if DTYPES[shard.dtype] in COMPLEX_AS_REAL}
+    def file(self, chosen: Sequence[int]) -> tuple[Layout, dict[str, torch.Tensor]]:
+        """Return the layout of a file with these shards, whose header says where they belong."""
+        shards = [self.shards[k] for k in chosen]
+        tensors = {shard.name: self.tensors[shard.name] for shard in shards}
         offsets = {
-            one.name: {OFFSETS: [*one.offsets, *(0 for _ in range(one.name in pairs))]}
+            one.name: {OFFSETS: [*one.offsets, *[0] * (DTYPES[one.dtype] in COMPLEX_AS_REAL)]}
             for one in shards
         }
-        notes = {
-            "shapes": {one.name: one.global_shape for one in shards},
-            "dtypes": {n: str(tensors[n].dtype).removeprefix("torch.") for n in sorted(pairs)},
-        }
-        texts = {SHARDING: json.dumps(offsets), NOTES: json.dumps(notes)}
-        return lay_out(tensors, metadata=texts), tensors
-
-
-def kind_of(tensor: Any) -> Any:
-    """Return what decides how a tensor is spread; those of one kind have the same shards."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return tensor.shape, tensor.dtype
-    if is_dtensor(tensor):
-        return tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh
-    return id(tensor)
+        shapes = {one.name: one.global_shape for one in shards}
+        return lay_out(tensors, shapes=shapes, metadata={SHARDING: json.dumps(offsets)}), tensors
 
 
 @lru_cache(maxsize=4)
@@ -155,8 +124,7 @@ def share_out(plans: tuple[str, ...]) -> list[list[int]]:
             other, known = first.setdefault((shard.name, shard.offsets), (rank, shard))
             if known != shard:
                 raise CheckpointError(
-                    f"{shard.name}: {described(known)} on rank {other}, "
-                    f"{described(shard)} on rank {rank}"
+                    f"{shard.name}: {known} on rank {other}, {shard} on rank {rank}"
                 )
     planner = DefaultSavePlanner(flatten_state_dict=False)
     try:
@@ -169,12 +137,6 @@ def share_out(plans: tuple[str, ...]) -> list[list[int]]:
         [k for k, shard in enumerate(shards) if (shard.name, shard.offsets) in chosen]
         for shards, chosen in zip(every, mine, strict=True)
     ]
-
-
-def described(shard: Shard) -> str:
-    """Return a shard in words."""
-    of = f" of {list(shard.global_shape)}" if shard.sizes != shard.global_shape else ""
-    return f"{shard.dtype.removeprefix('torch.')} {list(shard.sizes)}{of}"
 
 
 def merged(trees: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npydata.checkpointer import checkpointer
 from npydata.checkpointer.checkpointer import Save, exclusive
@@ -23,10 +23,6 @@ from npydata.checkpointer.writer import write_files
 from npydata.distributed.coordinator import LEAVE_S, Coordinator, RankError, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.reader.formats.training import PARTS, TRAINING, FileEntry, encode
-from npydata.system.accelerator import is_queued
-
-if TYPE_CHECKING:
-    from npydata.distributed.plan import LocalState
 
 
 class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
@@ -68,7 +64,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
 
         begun = time.perf_counter()
         folder = destination(dir)
-        coordinator = Coordinator(sharding, f"saves {folder}", rank, world_size)
+        coordinator = Coordinator(sharding, rank, world_size)
         training = TrainingState() if training_state is None else training_state
         root = self._roots.get(folder.parent) or Root(folder.parent)
         states: dict[str, LocalState] = {}
@@ -85,13 +81,14 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             encode_training(training)  # raises where something can't be stored
             if training.rng is not None:
                 small[f"rng/rank_{coordinator.rank}.json"] = serialized(encode(training.rng))
-            parts = {part: state.to_json() for part, state in states.items()}
-            return {"step": training.step, "parts": parts}
+            return {
+                "does": f"saves step {training.step} of {' and '.join(states)} into {folder}",
+                "parts": {part: state.to_json() for part, state in states.items()},
+            }
 
         with ExitStack() as resources:
 
             def decide(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-                require_one_save(plans)
                 values = {"training_state": encode_training(replace(training, rng=None)),
                           "world_size": coordinator.world_size}  # fmt: skip
                 chosen = {}
@@ -112,7 +109,12 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             temporary = folder.with_name(answer["temporary"])
             held = resources.pop_all()
         try:
-            snapshot = self._plan_share(coordinator, states, answer["chosen"])
+            files = {}
+            for part, state in states.items():
+                layout, tensors = state.file(answer["chosen"][part])
+                if tensors or coordinator.rank == 0:  # without any there is a file, too
+                    files[f"{part}/rank_{coordinator.rank}.safetensors"] = layout, tensors
+            snapshot = Snapshot(files, self._buffer)
             keep = self.keep_last, self.keep_every
 
             def write() -> None:
@@ -132,39 +134,6 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                     (hear if coordinator.rank else tell)(coordinator, error)
             held.close()
             raise
-
-    def _plan_share(
-        self,
-        coordinator: Coordinator,
-        states: "Mapping[str, LocalState]",
-        chosen: Mapping[str, list[int]],
-    ) -> Snapshot:
-        """Return a snapshot of the files that this rank writes."""
-        files = {}
-        for part, state in states.items():
-            made = state.files(chosen[part])
-            if not made and coordinator.rank == 0:  # a state without tensors has a file, too
-                made = [state._file([])]
-            for number, file in enumerate(made, start=1):
-                more = f"-{number}" if number > 1 else ""
-                files[f"{part}/rank_{coordinator.rank}{more}.safetensors"] = file
-        pin = any(is_queued(one) for _, tensors in files.values() for one in tensors.values())
-        layouts = {name: layout for name, (layout, _) in files.items()}
-        snapshot = Snapshot(layouts, self._buffer, pin=pin)
-        for name, (layout, tensors) in files.items():
-            snapshot.add(name, layout, tensors)
-        return snapshot
-
-
-def require_one_save(plans: list[dict[str, Any]]) -> None:
-    """Refuse ranks that save different things, as when one of them missed a call."""
-    for rank, plan in enumerate(plans):
-        for what in ("step", "parts"):
-            mine, first = plan[what], plans[0][what]
-            if what == "parts":
-                mine, first = [*mine], [*first]
-            if mine != first:
-                raise RankError(f"rank {rank} saves {what} {mine}, rank 0 {what} {first}")
 
 
 def write_share(
@@ -227,15 +196,15 @@ def tell(coordinator: Coordinator, failed: BaseException | None) -> None:
         coordinator.send("outcome", message, rank)
     with suppress(RankError):  # who dies now had nothing more to do
         coordinator.gather("left", LEAVE_S)
-    coordinator.delete("done", ranks=coordinator.others)
+    coordinator.delete("done", *coordinator.others)
 
 
 def hear(coordinator: Coordinator, failed: BaseException | None) -> None:
     """On another rank: tell rank 0 what failed here, and wait for what became of the save."""
     mine = coordinator.rank
-    if failed is not None and coordinator.wait([("outcome", mine)], 0):
+    if failed is not None and coordinator.wait("outcome", [mine], 0):
         coordinator.send("done", coordinator.error_message(failed))
-    if coordinator.wait([("outcome", mine)], 2 * coordinator.timeout_s):
+    if coordinator.wait("outcome", [mine], 2 * coordinator.timeout_s):
         raise RankError(
             f"rank 0 gave no word in {2 * coordinator.timeout_s:g} s: it isn't known to be saved"
         )

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ranks import on_ranks
-from ranks.states import group, part_of
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from ranks import on_ranks, states
 
 from faults.film import Camera
-from faults.saving import model_at, optimizer_at, resume, save_step, saved, saves_again, step_of
+from faults.saving import resume, save_step, saved, saves_again, step_of
 from npydata import (
     AsyncCheckpointer,
-    ShardingConfig,
-    TrainingState,
     latest_checkpoint,
     open_checkpoint,
     open_tokens,
@@ -49,6 +44,7 @@ class Checkpoints(Filmed):
     """Folders of the saves, in their order."""
     keep_last: int | None = None
     root: str = "run"
+    save = staticmethod(save_step)
 
     def prepare(self, folder):
         for step, name in enumerate(self.before, 1):
@@ -59,7 +55,7 @@ class Checkpoints(Filmed):
         resume(folder / self.root)
         with AsyncCheckpointer(keep_last=self.keep_last) as keeper:
             for step, name in enumerate(self.names, len(self.before) + 1):
-                save_step(keeper, folder / self.root / name, step, ELEMENTS)
+                self.save(keeper, folder / self.root / name, step, ELEMENTS)
                 keeper.wait()
                 confirm(step)
 
@@ -89,19 +85,7 @@ class Distributed(Checkpoints):
     def film(self, folder, film, unsynced=None):
         on_ranks(2, film_rank, self, folder, film, unsynced)
 
-    def act(self, folder, confirm):
-        mesh = init_device_mesh("cpu", (2,))
-        resume(folder / self.root)
-        with AsyncCheckpointer(keep_last=self.keep_last) as keeper:
-            for step, name in enumerate(self.names, len(self.before) + 1):
-                model, optimizer = model_at(step, ELEMENTS), optimizer_at(step)
-                model["weight"] = part_of(model["weight"], mesh, [Shard(0)])
-                training = TrainingState(step=step, rng={"rank": group()[0]})
-                sharding = ShardingConfig(timeout_s=60)
-                folders = folder / self.root / name, model, optimizer, training
-                keeper.save_distributed(*folders, sharding=sharding)
-                keeper.wait()
-                confirm(step)
+    save = staticmethod(states.save_step)
 
 
 def film_rank(protocol, folder, film, unsynced):

@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from datetime import timedelta
 from functools import cache
@@ -21,6 +22,8 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["pytest", "torch._dynamo", "ranks.states", "npydata.distributed.plan"]
 )
+REAPER = threading.Lock()
+"""Held to start or join a rank: who starts one looks how others ended, and two can't hear that."""
 runs = itertools.count()
 pipes = []
 """In a rank: where its messages go."""
@@ -47,7 +50,8 @@ class Ranks:
             self.pipes.append(ours)
             order = theirs, work, args, rank, world_size, place
             self.processes.append(SERVER.Process(target=be_rank, args=order, daemon=True))
-            self.processes[-1].start()
+            with REAPER:
+                self.processes[-1].start()
             theirs.close()
 
     def next(self, rank):
@@ -65,7 +69,8 @@ class Ranks:
         last = None
         while (message := self.next(rank)) is not None:
             last = message
-        self.processes[rank].join()
+        with REAPER:
+            self.processes[rank].join()
         code = self.processes[rank].exitcode
         return ("killed", code) if code < 0 else last
 
@@ -82,8 +87,9 @@ class Ranks:
     def kill_all(self):
         """Kill every rank that is still there."""
         for process in self.processes:
-            process.kill()
-            process.join()
+            with REAPER:
+                process.kill()
+                process.join()
 
 
 @cache

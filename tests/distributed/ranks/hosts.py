@@ -2,31 +2,19 @@
 
 import os
 import secrets
-import subprocess
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 
+from faults.disks import run
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A network of its own."""
-
-    name: str
-    interface: str
-    address: str
-
-    @property
-    def prefix(self):
-        """What stands before a command that shall run there."""
-        return ["ip", "netns", "exec", self.name]
+INTERFACE = "npydata0"
+"""On each host; the first has the first address, the second the second."""
+ADDRESSES = "10.213.77.1", "10.213.77.2"
 
 
-def run(*command):
-    """Run a system's tool; its complaint is the error."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"{' '.join(map(str, command[:3]))}: {done.stderr.strip()[-300:]}")
+def on_host(name):
+    """Return what stands before a command that shall run on a host."""
+    return ["ip", "netns", "exec", name]
 
 
 @cache
@@ -36,7 +24,7 @@ def cannot_have_hosts():
         return "network namespaces need root"
     try:
         with two_hosts() as hosts:
-            run(*hosts[0].prefix, "true")
+            run(*on_host(hosts[0]), "true")
     except OSError as error:
         return f"no network namespaces here: {error}"
     return ""
@@ -44,19 +32,17 @@ def cannot_have_hosts():
 
 @contextmanager
 def two_hosts():
-    """Yield two hosts that reach each other and nothing else; they are gone at the end."""
-    mark = secrets.token_hex(3)
-    hosts = [Host(f"npy-{mark}-{k}", f"np{mark}{k}", f"10.213.77.{k + 1}") for k in range(2)]
+    """Yield the names of two hosts that reach each other and nothing else; then they are gone."""
+    hosts = [f"npydata-{secrets.token_hex(3)}" for _ in ADDRESSES]
     with ExitStack() as stack:
         for host in hosts:
-            run("ip", "netns", "add", host.name)
-            stack.callback(run, "ip", "netns", "del", host.name)
-        one, two = hosts
-        ends = ["netns", one.name, "type", "veth", "peer", "name", two.interface, "netns", two.name]
-        run("ip", "link", "add", one.interface, *ends)
-        for host in hosts:
-            inside = ["ip", "-n", host.name]
-            run(*inside, "address", "add", f"{host.address}/24", "dev", host.interface)
-            run(*inside, "link", "set", host.interface, "up")
-            run(*inside, "link", "set", "lo", "up")
+            run("ip", "netns", "add", host)
+            stack.callback(run, "ip", "netns", "del", host)
+        ends = ["netns", hosts[0], "type", "veth", "peer", "name", INTERFACE, "netns", hosts[1]]
+        run("ip", "link", "add", INTERFACE, *ends)
+        for host, address in zip(hosts, ADDRESSES, strict=True):
+            inside = ["ip", "-n", host]
+            run(*inside, "address", "add", f"{address}/24", "dev", INTERFACE)
+            for device in (INTERFACE, "lo"):
+                run(*inside, "link", "set", device, "up")
         yield hosts

@@ -1,15 +1,18 @@
 """What ranks save and load: a small model in every way of spreading it, and a stream of tokens."""
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
+from faults.saving import model_at, optimizer_at
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
-from npydata import AsyncDataLoader, MmapDataset
+from npydata import AsyncDataLoader, MmapDataset, ShardingConfig, TrainingState
 
 SEQ_LEN = 8
 
@@ -78,6 +81,23 @@ def part_of(tensor, mesh, places):
     return DTensor.from_local(local, mesh, places, run_check=False, **size)
 
 
+@cache
+def mesh():
+    """Return all ranks, as a line; the first call is one that all make."""
+    return init_device_mesh("cpu", (group()[1],))
+
+
+def save_step(keeper, folder, step, elements, timeout_s=60):
+    """Save a step's state, of which every rank has a part."""
+    model, optimizer = model_at(step, elements), optimizer_at(step)
+    model["weight"] = part_of(model["weight"], mesh(), [Shard(0)])
+    state = optimizer["state"][0]
+    state["exp_avg"] = part_of(state["exp_avg"], mesh(), [Shard(0)])
+    training = TrainingState(step=step, rng={"rank": group()[0]})
+    sharding = ShardingConfig(timeout_s=timeout_s)
+    keeper.save_distributed(folder, model, optimizer, training, sharding=sharding)
+
+
 def whole(value):
     """Return a nested state with whole tensors of their own; all ranks take part."""
     if isinstance(value, DTensor):
@@ -89,13 +109,6 @@ def whole(value):
     if isinstance(value, list | tuple):
         return type(value)(whole(one) for one in value)
     return value
-
-
-def plain(value):
-    """Return what a process without torch can compare: tensors as dtype, shape and bytes."""
-    from checkpoint_tools import bitwise
-
-    return bitwise(value)
 
 
 def stream(path):
