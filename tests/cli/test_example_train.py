@@ -43,13 +43,6 @@ def logged(out):
     return log.read_text().splitlines() if log.exists() else []
 
 
-def finish(out, steps):
-    """Start it once more, and let it come to its end."""
-    child = start(out, steps)
-    _, printed = child.communicate(timeout=PATIENCE * 4)
-    assert child.returncode == 0, printed
-
-
 def kill_at_a_moment(out, steps, chance):
     """Kill a run after a random step, at a random moment of the next one or two."""
     lines, pause = len(logged(out)) + chance.randint(1, 2 * SAVE_EVERY), threading.Event()
@@ -76,42 +69,6 @@ def what_is_left(out):
     return newest.name, set(logged(out)), {file.name: file.read_bytes() for file in files}
 
 
-@pytest.fixture(scope="session")
-def whole_run(tmp_path_factory):
-    """What a run of so many steps leaves that nobody killed."""
-    known = {}
-
-    def left(steps):
-        if steps not in known:
-            out = tmp_path_factory.mktemp("whole")
-            finish(out, steps)
-            assert len(logged(out)) == steps
-            known[steps] = what_is_left(out)
-        return known[steps]
-
-    return left
-
-
-def killed_again_and_again(out, steps, kinds, chance):
-    """Kill a run in each of these ways, then let it finish; return what the kills met."""
-    met = {"before any checkpoint": 0, "within a save": 0, "repeated steps": 0}
-    for kill in kinds:
-        kill(out, steps, chance)
-        met["before any checkpoint"] += latest_checkpoint(out) is None
-        met["within a save"] += any(entry.name.startswith(".") for entry in out.iterdir())
-    finish(out, steps)
-    met["repeated steps"] = len(logged(out)) - steps
-    return met
-
-
-def test_killed_4_times_it_ends_with_the_same_losses_and_weights(tmp_path, whole_run):
-    kinds = [kill_at_a_moment, kill_in_a_save] * 2
-    met = killed_again_and_again(tmp_path, 64, kinds, random.Random(0))
-    assert met["within a save"], met
-    assert met["repeated steps"], met
-    assert what_is_left(tmp_path) == whole_run(64)
-
-
 def test_sigterm_has_it_save_at_the_next_step_and_end(tmp_path):
     child, patience = start(tmp_path, 1_000_000), time.monotonic() + PATIENCE
     while len(logged(tmp_path)) < 3 and child.poll() is None and time.monotonic() < patience:
@@ -121,21 +78,6 @@ def test_sigterm_has_it_save_at_the_next_step_and_end(tmp_path):
     assert child.returncode == 143, printed
     steps = len(logged(tmp_path))
     assert latest_checkpoint(tmp_path).name == f"step-{steps:06}"
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_killed_50_times_it_ends_with_the_same_losses_and_weights(tmp_path, whole_run):
-    chance = random.Random(1)
-    kinds = [chance.choice([kill_at_a_moment, kill_in_a_save]) for _ in range(50)]
-    met = killed_again_and_again(tmp_path, 700, kinds, chance)
-    print(f"50 kills: {met}")
-    assert met["within a save"] >= 5, met
-    assert met["repeated steps"] >= 50, met
-    assert what_is_left(tmp_path) == whole_run(700)
-
-
-# In this process: what the state holds, and what a wrong start is told
 
 
 def load(folder):
@@ -149,12 +91,18 @@ def load(folder):
         sys.path.remove(str(folder))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def train():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield load(TRAIN.parent)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+    """What a run of 12 steps leaves."""
+    return run(train, tmp_path_factory.mktemp("whole"), 12)
 
 
 def run(module, out, *stops, tokens=TOKENS, **options):
@@ -164,10 +112,32 @@ def run(module, out, *stops, tokens=TOKENS, **options):
     return what_is_left(out)
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kills, steps, within, repeated", [
+    (4, 64, 1, 1), pytest.param(50, 700, 5, 50, marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_killed_again_and_again_it_ends_with_the_same_losses_and_weights(
+    train, tmp_path, kills, steps, within, repeated
+):
+    chance, in_saves, killed = random.Random(kills), 0, tmp_path / "killed"
+    kinds = [kill_at_a_moment, kill_in_a_save] * (kills // 2)
+    chance.shuffle(kinds)
+    for kill in kinds:
+        kill(killed, steps, chance)
+        in_saves += any(entry.name.startswith(".") for entry in killed.iterdir())
+    whole = run(train, tmp_path / "whole", steps, save_every=SAVE_EVERY)
+    assert len(whole[1]) == len(logged(tmp_path / "whole")) == steps
+    assert run(train, killed, steps, save_every=SAVE_EVERY) == whole
+    assert in_saves >= within
+    assert len(logged(killed)) >= steps + repeated
+
+
+# What the state holds, and what a wrong start is told
+
+
 @pytest.mark.parametrize("snapshot", ["host", "overlap", "device"])
-def test_a_run_in_three_pieces_is_the_run_in_one(train, tmp_path, snapshot):
-    whole = run(train, tmp_path / "whole", 12)
-    assert run(train, tmp_path / "pieces", 5, 6, 12, snapshot=snapshot) == whole
+def test_a_run_in_three_pieces_is_the_run_in_one(train, whole, tmp_path, snapshot):
+    assert run(train, tmp_path, 5, 6, 12, snapshot=snapshot) == whole
 
 
 def test_it_goes_on_across_the_end_of_an_epoch(train, tmp_path):
@@ -186,59 +156,48 @@ FORGETS = {
     "to set the loader": ("loader.load_state_dict(state.loader)", "pass"),
     "to set the optimizer": ("optimizer.load_state_dict(moments)", "pass"),
     "to set the weights": ("model.load_state_dict(weights)", "pass"),
-    "that a step was done": (
-        "return state.step, newest.name",
-        "return state.step - 1, newest.name",
-    ),
+    "that a step was done": ("state.step, newest.name", "state.step - 1, newest.name"),
 }
 """What such a script may forget, as a change of its text."""
 
 
 @pytest.mark.parametrize("part", FORGETS)
-def test_a_script_that_forgets_one_part_goes_on_differently(part, train, tmp_path):
+def test_a_script_that_forgets_one_part_goes_on_differently(part, whole, tmp_path):
     line, instead = FORGETS[part]
     texts = {path.name: path.read_text() for path in TRAIN.parent.glob("*.py")}
     assert (texts["train.py"] + texts["resume.py"]).count(line) == 1
     for name, text in texts.items():
         (tmp_path / name).write_text(text.replace(line, instead))
-    losses = run(train, tmp_path / "whole", 12)[1]
-    forgets, pieces = load(tmp_path), tmp_path / "pieces"
-    for steps in (6, 12):
-        forgets.train(TOKENS, pieces, steps=steps)
-    assert set(logged(pieces)) != losses
+    _, losses, _ = run(load(tmp_path), tmp_path / "pieces", 6, 12)
+    assert losses != whole[1]
 
 
-def test_the_log_is_of_the_exact_losses(train, tmp_path):
-    train.train(TOKENS, tmp_path, steps=5)
+def test_it_logs_exact_losses_keeps_the_newest_and_is_done_once(train, tmp_path, capsys):
+    before = run(train, tmp_path, 8, save_every=2, keep_last=2)
+    folders = sorted(one.name for one in tmp_path.iterdir() if one.is_dir())
+    assert folders == ["step-000006", "step-000008"]
     last = load_checkpoint(latest_checkpoint(tmp_path))[2]
     assert logged(tmp_path)[-1] == f"{last.step},{last.loss!r}"
-
-
-def test_it_keeps_the_newest_checkpoints(train, tmp_path):
-    train.train(TOKENS, tmp_path, steps=8, save_every=2, keep_last=2)
-    assert sorted(one.name for one in tmp_path.iterdir() if one.is_dir()) == [
-        "step-000006",
-        "step-000008",
-    ]
+    assert run(train, tmp_path, 2) == before
+    assert "step-000008: resumed at step 8" in capsys.readouterr().err
 
 
 WRONG = {
-    "no such file": (["--tokens", "nowhere.npy"], "nowhere.npy"),
-    "not tokens": (["--tokens", __file__], "test_example_train.py: cannot tell its format"),
-    "a window too long": (["--context", "1000000"], "expected at least 1000001 tokens"),
-    "no batch": (["--batch-size", "0"], "batch_size"),
-    "no number": (["--batch-size", "many"], "invalid int value: 'many'"),
-    "no such device": (["--device", "toaster"], "toaster"),
-    "other settings": (["--batch-size", "8"], "was made with batch_size 16, not 8"),
+    "--tokens nowhere.npy": "nowhere.npy",
+    f"--tokens {__file__}": "test_example_train.py: cannot tell its format",
+    "--context 1000000": "expected at least 1000001 tokens",
+    "--batch-size 0": "batch_size",
+    "--batch-size many": "invalid int value: 'many'",
+    "--device toaster": "toaster",
+    "--batch-size 8": "was made with batch_size 16, not 8",
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_arguments_are_told_in_one_line(wrong, train, tmp_path, capsys, monkeypatch):
-    words, message = WRONG[wrong]
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_arguments_are_told_in_one_line(words, train, tmp_path, capsys, monkeypatch):
     train.train(TOKENS, tmp_path, steps=1)
-    given = ["--tokens", str(TOKENS), "--out", str(tmp_path), *words]
-    monkeypatch.setattr(sys, "argv", ["train.py", *given])
+    given = ["train.py", "--tokens", str(TOKENS), "--out", str(tmp_path), *words.split()]
+    monkeypatch.setattr(sys, "argv", given)
     capsys.readouterr()
     try:
         code = train.main()
@@ -246,11 +205,5 @@ def test_wrong_arguments_are_told_in_one_line(wrong, train, tmp_path, capsys, mo
         code = ended.code
     lines = capsys.readouterr().err.splitlines()
     assert code == 2
-    assert message in lines[-1]
+    assert WRONG[words] in lines[-1]
     assert lines[-1].startswith("train.py: ")
-
-
-def test_a_run_that_is_done_changes_nothing(train, tmp_path, capsys):
-    before = run(train, tmp_path, 3)
-    assert run(train, tmp_path, 2) == before
-    assert "step-000003: resumed at step 3" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from npydata import (
     AsyncCheckpointer,
     AsyncDataLoader,
-    LoaderError,
     MixtureDataset,
     MmapDataset,
     NpyTokensDataset,
@@ -38,23 +36,10 @@ def test_a_class_explains_each_of_its_fields(kind):
     assert [name for name in explained if name in names] == [*names]
 
 
-@pytest.mark.parametrize("kind", [str, lambda path: str(path).encode(), Path])
-def test_a_path_is_no_dataset(tmp_path, kind):
-    path = tmp_path / "train.npy"
-    write_tokens(path, [np.arange(100, dtype=np.uint16)])
-    with pytest.raises(LoaderError, match=r"train\.npy.*MmapDataset.*NpyTokensDataset"):
-        AsyncDataLoader(kind(path))
-
-
 def test_text_is_one_name_of_a_tensor(tmp_path):
     torch.save({"model": {"weight": torch.arange(3.0)}}, tmp_path / "w.pt")
     with open_checkpoint(tmp_path / "w.pt") as checkpoint:
         assert checkpoint.load("model.weight").keys() == {"model.weight"}
-
-
-def test_an_argument_that_is_none_is_a_type_error_as_elsewhere():
-    with pytest.raises(TypeError, match="num_worker= is no argument: did you mean 'num_workers'"):
-        AsyncDataLoader([1], num_worker=2)
 
 
 @pytest.fixture

@@ -1,5 +1,9 @@
 """What a loader accepts; each refusal is one line that names the argument."""
 
+import inspect
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,36 +20,48 @@ from npydata import (
     write_tokens,
 )
 
-REFUSED = {
-    "a batch of nothing": ({"batch_size": 0}, "batch_size=0"),
-    "half a sample": ({"batch_size": 1.5}, "batch_size=1.5"),
-    "a truth value as a number": ({"batch_size": True}, "batch_size=True"),
-    "fewer workers than none": ({"num_workers": -1}, "num_workers=-1"),
-    "workers in words": ({"num_workers": "two"}, "num_workers='two'"),
-    "a negative window": ({"prefetch_factor": -1}, "prefetch_factor=-1"),
-    "a seed in words": ({"seed": "now"}, "seed='now'"),
-    "a rank alone": ({"rank": 1}, "rank=1"),
-    "a rank too high": ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2"),
-    "ranks without a seed": ({"rank": 0, "world_size": 2}, "seed"),
-    "an unknown dtype": ({"dtype": "int64"}, "dtype='int64'"),
-    "an unknown device": ({"device": "abacus"}, "abacus"),
-    "a misspelt name": ({"batch_sise": 4}, "batch_size"),
-    "a sampler and a batch sampler": ({"sampler": [1], "batch_sampler": [[1]]}, "sampler"),
-    "a sampler and shuffling": ({"sampler": [1], "shuffle": True}, "shuffle"),
-    "a sampler and ranks": ({"sampler": [1], "rank": 0, "world_size": 2}, "rank"),
-    "a batch sampler and a size": ({"batch_sampler": [[1]], "batch_size": 4}, "batch_size"),
-    "a transform that is none": ({"transforms": len}, "transforms"),
-}
+ROOT = Path(__file__).resolve().parents[2]
+STOCK = ("worker_init_fn", "generator", "timeout", "persistent_workers", "multiprocessing_context",
+         "in_order", "pin_memory_device")  # fmt: skip
+REFUSED = [
+    *((LoaderError, *row) for row in (
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"prefetch_factor": -1}, "prefetch_factor=-1"),
+        ({"rank": 1}, "rank=1"),
+        ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2"),
+        ({"rank": 0, "world_size": 2}, "seed"),
+        ({"dtype": "int64"}, "dtype='int64'"),
+        ({"device": "abacus"}, "abacus"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "sampler"),
+        ({"sampler": [1], "shuffle": True}, "shuffle"),
+        ({"sampler": [1], "rank": 0, "world_size": 2}, "rank"),
+        ({"batch_sampler": [[1]], "batch_size": 4}, "batch_size"),
+    )),
+    *((TypeError, *row) for row in (
+        *(({name: "two"}, f"{name}='two'") for name in (
+            "num_workers", "batch_size", "prefetch_factor", "shuffle", "seed", "drop_last",
+            "dtype")),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"sampler": 2.5}, "sampler"),
+        ({"transforms": len}, "transforms"),
+        ({"batch_sise": 4}, "batch_sise= is no argument: did you mean 'batch_size'"),
+        *(({name: 1}, f"{name}= is no argument: (write|leave|workers)") for name in STOCK),
+    )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_line_that_names_it(case):
-    settings, named = REFUSED[case]
-    with pytest.raises(LoaderError) as caught:
+@pytest.mark.parametrize(("error", "settings", "message"), REFUSED)
+def test_refused_in_one_line_that_names_it(error, settings, message):
+    with pytest.raises(error, match=message) as caught:
         AsyncDataLoader(Fetched(10), **settings)
-    message = str(caught.value)
-    assert named in message
-    assert "\n" not in message
+    assert isinstance(caught.value, LoaderError)
+    assert "\n" not in str(caught.value)
+
+
+def test_positions_after_the_batch_size_say_name_them():
+    with pytest.raises(TypeError, match="name"):
+        AsyncDataLoader(Fetched(10), 4, True)
 
 
 class Lengthless:
@@ -58,14 +74,16 @@ class OnlyLength:
         return 3
 
 
-DATASETS = {"a path": "tokens.npy", "a Path": Path("tokens.npy"), "a number": 3,
-            "no length": Lengthless(), "nothing to get": OnlyLength()}  # fmt: skip
+@pytest.mark.parametrize("path", ["a.npy", b"a.npy", Path("a.npy")])
+def test_a_path_is_no_dataset(path):
+    with pytest.raises(LoaderError, match=r"a\.npy.*MmapDataset.*NpyTokensDataset"):
+        AsyncDataLoader(path)
 
 
-@pytest.mark.parametrize("kind", DATASETS)
-def test_what_is_no_dataset_is_refused(kind):
+@pytest.mark.parametrize("dataset", [3, Lengthless(), OnlyLength()])
+def test_what_is_no_dataset_is_refused(dataset):
     with pytest.raises(LoaderError):
-        AsyncDataLoader(DATASETS[kind])
+        AsyncDataLoader(dataset)
 
 
 def test_streams_take_no_sampler():
@@ -73,9 +91,30 @@ def test_streams_take_no_sampler():
         AsyncDataLoader(Stream(10), sampler=range(10))
 
 
-def test_a_misspelt_name_is_a_type_error():
-    with pytest.raises(TypeError, match="batch_size"):
-        AsyncDataLoader(Fetched(10), batch_sise=4)
+SLIPS = """
+from npydata import AsyncDataLoader, MmapDataset
+ds = MmapDataset("a.npy", 8)
+AsyncDataLoader(ds, 4, shuffle=True, num_workers=1)
+AsyncDataLoader(ds, batch_sise=4)
+AsyncDataLoader(ds, num_workers="two")
+AsyncDataLoader(ds, 4, True)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_slips_are_caught_by_the_type_checker(tmp_path):
+    (tmp_path / "slips.py").write_text(SLIPS)
+    command = [sys.executable, "-m", "mypy", "--no-incremental", tmp_path / "slips.py"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert {int(line) for line in re.findall(r"slips.py:(\d+): error:", found)} == {5, 6, 7}, found
+
+
+def test_completion_offers_the_arguments():
+    parameters = inspect.signature(AsyncDataLoader).parameters
+    assert parameters["batch_size"].default == 32
+    assert parameters["prefetch_factor"].default == 16
+    assert all(one.annotation is not inspect.Parameter.empty for one in parameters.values())
 
 
 def test_the_config_takes_the_same():

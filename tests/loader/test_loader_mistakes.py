@@ -1,9 +1,6 @@
 """What used to go wrong without a word."""
 
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,63 +127,6 @@ def test_orders_of_large_batches_are_computed_once(monkeypatch, tokens):
                                  num_workers=4)  # fmt: skip
         samples = sum(len(x) for x, _ in loader)
         assert sum(asked) == samples
-
-
-# Arguments
-
-
-def test_positions_after_the_batch_size_say_name_them():
-    with pytest.raises(TypeError, match="name"):
-        AsyncDataLoader(Fetched(10), 4, True)
-
-
-STOCK = ["worker_init_fn", "generator", "timeout", "persistent_workers", "multiprocessing_context",
-         "in_order", "pin_memory_device"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STOCK)
-def test_what_only_torchs_loader_has_is_refused_with_what_to_write(name):
-    with pytest.raises(TypeError, match=rf"{name}= is no argument: (write|leave|workers)"):
-        AsyncDataLoader(Fetched(10), **{name: 1})
-
-
-@pytest.mark.parametrize("name", ["num_workers", "batch_size", "prefetch_factor", "shuffle", "seed",
-                                  "drop_last", "dtype", "transforms", "sampler"])  # fmt: skip
-def test_a_value_of_the_wrong_type_is_a_type_error(name):
-    value = 2.5 if name in ("transforms", "sampler") else "two"
-    with pytest.raises(TypeError, match=name):
-        AsyncDataLoader(Fetched(10), **{name: value})
-
-
-SLIPS = """
-from npydata import AsyncDataLoader, MmapDataset
-ds = MmapDataset("a.npy", 8)
-AsyncDataLoader(ds, 4, shuffle=True, num_workers=1)
-AsyncDataLoader(ds, batch_sise=4)
-AsyncDataLoader(ds, num_workers="two")
-AsyncDataLoader(ds, 4, True)
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-def test_slips_are_caught_by_the_type_checker(tmp_path):
-    (tmp_path / "slips.py").write_text(SLIPS)
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "mypy", "--no-incremental", tmp_path / "slips.py"]
-    found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout
-    errors = [line for line in found.splitlines() if "slips.py:" in line and ": error:" in line]
-    lines = {int(line.split("slips.py:")[1].split(":")[0]) for line in errors}
-    assert lines == {5, 6, 7}, found
-
-
-def test_completion_offers_the_arguments():
-    import inspect
-
-    parameters = inspect.signature(AsyncDataLoader).parameters
-    assert parameters["batch_size"].default == 32
-    assert parameters["prefetch_factor"].default == 16
-    assert all(one.annotation is not inspect.Parameter.empty for one in parameters.values())
 
 
 # Logs

@@ -76,7 +76,7 @@ def test_no_more_batches_are_in_flight_than_asked_for(workers, prefetch):
     assert dataset.begun <= 199 + bound
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 6), st.booleans(), st.booleans())
 def test_ranks_take_their_slices_of_each_global_batch(length, size, world, shuffle, drop_last):
     ranks = [
