@@ -10,15 +10,13 @@ write("train.py")                           # the learner's file
 Loader = earlier("00", "Loader")            # what was built in an earlier lesson
 """
 
-import ast
-import builtins
 import difflib
 import json
 import os
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,7 +27,7 @@ from typing import Any
 
 from course import lesson, widgets
 from course.grading.child import in_child
-from course.grading.exercise import Exercise, Row
+from course.grading.exercise import Exercise
 from course.grading.judge import judge, kept_text
 from course.widgets import is_live, say, sliders
 
@@ -38,10 +36,6 @@ __all__ = [
     "write",
 ]  # fmt: skip
 
-YOURS = "Yours runs from here on."
-STANDS_IN = "The solution stands in until yours is right."
-LAST_RIGHT = "The one you wrote before, which was right, runs from here on."
-OPEN = "Write {} in place of the dots, then run the cell."
 TOLERANCE = 1.25
 THOUSANDS = re.compile(r"(?<=\d)[ ,_](?=\d{3}\b)")
 
@@ -50,9 +44,9 @@ THOUSANDS = re.compile(r"(?<=\d)[ ,_](?=\d{3}\b)")
 class Prediction:
     """What was asked, and answered."""
 
-    choices: tuple[str, ...]
-    unit: str
-    within: float
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    within: float = TOLERANCE
     mine: Any = ...
     right: bool | None = None
 
@@ -68,17 +62,6 @@ class Card:
     change: str
     promise: Callable[[Any], None]
     symptoms: Mapping[str, str]
-
-    @property
-    def row(self) -> Row:
-        old, _, new = self.change.partition(">>")
-        return Row(old.strip(), new.strip(), "")
-
-    def diff(self) -> list[str]:
-        source = self.exercise.solution.source
-        changed = source.replace(self.row.old, self.row.new)
-        lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), n=1, lineterm="")
-        return list(lines)[3:]
 
 
 class Lesson:
@@ -103,8 +86,8 @@ def begin(number: str) -> None:
     """Open a lesson."""
     _open[:] = [Lesson(number)]
     if is_live():
-        widgets.Shown({"text/html": widgets.UNUSED, "text/plain": ""})
-    if kept := accepted():
+        widgets.show({"text/html": widgets.UNUSED, "text/plain": ""})
+    if kept := accepted(number):
         print("From an earlier session of yours:", ", ".join(kept))
 
 
@@ -119,7 +102,7 @@ def current() -> Lesson:
 
 def check(answer: Any) -> Any:
     """Judge an answer; return it when it is right, else the solution, so that the page goes on."""
-    name = answer.__name__
+    name, number = answer.__name__, current().number
     exercise = current().exercises.get(name)
     if exercise is None:
         say(f"This lesson has no exercise {name!r}; keep the name that was there.", "red")
@@ -128,22 +111,18 @@ def check(answer: Any) -> Any:
     if verdict.printed:
         print(f"your code printed:\n{verdict.printed}\n")
     say(verdict.text, {True: "green", False: "red", None: ""}[verdict.right])
-    print(YOURS if verdict.right else LAST_RIGHT if name in accepted() else STANDS_IN)
+    before = accepted(number)
     if verdict.right:
-        store = accepted() | {name: kept_text(answer)}
-        _replace(
-            folder() / "accepted.json", json.dumps(_all_accepted() | {current().number: store})
-        )
-    chosen = answer if verdict.right else stand_in(exercise, answer)
-    if exercise.on:
-        setattr(exercise.on, name, chosen)
-    return chosen
-
-
-def stand_in(exercise: Exercise, answer: Any) -> Any:
-    """Return the last right answer, or the solution; it sees the notebook's other names."""
+        print("Yours runs from here on.")
+        texts = _all_accepted() | {number: before | {name: kept_text(answer)}}
+        _replace(folder() / "accepted.json", json.dumps(texts))
+        return answer
+    if name in before:
+        print("The one you wrote before, which was right, runs from here on.")
+    else:
+        print("The solution stands in until yours is right.")
     names = vars(sys.modules[answer.__module__]) if answer.__module__ in sys.modules else {}
-    return exercise.solution.define(accepted().get(exercise.name, ""), names)
+    return exercise.solution.define(before.get(name, ""), names)
 
 
 def earlier(number: str, *names: str) -> Any:
@@ -151,7 +130,7 @@ def earlier(number: str, *names: str) -> Any:
 
     One name gives its value, several a list.
     """
-    made = lesson.defined(number, _all_accepted().get(number, {}))
+    made = lesson.defined(number, accepted(number))
     found = [made[name] for name in names]
     return found[0] if len(found) == 1 else found
 
@@ -170,14 +149,14 @@ def folder() -> Path:
     return path
 
 
+def accepted(number: str) -> dict[str, str]:
+    """Return the text of each right answer of a lesson."""
+    return _all_accepted().get(number, {})
+
+
 def _all_accepted() -> dict[str, dict[str, str]]:
     path = folder() / "accepted.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def accepted() -> dict[str, str]:
-    """Return the text of each right answer of this lesson."""
-    return _all_accepted().get(current().number, {})
 
 
 def _replace(path: Path, text: str) -> None:
@@ -186,16 +165,14 @@ def _replace(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def file_text(name: str, number: str = "") -> tuple[str, list[str], list[str]]:
-    """Return a file of the learner's: its text, the builds that are theirs, those that are not.
-
-    `number` is the lesson that it belongs to, by default the one that is open.
-    """
-    number = number or current().number
-    own = _all_accepted().get(number, {})
+def file_text(name: str, number: str) -> tuple[str, list[str], list[str]]:
+    """Return a file of the learner's: its text, the builds that are theirs, those that are not."""
+    own = accepted(number)
     parts, yours, missing = [], [], []
-    for tags, source in lesson.tagged(number, f"file:{name}"):
+    for tags, source in lesson.code_cells(number):
         built = lesson.built(tags)
+        if f"file:{name}" not in tags:
+            continue
         if built in own:
             yours.append(built)
             parts.append(f"# %% {built}: yours\n{own[built]}")
@@ -208,34 +185,19 @@ def file_text(name: str, number: str = "") -> tuple[str, list[str], list[str]]:
 
 
 def write(name: str, number: str = "") -> Path:
-    """Write one of the learner's files: the cells tagged with it, with what was accepted."""
-    text, yours, missing = file_text(name, number)
+    """Write one of the learner's files: the cells tagged with it, with what was accepted.
+
+    `number` is the lesson that it belongs to, by default the one that is open.
+    """
+    text, yours, missing = file_text(name, number or current().number)
     path = folder() / name
     _replace(path, text)
-    print(f"lab/mine/{name}: {len(text.splitlines())} lines,", end=" ")
-    if yours or missing:
-        named = missing and not number
-        stands_in = f"; the solution stands in for {', '.join(missing)}" if named else ""
-        print(f"{len(yours)} of {len(yours + missing)} builds are yours{stands_in}.")
-    else:
-        print("all of them given.")
-    for unknown in unresolved(text):
-        say(f"{name} uses {unknown!r} from another cell: move it into the build's cell.", "red")
+    said = f"{len(yours)} of {len(yours + missing)} builds are yours"
+    if missing and not number:
+        said += f"; the solution stands in for {', '.join(missing)}"
+    said = said if yours or missing else "all of them given"
+    print(f"lab/mine/{name}: {len(text.splitlines())} lines, {said}.")
     return path
-
-
-def unresolved(text: str) -> list[str]:
-    """Return the names that a file uses and nobody defines."""
-    nodes = list(ast.walk(ast.parse(text)))
-    defined = {*dir(builtins), "__file__"}
-    for node in nodes:
-        new = (
-            getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "arg", "")
-        )
-        defined.add(str(new).split(".")[0])
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    defined |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return sorted({node.id for node in names} - defined)
 
 
 # Predicting
@@ -256,36 +218,45 @@ def predict(
     up to 100 %.
     """
     asked = current().predictions[name] = Prediction(choices or parts, unit, within)
-    near = f", at most {within:g} times too large or too small" if within > 1 else ", exactly"
 
-    def note(answer: Any) -> tuple[str, str]:
+    def answered(answer: Any) -> tuple[str, str]:
         asked.mine = read_answer(answer, choices, parts, unit)
-        said = spoken(asked.mine, parts, unit)
-        return f"{question}\nYou say: {said}. (To change it, run the cell again.)", ""
+        return f"You say: {spoken(asked.mine, unit)}. (To change it, run the cell again.)", ""
 
-    if mine is not ...:
-        try:
-            print(note(mine)[0])
-        except ValueError as error:
-            print(question, error, sep="\n")
-    elif not is_live():
-        what = f"({', '.join(['..'] * len(parts))})" if parts else "a number"
-        print(question, *numbered(choices), OPEN.format(what), sep="\n")
+    near = f", at most {within:g} times too large or too small" if within > 1 else ", exactly"
+    if mine is not ... or not is_live():
+        dots = f"({', '.join(['..'] * len(parts))})" if parts else "a number"
+        typed(question, choices, mine, answered, dots)
     elif choices:
-        widgets.choose(question, choices, note)
-    elif parts:
-        widgets.fill_in(question, parts, unit, note)
+        widgets.choose(question, choices, answered)
     else:
-        widgets.fill_in(f"{question} (a number{near})", [""], unit, lambda typed: note(typed[0]))
+        whole = question if parts else f"{question} (a number{near})"
+        widgets.fill_in(whole, parts, unit, answered)
 
 
-def read_answer(answer: Any, choices: tuple[str, ...], parts: tuple[str, ...], unit: str) -> Any:
+def typed(
+    question: str,
+    choices: Sequence[str],
+    mine: Any,
+    answered: Callable[[Any], tuple[str, str]],
+    what: str = "a number",
+) -> None:
+    """Ask where nothing can be clicked: the answer is written into the cell."""
+    print(question, *(f"  {k}. {text}" for k, text in enumerate(choices, 1)), sep="\n")
+    empty = f"Write {what} in place of the dots, then run the cell."
+    try:
+        print(empty if mine is ... else answered(mine)[0])
+    except ValueError as error:
+        print(error)
+
+
+def read_answer(answer: Any, choices: Sequence[str], parts: Sequence[str], unit: str) -> Any:
     """Return an answer as it was meant, or raise ValueError with what was expected."""
     if choices:
-        typed = str(answer).strip().casefold()
-        for number, one in enumerate(choices, 1):
-            if typed in (one.casefold(), str(number)):
-                return one
+        numbers = {str(k): one for k, one in enumerate(choices, 1)}
+        known = numbers | {one.casefold(): one for one in choices}
+        if (picked := str(answer).strip().casefold()) in known:
+            return known[picked]
         raise ValueError(
             f"{answer!r} is no answer here, expected a number from 1 to {len(choices)}"
         )
@@ -299,10 +270,6 @@ def read_answer(answer: Any, choices: tuple[str, ...], parts: tuple[str, ...], u
     return dict(zip(parts, numbers, strict=True))
 
 
-def numbered(choices: Iterable[str]) -> list[str]:
-    return [f"  {number}. {text}" for number, text in enumerate(choices, 1)]
-
-
 def as_number(answer: Any, unit: str) -> float:
     """Return the number that was meant: 30, "30 %" or "8,388,608 bytes"."""
     text = str(answer).strip().removesuffix(unit).removesuffix("%").strip()
@@ -312,7 +279,7 @@ def as_number(answer: Any, unit: str) -> float:
         raise ValueError(f"{answer!r} is no number") from None
 
 
-def spoken(answer: Any, parts: tuple[str, ...], unit: str) -> str:
+def spoken(answer: Any, unit: str) -> str:
     """Return an answer in words."""
     if isinstance(answer, dict):
         return ", ".join(f"{part} {number:g} {unit}" for part, number in answer.items())
@@ -321,7 +288,7 @@ def spoken(answer: Any, parts: tuple[str, ...], unit: str) -> str:
 
 def reveal(name: str, truth: Any) -> None:
     """Say what it is, beside what was predicted."""
-    asked = current().predictions.setdefault(name, Prediction((), "", TOLERANCE))
+    asked = current().predictions.setdefault(name, Prediction())
     found = truth if isinstance(truth, str) else f"{truth:,} {asked.unit}".strip()
     if asked.mine is ...:
         print(f"It is: {found}. (You made no prediction.)")
@@ -332,15 +299,15 @@ def reveal(name: str, truth: Any) -> None:
     else:
         asked.right = truth / asked.within <= asked.mine <= truth * asked.within
     made = [one.right for one in current().predictions.values() if one.right is not None]
-    said = spoken(asked.mine, (), asked.unit)
     verdict = "right" if asked.right else "not so"
     score = f"({sum(made)} of {len(made)} right so far)"
-    say(f"It is: {found}. You said {said}: {verdict}. {score}", "green" if asked.right else "red")
+    said = f"It is: {found}. You said {spoken(asked.mine, asked.unit)}: {verdict}. {score}"
+    say(said, "green" if asked.right else "red")
 
 
 def picture(figure: Any, text: str) -> None:
     """Show a matplotlib Figure, and its numbers as text."""
-    widgets.Shown(widgets.as_picture(figure))
+    widgets.show(widgets.as_picture(figure))
     print(text)
 
 
@@ -356,12 +323,15 @@ def predicted(name: str) -> Any:
 def card(name: str, mine: Any = ...) -> None:
     """Show a change of one line; once a symptom was picked, run it against the promise."""
     one = current().cards[name]
-    for line in one.diff():
+    before, after = _texts(one)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
+    for line in list(lines)[3:]:
         say(line, {"-": "red", "+": "green"}.get(line[0], ""))
-    symptoms = random.Random(name).sample(list(one.symptoms), len(one.symptoms))
     question = "With that change, what would you notice?"
+    symptoms = random.Random(name).sample(list(one.symptoms), len(one.symptoms))
 
-    def judged(picked: str) -> tuple[str, str]:
+    def answered(answer: Any) -> tuple[str, str]:
+        picked = read_answer(answer, symptoms, (), "")
         right = picked == next(iter(one.symptoms))
         why = broken(one.promise, lambda: _with_mutant(one))
         said = "Right." if right else f"Not so: {one.symptoms[picked]}"
@@ -370,21 +340,21 @@ def card(name: str, mine: Any = ...) -> None:
         return text, "green" if right else "firebrick"
 
     if mine is ... and is_live():
-        widgets.choose(question, symptoms, judged)
-        return
-    print(question, *numbered(symptoms), sep="\n")
-    try:
-        picked = None if mine is ... else read_answer(mine, tuple(symptoms), (), "")
-        print(judged(picked)[0] if picked else OPEN.format("a number"))
-    except ValueError as error:
-        print(error)
+        widgets.choose(question, symptoms, answered)
+    else:
+        typed(question, symptoms, mine, answered)
+
+
+def _texts(one: Card) -> tuple[str, str]:
+    """Return the lesson's solution without and with the card's change."""
+    source = lesson.solution(current().number, one.exercise.name).source
+    old, _, new = one.change.partition(">>")
+    return source, source.replace(old.strip(), new.strip())
 
 
 def _with_mutant(one: Card) -> Any:
     """Return what the lesson defines, one line of one solution changed."""
-    name = one.exercise.name
-    source = lesson.solution(current().number, name).source
-    changed = {name: source.replace(one.row.old, one.row.new)}
+    changed = {one.exercise.name: _texts(one)[1]}
     return SimpleNamespace(**lesson.defined(current().number, changed))
 
 
@@ -393,15 +363,15 @@ def _with_mutant(one: Card) -> Any:
 
 def promises(name: str) -> None:
     """Test each promise of the lesson on a file of the learner's, and print what holds."""
-    text, yours, missing = file_text(name)
+    text, yours, missing = file_text(name, current().number)
     holding = 0
     for promise in current().promises:
         why = broken(promise, lambda: _module(name, text))
         holding += why is None
-        say(
-            f"✗ {sentence(promise)}\n    {why}" if why else f"✓ {sentence(promise)}",
-            "red" if why else "green",
-        )
+        if why:
+            say(f"✗ {sentence(promise)}\n    {why}", "red")
+        else:
+            say(f"✓ {sentence(promise)}", "green")
     print(f"{holding} of {len(current().promises)} promises hold,", end=" ")
     print(f"{len(yours)} of {len(yours + missing)} builds are yours.")
 

@@ -14,7 +14,7 @@ The learner sees `...` between the markers.
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -64,11 +64,6 @@ def code_cells(number: str) -> tuple[tuple[tuple[str, ...], str], ...]:
         for markdown, tags, text in cells
         if not markdown
     )
-
-
-def tagged(number: str, tag: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the code cells that have a tag."""
-    yield from ((tags, text) for tags, text in code_cells(number) if tag in tags)
 
 
 def stub(source: str) -> str:

@@ -41,16 +41,11 @@ def say(text: str, colour: str = "") -> None:
     print(f"{COLOURS[colour]}{text}{END}" if colour and is_live() else text)
 
 
-class Shown:
-    """Something on the page that can be replaced: a control, a picture or a text."""
+def show(data: dict[str, Any]) -> Any:
+    """Put something on the page: a control, a picture or a text; its `update` replaces it."""
+    from IPython.display import display
 
-    def __init__(self, data: dict[str, Any]) -> None:
-        from IPython.display import display
-
-        self.handle: Any = display(data, raw=True, display_id=True)
-
-    def replace(self, data: dict[str, Any]) -> None:
-        self.handle.update(data, raw=True)
+    return display(data, raw=True, display_id=True)
 
 
 def as_text(text: str, colour: str = "") -> dict[str, Any]:
@@ -66,57 +61,67 @@ def as_picture(figure: Any) -> dict[str, Any]:
     return {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
 
 
-def show_control(box: Any) -> Shown:
+def show_control(box: Any) -> Any:
     """Show a widget; where there are no widgets, say that the cell is to be run."""
-    return Shown({VIEW: box._repr_mimebundle_()[VIEW], "text/plain": "Run this cell to answer."})
+    return show({VIEW: box._repr_mimebundle_()[VIEW], "text/plain": "Run this cell to answer."})
 
 
 def choose(
-    question: str, choices: Sequence[str], answered: Callable[[str], tuple[str, str]]
+    question: str, choices: Sequence[str], answered: Callable[[Any], tuple[str, str]]
 ) -> None:
     """Ask for one of some choices; `answered` returns a text for their place, and its colour."""
-    from ipywidgets import HTML, Layout, RadioButtons, VBox
+    from ipywidgets import Layout, RadioButtons
 
     radio = RadioButtons(options=choices, value=None, layout=Layout(width="auto"))
-    box = VBox([HTML(f"<b>{html.escape(question)}</b>"), radio])
-    shown = show_control(box)
-    radio.observe(lambda change: settle(shown, box, *answered(change["new"])), names="value")
-
-
-def settle(shown: Shown, box: Any, text: str, colour: str) -> None:
-    """Put a text in a control's place."""
-    shown.replace(as_text(text, colour))
-    box.close()
+    settle = ask(question, [radio], answered)
+    radio.observe(lambda change: settle(change["new"]), names="value")
 
 
 def fill_in(
     question: str,
     fields: Sequence[str],
     unit: str,
-    answered: Callable[[list[str]], tuple[str, str]],
+    answered: Callable[[Any], tuple[str, str]],
 ) -> None:
-    """Ask for numbers; `answered` returns a text for their place, or raises ValueError."""
-    from ipywidgets import HTML, Button, HBox, Label, Layout, Text, VBox
+    """Ask for a number, or for several that are named; what can't be read is said beside them."""
+    from ipywidgets import Button, HBox, Label, Layout, Text
 
     style = {"description_width": "7em"}
     boxes = [
         Text(description=name, placeholder="a number", style=style, layout=Layout(width="14em"))
-        for name in fields
+        for name in fields or [""]
     ]
     note, button = Label(), Button(description="That's my answer")
     rows = [HBox([box, Label(unit)]) for box in boxes]
-    whole = VBox([HTML(f"<b>{html.escape(question)}</b>"), *rows, HBox([button, note])])
-    shown = show_control(whole)
+    settle = ask(question, [*rows, HBox([button, note])], answered)
 
     def submit(_: Any) -> None:
+        values = [box.value for box in boxes]
         try:
-            settle(shown, whole, *answered([box.value for box in boxes]))
+            settle(values if fields else values[0])
         except ValueError as error:
             note.value = str(error)
 
     button.on_click(submit)
     for box in boxes:
         box.on_submit(submit)
+
+
+def ask(
+    question: str, controls: Sequence[Any], answered: Callable[[Any], tuple[str, str]]
+) -> Callable[[Any], None]:
+    """Show controls below a question; the function given puts what is said of an answer there."""
+    from ipywidgets import HTML, VBox
+
+    box = VBox([HTML(f"<b>{html.escape(question)}</b>"), *controls])
+    shown = show_control(box)
+
+    def settle(answer: Any) -> None:
+        text, colour = answered(answer)
+        shown.update(as_text(f"{question}\n{text}", colour), raw=True)
+        box.close()
+
+    return settle
 
 
 def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[Any]]) -> None:
@@ -126,7 +131,7 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
     """
     figure, text = draw(**{name: start for name, (start, _) in stops.items()})
     if not is_live():
-        Shown(as_picture(figure))
+        show(as_picture(figure))
         print(text)
         return
     from ipywidgets import Layout, SelectionSlider, VBox
@@ -143,12 +148,12 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
         for name, (start, values) in stops.items()
     }
     show_control(VBox(list(controls.values())))
-    picture, below = Shown(as_picture(figure)), Shown(as_text(text))
+    picture, below = show(as_picture(figure)), show(as_text(text))
 
     def redraw(_: Any) -> None:
         figure, text = draw(**{name: one.value for name, one in controls.items()})
-        picture.replace(as_picture(figure))
-        below.replace(as_text(text))
+        picture.update(as_picture(figure), raw=True)
+        below.update(as_text(text), raw=True)
 
     for one in controls.values():
         one.observe(redraw, names="value")

@@ -370,11 +370,6 @@ def test_a_prediction_says_how_it_went(opened, capsys, options, mine, truth, sai
     assert said in capsys.readouterr().out
 
 
-def test_a_name_from_another_cell_is_missed_in_the_file():
-    text = "import os\nA = 1\ndef f(x):\n    return helper(os.getcwd(), A, x, len(x))\n"
-    assert lab.unresolved(text) == ["helper"]
-
-
 def test_arrays_of_another_dtype_or_shape_are_not_the_same():
     import torch
     from course.grading.compare import same

@@ -1,5 +1,6 @@
 """Run a notebook, and make it the same on every machine."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,13 +23,10 @@ FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|tmp|work|var/folders)/\S+")
 
 
-def tags(cell: nbformat.NotebookNode) -> list[str]:
-    return list(cell.metadata.get("tags", []))
-
-
 def tagged(cell: nbformat.NotebookNode, prefix: str) -> list[str]:
     """What follows `prefix` in each of a cell's tags that has it."""
-    return [tag[len(prefix) :] for tag in tags(cell) if tag.startswith(prefix)]
+    tags = cell.metadata.get("tags", [])
+    return [tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)]
 
 
 def execute(
@@ -62,7 +60,8 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     """Metadata that is the same on every machine; only tags survive on cells."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({"tags": tags(cell)} if tags(cell) else {})
+        tags = tagged(cell, "")
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
         if cell.cell_type == "code":
             cell.outputs = join_streams(cell.outputs)
     describe_figures(notebook)
@@ -95,11 +94,5 @@ def figures_of(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 def machine_paths(notebook: nbformat.NotebookNode) -> list[str]:
     """Absolute paths of this machine in outputs: they would tell a reader nothing."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return sorted({path for output in outputs for path in MACHINE_PATH.findall(_text(output))})
-
-
-def _text(output: nbformat.NotebookNode) -> str:
-    data = output.get("data", {})
-    parts = [output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")]
-    return "\n".join([*parts, *output.get("traceback", [])])
+    outputs = [cell.get("outputs", []) for cell in notebook.cells]
+    return sorted(set(MACHINE_PATH.findall(json.dumps(outputs).replace("\\n", "\n"))))

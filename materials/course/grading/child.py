@@ -18,24 +18,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-CPU_S = 3
+CPU_S = 15
 """Seconds of computing a child may take: an endless loop that nothing can interrupt ends here."""
-MOST_CPU_S = 30
-"""Seconds of computing, and of waiting, for what a child does beside the learner's code."""
-WALL_S = 10.0
+WALL_S = 30.0
 """Seconds until a child that waits is given up: thousands of times what a right answer takes."""
 MEMORY_BYTES = 4 << 30
 """What a child may take beyond what its parent has: a list without end raises MemoryError."""
 MOST_PRINTED = 7
 """Lines shown of what the learner's code prints."""
 KILLED = "the process dies"
-SLOW = "it computed for seconds, and had not come to an end"
-BUSY_S = 0.5
-"""Of the time it had, a child that only waits computes less."""
+ENDLESS = "it had not come to an end"
 STATM = Path("/proc/self/statm")
-
-_reached: mmap.mmap | None = None
-"""In a child: the step it has come to, and whether the learner's code is done."""
 
 At = Callable[[int], None]
 
@@ -57,35 +50,26 @@ def in_child(work: Callable[[At], Any]) -> Ended:
 
     The value must be picklable. An exception that leaves `work` is told in `why`.
     """
-    with TemporaryDirectory(prefix="npydata-lab-") as folder:  # what it writes goes with it
-        return _in_child(work, folder)
-
-
-def _in_child(work: Callable[[At], Any], folder: str) -> Ended:
-    reached = mmap.mmap(-1, 9)
+    reached = mmap.mmap(-1, 8)  # shared with the child
     receive, send = Pipe(duplex=False)
-    with warnings.catch_warnings():
+    with TemporaryDirectory(prefix="npydata-lab-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a kernel has threads; we only compute
         pid = os.fork()
-    if not pid:
-        global _reached
-        _reached = reached
-        sys.path[:] = [str(Path(one).absolute()) for one in sys.path]
-        os.chdir(folder)
-        _work(work, lambda step: reached.write(step.to_bytes(8)) and reached.seek(0), send)
-    send.close()
-    try:
-        in_time = receive.poll(WALL_S) or (reached[8] and receive.poll(MOST_CPU_S))
-        value, printed, why = receive.recv() if in_time else (None, "", None)
-    except EOFError:  # it died, and its end of the pipe was closed with it
-        value, printed, why = None, "", _in_words(os.waitpid(pid, 0)[1])
-        pid = 0
-    finally:
-        receive.close()
-        computed_s = _end(pid) if pid else 0.0
-    if pid and not in_time:
-        why = SLOW if computed_s > BUSY_S else "it waited without end"
-    return Ended(value, printed, int.from_bytes(reached[:8]), why)
+        if not pid:
+            sys.path[:] = [str(Path(one).absolute()) for one in sys.path]
+            os.chdir(folder)  # what it writes goes with it
+            _work(work, lambda step: reached.write(step.to_bytes(8)) and reached.seek(0), send)
+        send.close()
+        received = None
+        try:
+            received = receive.recv() if receive.poll(WALL_S) else None
+        except EOFError:  # it died, and its end of the pipe was closed with it
+            pass
+        finally:
+            receive.close()
+            status = _kill(pid)
+    value, printed, why = received or (None, "", _in_words(status))
+    return Ended(value, printed, int.from_bytes(reached[:]), why)
 
 
 class LastsError(BaseException):
@@ -93,36 +77,19 @@ class LastsError(BaseException):
 
 
 @contextmanager
-def within(seconds: float, wall: float = 0) -> Iterator[None]:
-    """Interrupt what computes longer than that, or waits longer than `wall`, where Python can."""
+def within(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer than that, where Python can."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise LastsError
 
-    timers = [(signal.ITIMER_PROF, signal.SIGPROF, seconds)]
-    if wall:
-        timers.append((signal.ITIMER_REAL, signal.SIGALRM, wall))
-    before = [signal.signal(number, interrupt) for _, number, _ in timers]
-    for timer, _, limit in timers:
-        signal.setitimer(timer, limit)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        for (timer, number, _), handler in zip(timers, before, strict=True):
-            signal.setitimer(timer, 0)
-            signal.signal(number, handler)
-
-
-def patience() -> float:
-    """Seconds of computing after which the learner's code is interrupted."""
-    return CPU_S / 2
-
-
-def may_take_longer() -> None:
-    """In a child: what follows is our own code."""
-    if _reached is not None:
-        _reached[8] = 1
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S + 1))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def what_happens(work: Callable[[], Any]) -> str:
@@ -157,7 +124,7 @@ def _work(work: Callable[[At], Any], at: At, send: Connection) -> None:
 
 def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, MOST_CPU_S + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     if STATM.exists():
         room = int(STATM.read_text().split()[0]) * mmap.PAGESIZE + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
@@ -165,23 +132,19 @@ def _set_limits() -> None:
         sys.modules["torch"].set_num_threads(1)  # the parent's pool of threads is not here
 
 
-def _end(pid: int) -> float:
-    """Kill what is left of a child, and of its children; the seconds it had computed."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    usage = os.wait4(pid, 0)[2]
-    return usage.ru_utime + usage.ru_stime
+def _kill(pid: int) -> int:
+    """Kill what is left of a child, and of its children; return how the child ended."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
 
 
 def _in_words(status: int) -> str:
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number in (signal.SIGXCPU, signal.SIGKILL):
-        return SLOW
-    if number:
-        return f"{KILLED}: {signal.Signals(number).name}"
-    return "it ended the process"
+        return ENDLESS
+    return f"{KILLED}: {signal.Signals(number).name}" if number else "it ended the process"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-PAIRS = {2: "a pair", 3: "a triple"}
 LONGEST = 120
 
 
@@ -32,25 +31,20 @@ def same(expected: Any, got: Any) -> bool:
         return type(expected) is type(got) and expected == got
     if is_tensor(expected) and is_tensor(got) and expected.dtype != got.dtype:
         return False
-    return _same_numbers(expected, got)
-
-
-def is_tensor(value: Any) -> bool:
-    return hasattr(value, "numpy")
-
-
-def _same_numbers(expected: Any, got: Any) -> bool:
     try:
         a, b = np.asarray(expected), np.asarray(got)
         if a.dtype == object or b.dtype == object:
             return bool(expected == got)
-        if a.shape != b.shape:
-            return False
         if a.dtype.kind in "fc" or b.dtype.kind in "fc":
-            return bool(np.allclose(a, b, rtol=1e-6, atol=1e-12, equal_nan=True))
+            alike = np.allclose(a, b, rtol=1e-6, atol=1e-12, equal_nan=True)
+            return a.shape == b.shape and bool(alike)
         return bool(np.array_equal(a, b))
     except (TypeError, ValueError, RuntimeError):  # text among numbers; rows of several lengths
         return False
+
+
+def is_tensor(value: Any) -> bool:
+    return hasattr(value, "numpy")
 
 
 def text_of(value: Any) -> str:
@@ -86,7 +80,7 @@ def kind(value: Any) -> str:
     if isinstance(value, np.ndarray | list):
         return "an array" if isinstance(value, np.ndarray) else "a list"
     if isinstance(value, tuple):
-        return PAIRS.get(len(value), f"a tuple of {len(value)}")
+        return "a pair" if len(value) == 2 else f"a tuple of {len(value)}"
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -95,27 +89,21 @@ def difference(expected: Any, got: Any, path: str = "") -> str | None:
     """Return the first place where two values differ, in words, or None if a look shows it."""
     where = f"{path}: " if path else ""
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
-        for key in expected:
-            if key in got and not same(expected[key], got[key]):
-                return difference(expected[key], got[key], key)
-        return None
+        apart = [key for key in expected if key in got and not same(expected[key], got[key])]
+        return difference(expected[apart[0]], got[apart[0]], apart[0]) if apart else None
     if isinstance(expected, list | tuple) and isinstance(got, list | tuple):
         if len(expected) != len(got):
             return f"{where}{len(got)} of them, expected {len(expected)}"
-        for number, (one, other) in enumerate(zip(expected, got, strict=True)):
-            if not same(one, other):
-                inner = f"{path}[{number}]"
-                seen = len(text_of(expected)) < LONGEST / 2  # short enough to compare at a look
-                return difference(one, other, inner) or (
-                    None if seen else f"{inner} is the first that differs"
-                )
-    if not (hasattr(expected, "shape") and hasattr(got, "shape")):
-        alike = kind(expected) == kind(got)
-        return None if alike else f"{where}{kind(got)} came back, expected {kind(expected)}"
+        first = next(k for k, one in enumerate(expected) if not same(one, got[k]))
+        inner = f"{path}[{first}]"
+        seen = len(text_of(expected)) < LONGEST / 2  # short enough to compare at a look
+        return difference(expected[first], got[first], inner) or (
+            None if seen else f"{inner} is the first that differs"
+        )
+    if kind(expected) != kind(got):
+        return f"{where}{kind(got)} came back, expected {kind(expected)}"
     a, b = np.asarray(expected), np.asarray(got)
     if a.shape != b.shape:
         return f"{where}shape {b.shape}, expected {a.shape}"
-    if getattr(expected, "dtype", None) != getattr(got, "dtype", None):
-        return f"{where}{kind(got)} came back, expected {kind(expected)}"
-    at = tuple(np.argwhere(a != b)[0].tolist())
+    at = tuple(np.argwhere(a != b)[0].tolist()) if a.shape else ()
     return f"{where}first difference at {list(at)}: {b[at]}, expected {a[at]}" if at else None

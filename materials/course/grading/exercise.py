@@ -41,16 +41,14 @@ class Exercise:
 
     `reference` is a function or class of the library, or the lesson's own `solution(...)`. `given`
     lists argument tuples, or is a hypothesis strategy of them. `observe(answer, *case)` is what
-    counts of an answer: by default what a call returns. `on` is the class that a method belongs
-    to. `others` are wrong answers with another algorithm, by their sentence. `show(*case)` writes
-    a case as a call.
+    counts of an answer: by default what a call returns. `others` are wrong answers with another
+    algorithm, by their sentence. `show(*case)` writes a case as a call.
     """
 
     reference: Any
     given: Sequence[Case] | SearchStrategy[Case]
     observe: Callable[..., Any] = returned
     misconceptions: str = ""
-    on: type | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
     show: Callable[..., str] | None = None
 

@@ -9,27 +9,16 @@ import ast
 import copy
 import inspect
 import linecache
-import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
-from course.grading.child import (
-    KILLED,
-    SLOW,
-    At,
-    LastsError,
-    in_child,
-    in_one_line,
-    may_take_longer,
-    patience,
-    within,
-)
+from course.grading.child import KILLED, At, LastsError, in_child, in_one_line, within
 from course.grading.compare import both_texts, difference, kind, same, text_of
 from course.grading.exercise import Case, Exercise
+from course.grading.observers import returned
 from course.lesson import CHECKED
 
 GENERIC = "Work this case out by hand and compare it with what your code does."
@@ -82,6 +71,21 @@ class Seen:
             return type(self.error) is type(other.error)
         return self.in_place == other.in_place and same(self.value, other.value)
 
+    def alike(self, other: "Seen", expected: "Seen") -> bool:
+        """Return whether two wrong answers do the same; an unexpected error says the same, too."""
+        if self.error and other.error and not expected.error:
+            return in_one_line(self.error) == in_one_line(other.error)
+        return self.same(other)
+
+    def text(self) -> str:
+        if isinstance(self.error, LastsError):
+            return "nothing: it had not come to an end"
+        if self.error:
+            return in_one_line(self.error)
+        if isinstance(self.value, dict):
+            return ", ".join(f"{key}: {text_of(one)}" for key, one in self.value.items())
+        return text_of(self.value)
+
 
 def judge(exercise: Exercise, answer: Any) -> Verdict:
     """Return the verdict on an answer, within seconds whatever it does."""
@@ -95,74 +99,57 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
     ended = in_child(lambda at: _grade(exercise, cases, answer, at))
     if ended.why is None:
         return Verdict(*ended.value, ended.printed)
-    case, got = cases[ended.reached], f"nothing: {ended.why}"
-    expected = in_child(lambda at: _text(look(exercise, exercise.right, case))).value
-    reason = DIED if KILLED in ended.why else LASTS if ended.why != SLOW else "What takes so long?"
-    return Verdict(False, report(exercise, case, (expected, got), [reason]), ended.printed)
+    case = cases[ended.reached]
+    expected = in_child(lambda at: look(exercise.right, exercise, case).text()).value
+    reason = DIED if KILLED in ended.why else LASTS
+    texts = expected, f"nothing: {ended.why}"
+    return Verdict(False, report(exercise, case, texts, [reason]), ended.printed)
 
 
-def look(exercise: Exercise, answer: Any, case: Case, seconds: float = LOOK_S) -> Seen:
+def look(answer: Any, exercise: Exercise, case: Case, seconds: float = LOOK_S) -> Seen:
     """Observe an answer on its own copy of a case."""
-    if exercise.on:
-        answer = type(exercise.on.__name__, (exercise.on,), {exercise.name: answer})
-    changed: list[str] = []
-    observed = watched(answer, changed) if isinstance(answer, FunctionType) else answer
+    given = copy.deepcopy(case)
     try:
-        with within(min(seconds, patience()), seconds):
-            value = exercise.observe(observed, *copy.deepcopy(case))
-        return Seen(value, in_place=changed[0] if changed else None)
+        with within(seconds):
+            value = exercise.observe(answer, *given)
     except (Exception, LastsError) as error:
         return Seen(error=error)
-
-
-def watched(answer: Callable[..., Any], changed: list[str]) -> Callable[..., Any]:
-    """Return the same function, which notes the names of arguments that it changes."""
-
-    def call(*given: Any, **options: Any) -> Any:
-        data = [one if hasattr(one, "__len__") else None for one in given]
-        before = copy.deepcopy(data)
-        value = answer(*given, **options)
-        for name, was, now in zip(inspect.signature(answer).parameters, before, data, strict=False):
-            if was is not None and not same(was, now):
-                changed.append(name)
-        return value
-
-    return call
+    names = inspect.signature(exercise.right).parameters if exercise.observe is returned else ()
+    for name, was, now in zip(names, case, given, strict=False):
+        if hasattr(was, "__len__") and not same(was, now):
+            return Seen(value, in_place=name)
+    return Seen(value)
 
 
 def _grade(exercise: Exercise, cases: list[Case], answer: Any, at: At) -> tuple[bool, str]:
     """In the child: compare the answer with the solution on all cases."""
+
     right = exercise.right
-    expected, got = [], []
+
+    def both(case: Case) -> tuple[Seen, Seen]:
+        return look(right, exercise, case), look(answer, exercise, case)
+
+    seen: list[tuple[Seen, Seen]] = []
     for number, case in enumerate(cases):
         at(number)
-        expected.append(look(exercise, right, case))
-        got.append(look(exercise, answer, case))
-        if isinstance(got[-1].error, LastsError):
+        seen.append(both(case))
+        if endless := isinstance(seen[-1][1].error, LastsError):
             break
-    may_take_longer()
-    failing = [k for k, (a, b) in enumerate(zip(expected, got, strict=True)) if not a.same(b)]
+    failing = [k for k, (wanted, found) in enumerate(seen) if not wanted.same(found)]
     if not failing:
         return True, f"{exercise.name}: right on all {len(cases)} cases."
-    sentences = nearest(exercise, cases, expected, got, failing)
-    first = failing[-1] if isinstance(got[-1].error, LastsError) else failing[0]
-    case, wanted, found = cases[first], expected[first], got[first]
-    if not isinstance(found.error, LastsError):
-        small = exercise.smallest(lambda one: _differ(exercise, right, answer, one), case)
-        if small is not case:
-            case = small
-            wanted, found = look(exercise, right, case), look(exercise, answer, case)
-    return False, report(
-        exercise, case, _texts(wanted, found), reasons(exercise, answer, wanted, found, sentences)
-    )
-
-
-def _differ(exercise: Exercise, right: Any, answer: Any, case: Case) -> bool:
-    return not look(exercise, right, case).same(look(exercise, answer, case))
+    sentences = nearest(exercise, cases, seen, failing)
+    first = failing[-1 if endless else 0]
+    case, (wanted, found) = cases[first], seen[first]
+    if not endless:
+        case = exercise.smallest(lambda one: not Seen.same(*both(one)), case)
+        wanted, found = both(case)
+    why = reasons(exercise, answer, wanted, found, sentences)
+    return False, report(exercise, case, _texts(wanted, found), why)
 
 
 def nearest(
-    exercise: Exercise, cases: list[Case], expected: list[Seen], got: list[Seen], failing: list[int]
+    exercise: Exercise, cases: list[Case], seen: list[tuple[Seen, Seen]], failing: list[int]
 ) -> list[str]:
     """Return the sentences of the misconception that does what the answer does.
 
@@ -170,33 +157,25 @@ def nearest(
     is nearest; one failing case alone may agree by chance, so there none may differ.
     """
     end = time.monotonic() + MUTANTS_S
-    best: tuple[int, list[str]] = (len(got) + 1, [])
+    others = [k for k in range(len(seen)) if k not in failing]
+    fewest, best = len(seen) + 1, []
+
+    def agrees(wrong: Any, k: int) -> bool:
+        wanted, found = seen[k]
+        return look(wrong, exercise, cases[k], MUTANT_S).alike(found, wanted)
+
     for sentences, make in exercise.wrong():
-        if time.monotonic() > end or (len(sentences) > 1 and best[1]):
+        if time.monotonic() > end or (len(sentences) > 1 and best):
             break
         try:
             wrong = make()
         except (ValueError, SyntaxError):  # two changes that can't be made together
             continue
-        others = 0
-        for k in failing + [k for k in range(len(got)) if k not in failing]:
-            theirs = look(exercise, wrong, cases[k], MUTANT_S)
-            if alike(theirs, got[k], expected[k]):
-                continue
-            if k in failing:
-                break
-            others += 1
-        else:
-            if others < best[0] and not (others and len(failing) == 1):
-                best = (others, sentences)
-    return best[1]
-
-
-def alike(theirs: Seen, got: Seen, expected: Seen) -> bool:
-    """Return whether two wrong answers do the same; an unexpected error has the same message."""
-    if got.error and theirs.error and not expected.error:
-        return in_one_line(theirs.error) == in_one_line(got.error)
-    return theirs.same(got)
+        if all(agrees(wrong, k) for k in failing):
+            differ = sum(not agrees(wrong, k) for k in others)
+            if differ < fewest and not (differ and len(failing) == 1):
+                fewest, best = differ, sentences
+    return best
 
 
 def reasons(
@@ -218,11 +197,10 @@ def reasons(
         said = [text for part, text in SLIPS.items() if part in in_one_line(found.error)]
         return line + said[:1] or [GENERIC]
     if wanted.error:
-        name = type(wanted.error).__name__
         if isinstance(found.value, BaseException):
             return [ERROR_RETURNED]
         got = f"{type(found.error).__name__} was raised" if found.error else "Nothing was raised"
-        return [f"{got} here; expected {name}."]
+        return [f"{got} here; expected {type(wanted.error).__name__}."]
     if found.value is None and wanted.value is not None:
         return [NO_RETURN]
     shown = isinstance(wanted.value, dict)  # the entries that differ say what is wrong
@@ -233,23 +211,13 @@ def _texts(wanted: Seen, found: Seen) -> tuple[str, str]:
     """Return both observations as texts; of two mappings the entries that differ."""
     a, b = wanted.value, found.value
     if wanted.error or found.error:
-        return _text(wanted), _text(found)
+        return wanted.text(), found.text()
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return both_texts(a, b)
     apart = [key for key in {**a, **b} if not (key in a and key in b and same(a[key], b[key]))]
     pairs = {key: both_texts(a.get(key, "nothing"), b.get(key, "nothing")) for key in apart}
     one, other = (", ".join(f"{key}: {pair[k]}" for key, pair in pairs.items()) for k in (0, 1))
     return one, other
-
-
-def _text(seen: Seen) -> str:
-    if isinstance(seen.error, LastsError):
-        return "nothing: it had not come to an end"
-    if seen.error:
-        return in_one_line(seen.error)
-    if isinstance(seen.value, dict):
-        return ", ".join(f"{key}: {text_of(one)}" for key, one in seen.value.items())
-    return text_of(seen.value)
 
 
 def report(exercise: Exercise, case: Case, texts: tuple[str, str], reasons: list[str]) -> str:
@@ -266,19 +234,17 @@ def report(exercise: Exercise, case: Case, texts: tuple[str, str], reasons: list
 # The learner's code as text
 
 
+def code_of(answer: Any) -> CodeType | None:
+    """Return the code of a function, or of a class's first method."""
+    members = vars(answer).values() if inspect.isclass(answer) else [answer]
+    codes = [getattr(getattr(one, "__func__", one), "__code__", None) for one in members]
+    return next(filter(None, codes), None)
+
+
 def cell_of(answer: Any) -> str:
     """Return the text of the cell, or file, that defines an answer; "" where there is none."""
-    code = next(codes(answer), None)
+    code = code_of(answer)
     return "".join(linecache.getlines(code.co_filename)) if code else ""
-
-
-def source_of(answer: Any) -> str:
-    """Return the text of a definition."""
-    text = textwrap.dedent(cell_of(answer))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == answer.__name__:
-            return textwrap.dedent("\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]))
-    return ""
 
 
 def kept_text(answer: Any) -> str:
@@ -288,44 +254,26 @@ def kept_text(answer: Any) -> str:
 
 def open_parts(answer: Any) -> list[str]:
     """Return the functions in which dots are left."""
-    found = []
-    for node in ast.walk(ast.parse(source_of(answer) or "0")):
-        if isinstance(node, ast.FunctionDef) and any(
-            isinstance(one, ast.Expr)
-            and isinstance(one.value, ast.Constant)
-            and one.value.value is ...
-            for one in _own_statements(node)
-        ):
-            found.append(node.name)
-    return found
+    own = [
+        node
+        for node in ast.walk(ast.parse(cell_of(answer)))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == answer.__name__
+    ]
+    return [
+        node.name
+        for node in (ast.walk(own[0]) if own else ())
+        if isinstance(node, ast.FunctionDef) and any(map(_is_dots, ast.walk(node)))
+    ]
 
 
-def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of a function without those of functions inside it."""
-    for one in ast.iter_child_nodes(node):
-        yield one
-        if not isinstance(one, ast.FunctionDef | ast.ClassDef):
-            yield from _own_statements(one)
+def _is_dots(node: ast.AST) -> bool:
+    value = getattr(node, "value", None)
+    return isinstance(node, ast.Expr) and isinstance(value, ast.Constant) and value.value is ...
 
 
 def line_of(answer: Any, error: BaseException | None) -> tuple[int, str] | None:
-    """Return the last line of the learner's own code that an error passed through."""
-    own = set(codes(answer))
-    frames = traceback.walk_tb(error.__traceback__) if error else ()
-    places = [(frame.f_code.co_filename, number) for frame, number in frames if frame.f_code in own]
-    if not places:
-        return None
-    file, number = places[-1]
-    return number, linecache.getline(file, number).strip()
-
-
-def codes(answer: Any) -> Iterator[CodeType]:
-    """Yield the code of a function, or of a class's methods, and of what is defined inside."""
-    if inspect.isclass(answer):
-        for one in vars(answer).values():
-            yield from codes(getattr(one, "__func__", one))
-    waiting = [answer.__code__] if isinstance(answer, FunctionType) else []
-    while waiting:
-        code = waiting.pop(0)
-        yield code
-        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+    """Return the last line of the learner's own cell that an error passed through."""
+    code = code_of(answer)
+    frames = traceback.extract_tb(error.__traceback__) if error and code else []
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    return (own[-1].lineno or 0, own[-1].line or "") if own else None

@@ -23,14 +23,10 @@ ENDS_S = 0.5
 """Seconds in which threads whose work is done come to their ends."""
 
 
-def listed(value: Any) -> Any:
-    """Return an iterator as the list of what it yields, anything else as it is."""
-    return list(value) if isinstance(value, Iterator) else value
-
-
 def returned(answer: Callable[..., Any], *case: Any) -> Any:
-    """Observe what a call returns."""
-    return listed(answer(*case))
+    """Observe what a call returns; an iterator as the list of what it yields."""
+    value = answer(*case)
+    return list(value) if isinstance(value, Iterator) else value
 
 
 @contextmanager

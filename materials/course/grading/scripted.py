@@ -11,8 +11,6 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-MOST_WAITS = 50
-
 
 class ForEverError(BaseException):
     """Nobody is left who could end this wait; no `except Exception` should catch it."""
@@ -50,7 +48,6 @@ class Room:
     def __init__(self, script: "Script", name: str) -> None:
         self.script, self.name, self.calls, self.waiting = script, name, 0, 0
         self.lock = script.lock
-        self.acquire, self.release = self.lock.acquire, self.lock.release
 
     def __enter__(self) -> bool:
         return self.lock.acquire()
@@ -60,7 +57,9 @@ class Room:
 
     def wait(self, timeout: float | None = None) -> bool:
         self.lock.must_be_held()
-        self.script.note_wait(self.name)
+        seen = self.script.seen[self.script.running[-1]]
+        if (text := f"waits for `{self.name}`") not in seen:
+            seen.append(text)
         self.waiting += 1
         self.lock.release()
         try:
@@ -89,7 +88,7 @@ class Script:
     """Calls such as "claim" or "put 2" (which is given 2 and "batch 2"), and what came of each."""
 
     def __init__(self, made: Any, fields: Sequence[str], rooms: Sequence[str]) -> None:
-        self.made, self.waits, self.calls, self.running = made, 0, [], []
+        self.made, self.calls, self.running = made, [], []
         self.seen: dict[str, list[str]] = {}
         self.lock = made.lock = OneThreadLock(
             lambda: [copy.copy(getattr(made, field)) for field in fields]
@@ -97,14 +96,6 @@ class Script:
         self.rooms = [Room(self, name) for name in rooms]
         for room in self.rooms:
             setattr(made, room.name, room)
-
-    def note_wait(self, room: str) -> None:
-        self.waits += 1
-        if self.waits > MOST_WAITS:
-            raise ForEverError
-        text = f"waits for `{room}`"
-        if text not in self.seen[self.running[-1]]:
-            self.seen[self.running[-1]].append(text)
 
     def next_call(self) -> None:
         if not self.calls:
