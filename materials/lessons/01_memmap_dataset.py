@@ -221,7 +221,9 @@ Two casts, no further copies, and both halves lie in one piece of memory.
 """
 
 # %%
-play.show_batch(TokenFile, shifted_pair)
+windows = TokenFile(play.TOKENS).gather(np.array([7, 2_000]), 9)
+x, y = shifted_pair(windows, np.empty((2, 2, 8), np.int64))
+print(f"x of two windows of your file:\n{x}\ny:\n{y}")
 
 # %% [markdown] tags=["term:stride"]
 """
@@ -476,7 +478,7 @@ sliders(
 
 # %% [markdown] tags=["takeaway"]
 """
-Readahead costs most where a window is shorter than what is read ahead. In lesson 04 you tell the system in advance which windows you want; then the lower row becomes the upper one.
+Readahead costs most where a window is shorter than what is read ahead. In lesson 04 you tell the system in advance which windows you want; then only what is needed is read.
 """
 
 # %% [markdown] tags=["closing"]

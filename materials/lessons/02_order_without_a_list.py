@@ -78,14 +78,8 @@ reveal("never", play.never_drawn(random_windows))
 
 # %% [markdown]
 """
-More than a third. (One draw misses a given window with probability `1 - 1/n`; all `n` draws miss it with probability `1/e`, nearly.) That is the first of three numbers to fix in this lesson:
-"""
+More than a third. (One draw misses a given window with probability `1 - 1/n`; all `n` draws miss it with probability `1/e`, nearly.) That is the first of two numbers to fix in this lesson.
 
-# %%
-before = play.exam(random_windows, Loader, steps)
-
-# %% [markdown]
-"""
 To see each sample once, you need an *order* of them: a shuffle.
 
 ## A shuffle that stores nothing · core
@@ -262,7 +256,7 @@ predict(
 )
 
 # %% tags=["reveal:neighbours"]
-reveal("neighbours", play.draw_neighbours(MyShuffle))
+reveal("neighbours", play.neighbours(MyShuffle))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -459,11 +453,11 @@ card("rounded up", mine=...)
 """
 ## Count again
 
-The three numbers from the beginning, now with your order:
+Both numbers, before and with your order:
 """
 
 # %%
-play.compare(before, play.exam_of_order(MyOrder))
+play.compare(random_windows, Loader, steps, MyOrder)
 
 # %% [markdown]
 """

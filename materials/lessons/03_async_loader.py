@@ -74,33 +74,19 @@ predict(
 )
 
 # %% tags=["reveal:bad sample"]
-reveal("bad sample", play.one_bad_sample(Loader))
-
-# %% [markdown]
-"""
-The error ended the thread, and nobody puts anything into the queue any more. The loop stands in `get`, for good: no traceback, no line in a log, and a GPU at 0 %.
-
-Two more things are wrong with it, and one call shows all three. *Leaving*: you leave the loop by `break`, and the thread stands in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
-"""
-
-# %%
-play.three_ways(Loader)
+reveal("bad sample", play.three_ways(Loader))
 
 # %% [markdown] tags=["takeaway", "term:thread", "term:GIL"]
 """
+The first line: the error ended the thread, and nobody puts anything into the queue any more. The loop stands in `get`, for good: no traceback, no line in a log, and a GPU at 0 %.
+
+The other lines show two more things that are wrong with it. *Leaving*: you leave the loop by `break`, and the thread stands in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
+
 That is the list for this lesson. At its end you call `three_ways` again.
 
 ## Two things at once · core
 
-First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so a batch that it made needs no copying. The picture is a model: a batch takes `data` ms, a step takes `compute` ms. Above, one after the other; below, the next batch is made while the model computes.
-"""
-
-# %% tags=["play", "nbval-ignore-output"]
-sliders(play.side_by_side, data_ms=(15, [5, 10, 15, 20, 30]), compute_ms=(20, [5, 10, 15, 20, 30]))
-
-# %% [markdown] tags=["takeaway"]
-"""
-The slower of the two sets the pace. Nothing gets faster; one wait hides behind the other.
+First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so a batch that it made needs no copying. Nothing gets faster; one wait hides behind the other, as in lesson 00: the slower of the two sets the pace.
 
 Python has a catch, the **GIL** (global interpreter lock). Only the thread that holds it can run Python code. A thread has to offer it to the others every 5 ms. Long calls into numpy and torch, such as a gather, give it away meanwhile, and so do reads from a disk.
 
@@ -124,14 +110,9 @@ predict(
 print("beside the gathers, beyond 10:", play.counted_beside(play.numpy_gathers) > 10)
 reveal("beside", play.how_far(play.counted_beside(play.python_loop)))
 
-# %% tags=["nbval-ignore-output"]
-play.draw_turns()
-
-# %% [markdown] tags=["takeaway"]
+# %% [markdown]
 """
-Two threads of each kind, in units of the job alone: the Python loops stand in line, one after the other. The gathers run side by side.
-
-So the main thread counts to 0. It hands the lock over so that the other thread can begin, and gets it back only when the loop is done.
+The main thread counts to 0. It hands the lock over so that the other thread can begin, and gets it back only when the loop is done.
 
 | two threads | meanwhile the other one |
 |---|---|
@@ -372,15 +353,11 @@ predict(
 )
 
 # %% tags=["reveal:leaving"]
-stuck = play.left_early()
-reveal("leaving", "yes" if stuck is None else "no")
-
-# %% tags=["nbval-ignore-output"]
-play.draw_stuck(stuck)
+reveal("leaving", play.left_early())
 
 # %% [markdown] tags=["takeaway", "term:deadlock"]
 """
-The worker used the room for more batches, and stands in `put` again. Each arrow is a wait, and the arrows go round. Threads that wait for each other, and so for good, are in a **deadlock**. There is no error, and no line in any log.
+The worker used the room for more batches, and stands in `put` again. Follow the last column of the table: the waits go round. Threads that wait for each other, and so for good, are in a **deadlock**. There is no error, and no line in any log.
 
 | who | stands in | waits for |
 |---|---|---|
@@ -562,7 +539,6 @@ Find batch 5, the slow one. Later batches are ready before it, but the consumer 
 | to see | look for |
 |---|---|
 | order | the numbers in the lowest row |
-| the bound | at most `workers * prefetch` batches in the upper rows at any time |
 | prefetching | no gap between the dark bars, except perhaps before batch 5 |
 
 The queue had let 7 batches come into being. Your loader has the same two workers, and room for 4.
@@ -588,7 +564,7 @@ The one you hold, and four others: what is promised is what exists.
 """
 
 # %%
-play.three_ways(Loader)
+print("the loop gets", play.three_ways(Loader))
 
 # %%
 script = write("loader.py")
