@@ -4,7 +4,7 @@
 
 [02 An order without a list](02_order_without_a_list.ipynb) · **03** · next: [04 How fast is it, and how would you know?](04_throughput.ipynb)
 
-**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` of lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that can't be broken so: it keeps the order with any number of threads, brings every error to where you can see it, and can be left at any time.
+**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` of lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that can't be broken in these ways: it keeps the order with any number of threads, brings every error to where you can see it, and can be left at any time.
 
 **The idea in five lines.** Everything else makes these lines safe when they run at the same time:
 
@@ -194,7 +194,7 @@ class Buffer:
 
 # %% [markdown]
 """
-**Write `claim`**, which a worker calls for its next number. Here the memory is bounded. Wait while there is no room; then return the next number, from 0 on. If the buffer is closed, or all numbers are handed out, return `None`, also when that happens while you wait. Hold the lock all the time.
+**Write `claim`**, which a worker calls for its next number. Here the memory is bounded. Three things end the wait: there is room, all numbers are handed out, or the buffer is closed. In the first case return the next number, from 0 on; otherwise return `None`. Hold the lock all the time.
 """
 
 # %% [markdown] tags=["hint:claim"]
@@ -456,7 +456,7 @@ def work(buffer, make):
 
 Now the part that your training loop sees. The given `batches` and `make` are those of lesson 00: batch `k` is samples `k * batch_size` onwards. The **prefetch factor**, `prefetch`, is how many batches you want ahead *per worker*; so the capacity is `workers * prefetch`.
 
-`self.given` counts the batches that the loop was given. It is where a resume begins. Not where numbers were claimed: up to `capacity` batches are made that the model has never seen, and a resume would skip them.
+`self.given` counts the batches that the loop was given. It is where a resume begins. It doesn't begin where numbers were claimed: up to `capacity` batches are made that the model has never seen, and a resume would skip them.
 
 **Write `__iter__`.**
 
@@ -541,7 +541,7 @@ Find batch 5, the slow one. Later batches are ready before it, but the consumer 
 | order | the numbers in the lowest row |
 | prefetching | no gap between the dark bars, except perhaps before batch 5 |
 
-The queue had let 7 batches come into being. Your loader has the same two workers, and room for 4.
+The queue let 7 batches exist at once. Your loader has the same two workers, and room for 4.
 """
 
 # %% tags=["prediction:now"]
@@ -558,7 +558,7 @@ reveal("now", play.made_with(Loader))
 
 # %% [markdown]
 """
-The one you hold, and four others: what is promised is what exists.
+The one you hold, and four others: no more batches exist than were promised.
 
 ## What broke, once more · core
 """

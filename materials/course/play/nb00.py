@@ -26,8 +26,6 @@ STEPS, MEASURED = 60, 30
 """Steps of the whole script, and as many as are timed: by then the bar hardly changes."""
 SHOWN = "model.mlp.0.weight"
 COLOURS = {"data wait": "#f2b84b", "compute": "#1b4f72", "save stall": "#c2410c", "load": "#dbe7f3"}
-START_S = 120.0
-"""Seconds a training may take: it takes three where nothing else runs."""
 
 Bar = dict[str, float]
 
@@ -116,7 +114,7 @@ def bars(rows: dict[str, Bar], unit: str = "ms a step") -> Any:
             label = part if y == 0 else None
             ax.barh(y, width, left=left, color=COLOURS[part], edgecolor="white", label=label)
             left += width
-        ax.text(left, y, f" {left:.0f} {unit}", va="center", fontsize=9)
+        ax.text(left, y, f" {left:.3g} {unit}", va="center", fontsize=9)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
     ax.set_xlim(0, 1.25 * max(sum(parts.values()) for parts in rows.values()))

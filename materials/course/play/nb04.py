@@ -117,7 +117,7 @@ def draw_drift(in_turn: Callable[..., Any], repeats: int = 6) -> int:
         wins.append(100 * (median(taken["A"]) / median(taken["B"]) - 1))
         ends = ", ".join(f"{name} {min(row):.0f} to {max(row):.0f}" for name, row in taken.items())
         texts.append(f"{title:<20} {ends}: A wins by {wins[-1]:.0f} %")
-    title = "Batches per ms, in the order of the measurements; white: thrown away"
+    title = "Batches a second, in the order of the measurements; white: thrown away"
     lab.picture(cells.rows(lines, title), "\n".join(texts))
     return round(wins[0])
 

@@ -118,7 +118,7 @@ CARDS = {
         "(num_samples - begin) // world_size >> -(-(num_samples - begin) // world_size)",
         no_sample_twice,
         {
-            "The last rank is given positions that don't exist: an IndexError at the end.": "",
+            "No error: a position past the end becomes a sample that was there before.": "",
             "The ranks wait for each other for ever at the end of the epoch.": "All ranks "
             "still get equally many batches, so none waits for another.",
             "One rank has no last batch.": "Every rank has its last batch; that of the last rank "

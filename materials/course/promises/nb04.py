@@ -96,7 +96,7 @@ CARDS = {
         "max(made, trips[-1].done) if trips else made >> made",
         a_step_is_done_before_the_next,
         {
-            "a model that promises a wonderful loader, and no measurement follows": "",
+            "a model that promises a wonderful loader, and no measurement agrees": "",
             "a model in which every consumer starves": "this one is never held up by its own "
             "steps: it starves less",
             "nothing, since steps are never longer than fetches": "they are, wherever training "
