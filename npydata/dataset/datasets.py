@@ -10,6 +10,12 @@ Both give ``x, y`` with ``y`` shifted by one, and fetch a whole batch with one g
 With ``as_dict=("input_ids", "labels")`` a sample is a dictionary for models that shift the labels
 themselves, as Hugging Face's do: both are the same ``seq_len`` tokens.
 
+Everything is numbered twice. A *window* is a number from 0 on, over all rows and files. A *start*
+is the number of a token, over all files: where a window begins. The way of a batch is
+``WindowDataset.fetch``: ``map_indices`` turns indices into starts, and is the one thing in which
+the two datasets differ; ``by_file`` shares the starts among the files; each file's backend gathers
+its windows; ``shifted_pair`` casts them.
+
 Built in ``notebooks/01_memmap_dataset``.
 """
 
@@ -45,7 +51,7 @@ from npydata.system.page_cache import AdviceBackoff
 SHORTEST_EPOCH = 4096
 """Random windows have no natural end; shorter epochs make progress bars and logs jumpy."""
 ENOUGH_WINDOWS = 64
-"""A row of so many windows does without one of them, so that its first may begin anywhere."""
+"""A row of so many windows can do without one: then it begins at any of ``stride`` offsets."""
 BESIDE_TOKENS = (".idx", ".ds.index", ".documents", ".tokenizer.json")
 """Endings of files that a glob may match and that hold no tokens."""
 
@@ -99,8 +105,8 @@ class TokenDataset(Dataset[Any]):
                     f"{files[0].path} and its companions mix uint64 with signed tokens; "
                     "no integer dtype holds both"
                 )
-            self._file_ends = np.cumsum([file.num_tokens for file in files])
-            self.num_tokens = int(self._file_ends[-1])
+            ends = np.cumsum([0] + [file.num_tokens for file in files])
+            self._file_begins, self.num_tokens = ends[:-1], int(ends[-1])
         self._advice = AdviceBackoff()
         # In memory that worker processes share: living ones see the epoch change.
         self._epoch = torch.zeros(1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
@@ -142,20 +148,19 @@ class TokenDataset(Dataset[Any]):
             f"of {self.dtype}, seq_len={self.seq_len}, {len(self):,} samples)"
         )
 
-    def by_file(self, places: IntArray) -> Iterator[tuple[TokenFile, IntArray, IntArray]]:
-        """Yield each file that holds some of the places, which ones, and where in it they are."""
-        which = np.searchsorted(self._file_ends, places, side="right")
+    def by_file(self, starts: IntArray) -> Iterator[tuple[TokenFile, IntArray, IntArray]]:
+        """Yield each file that holds some of the starts, which of them, and where in it they are.
+
+        ``starts`` are numbers of tokens over all files.
+        """
+        which = np.searchsorted(self._file_begins, starts, side="right") - 1
         for k in sorted(set(which.tolist())):
             mine = np.flatnonzero(which == k)
-            yield (
-                self.files[k],
-                mine,
-                places[mine] - (self._file_ends[k] - self.files[k].num_tokens),
-            )
+            yield self.files[k], mine, starts[mine] - self._file_begins[k]
 
-    def advise(self, places: IntArray, counts: IntArray) -> None:
-        """Advise the kernel of ``counts`` tokens at some places, read soon."""
-        warm = [f.backend.will_need(at, counts[mine]) for f, mine, at in self.by_file(places)]
+    def advise(self, starts: IntArray, counts: IntArray) -> None:
+        """Advise the kernel that ``counts`` tokens from each start are read soon."""
+        warm = [f.backend.will_need(at, counts[mine]) for f, mine, at in self.by_file(starts)]
         self._advice.record(was_resident=all(warm))
 
     def require_vocabulary(self, tokens: TokenArray) -> None:
@@ -165,20 +170,20 @@ class TokenDataset(Dataset[Any]):
         limit = 1 << 63 if self.vocab_size is None else self.vocab_size
         for found in (int(tokens.min()), int(tokens.max())):
             if not 0 <= found < limit:
+                where = " or a file after it" if len(self.files) > 1 else ""
                 raise TokenFileError(
-                    f"{self.files[0].path}: id {found}, expected 0 to {limit - 1} "
-                    f"(there, or in one of {len(self.files) - 1} more files)"
+                    f"{self.files[0].path}{where}: id {found}, expected 0 to {limit - 1}"
                 )
 
 
 class WindowDataset(TokenDataset):
     """Windows of token files, numbered from 0 over all rows and files; none crosses a row.
 
-    A batch is one gather. A subclass says at which place an index's window begins.
+    A batch is one gather. A subclass says at which start the window of an index begins.
     """
 
     map_indices: Callable[[IntArray, int | None, int | None], IntArray]
-    """``map_indices(indices, seed, epoch)`` returns where the window of each index begins."""
+    """``map_indices(indices, seed, epoch)`` returns the start of each index's window."""
 
     def __init__(
         self, files: list[TokenFile], seq_len: int, stride: int | None,
@@ -191,6 +196,7 @@ class WindowDataset(TokenDataset):
         self.stride = self.width if stride is None else as_int(stride, "stride", least=1)
         self._rows = np.array([file.rows for file in files])
         self._row_lens = np.array([file.row_len for file in files])
+        # num_windows adds the one token that as_dict does without.
         per_row = [num_windows(file.row_len, self.width - 1, self.stride) for file in files]
         for file, count in zip(files, per_row, strict=True):
             if count * file.rows == 0:
@@ -201,25 +207,10 @@ class WindowDataset(TokenDataset):
         self.number_windows(np.array(per_row))
 
     def number_windows(self, per_row: IntArray) -> None:
-        """Number the windows, of which each row of a file has so many."""
-        self._per_row, self._window_ends = per_row, np.cumsum(per_row * self._rows)
-        self.num_windows = int(self._window_ends[-1])
-
-    def places_of(self, windows: IntArray) -> tuple[IntArray, IntArray, Any]:
-        """Return the place where each window begins, its row in its file, and which file that is.
-
-        A place is a token's number, counted over all files.
-        """
-        if len(self.files) == 1 and self.files[0].rows == 1:
-            return windows if self.stride == 1 else windows * self.stride, ROW_0, 0
-        k: Any = 0
-        if len(self.files) > 1:
-            k = np.searchsorted(self._window_ends, windows, side="right")
-        per_row, rows, row_len = self._per_row[k], self._rows[k], self._row_lens[k]
-        within = windows - (self._window_ends[k] - per_row * rows)
-        begins = self._file_ends[k] - rows * row_len
-        places = begins + window_offsets(within, per_row, row_len, self.stride)
-        return places, within // per_row, k
+        """Number the windows, of which each row of a file has ``per_row``, ``(files,)``."""
+        ends = np.cumsum(np.append(0, per_row * self._rows))
+        self._per_row, self._window_begins = per_row, ends[:-1]
+        self.num_windows = int(ends[-1])
 
     def fetch(
         self,
@@ -238,20 +229,21 @@ class WindowDataset(TokenDataset):
             indices: Samples, a 1-D list or array of integers; negative ones count from the end.
             seed: Of random windows; the dataset's own if not given.
             epoch: Of random windows; the dataset's own if not given.
-            empty: Gives the memory for the result: called once with its shape, returns int64.
+            empty: Gives the memory for the result: called once with its shape, returns int64. The
+                loader lends memory here that was written before, which costs no page faults.
 
         Raises:
             IndexError: An index is not in the dataset.
             TypeError: The indices are not a list of integers.
             TokenFileError: An id is not below ``vocab_size``, or a file changed.
         """
-        places = self.map_indices(as_indices(indices, len(self)), seed, epoch)
+        starts = self.map_indices(as_indices(indices, len(self)), seed, epoch)
         if len(self.files) == 1:
-            tokens = self.files[0].backend.gather(places, self.width)
+            tokens = self.files[0].backend.gather(starts, self.width)
         else:
-            tokens = np.empty((len(places), self.width), self.dtype)
-            for file, mine, starts in self.by_file(places):
-                tokens[mine] = file.backend.gather(starts, self.width)
+            tokens = np.empty((len(starts), self.width), self.dtype)
+            for file, mine, starts_in_file in self.by_file(starts):
+                tokens[mine] = file.backend.gather(starts_in_file, self.width)
         self.require_vocabulary(tokens)
         batch = shifted_pair(tokens, empty((2, len(tokens), self.seq_len)))
         return batch if self.as_dict is None else dict(zip(self.as_dict, batch, strict=True))
@@ -265,8 +257,8 @@ class WindowDataset(TokenDataset):
         ``indices``, ``seed`` and ``epoch`` that ``fetch`` will get.
         """
         if self._advice.is_due():
-            places = self.map_indices(as_indices(indices, len(self)), seed, epoch)
-            self.advise(places, np.full(len(places), self.width))
+            starts = self.map_indices(as_indices(indices, len(self)), seed, epoch)
+            self.advise(starts, np.full(len(starts), self.width))
 
     def fingerprint(self) -> str:
         """Return a short text that tells this data, cut into these windows, from any other.
@@ -274,6 +266,20 @@ class WindowDataset(TokenDataset):
         The same for a moved file, another one for retokenised text. Reads 256 KiB.
         """
         return fingerprint_of(self.files, self.width, self.stride, len(self))
+
+    def locate(self, windows: IntArray) -> tuple[IntArray, IntArray, Any]:
+        """Return the start of each window, its row in its file, and that file's number.
+
+        Of a single row, and of a single file, one number stands for all.
+        """
+        if len(self.files) == 1 and self.files[0].rows == 1:
+            return windows if self.stride == 1 else windows * self.stride, ROW_0, 0
+        k: Any = 0
+        if len(self.files) > 1:
+            k = np.searchsorted(self._window_begins, windows, side="right") - 1
+        within, per_row = windows - self._window_begins[k], self._per_row[k]
+        offsets = window_offsets(within, per_row, self._row_lens[k], self.stride)
+        return self._file_begins[k] + offsets, within // per_row, k
 
 
 def shifted_pair(tokens: TokenArray, out: IntArray) -> Pair:
@@ -339,7 +345,7 @@ class MmapDataset(WindowDataset):
 
     def map_indices(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
         """Sample ``i`` is window ``i``, in every epoch."""
-        return self.places_of(indices)[0]
+        return self.locate(indices)[0]
 
     def get(self, idx: int, device: torch.device | str = "cpu") -> Batch:
         """Return sample ``idx`` on ``device``: inputs and targets, ``(seq_len,)`` int64 each."""
@@ -389,7 +395,9 @@ class NpyTokensDataset(WindowDataset):
         vocab_size: int | None = None,
         as_dict: tuple[str, str] | None = None,
     ) -> None:
-        super().__init__(open_files(paths, dtype, format, access), seq_len, 1, vocab_size, as_dict)
+        files = open_files(paths, dtype, format, access)
+        stride = seq_len if without_replacement else 1
+        super().__init__(files, seq_len, stride, vocab_size, as_dict)
         self.seed = None if seed is None else as_int(seed, "seed")
         self.without_replacement = without_replacement
         side_by_side = (self._row_lens - 1) // self.seq_len
@@ -398,11 +406,11 @@ class NpyTokensDataset(WindowDataset):
         self._len: int = max(SHORTEST_EPOCH, sum(counts))
         if without_replacement:
             self.seed = fresh_seed() >> 1 if self.seed is None else self.seed
-            self.stride = self.seq_len
-            full = (self._row_lens - self.width) // self.stride + 1
-            self.number_windows(full - (full >= ENOUGH_WINDOWS))
-            self._offsets = self._row_lens - self.width - (self._per_row - 1) * self.stride + 1
-            """For each file, at how many places the first window of a row may begin."""
+            # Each epoch moves the windows of a row by another offset. Room for that is what the
+            # windows leave of the row, and one window of a row that has enough of them.
+            self.number_windows(self._per_row - (self._per_row >= ENOUGH_WINDOWS))
+            room = self._row_lens - self.width - (self._per_row - 1) * self.stride
+            self._num_offsets = (room + 1).astype(np.uint64)
             self._len = self.num_windows
 
     def __len__(self) -> int:
@@ -415,10 +423,11 @@ class NpyTokensDataset(WindowDataset):
         if seed is None:
             indices, seed = np.arange(len(indices)), fresh_seed()
         if not self.without_replacement:
-            return self.places_of(random_windows(indices, self.num_windows, seed, epoch))[0]
-        places, rows, k = self.places_of(indices)
-        offsets = hash_of(rows, seed, epoch, 1) % self._offsets[k].astype(np.uint64)
-        found: IntArray = places + offsets.astype(np.int64)
+            return self.locate(random_windows(indices, self.num_windows, seed, epoch))[0]
+        starts, rows, k = self.locate(indices)
+        # The 1 sets these hashes apart from those that draw random windows.
+        offsets = hash_of(rows, seed, epoch, 1) % self._num_offsets[k]
+        found: IntArray = starts + offsets.astype(np.int64)
         return found
 
 

@@ -6,6 +6,11 @@ Example::
     loader = AsyncDataLoader(packed, batch_size=8, seed=0)
     for batch in loader:
         batch.inputs, batch.targets, batch.cu_seqlens
+
+A row is a few *spans*, stretches of documents; ``packing.py`` decides which, once, and keeps them
+in an index. ``fetch`` looks up the spans of its rows (``_spans_of``), reads each from its file and
+writes it beside the one before (``_fill``). A span that is not the end of its document is read one
+token further, for the last target.
 """
 
 import os
@@ -181,14 +186,13 @@ class PackedDataset(TokenDataset):
         self._fingerprint = fingerprint_of(self.files, *decided_by)
 
         def find_ends() -> IntArray:
-            passed = [0, *self._file_ends.tolist()]
-            ends = [one.ends() + before for one, before in zip(documents, passed, strict=False)]
-            return np.concatenate(ends)
+            pairs = zip(documents, self._file_begins, strict=True)
+            return np.concatenate([one.ends() + begin for one, begin in pairs])
 
+        self._begins: list[int] = self._file_begins.tolist()
         first = self.files[0].path
         folder = first.parent if index_dir is None else Path(index_dir)
         self.index = kept_index(folder / f".{first.name}.{self._fingerprint}", find_ends, packing)
-        self._file_stops: list[int] = self._file_ends.tolist()
         if len(self) == 0:
             raise TokenFileError(f"{first}: no document has a token, expected one")
 
@@ -258,6 +262,7 @@ class PackedDataset(TokenDataset):
             first, stop = self.index.row_begins[row : row + 2].tolist()
             room = self.seq_len if first >= 0 else -1
             for span in self.index.spans[first:stop].tolist():
+                # The index is a file, which anybody may have damaged.
                 if not (0 <= span[START] < self.num_tokens and 0 < span[LENGTH] <= room):
                     break
                 room -= span[LENGTH]
@@ -278,34 +283,39 @@ class PackedDataset(TokenDataset):
         # A column more than the row has, for the last target of a document that goes on: only the
         # last span of a row may.
         tokens = np.zeros((len(rows), self.seq_len + 1), self.dtype)
-        flat, places, numbers = tokens.reshape(-1), positions.reshape(-1), documents.reshape(-1)
-        upto, bounds, firsts, lasts = np.arange(self.seq_len), [0], list[int](), list[int]()
-        for start, number, length, ends in self._spans_of(rows):
+        flat_tokens, flat_positions = tokens.reshape(-1), positions.reshape(-1)
+        flat_documents, upto = documents.reshape(-1), np.arange(self.seq_len)
+        bounds, bos_at, last_at = [0], list[int](), list[int]()
+        # Spans fill the rows without a gap, so each begins where the one before ended.
+        for start, document, length, ends in self._spans_of(rows):
             begin, stop = bounds[-1], bounds[-1] + length
             bounds.append(stop)
-            places[begin:stop] = upto[:length]
-            numbers[begin:stop] = number
-            goes_on, is_bos = not ends & LAST, self.bos_id is not None and ends & FIRST
-            if is_bos:
-                firsts.append(begin)
+            flat_positions[begin:stop] = upto[:length]
+            flat_documents[begin:stop] = document
+            goes_on, has_bos = not ends & LAST, self.bos_id is not None and ends & FIRST
+            if has_bos:
+                bos_at.append(begin)
             if not goes_on:
-                lasts.append(stop - 1)
-            if number != NO_DOCUMENT:
-                to = begin + begin // self.seq_len + is_bos
-                size = length - is_bos + goes_on
-                flat[to : to + size] = self._read(start, size)
+                last_at.append(stop - 1)
+            if document != NO_DOCUMENT:
+                # The length counts the bos, which isn't in the file. Each row before this one has
+                # a column more in ``tokens``.
+                to = begin + begin // self.seq_len + has_bos
+                size = length - has_bos + goes_on
+                flat_tokens[to : to + size] = self._read(start, size)
         self.require_vocabulary(tokens)
         inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
-        inputs.reshape(-1)[firsts] = self.bos_id or 0
-        targets.reshape(-1)[lasts] = IGNORE_INDEX
-        if NO_DOCUMENT in numbers[lasts]:
+        inputs.reshape(-1)[bos_at] = self.bos_id or 0
+        targets.reshape(-1)[last_at] = IGNORE_INDEX
+        if NO_DOCUMENT in flat_documents[last_at]:
             targets[documents == NO_DOCUMENT] = IGNORE_INDEX
         return np.array(bounds)
 
-    def _read(self, place: int, count: int) -> TokenArray:
-        """Return the tokens at a place, counted over all files."""
-        k = bisect_right(self._file_stops, place)
-        file, stop = self.files[k], self._file_stops[k]
-        if place + count > stop:
+    def _read(self, start: int, count: int) -> TokenArray:
+        """Return the tokens from a start on, counted over all files, which one file must hold."""
+        # A list and ``bisect``, not ``by_file``: numpy is slow with a single number.
+        k = bisect_right(self._begins, start) - 1
+        file, start_in_file = self.files[k], start - self._begins[k]
+        if start_in_file + count > file.num_tokens:
             raise self._damaged()
-        return file.backend.read(place - stop + file.num_tokens, count)
+        return file.backend.read(start_in_file, count)

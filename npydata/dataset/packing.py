@@ -1,5 +1,9 @@
 """Which documents share a row: best fit among the documents of a block; and the index of rows.
 
+``pack_blocks`` shuffles the documents and takes a block of them at a time. ``pack_block`` cuts
+rows off the long ones, has ``fit`` put what is left of each into rows together, and writes down
+every row as its spans. ``kept_index`` does that once, and keeps the spans for all who ask later.
+
 Lengths are counted in tokens. Sizes that occur are bits of one integer, so the largest that fits is
 found with a shift, whatever the number of documents. Built in
 ``notebooks/11_documents_and_mixtures``.
@@ -24,7 +28,8 @@ PACKING_VERSION = 3
 """Another number when the same documents make other rows."""
 START, DOCUMENT, LENGTH, ENDS = range(4)
 """Columns of a span, a stretch of a document in a row: its first token in the files, the document's
-number, how many tokens of the row it takes, and which of its document's ends are in it."""
+number, how many tokens of the row it takes, and which of its document's ends are in it. With a bos,
+the first span of a document takes a token more of the row than it has in the file."""
 NO_DOCUMENT = -1
 """The document of a span that pads a row, and of each position in it."""
 FIRST, LAST = 1, 2
@@ -85,6 +90,8 @@ def pack_block(
     A row that isn't full ends with a span of padding.
     Rows come in a shuffled order: those that are filled first have the longest documents.
     """
+    # The rows, in the order in which they are filled: `counts` says how many pieces each has, and
+    # a piece is a document (`which`) from an offset on. First come rows of one long document each.
     whole, rest = np.divmod(lengths, seq_len)
     short = np.flatnonzero(rest)
     rows = fit(rest[short].tolist(), seq_len, cut=crop == "tail")
@@ -92,18 +99,22 @@ def pack_block(
     which = np.append(np.repeat(np.arange(len(lengths)), whole), items)
     offsets = np.append(within_groups(whole), whole[items]) * seq_len
     counts = np.append(np.ones(whole.sum(), np.int64), [len(row) for row in rows]).astype(np.int64)
+    # Shuffled, each row with all its pieces.
     order = np.asarray(Permutation(len(counts), seed)(np.arange(len(counts))))
     firsts, counts = (np.cumsum(counts) - counts)[order], counts[order]
     picked = np.repeat(firsts, counts) + within_groups(counts)
     which, offsets = which[picked], offsets[picked]
+    # A piece takes what is left of its document, as far as the row goes: only the last piece of a
+    # row may be too long for it. `before` is what the row's pieces before it take.
     left = lengths[which] - offsets
-    # Only the last span of a row may be too long for it.
     before = np.cumsum(left) - left
     before -= np.repeat(before[np.cumsum(counts) - counts], counts)
     taken = np.minimum(left, seq_len - before)
+    # Lengths and offsets count the bos, which isn't in the file.
     starts = begins[which] + np.maximum(offsets - bos, 0)
     ends = (offsets == 0) * FIRST + (left == taken) * LAST
     spans = np.stack([starts, documents[which], taken, ends], 1)
+    # Rows that aren't full get one more span.
     stops = np.cumsum(counts)
     room = seq_len - np.add.reduceat(taken, stops - counts)
     short = np.flatnonzero(room)
@@ -206,6 +217,7 @@ def kept_index(
     counts: list[IntArray] = []
 
     def block_spans() -> Iterator[IntArray]:
+        # Spans are written block by block, never all in memory; counts are kept as they pass.
         counts[:] = [np.zeros(1, np.int64)]
         for block_counts, spans in pack_blocks(ends, *packing):
             counts.append(block_counts)
@@ -220,7 +232,7 @@ def kept_index(
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(folder, fcntl.LOCK_EX)
                 if not (rows_file.exists() and spans_file.exists()):
-                    write_tokens(spans_file, block_spans(), row_len=4)
+                    write_tokens(spans_file, block_spans(), row_len=4)  # this fills counts
                     write_tokens(rows_file, [np.cumsum(np.concatenate(counts))])
             return PackIndex.open(path)
         except OSError as error:
