@@ -22,10 +22,11 @@ def fingerprint_of(files: Sequence[TokenFile], *parameters: Any) -> str:
     digest.update(repr(parameters).encode())
     sizes = [file.num_tokens * file.dtype.itemsize for file in files]
     last = max(0, sum(sizes) - BLOCK_BYTES)
-    places = [k * last // (BLOCKS - 1) for k in range(BLOCKS)]
+    # Counted from the file at hand: negative, once the block is in a file before it.
+    begins = [k * last // (BLOCKS - 1) for k in range(BLOCKS)]
     for file, size in zip(files, sizes, strict=True):
-        for begin in (place for place in places if 0 <= place < size):
+        for begin in (one for one in begins if 0 <= one < size):
             length, offset = min(BLOCK_BYTES, size - begin), file.header.offset + begin
             digest.update(os.pread(file.backend.descriptor, length, offset))
-        places = [place - size for place in places]
+        begins = [one - size for one in begins]
     return digest.hexdigest()

@@ -7,4 +7,17 @@ How a batch travels, one file a step::
     prefetch.py  worker threads     -> Deliveries ahead of the consumer, handed over in order
     iterator.py  Delivery           -> the batch, for the consumer; the cursor moves behind it
     loader.py    settings and cursor -> one iterator an epoch; the state that resumes it
+
+``iter(loader)`` makes all of these anew for its epoch, and starts the threads. Each runs
+``worker_loop``: claim a number while there is room, make its Delivery, put it into the
+``ReorderBuffer``. The consumer's ``next`` takes the Delivery whose turn it is, or raises the error
+that came in its place. Threads know the buffer and the Fetcher, never the iterator: dropping that
+closes the buffer, and they end.
+
+A batch carries its own position: ``Plan.after`` goes with it, and becomes ``Cursor.at`` (state.py)
+when it is delivered. So ``state_dict()`` counts what the consumer got, not what was made ahead.
+
+Memory for a batch comes from ``buffers.py``, pinned where a GPU copies from it. ``device.py`` moves
+the batch: the worker waits for the copy, the consumer only marks the result as in use.
+``tuning.py`` measures whole loaders.
 """

@@ -40,7 +40,10 @@ class Delivery(NamedTuple):
 
 
 class Fetcher:
-    """Makes batch k of an epoch; nothing in it leads back to the loader or its iterator.
+    """Makes batch k of an epoch; called by every worker, with the number it has claimed.
+
+    Nothing in it leads back to the loader or its iterator: threads hold it, and an iterator that
+    the caller drops must be collected, for that ends the threads.
 
     Args:
         dataset: Map-style, or a stream, whose samples are in the plans themselves.

@@ -110,6 +110,8 @@ class PrefetchIterator:
         length: int | None,
     ) -> None:
         self._process = os.getpid()
+        # Alive as long as the iterator is open: close() calls it, and so do its collection and the
+        # interpreter's exit.
         self._finalizer = weakref.finalize(self, close_in, self._process, prefetcher)
         self._prefetcher, self._transfer, self._cursor = prefetcher, transfer, cursor
         self._stats, self._length, self._delivered = stats, length, 0
@@ -142,7 +144,7 @@ class PrefetchIterator:
                 stats.tokens += elements(batch)
                 stats.wait_s += now - asked
                 stats.elapsed_s = now - self._began
-            if self._cursor.advance(after):
+            if self._cursor.advance(after):  # with the last batch, so that nothing is left to stop
                 self.close()
             if is_end:
                 raise StopIteration

@@ -31,9 +31,9 @@ from npydata.loader.fetch import Fetcher, Transform
 from npydata.loader.iterator import LoaderStats, PrefetchIterator
 from npydata.loader.prefetch import Prefetcher, ReorderBuffer
 from npydata.loader.sampler import (
-    BatchSampler,
     EpochOrder,
     PulledOrder,
+    RankSlices,
     draw_seed,
     rank_and_world_size,
 )
@@ -241,31 +241,31 @@ class AsyncDataLoader:
         ended, and raises a ``LoaderError`` if it is asked again.
         """
         self._end_iterator("a newer iter(loader)")
-        window = self.prefetch_factor * max(1, self.num_workers)
+        window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
         buffer = ReorderBuffer(window)
-
-        def require_open() -> None:
-            if buffer.closed:
-                raise LoaderError("the iterator was closed")
-
         start = self._cursor.next_start()
         order: EpochOrder | PulledOrder
         if self._source is None:
             order = EpochOrder(self._batches_from(start.samples), self.seed, start.epoch,
                                shuffle=self._shuffle, window=window)  # fmt: skip
         else:
-            if self._cursor.source_is_there:  # don't load into it what it has done by itself
+            if self._cursor.source_is_there:  # its own epoch ended there: nothing to load or skip
                 start = start._replace(order=None)
             order = PulledOrder(self._source, self._kind, self.batch_size or 1,
                                 drop_last=self.drop_last, start=start, seed=self.seed,
-                                lock=self._source_lock, require_open=require_open)  # fmt: skip
+                                lock=self._source_lock,
+                                require_open=buffer.require_open)  # fmt: skip
             start = order.start
         transfer = Transfer(self.device, pin_memory=self.pin_memory)
+        # Beside those ahead: the batch just taken, and the one before, which a loop's variables
+        # hold until then.
         pool = BufferPool(window + 2, pinned=transfer.stream is not None)
         fetcher = Fetcher(self.dataset, order, seed=self.seed, transforms=self.transforms,
                           collate_fn=self.config.collate_fn, dtype=self.config.dtype,
-                          transfer=transfer, pool=pool, require_open=require_open)  # fmt: skip
+                          transfer=transfer, pool=pool,
+                          require_open=buffer.require_open)  # fmt: skip
         self._cursor = Cursor(start)
+        # A stream has one order, which more threads could only wait for.
         threads = 1 if self._kind == "stream" else max(1, self.num_workers)
         prefetcher = Prefetcher(fetcher, threads if window else 0, buffer)
         self.stats = LoaderStats(prefetcher=prefetcher, cursor=self._cursor,
@@ -344,8 +344,8 @@ class AsyncDataLoader:
         """
         most = len(self.dataset) if self._source is None else None
         require_state(state, self.state_dict(), self.fingerprint, most)
-        place = Position(state["epoch"], state["samples"], copy.deepcopy(state["order"]))
-        self._move_to(place, "load_state_dict()")
+        position = Position(state["epoch"], state["samples"], copy.deepcopy(state["order"]))
+        self._move_to(position, "load_state_dict()")
         self.seed = state["seed"]
 
     def fingerprint(self, epoch: int, samples: int) -> str:
@@ -372,18 +372,18 @@ class AsyncDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _source_lock=threading.RLock())
 
-    def _batches_from(self, start: int) -> BatchSampler:
+    def _batches_from(self, start: int) -> RankSlices:
         """Return how the rest of an epoch is cut into our batches."""
-        return BatchSampler(num_samples=len(self.dataset), batch_size=self.batch_size or 1,
-                            rank=self.rank, world_size=self.world_size, drop_last=self.drop_last,
-                            start=start)  # fmt: skip
+        return RankSlices(num_samples=len(self.dataset), batch_size=self.batch_size or 1,
+                          rank=self.rank, world_size=self.world_size, drop_last=self.drop_last,
+                          start=start)  # fmt: skip
 
-    def _batches_left(self, place: Position) -> int | None:
-        """Return how many batches come after a place; ``None`` where the order has no length."""
+    def _batches_left(self, position: Position) -> int | None:
+        """Return how many batches come after a position; ``None`` where the order has no length."""
         if self._source is None:
-            return len(self._batches_from(place.samples))
+            return len(self._batches_from(position.samples))
         try:
-            left = len(self._source) - (place.order["given"] if place.order else 0)
+            left = len(self._source) - (position.order["given"] if position.order else 0)
         except TypeError:
             return None
         full, rest = divmod(max(0, left), self.batch_size or 1)

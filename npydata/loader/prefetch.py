@@ -58,6 +58,11 @@ class ReorderBuffer:
         """Whether one more result may come into being."""
         return self.claimed - self.taken < self.capacity
 
+    def require_open(self) -> None:
+        """Raise after ``close``: who makes a result asks now and then whether to go on."""
+        if self.closed:
+            raise LoaderError("the iterator was closed while it was asked for a batch")
+
     def put(self, number: int, result: Any) -> None:
         """Leave the result of a claimed number; wake the consumer if it is worth its while."""
         with self.lock:
@@ -75,8 +80,8 @@ class ReorderBuffer:
         with self.lock:
             self.hurried = False
             while self.taken not in self.results:
-                if self.closed:
-                    raise LoaderError("the iterator was closed while it was asked for a batch")
+                self.require_open()
+                # At first only a handful wakes us; after a moment without one, any result does.
                 self.ready.wait(LOOK_AGAIN_SECONDS if self.hurried else PATIENCE_SECONDS)
                 self.hurried = True
             self.taken += 1
@@ -122,9 +127,10 @@ def worker_loop(buffer: ReorderBuffer, make: Make) -> None:
 
 
 class Prefetcher:
-    """Results 0, 1, 2, ... of ``make``, at most ``capacity`` of them before they are taken.
+    """Results 0, 1, 2, ... of ``make``, at most ``buffer.capacity`` of them before they are taken.
 
-    With ``workers=0`` each is made when it is asked for.
+    With ``workers=0`` each is made when it is asked for, and the buffer only says whether it is
+    still open.
     """
 
     JOIN_SECONDS = 0.5

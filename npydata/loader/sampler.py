@@ -47,8 +47,10 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSampler:
-    """How the rest of an epoch is cut into batches, the same number of them for every rank.
+class RankSlices:
+    """How the rest of an epoch is cut into global batches, and which slice of each is our batch.
+
+    Every rank gets the same number of batches.
 
     What is left after the full batches is split evenly among the ranks. A remainder of fewer
     samples than ranks goes to none of them, since a rank with one batch more would wait for the
@@ -104,12 +106,12 @@ class EpochOrder:
     """
 
     def __init__(
-        self, sampler: BatchSampler, seed: int, epoch: int, *, shuffle: bool, window: int
+        self, slices: RankSlices, seed: int, epoch: int, *, shuffle: bool, window: int
     ) -> None:
-        self.sampler, self.epoch, self.shuffle, self.window = sampler, epoch, shuffle, window
-        self._count = len(sampler)
-        self._permutation = Permutation(max(1, sampler.num_samples), epoch_seed(seed, epoch))
-        self._per_block = max(1, BLOCK_SAMPLES // sampler.batch_size)
+        self.slices, self.epoch, self.shuffle, self.window = slices, epoch, shuffle, window
+        self._count = len(slices)
+        self._permutation = Permutation(max(1, slices.num_samples), epoch_seed(seed, epoch))
+        self._per_block = max(1, BLOCK_SAMPLES // slices.batch_size)
         self._most_blocks = 2 + 3 * max(LEAST_ADVISED, window) // self._per_block
         self._blocks: dict[int, IntArray] = {}
         self._lock = threading.Lock()
@@ -123,7 +125,7 @@ class EpochOrder:
             return Plan(None, range(0), Position(self.epoch + 1))
         indices, after = self.indices(batch), Position(self.epoch + 1)
         if batch + 1 < self._count:
-            after = Position(self.epoch, self.sampler.samples_after(batch + 1))
+            after = Position(self.epoch, self.slices.samples_after(batch + 1))
         return Plan(indices, indices, after)
 
     def indices(self, batch: int) -> IntArray:
@@ -132,7 +134,7 @@ class EpochOrder:
         block = self._blocks.get(number)
         if block is None:
             block = self._compute(number)
-        size = self.sampler.batch_size
+        size = self.slices.batch_size
         return block[within * size : (within + 1) * size]  # the last batch may be short
 
     def _compute(self, number: int) -> IntArray:
@@ -141,7 +143,7 @@ class EpochOrder:
             if number not in self._blocks:
                 first = number * self._per_block
                 last = min(first + self._per_block, self._count)
-                positions = self.sampler.positions_of(range(first, last))
+                positions = self.slices.positions_of(range(first, last))
                 shuffled = self._permutation(positions) if self.shuffle else positions
                 self._blocks[number] = np.asarray(shuffled)
             block = self._blocks[number]
@@ -184,9 +186,11 @@ class PulledOrder:
         self.source, self.kind, self.size, self.drop_last = source, kind, size, drop_last
         self.epoch, self._samples = start.epoch, start.samples
         self._lock, self._require_open = lock, require_open
+        # Batches are pulled in order, but a later one may be asked for first: the others wait here.
         self._plans: dict[int, Plan | BaseException] = {}
         self._pulled, self._over = 0, False
         self._length = length_hint(source, sys.maxsize)
+        # Items that were pulled to see whether there are any, and belong to the next batch.
         self._peeked: list[Any] = []
         with lock:
             self._open(start.order or {"given": 0})
@@ -199,6 +203,7 @@ class PulledOrder:
 
     def _open(self, state: dict[str, Any]) -> None:
         """Begin the source where a state says."""
+        # How many items of this epoch are in batches; what is saved for a source without a state.
         self._given, self._generator = state["given"], generator_of(self.source)
         if "source" in state:
             self.source.load_state_dict(copy.deepcopy(state["source"]))
