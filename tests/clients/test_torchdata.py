@@ -1,6 +1,6 @@
 """torchdata's StatefulDataLoader and ours, through the same scenarios: what is seen is the same.
 
-The names are those of torchdata's own tests; `materials/docs/scenarios.md` lists them all.
+The names are those of torchdata's own tests.
 """
 
 import itertools
@@ -77,9 +77,6 @@ class Shares(IterableDataset):
         yield from range(info.id, LENGTH, info.num_workers) if info else range(LENGTH)
 
 
-KINDS = {"map": Map, "iterable": Stream, "generator": Plain}
-
-
 def ours(dataset, **options):
     if not isinstance(dataset, IterableDataset):
         options.setdefault("shuffle", False)
@@ -100,36 +97,50 @@ def flat(batches):
     return list(itertools.chain.from_iterable(batches))
 
 
-def resumed(make, kind, after, serde=lambda state: state, **options):
-    """Return what a new loader gives that got the state behind so many batches."""
-    first = make(KINDS[kind](), **options)
-    iterator = iter(first)
-    head = taken(iterator, after)
-    state = serde(first.state_dict())
-    second = make(KINDS[kind](), **options)
-    second.load_state_dict(state)
-    return [head, list(second)]
+def begun(new, batches):
+    """Return a loader that gave so many batches, its iterator, and what it gave."""
+    loader = new()
+    iterator = iter(loader)
+    return loader, iterator, taken(iterator, batches)
 
 
-def epochs_after_the_end(make, kind, **options):
-    first = make(KINDS[kind](), **options)
+def with_state_of(new, loader):
+    """Return a new loader with the state of another."""
+    other = new()
+    other.load_state_dict(loader.state_dict())
+    return other
+
+
+# What each scenario does with the loaders that ``new`` makes, and what is seen
+
+
+def resumed(new, after):
+    loader, _iterator, head = begun(new, after)
+    return [head, list(with_state_of(new, loader))]
+
+
+def through_json(new):
+    loader, _iterator, _ = begun(new, 2)
+    other = new()
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    return list(other)
+
+
+def epochs_after_the_end(new):
+    first = new()
     list(first)
-    second = make(KINDS[kind](), **options)
-    second.load_state_dict(first.state_dict())
+    second = with_state_of(new, first)
     return [list(second) or list(second), list(second)]
 
 
-def interleaved(make, kind, **options):
-    one, two = make(KINDS[kind](), **options), make(KINDS[kind](), **options)
+def interleaved(new):
+    one, two = new(), new()
     batches = list(zip(one, two, strict=True))
-    other = make(KINDS[kind](), **options)
-    other.load_state_dict(one.state_dict())
-    return [batches, len(list(other)) in (0, 6)]
+    return [batches, len(list(with_state_of(new, one))) in (0, 6)]
 
 
-def states_do_not_disturb(make, kind, every=1, **options):
-    loader = make(KINDS[kind](), **options)
-    found = []
+def states_do_not_disturb(new, every):
+    loader, found = new(), []
     for number, batch in enumerate(loader):
         if number % every == 0:
             loader.state_dict()
@@ -137,193 +148,151 @@ def states_do_not_disturb(make, kind, every=1, **options):
     return found
 
 
-def initial_state(make, kind, **options):
-    loader = make(KINDS[kind](), **options)
-    loader.state_dict()
-    other = make(KINDS[kind](), **options)
-    other.load_state_dict(loader.state_dict())
-    return [list(other), list(loader)]
+def initial_state(new):
+    loader = new()
+    return [list(with_state_of(new, loader)), list(loader)]
 
 
-def load_after_state(make, kind, **options):
-    donor = make(KINDS[kind](), **options)
-    iterator = iter(donor)
-    taken(iterator, 3)
-    loader = make(KINDS[kind](), **options)
+def load_after_state(new):
+    donor, _iterator, _ = begun(new, 3)
+    loader = new()
     loader.state_dict()
     loader.load_state_dict(donor.state_dict())
     return list(loader)
 
 
-def load_then_state(make, kind, **options):
-    donor = make(KINDS[kind](), **options)
-    iterator = iter(donor)
-    taken(iterator, 3)
-    second = make(KINDS[kind](), **options)
-    second.load_state_dict(donor.state_dict())
-    third = make(KINDS[kind](), **options)
-    third.load_state_dict(second.state_dict())
-    return list(third)
+def load_then_state(new):
+    donor, _iterator, _ = begun(new, 3)
+    return list(with_state_of(new, with_state_of(new, donor)))
 
 
-def many_epochs(make, kind, **options):
-    loader = make(KINDS[kind](), **options)
+def many_epochs(new):
+    loader = new()
     return [list(loader) for _ in range(3)]
 
 
-def state_in_the_second_epoch(make, kind, **options):
-    loader = make(KINDS[kind](), **options)
+def state_in_the_second_epoch(new):
+    loader = new()
     list(loader)
     iterator = iter(loader)
     taken(iterator, 2)
-    other = make(KINDS[kind](), **options)
-    other.load_state_dict(loader.state_dict())
+    other = with_state_of(new, loader)
     return [list(other), list(other)]
 
 
-def error_in_a_sample(make, **options):
-    loader, found = make(Fails(), **options), []
+def error_in_a_sample(new):
+    found = []
     with pytest.raises(ValueError, match="nine"):
-        found.extend(batch for batch in loader)
+        found.extend(new())
     return found
 
 
-def error_in_a_constructor(make):
-    try:
-        make(Map(), batch_size=0)
-    except ValueError:
-        return "refused"
-    except Exception as error:
-        return "refused" if type(error).__name__ == "LoaderError" else repr(error)
-
-
-def sampler_without_state(make, **options):
-    generator = torch.Generator().manual_seed(3)
-    loader = make(Map(), sampler=RandomSampler(range(LENGTH), generator=generator), **options)
-    whole = list(loader)
-    again = torch.Generator().manual_seed(3)
-    first = make(Map(), sampler=RandomSampler(range(LENGTH), generator=again), **options)
-    iterator = iter(first)
-    head = taken(iterator, 2)
-    third = torch.Generator().manual_seed(3)
-    second = make(Map(), sampler=RandomSampler(range(LENGTH), generator=third), **options)
-    second.load_state_dict(first.state_dict())
-    return [sorted(flat(whole)), head + list(second) == whole]
-
-
-def shuffled(make, after, **options):
+def shuffled(new, after):
     """The same samples once each, and the same ones after a resume as without."""
     torch.manual_seed(4)
-    loader = make(Map(), shuffle=True, **options)
-    iterator = iter(loader)
-    head = taken(iterator, after)
-    state = loader.state_dict()
-    rest = list(iterator)
-    other = make(Map(), shuffle=True, **options)
-    other.load_state_dict(state)
+    loader, iterator, head = begun(new, after)
+    other, rest = with_state_of(new, loader), list(iterator)
     return [list(other) == rest, sorted(flat(head + rest)) == list(range(LENGTH))]
 
 
-def random_state(make, **options):
+def random_state(new):
     """A stream that draws: after a resume it draws what it would have drawn."""
     random.seed(5)
-    first = make(Drawn(), **options)
-    iterator = iter(first)
-    taken(iterator, 2)
-    state = first.state_dict()
-    rest = list(iterator)
-    second = make(Drawn(), **options)
-    second.load_state_dict(state)
-    return list(second) == rest
+    loader, iterator, _ = begun(new, 2)
+    state, rest = loader.state_dict(), list(iterator)
+    other = new()
+    other.load_state_dict(state)
+    return list(other) == rest
 
 
-def mismatch(make):
-    """A state of so many workers, loaded with another number."""
-    first = make(Map(), num_workers=2)
-    iterator = iter(first)
-    taken(iterator, 3)
-    second = make(Map(), num_workers=1)
-    second.load_state_dict(first.state_dict())
-    return list(second)
+class Sampled(Map):
+    """Read in the order of a sampler without a state of its own."""
+
+    @property
+    def options(self):
+        generator = torch.Generator().manual_seed(3)
+        return {"sampler": RandomSampler(range(LENGTH), generator=generator)}
 
 
-def begun(make, **options):
-    """How often the stream was begun in one epoch."""
-    dataset = Stream()
-    list(make(dataset, **options))
-    return dataset.begun
+def scenario(name, *what, kinds=(Map, Stream, Plain), **options):
+    return [
+        pytest.param(kind, options, what[0], what[1:], id=f"{name} {kind.__name__}")
+        for kind in kinds
+    ]
 
 
-def json_serde(state):
-    return json.loads(json.dumps(state))
+WORKER, LIVING = {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}
+SCENARIOS = [
+    *(one for after in (0, 1, 3, 5) for one in scenario(f"no_mp {after}", resumed, after)),
+    *scenario("SnapshotEnd", epochs_after_the_end),
+    *scenario("two_dataloaders", interleaved),
+    *scenario("fast_state_dict_request", states_do_not_disturb, 1),
+    *scenario("fast_state_dict_request_skip_steps", states_do_not_disturb, 3),
+    *scenario("json_serde_single_process", through_json),
+    *scenario("initial_state", initial_state),
+    *scenario("load_state_after_initial_state_dict", load_after_state),
+    *scenario("load_then_state", load_then_state, kinds=(Map, Stream)),
+    *scenario("multi_epoch_sdl", many_epochs),
+    *scenario("MultiEpochState inline", state_in_the_second_epoch),
+    *scenario("end_of_epoch_behavior", resumed, 4, drop_last=True),
+    *scenario("iteration_error", error_in_a_sample, kinds=[Fails]),
+    *scenario("notstatefulSDL", resumed, 2, kinds=[Sampled]),
+    *scenario("map_shuffle", shuffled, 0, kinds=[Map], shuffle=True),
+    *scenario("map_iterrupted_shuffle", shuffled, 3, kinds=[Map], shuffle=True),
+    *scenario("random_state", random_state, kinds=[Drawn]),
+    # Their worker processes take seconds to start, so that only some scenarios have any.
+    *scenario("mp_x 1", resumed, 3, **WORKER),
+    *scenario("mp_x 2", resumed, 3, kinds=[Map], num_workers=2),
+    *scenario("mp_pw", resumed, 3, kinds=(Map, Stream), **LIVING),
+    *scenario("map_shuffle mp", shuffled, 2, kinds=[Map], shuffle=True, num_workers=2),
+    *scenario("json_serde_multi_process_map", through_json, kinds=[Map], num_workers=2),
+    *scenario("MultiEpochState pw", state_in_the_second_epoch, kinds=[Map], **LIVING),
+    *scenario("iteration_error mp", error_in_a_sample, kinds=[Fails], num_workers=2),
+]
 
 
-SCENARIOS = {
-    **{f"{kind} no_mp {after}": (resumed, {"kind": kind, "after": after})
-       for kind in KINDS for after in (0, 1, 3, 5)},
-    **{f"SnapshotEnd {kind}": (epochs_after_the_end, {"kind": kind}) for kind in KINDS},
-    **{f"two_dataloaders {kind}": (interleaved, {"kind": kind}) for kind in KINDS},
-    **{f"fast_state_dict_request {kind}": (states_do_not_disturb, {"kind": kind})
-       for kind in KINDS},
-    **{f"fast_state_dict_request_skip_steps {kind}":
-       (states_do_not_disturb, {"kind": kind, "every": 3}) for kind in KINDS},
-    **{f"json_serde_single_process {kind}": (resumed, {"kind": kind, "after": 2,
-                                                        "serde": json_serde})
-       for kind in KINDS},
-    **{f"initial_state {kind}": (initial_state, {"kind": kind}) for kind in KINDS},
-    **{f"load_state_after_initial_state_dict {kind}": (load_after_state, {"kind": kind})
-       for kind in KINDS},
-    **{f"load_then_state {kind}": (load_then_state, {"kind": kind})
-       for kind in ("map", "iterable")},
-    **{f"multi_epoch_sdl {kind}": (many_epochs, {"kind": kind}) for kind in KINDS},
-    **{f"MultiEpochState inline {kind}": (state_in_the_second_epoch, {"kind": kind})
-       for kind in KINDS},
-    **{f"end_of_epoch_behavior drop_last {kind}":
-       (resumed, {"kind": kind, "after": 4, "drop_last": True}) for kind in KINDS},
-    "iteration_error": (error_in_a_sample, {}),
-    "init_error": (error_in_a_constructor, {}),
-    "notstatefulSDL": (sampler_without_state, {}),
-    "map_shuffle": (shuffled, {"after": 0}),
-    "map_iterrupted_shuffle": (shuffled, {"after": 3}),
-    "random_state": (random_state, {}),
-    "inline_iter": (begun, {}),
-}  # fmt: skip
+@pytest.mark.parametrize(("kind", "options", "what", "arguments"), SCENARIOS)
+def test_what_is_seen_is_what_torchdatas_loader_shows(kind, options, what, arguments):
+    found = []
+    for make in (ours, theirs):
 
-WITH_WORKERS = {
-    **{f"map mp_x {workers}": (resumed, {"kind": "map", "after": 3, "num_workers": workers})
-       for workers in (1, 2)},
-    "map mp_pw": (resumed, {"kind": "map", "after": 3, "num_workers": 1,
-                            "persistent_workers": True}),
-    "iterable mp_x 1": (resumed, {"kind": "iterable", "after": 3, "num_workers": 1}),
-    "iterable mp_pw": (resumed, {"kind": "iterable", "after": 3, "num_workers": 1,
-                                 "persistent_workers": True}),
-    "generator mp_x 1": (resumed, {"kind": "generator", "after": 3, "num_workers": 1}),
-    "map_shuffle mp": (shuffled, {"after": 2, "num_workers": 2}),
-    "json_serde_multi_process_map": (resumed, {"kind": "map", "after": 2, "num_workers": 2}),
-    "MultiEpochState pw": (state_in_the_second_epoch, {"kind": "map", "num_workers": 1,
-                                                       "persistent_workers": True}),
-    "iteration_error mp": (error_in_a_sample, {"num_workers": 2}),
-}  # fmt: skip
-"""Their worker processes take seconds to start, so that only some scenarios have any."""
+        def new(make=make):
+            dataset = kind()
+            return make(dataset, **options, **getattr(dataset, "options", {}))
+
+        found.append(what(new, *arguments))
+    assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", SCENARIOS | WITH_WORKERS)
-def test_what_is_seen_is_what_torchdatas_loader_shows(name):
-    scenario, options = (SCENARIOS | WITH_WORKERS)[name]
-    assert scenario(ours, **options) == scenario(theirs, **options)
+def test_a_batch_of_nothing_is_refused_by_both():
+    for make in (ours, theirs):
+        with pytest.raises(ValueError, match="batch_size"):
+            make(Map(), batch_size=0)
+
+
+def test_a_stream_is_begun_once_an_epoch_by_both():
+    for make in (ours, theirs):
+        dataset = Stream()
+        list(make(dataset))
+        assert dataset.begun == 1
 
 
 def test_a_state_of_another_number_of_workers_resumes_where_theirs_refuses():
-    assert mismatch(ours) == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+    def moved(make):
+        loader, _iterator, _ = begun(lambda: make(Map(), num_workers=2), 3)
+        return list(with_state_of(lambda: make(Map(), num_workers=1), loader))
+
+    assert moved(ours) == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
     with pytest.raises(AssertionError):
-        mismatch(theirs)
+        moved(theirs)
 
 
 def test_a_state_that_was_loaded_and_saved_again_is_the_same_place():
     """Theirs counts the batches of a stream without state twice, and has none left."""
-    assert load_then_state(ours, "generator") == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+    found = load_then_state(lambda: ours(Plain()))
+    assert found == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
 
 
 def test_a_stream_cut_by_worker_comes_whole_whatever_the_number():
-    assert sorted(flat(ours(Shares(), num_workers=2))) == list(range(LENGTH))
-    assert sorted(flat(theirs(Shares(), num_workers=2))) == list(range(LENGTH))
+    for make in (ours, theirs):
+        assert sorted(flat(make(Shares(), num_workers=2))) == list(range(LENGTH))
