@@ -49,7 +49,7 @@ import os
 
 import torch
 
-from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.lab import begin, card, check, earlier, predict, promises, reveal, write
 from course.play import nb05 as play
 
 begin("05")
@@ -59,7 +59,7 @@ read_tensor = earlier("00", "read_tensor")
 import pickle
 import struct
 
-from opcodes import CALLS, MALFORMED, PLAIN, Name, Note, check_call, first_note
+from opcodes import CALLS, MALFORMED, PLAIN, Handlers, Name, Note, check_call, first_note
 
 from npydata import CheckpointError
 
@@ -74,15 +74,15 @@ A colleague sends you weights. The file holds one more thing, an object of a cla
 # %%
 class Surprise:
     def __reduce__(self):  # what Python should call to make the object again
-        return os.makedirs, (str(play.SCRATCH / "surprise"),)
+        return os.makedirs, (str(play.SCRATCH / "surprise"), 0o700, True)
 
 
 sent = play.saved({"weight": torch.arange(6.0).reshape(2, 3), "note": Surprise()})
-play.try_read_tensor(read_tensor, sent)
+print("read_tensor:", play.what_happens(lambda: read_tensor(sent, "weight")))
 
 # %% [markdown]
 """
-Your `read_tensor` can't read it: this is no safetensors file, so the first eight bytes are not the length of a header. So you load it as countless scripts do, with `torch.load(path, weights_only=False)`.
+Your `read_tensor` can't read it: this isn't a safetensors file, and its first eight bytes, taken for the length of a header, ask for more memory than there is. So you load it as countless scripts do, with `torch.load(path, weights_only=False)`.
 
 **Predict.**
 """
@@ -124,7 +124,7 @@ play.dis(pickle.dumps({"step": 300}, protocol=2))
 
 # %% [markdown] tags=["term:opcode"]
 """
-Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are pushed onto its end and popped off its end. Here an empty dictionary goes onto the stack, then a text, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
+Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are pushed onto its end and popped off its end. Here an empty dictionary goes onto the stack, then a string, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
 
 Here is the machine. It has everything but the step itself.
 """
@@ -137,7 +137,7 @@ class Machine:
     def __init__(self, data, handlers, reduce=None, at=0):
         self.data = data
         self.at = at  # the place of the next byte
-        self.handlers = {code[0]: handler for code, handler in handlers.items()}
+        self.handlers = Handlers((code[0], handler) for code, handler in handlers.items())
         self.stack = []  # values, the newest at the end
         self.below = []  # stacks that were put aside, the newest at the end (section "Marks")
         self.memo = {}  # values kept for later use, by number
@@ -231,7 +231,7 @@ The format is known when the table is made. The machine is passed in later, at e
 
 # %% [markdown]
 """
-A text is stored as its length, then that many bytes of UTF-8. Its handler is given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
+A string is stored as its length, followed by that many bytes of UTF-8. Its handler is given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
 """
 
 
@@ -333,8 +333,7 @@ HANDLERS |= {pickle.MARK: MarkMachine.mark, pickle.TUPLE: collect_tuple}
 
 # %% tags=["play", "nbval-ignore-output"]
 whole = pickle.dumps({"sizes": (1, 2, 3, 4), "rate": 0.5}, protocol=2)
-shown = play.steps(MarkMachine(whole, HANDLERS), step_unguarded)
-sliders(play.stack_after(shown), step=(play.first_step(shown), list(range(1, len(shown) + 1))))
+play.show_stack(play.steps(MarkMachine(whole, HANDLERS), step_unguarded))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -358,6 +357,7 @@ predict(
 
 # %% tags=["reveal:cut"]
 ends = play.endings(lambda data: MarkMachine(data, HANDLERS).run(step_unguarded), whole)
+print("cut off after each byte:", dict(ends))
 reveal("cut", len(ends))
 
 # %% [markdown]
@@ -396,7 +396,7 @@ One `except` covers all handlers, including those that you haven't written. `fro
 """
 
 # %%
-ends = play.endings(lambda data: MarkMachine(data, HANDLERS).run(step), whole)
+print(dict(play.endings(lambda data: MarkMachine(data, HANDLERS).run(step), whole)))
 
 # %% [markdown] tags=["term:persistent id", "term:storage"]
 """
@@ -410,8 +410,7 @@ Most opcodes only move values. Three kinds could do more; they are tinted. Move 
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-shown = play.steps_of_a_tensor()
-sliders(play.stack_after(shown), step=(play.first_step(shown), list(range(1, len(shown) + 1))))
+play.show_stack(play.steps_of_a_tensor())
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -471,8 +470,8 @@ What does a call become? Three calls and what `reduce` should return for each:
 
 | `function` | `args` | becomes |
 |---|---|---|
-| `torch._utils._rebuild_tensor_v2` | `(storage '0', 0, (2, 3), (3, 1))` | what *our* function for it returns: `<float32 [2, 3] in storage '0'>` |
-| `os.makedirs` | `("surprise",)` | `Note("os.makedirs", ("surprise",))`, which prints as `<os.makedirs: not called>` |
+| `torch._utils._rebuild_tensor_v2` | `(storage '0', 0, (2, 3), (3, 1))`, shortened | what *our* function for it returns: `<float32 [2, 3] in storage '0'>` |
+| `os.makedirs` | `("surprise", 448, True)` | `Note("os.makedirs", ("surprise", 448, True))`, which prints as `<os.makedirs: not called>` |
 | `torch._utils._rebuild_parameter` | `(<os.makedirs: not called>, True)` | `Note("os.makedirs", args)`: one of its parts was not made, so this can't be made either. The note names that part, and keeps the `args` of this call |
 
 An example: in the third row, `first_note` returns the note that is the first argument; so `reduce` calls nothing, and returns a note under that note's name.
@@ -483,7 +482,7 @@ You have four helpers, and need them in this order:
 |---|---|
 | `check_call(function, args)` | raises an error if this can't be a call: `function` is no name, or `args` is no tuple; returns nothing |
 | `first_note(function, args)` | returns the first part that is itself a note, or `None`; its `.name` says what was not called |
-| `CALLS` | a dictionary: from the names of calls that torch writes to functions of ours |
+| `CALLS` | a dictionary: from the names of calls that torch writes to functions of ours, each called as `ours(*args)` |
 | `Note(name, args)` | a note of a call that was not made |
 
 **Write `reduce`.** A file may name what it likes; most names are not in `CALLS`.
@@ -539,7 +538,7 @@ print(*found.items(), sep="\n")
 
 # %% [markdown]
 """
-You have the weight's description, and a note in place of the surprise. None of the weight's numbers were read.
+You have the weight's description, and a note in place of the surprise. Not one number of the weight was read.
 
 ## What broke, once more · core
 
@@ -569,7 +568,7 @@ The numbers stay where they are, however many there may be.
 
 # %%
 script = write("reader.py")
-play.put_beside()
+play.put_beside("opcodes.py")
 promises("reader.py")
 
 # %% [markdown]
@@ -595,11 +594,11 @@ card("the last word of a name", mine=...)
 - how to read a pickle without running it, and where the one dangerous place is;
 - why any damage should end in one kind of error, with its place.
 
-**The number to remember**: of some 70 opcodes, about **a dozen** can import or call.
+**The number to remember**: **3** kinds of opcodes can do more than move values: they name something, fetch something, or call something. Your machine only writes down what they ask for.
 
 **Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) is built in the same way; it has the opcodes of protocols 2 to 5, and limits on what a file may ask for.
 
-**The next pain.** You know what is in the file, but not where. `zipfile` would find the numbers for you, but it copies a whole storage. Lesson 06 finds the place in the file itself, also in files that are no archives, and reads a corner of a matrix from the bytes of that corner.
+**The next pain.** You know what is in the file, but not where. `zipfile` would find the numbers for you, but it copies the whole storage. Lesson 06 finds the place in the file itself, also in files that aren't archives, and reads a corner of a matrix from the bytes of that corner.
 
 [04 How fast is it, and how would you know?](04_throughput.ipynb) · **05** · next: [06 One tensor out of a large file](06_lazy_checkpoint.ipynb)
 """

@@ -4,7 +4,7 @@
 
 [07 Save without stopping](07_async_checkpointer.ipynb) · **08** · next: [10 Train, crash, resume](10_train_crash_resume.ipynb), or first [09 Scale out](09_scale_out.ipynb) if you have several GPUs
 
-**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here you kill your own save of lesson 00 after each call that creates, renames or syncs something, and then you cut the power. One of the two breaks it. Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
+**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here you kill your own save of lesson 00 after each call that makes a folder, renames or syncs, and then you cut the power. Does it survive both? Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
 
 **The idea in five lines.** Two are open; you fill them in the first sitting. Everything else makes the five right for many files, and finds the result again:
 
@@ -42,10 +42,11 @@ remove(old)                     # and only now
 
 # %%
 import sys
+from functools import partial
 
 sys.path.append("../materials")
 
-from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.lab import begin, card, check, earlier, predict, promises, reveal, write
 from course.play import nb08 as play
 from course.play.toy_disk import ToyDisk
 
@@ -63,7 +64,7 @@ import zlib
 """
 ## Sitting 1 · Kill your save · core
 
-The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 was saved undisturbed. Now a process saves step 20, and is killed in the middle of it with SIGKILL: first after one call to the system, then, in a new folder, after two, and so on. (Calls that create, rename or sync are counted. A kill between two writes leaves part of a file under a name that nobody reads, and so does a kill after `open`.) Each time your `latest` says which checkpoint to load.
+The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 was saved undisturbed. Now a process saves step 20, and is killed in the middle of it with SIGKILL: first after one call to the system, then, in a new folder, after two, and so on. (Calls that make a folder, rename or sync are counted. A kill between two writes leaves part of a file, under a name that nobody reads.) Each time your `latest` says which checkpoint to load.
 """
 
 # %% tags=["prediction:killed"]
@@ -71,12 +72,15 @@ predict(
     "killed",
     "What does the worst of these kills leave?",
     "a whole checkpoint",
-    "half a checkpoint",
+    "a damaged checkpoint",
     mine=...,
 )
 
 # %% tags=["reveal:killed"]
-reveal("killed", play.kill_the_first_save(write_checkpoint, latest, read_tensor))
+first = play.first_saver(write_checkpoint, latest, read_tensor)
+kills = play.kill(*first)
+play.table({"killed after this call": kills})
+reveal("killed", play.worst(kills))
 
 # %% [markdown]
 """
@@ -92,12 +96,14 @@ predict(
     "power",
     "The power fails after one of these calls. What is the worst that may be left?",
     "a whole checkpoint",
-    "a checkpoint that is damaged",
+    "a damaged checkpoint",
     mine=...,
 )
 
 # %% tags=["reveal:power"]
-reveal("power", play.cut_the_first_save(write_checkpoint, latest, read_tensor))
+cuts = play.cut(*first)
+play.table({"no power after this call": cuts})
+reveal("power", play.worst(cuts))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -208,17 +214,7 @@ Bytes, then name: each made durable in its turn. There is no other order.
 
 # %% [markdown]
 """
-Turn it: choose the moment of the power cut. Each column is a state that you may find. At which step does the danger begin in `save_unsynced` (the upper row)?
-"""
-
-# %% tags=["play", "nbval-ignore-output"]
-sliders(play.power_cut(save_unsynced, save_committed), after_step=(4, [1, 2, 3, 4, 5, 6]))
-
-# %% [markdown] tags=["takeaway"]
-"""
-The danger begins with the rename, and it does not end.
-
-Now look at all moments at once, of three saves, killed and cut off. The kills are real ones: a child process writes into a real folder, and kills itself after each step.
+Now look at all moments at once, of three saves, killed and cut off.
 """
 
 # %% tags=["prediction:safe"]
@@ -237,15 +233,17 @@ def save_in_place(disk, content):
     disk.write("checkpoint", content)
 
 
-killed, cut = play.crash_matrix(save_in_place, save_unsynced, save_committed)
-reveal("safe", play.which_are_safe(killed))
+matrix = play.crash_matrix(save_in_place, save_unsynced, save_committed)
+safe = [name for name, row in matrix["killed"].items() if "nothing" not in row.values()]
+print(safe)
+reveal("safe", {3: "all", 2: "the last two", 1: "only the last"}[len(safe)])
 
 # %% tags=["nbval-ignore-output"]
-play.draw_matrix(killed, cut)
+play.draw_matrix(matrix)
 
 # %% [markdown] tags=["takeaway"]
 """
-A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half by rows. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new.
+A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half by rows. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new. In `save_unsynced` the danger begins with the rename, and it does not end.
 
 | save | killed | power cut |
 |---|---|---|
@@ -446,7 +444,7 @@ All parts are there. The save has written its files into `temporary`, and synced
 | `name_latest(folder)` | lets `latest` name it; the new name `latest` is not durable yet |
 | `remove_old(root, keep_last, folder)` | removes old ones |
 
-**Write `commit`.** The root is `folder.parent`. At every moment the old or the new checkpoint must load; when you return the new one must, for sure. With `keep_last=None` nothing is removed.
+**Write `commit`.** The root is `folder.parent`. No folder of that name exists yet. At every moment the old or the new checkpoint must load; when you return the new one must, for sure. With `keep_last=None` nothing is removed.
 """
 
 # %% [markdown] tags=["hint:commit"]
@@ -477,7 +475,7 @@ def commit(temporary, folder, keep_last=None):
 
 # %% [markdown] tags=["solution:commit"]
 """
-Old checkpoints are removed last, once their successor is durable, bytes and names.
+The four actions occur twice, for the folder and for `latest`; one sync of the root serves both names. Old checkpoints are removed last, once their successor is durable, bytes and names.
 """
 
 # %% [markdown]
@@ -498,19 +496,23 @@ predict(
 )
 
 # %% tags=["reveal:first"]
-kills = play.kill_commit(commit, latest_in)
-reveal("first", play.first_new(kills))
+mine = play.saver_of(commit, latest_in)
+kills = play.kill(*mine)
+play.table({"killed after this call": kills})
+call = next(call for call, what in kills.items() if what == "step 20").split()[1]
+calls = {"fsync": "fsync of the manifest", "rename": "rename of the folder"}
+reveal("first", f"the {calls.get(call, 'replacement of latest')}")
 
 # %% [markdown]
 """
 From the rename on, step 20 is whole and has its name. But `latest` still names step 10, which is whole, too: so step 10 loads until `latest` is replaced. There is something to load at every moment.
 
-Now the power fails at each call. On the left with your syncs; on the right the same commit, but each sync returns without having done anything. (There are disks and containers like that.)
+Now the power fails after each call. On the left with your syncs; on the right the same commit, but each sync returns without having done anything. (There are disks and containers like that.)
 """
 
 # %%
-cuts, without = play.cut_commit(commit, latest_in)
-play.side_by_side({"with the syncs": cuts, "without": without})
+cuts = play.cut(*mine)
+play.table({"with your syncs": cuts, "without": play.cut(*mine, syncs=False)})
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -545,7 +547,13 @@ Your `Saver` of lesson 07 takes any function as its commit. Give it yours, and y
 """
 
 # %%
-play.save_some(Saver, commit, latest_in)
+root = play.scratch()
+saver = Saver(partial(commit, keep_last=2))
+for step in (10, 20, 30):
+    saver.save(root / f"step-{step}", play.step_state(step))
+saver.wait()
+print("in the root:", *sorted(path.name for path in root.iterdir()))
+print("to load:", latest_in(root).name)
 
 # %% [markdown]
 """
@@ -553,7 +561,7 @@ play.save_some(Saver, commit, latest_in)
 
 The library's benchmark attacks other savers in the same two ways, at many moments ([survival.md](../materials/results/survival.md)).
 
-**Predict.** `torch.save` writes over the last checkpoint, as many scripts do, and the power fails at some moment of it.
+**Predict.** `torch.save` writes over the last checkpoint, as many scripts do, and the power fails at some moment while it does.
 """
 
 # %% tags=["prediction:survivors"]
@@ -571,7 +579,7 @@ reveal("survivors", play.saved_share("torch.save, over the last one", "power cut
 
 # %% [markdown] tags=["takeaway"]
 """
-The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. It takes no library to survive: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once somebody deletes it by hand, the older one loads.
+A moment is one change that the save makes to a file or folder, so a tool that writes its last checkpoint over has nearly all of its moments in the middle of that. *Loads* means: what the tool itself takes for the last checkpoint is complete. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. It takes no library to survive: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once somebody deletes it by hand, the older one loads.
 """
 
 # %% [markdown] tags=["closing"]
@@ -586,7 +594,7 @@ The last row is yours, from the two tables above; the others are from the saved 
 
 **The number to remember**: a durable replacement takes **4** actions in one order: write, sync, rename, sync the folder.
 
-**Yours to keep**: `lab/mine/commit.py`, with which lesson 10 will commit. The library's [commit.py](../npydata/checkpointer/commit.py) goes by the same order; it also replaces a checkpoint that has the same name, cleans up after dead writers, and tells one run's checkpoints from another's.
+**Yours to keep**: `lab/mine/commit.py`. In lesson 10 your `Saver` commits with it, beside the library's. The library's [commit.py](../npydata/checkpointer/commit.py) follows the same order; it also replaces a checkpoint that has the same name, cleans up after dead writers, and tells one run's checkpoints from another's.
 
 **The next pain.** You have all parts. Do they resume a killed run so that nobody can tell? That takes the random generators, the loader's place and the optimizer as well. Lesson 10 puts it all together, and kills it. Or test yourself first: [five bugs you haven't seen](../materials/clinic/README.md).
 

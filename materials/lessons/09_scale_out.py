@@ -81,7 +81,7 @@ def hello(rank, ranks):
 
 
 for end in play.start(3, hello):
-    print(end.told)
+    print(end.value)
 
 # %% [markdown]
 """
@@ -117,15 +117,16 @@ print("one order:      ", play.coverage(*(MyOrder(240, 6, rank=k, world_size=2) 
 
 # %% [markdown]
 """
-Why a slice of each step, and not half of the epoch for each? Because some day a machine is taken away, or one is added. Left, two ranks for four steps; right, a third one comes after two of them:
+Why a slice of each step, and not half of the epoch for each? Because some day a machine is taken away, or one is added. Above, two ranks for four steps; below, a third one joins after two of them:
 """
+
 
 # %% tags=["nbval-ignore-output"]
 play.draw_moved(rank_slice)
 
 # %% [markdown] tags=["takeaway"]
 """
-Each row has the same twelve positions in both pictures, only the owners differ. What is done is always a beginning of the order, so one number says where all ranks are. That holds as long as batch size x number of ranks stays what it was, here 12.
+Each step takes the same twelve positions in both rows, only the owners differ. What is done is always a beginning of the order, so one number says where all ranks are. That holds as long as batch size x number of ranks stays what it was, here 12.
 
 ## Who writes what · core
 
@@ -133,7 +134,7 @@ Now the model. In the simplest case each rank has all of it, and they add up the
 """
 
 # %% tags=["term:shard"]
-every = play.shards(rows=10, ranks=2)
+every = play.spread(10, 2)
 for rank, shards in enumerate(every):
     print(f"rank {rank} has", shards)
 
@@ -245,7 +246,8 @@ sliders(
 )
 
 # %% tags=["reveal:files"]
-reveal("files", play.files_read(overlap, range(4, 8)))
+read = [held for held in (range(0, 5), range(5, 10)) if overlap(range(4, 8), held)]
+reveal("files", ("none", "one", "two")[len(read)])
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -304,7 +306,7 @@ The obvious way is a collective. All write, then comes a *barrier*: a collective
 # %% tags=["prediction:patience"]
 predict(
     "patience",
-    "How long is that patience with gloo, if you don't say?",
+    "How long does a collective of gloo wait by default?",
     "30 seconds",
     "5 minutes",
     "30 minutes",
@@ -458,7 +460,7 @@ reveal("the other", play.killed_in_a_save(save, patience=2.0))
 | who dies, and when | rank 0 gets | the newest checkpoint |
 |---|---|---|
 | another rank, before its note | an error that names it | the old one |
-| another rank, after its note | no error from the save | the new one |
+| another rank, after its note | no error: its part is on the disk | the new one |
 | rank 0, before the rename | it is dead | the old one |
 
 And the others, in the last row? They need a note from rank 0 as well: *done*, or *not done*. In the library they wait for it.
@@ -495,7 +497,7 @@ print("2 ranks, then 3:", play.coverage(*before, then=after, steps=10))
 
 # %% [markdown] tags=["closing"]
 """
-**With the library** it is two calls in the training loop that you know, and your names stand behind them: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
+**With the library** it is two calls in the training loop that you know, and behind them are the parts that you wrote: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
 
 ```python
 state = npydata.load_distributed(newest, model, optimizer)
@@ -506,7 +508,7 @@ checkpointer.save_distributed(folder, model.state_dict(), optimizer.state_dict()
 On many machines nothing in your script changes. The same line is started on each of them, here on 16 with 8 GPUs each. The checkpoints need a file system that all of them share.
 
 ```
-torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id my_run \\
+torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id my_run \
          --rdzv-endpoint first-machine:29500 train.py --out /shared/run
 ```
 

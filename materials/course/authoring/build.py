@@ -3,7 +3,7 @@
 python materials/course/authoring/build.py [00 ...]          write the notebooks, without outputs
 python materials/course/authoring/build.py --execute         and run them in place
 python materials/course/authoring/build.py --solved FOLDER   write them solved
-python materials/course/authoring/build.py --learner FOLDER  write them to a folder, without outputs
+python materials/course/authoring/build.py --learner FOLDER  copy every notebook without outputs
 """
 
 import argparse
@@ -63,6 +63,14 @@ def folded(name: str, source: str) -> Notebook:
     return nbformat.v4.new_markdown_cell(text, metadata={"tags": [f"solution:{name}"]})
 
 
+def without_outputs(notebook: Notebook) -> Notebook:
+    """Remove what a run has left: a prediction's answer stands in the output below it."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
 def name_of(number: str) -> str:
     return lesson.source_path(number).with_suffix(".ipynb").name
 
@@ -72,9 +80,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("numbers", nargs="*", default=[], help="which lessons")
     parser.add_argument("--execute", action="store_true", help="run the notebooks")
     parser.add_argument("--solved", type=Path, metavar="FOLDER", help="write them solved")
-    parser.add_argument("--learner", type=Path, metavar="FOLDER", help="write them there, not run")
+    parser.add_argument("--learner", type=Path, metavar="FOLDER", help="copy all, no outputs")
     options = parser.parse_args(argv)
-    folder = options.solved or options.learner or NOTEBOOKS
+    if options.learner:
+        options.learner.mkdir(parents=True, exist_ok=True)
+        for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+            nbformat.write(without_outputs(nbformat.read(path, 4)), options.learner / path.name)
+        return 0
+    folder = options.solved or NOTEBOOKS
     folder.mkdir(parents=True, exist_ok=True)
     for number in options.numbers or numbers():
         notebook = build(number, solved=bool(options.solved))
@@ -82,8 +95,7 @@ def main(argv: list[str] | None = None) -> int:
             execute(notebook, NOTEBOOKS)
             clean(notebook)
         nbformat.write(notebook, folder / name_of(number))
-        if not options.learner:
-            print(f"{name_of(number)}: built{', executed' * options.execute}")
+        print(f"{name_of(number)}: built{', executed' if options.execute else ''}")
         for found in machine_paths(notebook):
             print(f"  an output shows a path of this machine: {found}", file=sys.stderr)
     return 0

@@ -4,7 +4,6 @@ import pickle
 import re
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 import torch
 
@@ -18,19 +17,19 @@ opcodes = import_module("opcodes")
 Name, Note, Storage = opcodes.Name, opcodes.Note, opcodes.Storage
 
 
-def left_in(machine: Any) -> dict[str, Any]:
+def left_in(machine):
     return {"at": machine.at, "stack": machine.stack, "below": machine.below}
 
 
-def stepped(answer: Any, data: bytes, steps: int) -> dict[str, Any]:
-    """Run some steps that all go well; say what was looked up in vain."""
-    machine, unknown = Machine(data, HANDLERS), "nothing"
+def stepped(answer, data, steps):
+    """Run some steps, of which each opcode has a handler."""
+    machine, unknown = Machine(data, HANDLERS), "none"
     try:
         for _ in range(steps):
             answer(machine)
-    except KeyError as error:
-        unknown = repr(error.args[0])
-    return left_in(machine) | {"looked up in vain": unknown}
+    except ValueError as error:
+        unknown = str(error)
+    return left_in(machine) | {"an error": unknown}
 
 
 STEP_UNGUARDED = Exercise(
@@ -48,7 +47,7 @@ machine.at += 1 >> machine.handlers[code](machine); machine.at += 1; return | Yo
 )
 
 
-def number_seen(answer: Any, format: str, data: bytes) -> dict[str, Any]:
+def number_seen(answer, format, data):
     machine = Machine(data, HANDLERS)
     machine.stack.append("older")
     handler = answer(format)
@@ -73,7 +72,7 @@ machine.number(format) >> machine.number("<H") | Not every number is two bytes l
 )
 
 
-def marks_seen(answer: Any, *calls: Any) -> dict[str, Any]:
+def marks_seen(answer, *calls):
     """Push numbers, and call the methods that are named."""
     machine, seen = answer(b"", {}), {}
     first = machine.stack
@@ -121,8 +120,8 @@ return values >> return self.stack | You return what lies below the mark, not wh
 )
 
 
-def trip(error: type[BaseException]) -> Any:
-    def handler(machine: Any) -> None:
+def trip(error):
+    def handler(machine):
         machine.at += 1
         raise error("a handler said so")
 
@@ -132,7 +131,7 @@ def trip(error: type[BaseException]) -> Any:
 TRIPS = {b"\x01": trip(MemoryError), b"\x02": trip(AttributeError)}
 
 
-def guarded(answer: Any, data: bytes) -> dict[str, Any]:
+def guarded(answer, data):
     """Say how a run ends."""
     machine = Machine(data, HANDLERS | TRIPS)
     try:
@@ -144,7 +143,7 @@ def guarded(answer: Any, data: bytes) -> dict[str, Any]:
         return {
             "raised": type(error).__name__,
             "the message begins with": place[0] if place else "no place",
-            "the message says why": len(str(error)) > len("byte 10:"),
+            "the message has the error's words": "a handler said so" in str(error),
         }
     return {"raised": "nothing", "stack": machine.stack, "running": machine.running}
 
@@ -165,7 +164,7 @@ STEP = Exercise(
     guarded,
     show=lambda data: f"step(machine), again and again, over the bytes {data.hex(' ') or '(none)'}",
     misconceptions="""
-except MALFORMED as error >> except KeyError as error | An opcode that is not known is a KeyError; a handler can trip in other ways, too.
+except MALFORMED as error >> except ValueError as error | An opcode that is not known is a ValueError; a handler can fail in other ways, too.
 except MALFORMED as error >> except Exception as error | You catch what is no fault of the file: running out of memory, say.
 {begin} >> {machine.at} | By the time the error arrives, the machine stands elsewhere: note the place before.
 raise CheckpointError(f"byte {begin}: {error}") from None >> raise error | A script waits for a CheckpointError; the other names tell it nothing.
@@ -174,9 +173,9 @@ raise CheckpointError(f"byte {begin}: {error}") from None >> pass | The error is
 )
 
 
-def noted(answer: Any, data: bytes) -> dict[str, Any]:
+def noted(answer, data):
     """Say what two opcodes leave on the stack, and what `reduce` was asked."""
-    asked: list[Any] = []
+    asked = []
     machine = answer(data, HANDLERS, lambda *given: asked.append(given) or "what reduce gave")
     machine.stack.append("older")
     own = {ord("c"): answer.name_global, ord("R"): answer.load_reduce}
@@ -192,7 +191,7 @@ NOTE_MACHINE = Exercise(
     here("NoteMachine"),
     [
         (b"cos\ngetcwd\n",),
-        (b"cos.path\njoin\nN",),
+        (b"cno_such_module\nfly\nN",),
         (b"cos\ngetcwd\n)R",),
         (b"cos\ngetcwd\nK\x05\x85RN",),
         (b"cos\ngetcwd\nK\x05K\x06\x86R",),
@@ -201,6 +200,7 @@ NOTE_MACHINE = Exercise(
     show=lambda data: f"the opcodes c (GLOBAL) and R (REDUCE) in the pickle {data!r}",
     misconceptions="""
 self.stack.append(Name(f"{module}.{name}")) >> self.stack.append(getattr(__import__(module, fromlist=["."]), name)) | You import what the file names. That already runs the module's code.
+self.stack.append(Name(f"{module}.{name}")) >> __import__(module); self.stack.append(Name(f"{module}.{name}")) | Nothing is imported, not even to look: a module runs when it is imported.
 Name(f"{module}.{name}") >> f"{module}.{name}" | It is a plain text now, like any other in the file: a Name was asked for.
 self.line().decode(), self.line().decode() >> self.line(), self.line() | `line` gives bytes; a name is text.
 args, function = >> function, args = | The tuple of arguments was pushed last, so it comes off first.
@@ -210,16 +210,16 @@ self.stack.append(self.reduce(function, args)) >> self.reduce(function, args) | 
 )
 
 
-def in_words(value: Any) -> Any:
+def in_words(value):
     """Return a description as something that can be compared."""
     if isinstance(value, Note):
-        return {"a note of": str(value.name)}
+        return {"a note of": str(value.name), "with": in_words(value.args)}
     if isinstance(value, tuple):
         return tuple(map(in_words, value))
-    return value if isinstance(value, str | int | dict) else repr(value)
+    return value if isinstance(value, str | int) else repr(value)
 
 
-def shown(value: Any) -> str:
+def shown(value):
     """Return an argument as it is shown."""
     if isinstance(value, tuple):
         return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
@@ -258,8 +258,9 @@ REDUCE = Exercise(
     },
     misconceptions="""
 check_call(function, args) >> pass | What is called must be a Name, and its arguments a tuple: `check_call`.
-missing is not None >> False | A part that was not made is inside: then the whole can't be made, either.
+missing is not None >> False | A part of it was not made, so the whole can't be made either.
 Note(missing.name, args) >> Note(function, args) | The note should name the part that is missing, not the call around it.
+Note(missing.name, args) >> missing | The note stands for this call, not for its part: it keeps this call's own arguments.
 ours = CALLS.get(function) >> ours = None | torch's own calls are harmless: `CALLS` has a function of ours for each.
 CALLS.get(function) >> CALLS[function] | A file names what it likes: not every name is a key of `CALLS`.
 ours(*args) >> ours(args) | Our functions take the arguments one by one, as theirs would.

@@ -2,7 +2,6 @@
 
 import struct
 from functools import partial
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -15,7 +14,15 @@ here = partial(solution, "06")
 Storage, CheckpointError = (defined("06")[name] for name in ("Storage", "CheckpointError"))
 
 
-def sizes_add_up(places: Any, begin: int, end: int) -> None:
+def judged(answer, *case):
+    try:
+        answer(*case)
+    except CheckpointError:
+        return "refused with a CheckpointError"
+    return "accepted"
+
+
+def sizes_add_up(places, begin, end):
     if sum(stop - first for first, stop in places) != end - begin:
         raise CheckpointError
 
@@ -36,6 +43,7 @@ CHECK_NO_GAPS = Exercise(
         ([(8, 16), (18, 20)], 8, 20),
         ([(8, 16), (12, 20), (24, 28)], 8, 28),
     ],
+    judged,
     others={"Sizes that add up are not enough: an overlap and a hole cancel out.": sizes_add_up},
     misconceptions="""
 sorted(places) >> places | The header may list tensors in any order.
@@ -48,11 +56,11 @@ at = begin >> at = 0 | The tensors' part begins at `begin`, after the header.
 )
 
 
-def header_of(name: int, extra: int) -> bytes:
+def header_of(name, extra):
     return b"PK\x03\x04" + bytes(22) + struct.pack("<HH", name, extra)
 
 
-def rounded_up(header: bytes, at: int) -> int:
+def rounded_up(header, at):
     return -(-(at + 30 + int.from_bytes(header[26:28], "little")) // 64) * 64
 
 
@@ -73,19 +81,20 @@ PAYLOAD_BEGIN = Exercise(
 + name_length >> | You forget the name, which stands right after the fixed part.
 at + 30 >> 30 | You count from the header's beginning, not from the file's.
 at + 30 >> at | The fixed part itself has 30 bytes.
-int.from_bytes(header[28:30], "little") >> header[28] | One byte counts to 255; a length has two.
+int.from_bytes(header[28:30], "little") >> header[28] | You take one byte of the extra field's length; it has two: 300 is 44 + 256 * 1.
+int.from_bytes(header[26:28], "little") >> header[26] | You take one byte of the name's length; it has two.
 """,
 )
 
 
 @st.composite
-def views(draw: Any) -> tuple[Any, int]:
+def views(draw):
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     stride = [draw(st.integers(0, 9)) for _ in shape]
     return (tuple(shape), tuple(stride), draw(st.integers(0, 9))), draw(st.sampled_from([1, 4, 8]))
 
 
-def as_many_as_it_holds(view: Any, itemsize: int) -> tuple[int, int]:
+def as_many_as_it_holds(view, itemsize):
     return view[2] * itemsize, (view[2] + torch.Size(view[0]).numel()) * itemsize
 
 
@@ -106,15 +115,15 @@ offset * itemsize, (last + 1) * itemsize >> offset, last + 1 | You count element
 class Bytes:
     """A file in memory, which counts what is read of it."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self.data, self.count = data, 0
 
-    def read(self, at: int, nbytes: int) -> bytes:
+    def read(self, at, nbytes):
         self.count += nbytes
         return self.data[at : at + nbytes]
 
 
-def scanned(answer: Any, there: list[int], told: list[int]) -> dict[str, Any]:
+def scanned(answer, there, told):
     """Scan storages that begin at byte 24; the file and the pickle may not agree."""
     dtypes = [torch.float32, torch.int64, torch.int16]
     data = bytes(24)

@@ -1,16 +1,13 @@
 """Lesson 08: a save that survives kills and power cuts, first on a toy disk, then in a folder."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest.mock import patch
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
-from course.play.nb08 import commit_loads, commit_save, make_root
-from course.play.power import ends, left_by_power_cuts
+from course.play.nb08 import cut, make_root, saver_of
 from course.play.toy_disk import NAME, NEW, OLD, ToyDisk
 
 GIVEN = defined("08")
@@ -18,33 +15,30 @@ GIVEN = defined("08")
 # The toy disk
 
 
-def on_disk(files: Mapping[str, bytes]) -> str:
+def on_disk(files):
     """Return what is there under the name of the checkpoint, in a word."""
     content = files.get(NAME)
     words = {OLD: "the old one", NEW: "the new one", None: "none", b"": "an empty file"}
     return words.get(content, "half a file")
 
 
-def disk_seen(answer: Any, cut: bool, first: bool) -> dict[str, Any]:
+def disk_seen(answer, cut, first):
     """Observe what a kill, or a power cut, at any step may leave."""
-    disk = ToyDisk({} if first else {NAME: OLD})
-    found: set[str] = set()
+    disk, found = ToyDisk({} if first else {NAME: OLD}), set()
 
-    def note(_: str) -> None:
-        found.update(map(on_disk, disk.power_cuts()) if cut else {on_disk(disk.seen())})
+    def now():
+        return set(map(on_disk, disk.power_cuts() if cut else [disk.seen()]))
 
-    disk.did = note
+    disk.did = lambda _: found.update(now())
     answer(disk, NEW)
-    note("")
-    end = set(map(on_disk, disk.power_cuts())) if cut else {on_disk(disk.seen())}
     return {
-        f"a {'power cut' if cut else 'kill'} at any step leaves": ", ".join(sorted(found)),
-        "after the return": ", ".join(sorted(end)),
+        f"a {'power cut' if cut else 'kill'} at any step leaves": ", ".join(sorted(found | now())),
+        "after the return": ", ".join(sorted(now())),
         "other files left": len(set(disk.seen()) - {NAME}),
     }
 
 
-def disk_text(name: str, cut: bool, first: bool) -> str:
+def disk_text(name, cut, first):
     return f"{name}(disk, new)  # {'a first save' if first else 'the disk has an old checkpoint'}"
 
 
@@ -62,13 +56,6 @@ SAVE_UNSYNCED = Exercise(
 )
 
 
-def syncs_late(disk: ToyDisk, content: bytes) -> None:
-    disk.write("checkpoint.new", content)
-    disk.rename("checkpoint.new", NAME)
-    disk.fsync(NAME)
-    disk.fsync_folder()
-
-
 SAVE_COMMITTED = Exercise(
     solution("08", "save_committed"),
     [(True, False), (True, True)],
@@ -76,19 +63,19 @@ SAVE_COMMITTED = Exercise(
     """
     disk.fsync("checkpoint.new") >> pass | The name may reach the disk before the bytes do.
     disk.fsync_folder() >> pass | The rename may be lost: nothing has made the new name durable.
+    disk.fsync("checkpoint.new") >> disk.rename("checkpoint.new", "checkpoint"); disk.fsync("checkpoint"); disk.fsync_folder(); return | You sync the bytes when they already have their good name.
     """,
-    others={"You sync the bytes when they already have their good name.": syncs_late},
     show=lambda *case: disk_text("save_committed", *case),
 )
 
 # A folder
 
 
-def root_text(made: str) -> str:
+def root_text(made):
     return ", ".join(made.split()).replace("!", " (damaged)") or "nothing"
 
 
-def latest_seen(answer: Any, made: Any, latest: str | None) -> Any:
+def latest_seen(answer, made, latest):
     with TemporaryDirectory() as folder:
         make_root(Path(folder), made, latest)
         found = answer(Path(folder))
@@ -124,11 +111,11 @@ LATEST_IN = Exercise(
 )
 
 
-def removed_seen(answer: Any, made: Any, keep_last: int, newest: str) -> dict[str, Any]:
-    emptied: list[str] = []
+def removed_seen(answer, made, keep_last, newest):
+    emptied = []
     real = shutil.rmtree
 
-    def rmtree(folder: Any, *given: Any, **options: Any) -> None:
+    def rmtree(folder, *given, **options):
         emptied.extend([Path(folder).name] * (Path(folder).suffix != ".tmp"))
         real(folder, *given, **options)
 
@@ -139,12 +126,6 @@ def removed_seen(answer: Any, made: Any, keep_last: int, newest: str) -> dict[st
             answer(root, keep_last, root / newest)
         left = sorted(path.name for path in root.iterdir())
     return {"left": ", ".join(left), "emptied under its good name": sorted(emptied)}
-
-
-def counts_damaged(root: Path, keep_last: int, newest: Path) -> None:
-    for folder in GIVEN["committed"](root)[keep_last:]:
-        if GIVEN["is_complete"](folder) and folder != newest:
-            GIVEN["remove_checkpoint"](folder)
 
 
 REMOVE_OLD = Exercise(
@@ -167,8 +148,8 @@ REMOVE_OLD = Exercise(
     whole[keep_last:] >> whole[:-keep_last] | Those at the end of the list are the oldest: you keep them.
     if folder != newest: >> if True: | The one just saved may stand further down, when another process saved after it.
     remove_checkpoint(folder) >> shutil.rmtree(folder) | While its files go one by one, a reader meets half a checkpoint under its good name.
+    whole[keep_last:] >> [one for one in committed(root)[keep_last:] if one in whole] | Damaged checkpoints take the places of good ones that should stay.
     """,
-    others={"Damaged checkpoints take the places of good ones that should stay.": counts_damaged},
     show=lambda made, keep_last, newest: (
         f"remove_old(root, {keep_last}, newest={newest})"
         f"  # committed, in this order: {root_text(made)}"
@@ -179,67 +160,50 @@ REMOVE_OLD = Exercise(
 # The commit
 
 
-def commit_seen(answer: Any, keep_last: int | None, first: bool) -> dict[str, Any]:
+def commit_seen(answer, keep_last, first):
     """Observe what may load after a power cut at any call, and what is there after the return."""
-    save = commit_save(answer, 20, keep_last)
-    before = (lambda root: None) if first else commit_save(GIVEN["commit"], 10)
-    lacks: set[bool] = set()
+    save, _, _ = saver_of(answer, None, keep_last)
+    _, before, load = saver_of(SOLUTION.define(), GIVEN["latest_in"])
+    before = (lambda root: None) if first else before
+    lacks = set()
 
-    def load(root: Path) -> str:
+    def noted(root):
         new = root / "step-20"
         lacks.add(new.exists() and not GIVEN["is_complete"](new))
-        return commit_loads(GIVEN["latest_in"])(root)
+        return load(root)
 
-    cuts = ends(left_by_power_cuts(save, before), load)
+    cuts = cut(save, before, noted)
     with TemporaryDirectory() as folder:
-        root = Path(folder)
-        before(root)
-        save(root)
-        left = sorted(path.name for path in root.iterdir())
+        before(Path(folder))
+        save(Path(folder))
+        left = sorted(path.name for path in Path(folder).iterdir())
     return {
-        "a power cut at any call leaves": ", ".join(
-            sorted({what for end in cuts.values() for what in end.split(" or ")})
-        ),
+        "a power cut at any call leaves": sorted(set(cuts.values())),
         "a power cut after the return leaves": cuts["   (returned)"],
         "the new folder may lack files": True in lacks,
         "in the root": ", ".join(left),
     }
 
 
-def in_another_order(*calls: str) -> Any:
-    """Return a commit that makes these calls after the rename."""
-
-    def commit(temporary: Path, folder: Path, keep_last: int | None = None) -> None:
-        root = folder.parent
-        GIVEN["write_manifest"](temporary, root)
-        GIVEN["sync_folder"](temporary)
-        temporary.rename(folder)
-        given = {"name_latest": (folder,), "sync_folder": (root,)}
-        for call in calls:
-            if call in given or keep_last is not None:
-                GIVEN[call](*given.get(call, (root, keep_last, folder)))
-
-    return commit
-
-
+SOLUTION = solution("08", "commit")
+UNNAMED = SOLUTION.define(SOLUTION.source.replace("name_latest(folder)", "pass"))
 COMMIT = Exercise(
-    solution("08", "commit"),
+    SOLUTION,
     [(None, False), (1, False), (1, True)],
     commit_seen,
     """
     write_manifest(temporary, root) >> pass | Without a manifest no reader takes it for a checkpoint.
     sync_folder(temporary) >> pass | The names inside the new folder aren't durable when it gets its own.
+    sync_folder(temporary) >> temporary.rename(folder); sync_folder(folder); temporary = folder | The names inside the new folder aren't durable when it gets its own.
     sync_folder(root) >> pass | The new name isn't durable when you return.
     name_latest(folder) >> pass | `latest` still names the checkpoint before, and that one loads.
     remove_old(root, keep_last, folder) >> pass | Nothing is ever removed.
+    name_latest(folder) >> name_latest(folder); keep_last is None or remove_old(root, keep_last, folder) | You remove the old one before the new one is durable.
     """,
     others={
-        "You remove the old one before the new one is durable.": in_another_order(
-            "name_latest", "remove_old", "sync_folder"
-        ),
-        "`latest` is written after your last sync.": in_another_order(
-            "sync_folder", "name_latest", "remove_old"
-        ),
+        "`latest` is written after your last sync.": lambda *given: (
+            UNNAMED(*given) or GIVEN["name_latest"](given[1])
+        )
     },
     show=lambda keep_last, first: (
         f"commit(temporary, folder, keep_last={keep_last})"

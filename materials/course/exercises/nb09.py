@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -13,14 +12,14 @@ from course.lesson import solution
 COPIES = [("mean", 0, 8), ("scale", 0, 2), ("table", 0, 9)]
 
 
-def spread(rows: int, ranks: int, copies: Any = tuple(COPIES)) -> list[list[Any]]:
+def spread(rows, ranks, copies=tuple(COPIES)):
     """Return the shards of each rank: some rows of `up`, and whole copies."""
     each = -(-rows // ranks)
     pieces = [range(min(k * each, rows), min(k * each + each, rows)) for k in range(ranks)]
     return [[("up", one.start, len(one))] * bool(one) + [*copies] for one in pieces]
 
 
-def written(answer: Any, *every: Any) -> dict[str, Any]:
+def written(answer, *every):
     """Observe what each rank writes, in any order."""
     return {f"rank {k} writes": sorted(own) for k, own in enumerate(answer(list(every)))}
 
@@ -63,20 +62,20 @@ OVERLAP = Exercise(
 class Script:
     """Notes that come at a given second; a sleep takes one."""
 
-    def __init__(self, come: dict[int, tuple[int, Any]]) -> None:
+    def __init__(self, come):
         self.come, self.seconds = come, 0
 
-    def read(self, rank: int) -> Any:
+    def read(self, rank):
         at, note = self.come.get(rank, (99, None))
         return note if at <= self.seconds else None
 
-    def sleep(self) -> None:
+    def sleep(self):
         self.seconds += 1
         if self.seconds > 30:
             raise TimeoutError("it would wait for ever")
 
 
-def outcome(work: Any) -> dict[str, Any]:
+def outcome(work):
     """Return what comes back, or the error and the numbers in its text."""
     try:
         return {"returned": work()}
@@ -86,7 +85,7 @@ def outcome(work: Any) -> dict[str, Any]:
         return {"raised": str(error)}
 
 
-def gathered(answer: Any, come: dict[int, Any], ranks: int, patience: int) -> dict[str, Any]:
+def gathered(answer, come, ranks, patience):
     notes = Script(come)
     return outcome(lambda: answer(notes, ranks, patience)) | {
         "after seconds": min(notes.seconds, patience)
@@ -118,7 +117,7 @@ GATHER = Exercise(
 )
 
 
-def committed(answer: Any, here: dict[str, int], claimed: list[dict[str, int]]) -> dict[str, Any]:
+def committed(answer, here, claimed):
     """Observe what is left of a save in which the ranks claim to have written files."""
     with files() as left:
         temporary, folder = Path("step-1.tmp"), Path("step-1")
@@ -143,6 +142,7 @@ COMMIT_ALL = Exercise(
     gather(notes, ranks, patience) >> [notes.read(0)] | You commit on rank 0's own word.
     or path.stat().st_size != size >> | A file that is there may be half of what its rank wrote.
     if not path.is_file() or path.stat().st_size != size >> if False | A note says that a file was written, not that rank 0 can see it.
+    path = temporary / name >> folder.exists() or temporary.rename(folder); path = folder / name | You rename before you know that every part is there: half a checkpoint gets the good name.
     temporary.rename(folder) >> | All is there, and nothing is committed.
     """,
     show=lambda here, claimed: f"commit_all(...)  # in the folder: {here}; the notes: {claimed}",

@@ -3,7 +3,6 @@
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +19,14 @@ import resume
 NOTES = ("weights", "batch", "loss", "after")
 
 
-def notes(first: str | None, gap: float = 1) -> tuple[dict[str, float], dict[str, float]]:
+def notes(first, gap=1):
     """Return the notes of a step in two runs, which differ from `first` on."""
     whole = {"weights": 40_213, "batch": 7_119, "loss": 2.75, "after": 91_300}
     at = NOTES.index(first) if first else len(NOTES)
     return whole, {name: whole[name] + gap * (k >= at) for k, name in enumerate(NOTES)}
 
 
-def last_difference(whole: Any, resumed: Any) -> str:
+def last_difference(whole, resumed):
     parts = ("weights", "loader", "generators", "optimizer")
     found = [part for note, part in zip(NOTES, parts, strict=True) if whole[note] != resumed[note]]
     return found[-1] if found else "nothing"
@@ -46,7 +45,7 @@ MISSING_PART = Exercise(
 )
 
 
-def draws() -> dict[str, list[float]]:
+def draws():
     """Return the next numbers of each generator; normal ones come in pairs."""
     return {
         "Python's": [random.random(), random.gauss(0, 1)],
@@ -55,7 +54,7 @@ def draws() -> dict[str, list[float]]:
     }
 
 
-def captured(answer: Any, seed: int) -> dict[str, Any]:
+def captured(answer, seed):
     """Observe the kinds of what is captured, and whether each generator goes on from it."""
     for one in (random.seed, np.random.seed, torch.manual_seed):
         one(seed)
@@ -93,22 +92,22 @@ CAPTURE_RNG = Exercise(
 class Loads:
     """Anything with `load_state_dict`; as some do, it draws a number while it loads."""
 
-    def __init__(self, log: dict[str, Any], name: str) -> None:
+    def __init__(self, log, name):
         self.log, self.name = log, name
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state):
         self.log[f"the {self.name} got"] = state
         random.random()
 
 
-def three_parts() -> tuple[dict[str, Any], list[Loads]]:
+def three_parts():
     """Return model, optimizer and loader, and a log of what they were given."""
     names = ("model", "optimizer", "loader")
     log = dict.fromkeys([f"the {name} got" for name in names], "nothing")
     return log, [Loads(log, name) for name in names]
 
 
-def put_back(answer: Any, moments: Any, loader: Any, with_rng: bool) -> dict[str, Any]:
+def put_back(answer, moments, loader, with_rng):
     """Observe what each part was given, and which random number is the next one."""
     random.seed(1)
     state = TrainingState(step=3, loader=loader, rng=capture_rng() if with_rng else None)
@@ -122,6 +121,12 @@ def put_back(answer: Any, moments: Any, loader: Any, with_rng: bool) -> dict[str
             f"number {to_come.index(drawn) + 1} of those to come" if drawn in to_come else "another"
         )
     return log
+
+
+def all_of_it(model, optimizer, loader, weights, moments, state):
+    for part, kept in ((model, weights), (optimizer, moments), (loader, state.loader)):
+        part.load_state_dict(kept)
+    restore_rng(state.rng)
 
 
 RESTORE = Exercise(
@@ -143,6 +148,7 @@ RESTORE = Exercise(
     model.load_state_dict(weights) >> state.rng, first = None, state.rng; first and npydata.restore_rng(first); model.load_state_dict(weights) | What loads after the generators may draw from them, and they move on.
     if state.rng is not None: >> if moments is not None and state.rng is not None: | Each part is there or not, whatever the others are.
     """,
+    others={"Weights alone may be there: leave the other parts as they are.": all_of_it},
     show=lambda moments, loader, with_rng: (
         f"restore(model, optimizer, loader, weights, moments={moments!r}, state)"
         f"  # state.loader: {loader}, state.rng: {'there' if with_rng else None}"
@@ -150,7 +156,7 @@ RESTORE = Exercise(
 )
 
 
-def gone_on(answer: Any, saved: list[int], batch_size: int) -> dict[str, Any]:
+def gone_on(answer, saved, batch_size):
     """Observe what a start finds where steps were saved in this order, with batches of 4."""
     log, parts = three_parts()
     with files():
@@ -195,29 +201,41 @@ class Endless:
 
     taken = 0
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         for self.taken in range(1, 10):
             yield self.taken
 
 
-def kept(answer: Any, first: int, last: int, every: int, signals: dict[str, str]) -> dict[str, Any]:
+def kept(answer, first, last, every, signals):
     """Observe what the loop does; a signal comes during a step or a save of that name."""
-    asked, batches, events = Asked(), Endless(), []
+    batches, events = Endless(), []
 
-    def note(what: str) -> None:
-        events.append(what)
-        if got := signals.get(what):
+    def signal(when):
+        if got := signals.get(when):
             asked.save = True
             asked.end |= got == "SIGTERM"
 
-    def do_step(step: int, batch: int) -> None:
+    def note(what):
+        events.append(what)
+        signal(what)
+
+    class Looked(Asked):
+        def __getattribute__(self, name):
+            value = super().__getattribute__(name)
+            if name == "save" and events:
+                signal(f"a look at asked.save after {events[-1]}")
+            return value
+
+    asked = Looked()
+
+    def do_step(step, batch):
         note(f"step {step}" if batch == step - first else f"step {step} on batch {batch}")
 
     answer(first, last, batches, do_step, lambda step: note(f"save {step}"), asked, every)
     return {"in order": ", ".join(events), "batches taken": batches.taken}
 
 
-def loop_text(first: int, last: int, every: int, signals: dict[str, str]) -> str:
+def loop_text(first, last, every, signals):
     come = "".join(f"  # {got} comes during {what}" for what, got in signals.items())
     return f"keep_training({first}, {last}, ..., every={every}){come}"
 
@@ -233,6 +251,7 @@ KEEP_TRAINING = Exercise(
         (0, 5, 9, {"step 2": "SIGTERM"}),
         (0, 4, 2, {"step 2": "SIGTERM"}),
         (0, 4, 2, {"save 2": "SIGUSR1"}),
+        (0, 5, 9, {"a look at asked.save after step 2": "SIGTERM"}),
     ],
     kept,
     """
@@ -240,6 +259,7 @@ KEEP_TRAINING = Exercise(
     is_last = step == last or asked.end >> is_last = asked.end | The very last step is saved, too, whatever its number.
     is_last or asked.save or >> step == last or | Somebody asked for a save, and it didn't come.
     asked.save = False >> | One request, and you save after every step from there on.
+    if is_last: >> if step == last or asked.end: | You look at `asked.end` twice: what comes in between ends the run without a save.
     return >> pass | After SIGTERM you train on; the machine is taken away in the middle of it.
     save(step) >> save(step); asked.save = False | A request that comes while you save gets lost.
     zip(range(first + 1, last + 1), batches) >> ((n, batch) for batch, n in zip(batches, range(first + 1, last + 1))) | You take a batch from the loader that no step is done on.

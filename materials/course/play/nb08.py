@@ -1,31 +1,19 @@
 """What lesson 08 kills, cuts off and draws."""
 
 import json
-import os
-from collections.abc import Callable, Mapping
-from functools import partial
+import tempfile
+from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from course import lab
 from course.lesson import ROOT, defined
 from course.play import cells
+from course.play.charts import bars
 from course.play.power import ends, left_by_kills, left_by_power_cuts, loads
-from course.play.toy_disk import (
-    NAME,
-    NEW,
-    OLD,
-    STEPS,
-    Protocol,
-    ToyDisk,
-    after_kills,
-    after_power_cuts,
-)
+from course.play.toy_disk import STEPS, in_a_word, states_after
 
 COLOURS = {
     "old": "#7fb0a8",
@@ -34,8 +22,6 @@ COLOURS = {
     "maybe nothing": "#c2410c",
     "nothing": "#991b1b",
 }
-FOUND = {OLD: ("old", "old"), NEW: ("new", "new"), b"": ("empty", "nothing")}
-"""By the content of the checkpoint: what to write into its cell, and its colour."""
 SAVERS = {
     "torch.save": "torch.save, over the last one",
     "dcp.save": "dcp.save, over the last one",
@@ -44,139 +30,98 @@ SAVERS = {
     "npydata": "ours, a folder per step",
 }
 """Rows of the page of verdicts, by the name that they have here."""
-ENDS = {"killed": "#7fb2e5", "power cut": "#1b4f72"}
-
-Ends = Mapping[str, str]
+FAULTS = {"kill": "#7fb2e5", "power cut": "#1b4f72"}
 
 
-# The save of lesson 00
+@cache
+def _scratch():
+    return tempfile.TemporaryDirectory(prefix="npydata-commits-")
 
 
-def step_state(step: int) -> dict[str, torch.Tensor]:
+def scratch():
+    """Return a folder that goes when the kernel ends."""
+    return Path(tempfile.mkdtemp(dir=_scratch().name))
+
+
+# Attacks
+
+
+def step_state(step):
     return {"weight": torch.full((64,), float(step)), "step": torch.tensor(step)}
 
 
-def first_save(write: Any, step: int) -> Callable[[Path], None]:
-    return lambda root: write(root / f"step-{step:06d}", step_state(step))
+def first_saver(write, latest, read):
+    """Return a save of step 20 by lesson 00's, that of step 10 before, and what says what loads."""
 
+    def save(step, root):
+        write(root / f"step-{step:06d}", step_state(step))
 
-def first_loads(latest: Any, read: Any) -> Callable[[Path], str]:
-    """Return what loads by the functions of lesson 00, in words."""
-
-    def load(root: Path) -> str:
-        found = latest(root)
-        if found is None:
-            return "nothing"
+    def load(root):
         try:
-            return f"step {int(read(found / 'state.safetensors', 'step'))}"
-        except Exception as error:
-            return type(error).__name__
+            return f"step {int(read(latest(root) / 'state.safetensors', 'step'))}"
+        except Exception:
+            return "an error"
 
-    return load
-
-
-def kill_the_first_save(write: Any, latest: Any, read: Any) -> str:
-    """Kill it after each call; say what the worst kill leaves."""
-    left = left_by_kills(first_save(write, 20), first_save(write, 10))
-    found = {call: loads(files, first_loads(latest, read)) for call, files in left.items()}
-    for call, what in found.items():
-        print(f"killed after {call:<44} {what}")
-    whole = all(what.startswith("step") for what in found.values())
-    return "a whole checkpoint" if whole else "half a checkpoint"
+    return partial(save, 20), partial(save, 10), load
 
 
-def cut_the_first_save(write: Any, latest: Any, read: Any) -> str:
-    """Cut the power at each call; say what the worst cut may leave."""
-    left = left_by_power_cuts(first_save(write, 20), first_save(write, 10))
-    found = ends(left, first_loads(latest, read))
-    for call, what in found.items():
-        print(f"no power after {call:<44} {what}")
-    damaged = any("Error" in what for what in found.values())
-    return "a checkpoint that is damaged" if damaged else "a whole checkpoint"
+def kill(save, before, load):
+    """Kill a save after each of its calls."""
+    return {call: loads(files, load) for call, files in left_by_kills(save, before).items()}
+
+
+def cut(save, before, load, syncs=True):
+    """Cut the power after each call of a save."""
+    return ends(left_by_power_cuts(save, before, syncs), load)
+
+
+def worst(found):
+    """Say what the worst of some ends has left."""
+    damaged = any("error" in what for what in found.values())
+    return "a damaged checkpoint" if damaged else "a whole checkpoint"
+
+
+def table(columns):
+    """Print what loads, by the call after which a save ended, in one column or several."""
+    print(f"{'':<44}" + "".join(f"{name:<28}" for name in columns).rstrip())
+    for call in next(iter(columns.values())):
+        print(f"{call:<44}" + "".join(f"{one[call]:<28}" for one in columns.values()).rstrip())
 
 
 # The toy disk
 
 
-def states_after(protocol: Protocol) -> list[tuple[str, list[bytes | None]]]:
-    """Return for each step what may be found under the name of the checkpoint after it."""
-    disk, found = ToyDisk({NAME: OLD}), []
-
-    def note(step: str) -> None:
-        different = dict.fromkeys(files.get(NAME) for files in disk.power_cuts())
-        found.append((step, sorted(different, key=lambda one: (one != OLD, one != NEW))))
-
-    disk.did = note
-    protocol(disk, NEW)
-    return found
-
-
-def power_cut(*protocols: Protocol) -> Callable[..., tuple[Figure, str]]:
-    """Return what the slider draws: what each save may leave if the power fails after a step."""
-
-    def draw(after_step: int) -> tuple[Figure, str]:
-        figure, (ax,) = cells.panels(1, 8, 2.0)
-        cells.frame(ax, 4, len(protocols), f"The power fails after step {after_step}: you may find")
-        ax.set_xlim(-1.2, 4.1)
-        said = []
-        for y, protocol in enumerate(protocols):
-            steps = states_after(protocol)
-            step, states = steps[min(after_step, len(steps)) - 1]
-            when = step if after_step <= len(steps) else "returned"
-            cells.name(ax, -1.2, y, f"{protocol.__name__}\n({when})")
-            words = []
-            for x, content in enumerate(states):
-                word, colour = FOUND.get(content, ("half" if content else "none", "nothing"))
-                cells.cell(ax, x, y, word, COLOURS[colour])
-                words.append(word)
-            said.append(f"{protocol.__name__:<15} {when:<14} {', '.join(words)}")
-        return figure, "\n".join(said)
-
-    return draw
-
-
-def crash_matrix(*protocols: Protocol) -> tuple[dict[str, Ends], dict[str, Ends]]:
+def crash_matrix(*protocols):
     """Return what loads after each step of each save, killed and without power."""
-    return (
-        {one.__name__: after_kills(one) for one in protocols},
-        {one.__name__: after_power_cuts(one) for one in protocols},
-    )
+    found = {one.__name__.replace("_", " "): states_after(one) for one in protocols}
+    killed = {n: {s: in_a_word({now}) for s, (now, _) in one.items()} for n, one in found.items()}
+    cut = {n: {s: in_a_word(cuts) for s, (_, cuts) in one.items()} for n, one in found.items()}
+    return {"killed": killed, "power cut": cut}
 
 
-def which_are_safe(table: Mapping[str, Ends]) -> str:
-    safe = {name: "nothing" not in row.values() for name, row in table.items()}
-    print(safe)
-    return {3: "all", 2: "the last two", 1: "only the last"}[sum(safe.values())]
-
-
-def draw_matrix(killed: Mapping[str, Ends], cut: Mapping[str, Ends]) -> None:
+def draw_matrix(matrix):
     """Show what loads after each step: a panel for kills, one for power cuts."""
     figure = Figure(figsize=(8, 4.8), layout="constrained")
-    axes = figure.subplots(2, 1)
-    panels = {"the process is killed after ...": killed, "the power fails after ...": cut}
-    for ax, (title, table) in zip(axes, panels.items(), strict=True):
+    lines = []
+    for ax, (fault, table) in zip(figure.subplots(2, 1), matrix.items(), strict=True):
         ax.axis("off")
-        cells.frame(ax, len(STEPS), len(table) + 0.9, title)
+        cells.frame(ax, len(STEPS), len(table) + 0.9, f"{fault} after ...")
         ax.set_xlim(-1.6, len(STEPS) + 0.1)
-        for y, (name, row) in enumerate(table.items()):
-            cells.name(ax, -1.6, y, name.replace("_", " "))
-            for x, step in enumerate(STEPS):
-                if step in row:
-                    cells.cell(ax, x, y, row[step].replace(" ", "\n", 1), COLOURS[row[step]])
-                else:
-                    cells.name(ax, x + 0.5, y, "·", ha="center")
         for x, step in enumerate(STEPS):
             cells.name(ax, x + 0.5, len(table) + 0.1, step.replace(" ", "\n"), ha="center")
-    text = [f"{name}, {how}: {', '.join(row[step] for step in STEPS if step in row)}"
-            for how, table in (("killed", killed), ("power cut", cut))
-            for name, row in table.items()]  # fmt: skip
-    lab.picture(figure, "\n".join(text))
+        for y, (name, row) in enumerate(table.items()):
+            cells.name(ax, -1.6, y, name)
+            lines.append(f"{name}, {fault}: {', '.join(row.values())}")
+            for x, step in enumerate(STEPS):
+                word = row.get(step, "·")
+                cells.cell(ax, x, y, word.replace(" ", "\n", 1), COLOURS.get(word, "#ffffff"))
+    lab.picture(figure, "\n".join(lines))
 
 
 # The commit
 
 
-def make_root(root: Path, made: str, latest: str | None = None) -> None:
+def make_root(root, made, latest=None):
     """Commit checkpoints in this order, one with a "!" damaged afterwards; then write `latest`."""
     for word in made.split():
         name = word.rstrip("!")
@@ -191,31 +136,17 @@ def make_root(root: Path, made: str, latest: str | None = None) -> None:
         (root / "latest").write_text(latest)
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    os.write(descriptor, content)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def saver_of(commit, latest_in, keep_last=1):
+    """Return saves of two files that end with a commit; the files say which step they are of."""
 
-
-def commit_save(commit: Any, step: int, keep_last: int | None = 1) -> Callable[[Path], None]:
-    """Return a save of two files that ends with a commit; they say which step they are of."""
-
-    def save(root: Path) -> None:
-        folder = root / f"step-{step}"
+    def save(step, root):
         temporary = root / f"step-{step}.tmp"
         temporary.mkdir()
         for name in ("model", "optimizer"):
-            write_synced(temporary / name, b"%d" % step * 20)
-        commit(temporary, folder, keep_last)
+            defined("08")["write_small"](temporary / name, b"%d" % step * 20)
+        commit(temporary, root / f"step-{step}", keep_last)
 
-    return save
-
-
-def commit_loads(latest_in: Any) -> Callable[[Path], str]:
-    """Return what loads, both files whole and of one step, in words."""
-
-    def load(root: Path) -> str:
+    def load(root):
         folder = latest_in(root)
         if folder is None:
             return "nothing"
@@ -223,98 +154,28 @@ def commit_loads(latest_in: Any) -> Callable[[Path], str]:
         whole = all((folder / name).read_text() == 20 * step for name in ("model", "optimizer"))
         return f"step {step}" if whole else "damaged"
 
-    return load
-
-
-def kill_commit(commit: Any, latest_in: Any) -> dict[str, str]:
-    """Kill the second of two saves after each call; print and return what loads."""
-    left = left_by_kills(commit_save(commit, 20), commit_save(commit, 10))
-    found = {call: loads(files, commit_loads(latest_in)) for call, files in left.items()}
-    for call, what in found.items():
-        print(f"killed after {call:<36} {what}")
-    return found
-
-
-def cut_commit(commit: Any, latest_in: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Cut the power at each call of the second save, with its syncs and without."""
-    saves = commit_save(commit, 20), commit_save(commit, 10)
-    cuts = [ends(left_by_power_cuts(*saves, syncs=syncs), commit_loads(latest_in))
-            for syncs in (True, False)]  # fmt: skip
-    return cuts[0], cuts[1]
-
-
-def first_new(kills: Ends) -> str:
-    """Say after which call the new step loads for the first time."""
-    call = next(call for call, what in kills.items() if what == "step 20")
-    if "replace" in call:
-        return "the replacement of latest"
-    return "the rename of the folder" if "rename" in call else "the fsync of the manifest"
-
-
-def side_by_side(tables: Mapping[str, Ends]) -> None:
-    """Print what loads after a power cut, a column for each table."""
-    print(f"{'no power after':<36}" + "".join(f"{name:<22}" for name in tables).rstrip())
-    for call in next(iter(tables.values())):
-        print(f"{call:<36}" + "".join(f"{one[call]:<22}" for one in tables.values()).rstrip())
-
-
-def save_some(saver_type: Any, commit: Any, latest_in: Any) -> None:
-    """Save three steps with both parts of the learner's; print what is there."""
-    with TemporaryDirectory() as folder:
-        root = Path(folder)
-        saver = saver_type(partial(commit, keep_last=2))
-        for step in (10, 20, 30):
-            saver.save(root / f"step-{step:06d}", step_state(step))
-        saver.wait()
-        print("in the root:", *sorted(path.name for path in root.iterdir()))
-        print("to load:", latest_in(root).name)
+    return partial(save, 20), partial(save, 10), load
 
 
 # The page of verdicts
 
 
-def saved_share(saver: str, fault: str) -> int:
+def saved_share(saver, fault):
     """Percent of the trials in the saved run after which a complete checkpoint loaded."""
     page = json.loads((ROOT / "materials/results/survival.json").read_text(encoding="utf-8"))
     found = next(one for one in page["savers"] if one["name"] == saver)["cells"][fault]
     return round(100 * (found.get("whole", 0) + found.get("older", 0)) / sum(found.values()))
 
 
-def verdicts(kills: Ends, cuts: Ends) -> None:
+def verdicts(kills, cuts):
     """Show the page of verdicts, with a row for the learner's own."""
-    rows = {
-        name: [saved_share(saver, fault) for fault in ("kill", "power cut")]
-        for name, saver in SAVERS.items()
-    }
-    bad = ("nothing", "damaged")
-    rows["yours"] = [
-        round(100 * sum(not any(word in what for word in bad) for what in table.values())
-              / len(table))
-        for table in (kills, cuts)
-    ]  # fmt: skip
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    ax = figure.subplots()
-    for y, shares in enumerate(rows.values()):
-        for k, (share, colour) in enumerate(zip(shares, ENDS.values(), strict=True)):
-            ax.barh(y + 0.36 * k - 0.18, share, height=0.34, color=colour)
-            ax.text(share + 1, y + 0.36 * k - 0.18, f"{share} %", va="center", fontsize=9)
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.get_yticklabels()[-1].set_fontweight("bold")
-    ax.invert_yaxis()
-    ax.set_xlim(0, 112)
-    ax.set_xlabel("moments after which a complete checkpoint loads (%)")
-    ax.set_title("Who survives?", loc="left", fontweight="bold", fontsize=11, pad=24)
-    ax.tick_params(axis="y", length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in ENDS.items()],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-        borderaxespad=0.2,
-    )
-    lines = [f"{'':<27}{'killed':>8}{'power cut':>12}"]
-    lines += [f"{name:<27}{kill:>6} %{cut:>10} %" for name, (kill, cut) in rows.items()]
-    lab.picture(figure, "\n".join(lines))
+    rows = {name: {fault: saved_share(saver, fault) for fault in FAULTS}
+            for name, saver in SAVERS.items()}  # fmt: skip
+    rows["yours"] = {
+        fault: round(100 * sum({"nothing", "damaged"}.isdisjoint(what.split()) for what in found)
+                     / len(found))
+        for fault, found in {"kill": kills.values(), "power cut": cuts.values()}.items()
+    }  # fmt: skip
+    title = "Moments after which a complete checkpoint loads"
+    lines = [f"{name:<27}{row['kill']:>4} % {row['power cut']:>4} %" for name, row in rows.items()]
+    lab.picture(bars(rows, FAULTS, title, "%"), "\n".join(lines))

@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from model import train_step
@@ -24,72 +22,65 @@ from model import train_step
 import npydata
 from course import lab
 from course.play import nb00
+from course.play.charts import put_beside
 
 TOKENS = nb00.TOKENS
-INK, GREY, FAILED = "#1f2937", "#d1d5db", "#991b1b"
 LIVES = (("#1b4f72", "-"), ("#c2410c", "--"), ("#0f766e", "-."), ("#7c3aed", ":"))
 STEPS, STOP, SAVE_EVERY = 60, 35, 10
 PATIENCE_S = 100.0
 KILLED = Path(__file__).parent / "killed.py"
-
-Losses = list[tuple[int, float]]
-Notes = dict[str, Any]
+WAYS = {0: "done", -signal.SIGKILL: "killed", 128 + signal.SIGTERM: "asked to end"}
 
 
 # One step
 
 
-def next_step(
-    new_run: Any, *parts: str, capture: Callable[[], Any] = npydata.capture_rng
-) -> tuple[Notes, Notes]:
+def next_step(new_run, *parts, capture=npydata.capture_rng):
     """Return the notes of step 7 in two runs: one went on, one was stopped and got these parts."""
+    kept = {}
 
-    def stop(model: Any, optimizer: Any, loader: Any) -> Any:
-        states = {"weights": model, "optimizer": optimizer, "loader": loader}
-        kept = {name: copy.deepcopy(one.state_dict()) for name, one in states.items()}
-        return kept | {"generators": capture()}
+    def stop(*run):
+        states = [copy.deepcopy(one.state_dict()) for one in run]
+        kept.update(zip(("weights", "optimizer", "loader"), states, strict=True))
+        kept["generators"] = capture()
 
-    def go_on(kept: Any, model: Any, optimizer: Any, loader: Any) -> None:
-        states = {"weights": model, "optimizer": optimizer, "loader": loader}
-        for name in states.keys() & set(parts):
-            states[name].load_state_dict(kept[name])
+    def go_on(*run):
+        for name, one in zip(("weights", "optimizer", "loader"), run, strict=True):
+            if name in parts:
+                one.load_state_dict(kept[name])
         if "generators" in parts:
             npydata.restore_rng(kept["generators"])
 
     return _two_runs(new_run, stop, go_on)
 
 
-def next_step_after(
-    resume_from: Any, new_run: Any, training_state: Any, settings: Any
-) -> tuple[Notes, Notes]:
+def next_step_after(resume_from, new_run, training_state, settings):
     """Return the notes of step 7 in two runs: one went on, one was saved and resumed."""
     with TemporaryDirectory() as folder:
         root = Path(folder)
+        return _two_runs(
+            new_run,
+            lambda *run: _save(root, 6, *run, training_state, settings),
+            lambda *run: resume_from(root, *run, settings),
+        )
 
-        def stop(*run: Any) -> None:
-            _save(root, 6, *run, training_state, settings)
 
-        return _two_runs(new_run, stop, lambda _, *run: resume_from(root, *run, settings))
-
-
-def _two_runs(new_run: Any, stop: Any, go_on: Any) -> tuple[Notes, Notes]:
+def _two_runs(new_run, stop, go_on):
     run = new_run(TOKENS)
     batches = iter(run[2])
-    for _, batch in zip(range(6), batches, strict=False):
-        train_step(*run[:2], *batch)
-    kept = stop(*run)
+    for _ in range(6):
+        train_step(*run[:2], *next(batches))
+    stop(*run)
     whole = _noted(run, batches)
-    again = new_run(TOKENS)
-    go_on(kept, *again)
+    again = new_run(TOKENS)  # as a new process: its generators begin anew
+    go_on(*again)
     resumed = _noted(again, iter(again[2]))
-    print(
-        *(f"{name}: {'same' if whole[name] == resumed[name] else 'other'}" for name in whole),
-        sep=" · ",
-    )
+    words = (f"{name}: {'same' if whole[name] == resumed[name] else 'other'}" for name in whole)
+    print(*words, sep=" · ")
     return whole, resumed
 
 
-def _noted(run: Any, batches: Any) -> Notes:
+def _noted(run, batches):
     x, y = next(batches)
     before = _checksum(*run[0].parameters())
     loss = train_step(*run[:2], x, y)
@@ -97,120 +88,80 @@ def _noted(run: Any, batches: Any) -> Notes:
     return {"weights": before, "batch": _checksum(x, y), "loss": loss, "after": after}
 
 
-def _checksum(*tensors: torch.Tensor) -> int:
-    found = 0
-    for tensor in tensors:
-        found = zlib.crc32(np.ascontiguousarray(tensor.detach().numpy()), found)
-    return found
+def _checksum(*tensors):
+    return zlib.crc32(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors))
 
 
-def which_agree(whole: Notes, resumed: Notes) -> str:
-    """Say whether loss and weights agree, in the words of the prediction."""
-    if whole["loss"] != resumed["loss"]:
-        return "no"
-    same = whole["after"] == resumed["after"]
-    return "yes, and so are the weights after it" if same else "yes, but not the weights after it"
-
-
-def _save(
-    root: Path, step: int, model: Any, optimizer: Any, loader: Any, state: Any, settings: Any
-) -> None:
-    npydata.save_checkpoint(
-        root / f"step-{step:06}",
-        model.state_dict(),
-        optimizer.state_dict(),
-        state(step, loader, settings),
-    )
+def _save(root, step, model, optimizer, loader, state, settings):
+    states = model.state_dict(), optimizer.state_dict(), state(step, loader, settings)
+    npydata.save_checkpoint(root / f"step-{step:06}", *states)
 
 
 # A run in this process
 
 
-def lesson_00_with_dropout(train: Any) -> list[Losses]:
-    """Return the losses of lesson 00's script, with dropout: undisturbed, until killed, resumed."""
-    names = train.__globals__
-    plain = names["new_model"]
+def three_lives(losses):
+    """Return the losses of an undisturbed run, of one until it is killed, and after its resume."""
+    with TemporaryDirectory() as folder:
+        lives = [("whole", STEPS), ("killed", STOP), ("killed", STEPS)]
+        return [losses(Path(folder, name), last) for name, last in lives]
 
-    def new_model() -> Any:
+
+def lesson_00_with_dropout(train):
+    """Return the three lives of lesson 00's script, its model with dropout."""
+    plain = train.__globals__["new_model"]
+
+    def new_model():
         model, optimizer = plain(pairs=16_384)  # as in the lesson: a step takes a third of the time
         model.mlp.insert(2, torch.nn.Dropout(0.1))
         return model, optimizer
 
-    def losses(root: Path, total: int) -> Losses:
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            train(TOKENS, root, total)
+    def losses(root, last):
+        with (
+            redirect_stdout(io.StringIO()) as printed,
+            patch.dict(train.__globals__, new_model=new_model),
+        ):
+            train(TOKENS, root, last)
         words = [line.split() for line in printed.getvalue().splitlines()]
         return [(int(word[1]), float(word[3])) for word in words if word[0] == "step"]
 
-    names["new_model"] = new_model
-    try:
-        with TemporaryDirectory() as folder:
-            root = Path(folder)
-            lives = [(root / "whole", STEPS), (root / "killed", STOP), (root / "killed", STEPS)]
-            return [losses(*life) for life in lives]
-    finally:
-        names["new_model"] = plain
+    return three_lives(losses)
 
 
-def killed_and_resumed(
-    resume_from: Any, new_run: Any, training_state: Any, settings: Any
-) -> list[Losses]:
+def killed_and_resumed(resume_from, new_run, training_state, settings):
     """Return the same three lives, resumed by the learner's own function."""
 
-    def losses(root: Path, total: int) -> Losses:
+    def losses(root, last):
         model, optimizer, loader = run = new_run(TOKENS)
         first, _ = resume_from(root, *run, settings)
         found = []
-        for step, batch in zip(range(first + 1, total + 1), loader, strict=False):
+        for step, batch in zip(range(first + 1, last + 1), loader, strict=False):
             found.append((step, train_step(model, optimizer, *batch)))
             if step % SAVE_EVERY == 0:
                 _save(root, step, *run, training_state, settings)
         return found
 
-    with TemporaryDirectory() as folder:
-        root = Path(folder)
-        (root / "whole").mkdir(), (root / "killed").mkdir()
-        lives = [(root / "whole", STEPS), (root / "killed", STOP), (root / "killed", STEPS)]
-        return [losses(*life) for life in lives]
+    return three_lives(losses)
 
 
-def compare(runs: Sequence[Losses]) -> int:
+def compare(whole, *lives):
     """Draw an undisturbed run and the lives of another; return how many losses differ."""
-    whole, lives = dict(runs[0]), runs[1:]
-    lab.picture(losses_drawn(whole, lives), lives_text(lives))
-    return sum(whole[step] != loss for step, loss in dict(chain(*lives)).items())
-
-
-def losses_drawn(whole: dict[int, float], lives: Sequence[Losses]) -> Figure:
-    """Draw the undisturbed run in grey and the lives on top; below, the difference."""
+    expected = dict(whole)
     figure = Figure(figsize=(8, 4.4), layout="constrained")
-    ax, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
-    ax.plot(list(whole), list(whole.values()), color=GREY, lw=8, label="undisturbed")
-    largest = 0.0
-    for number, life in enumerate(lives):
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
+    above.plot(*zip(*whole, strict=True), color="#d1d5db", lw=8, label="undisturbed")
+    for life, (colour, dashes) in zip(lives, LIVES, strict=False):
         steps, losses = zip(*life, strict=True)
-        colour, dashes = LIVES[number % len(LIVES)]
-        apart = [loss - whole[step] for step, loss in life]
-        largest = max([largest, *map(abs, apart)])
-        ax.plot(steps, losses, color=colour, ls=dashes, lw=2, label=f"{steps[0]} to {steps[-1]}")
+        apart = [loss - expected[step] for step, loss in life]
+        label = f"process of steps {steps[0]} to {steps[-1]}"
+        above.plot(steps, losses, color=colour, ls=dashes, lw=2, label=label)
         below.plot(steps, apart, color=colour, ls=dashes, lw=2.5)
-        if number < len(lives) - 1 and lives[number + 1][0][0] <= steps[-1]:
-            for panel in (ax, below):
-                panel.axvline(steps[-1], color=FAILED, lw=1.2, ls=":")
-            ax.text(steps[-1] + 0.5, max(losses), "killed", color=FAILED, va="top")
-    ax.set(ylabel="loss")
-    ax.set_title("A run that was killed, on one that was not", loc="left", fontweight="bold")
-    ax.legend(frameon=False, fontsize=9)
-    bound = 1.2 * largest or 0.1
-    below.set(ylabel="difference", xlabel="step", ylim=(-bound, bound), xlim=(0, max(whole) + 1))
-    for panel in (ax, below):
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def lives_text(lives: Sequence[Losses]) -> str:
-    return "lives: " + ", ".join(f"{life[0][0]}-{life[-1][0]}" for life in lives)
+    above.set_title("A run that was killed, on one that was not", loc="left", fontweight="bold")
+    above.set_ylabel("loss")
+    above.legend(frameon=False, fontsize=9)
+    below.set(ylabel="difference", xlabel="step")
+    lab.picture(figure, "lives: " + ", ".join(f"{one[0][0]}-{one[-1][0]}" for one in lives))
+    return sum(expected[step] != loss for step, loss in dict(chain(*lives)).items())
 
 
 # Runs in processes of their own
@@ -218,24 +169,23 @@ def lives_text(lives: Sequence[Losses]) -> str:
 FILES = {"01": "dataset.py", "02": "order.py", "03": "loader.py", "10": "run.py"}
 
 
-def write_package() -> None:
+def write_package():
     """Write the learner's files of several lessons beside each other, and what is given."""
     for number, name in FILES.items():
         lab.write(name, number)
-    shutil.copy(nb00.GIVEN / "model.py", lab.folder() / "model.py")
-    if str(lab.folder()) not in sys.path:
-        sys.path.insert(0, str(lab.folder()))
+    put_beside("model.py")
+    sys.path.insert(0, str(lab.folder()))
 
 
 class Run:
     """A run of `lab/mine/run.py`; each start is a process of its own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.out = lab.folder() / "runs" / name
-        self.child: subprocess.Popen[str] | None = None
+        self.child = None
         shutil.rmtree(self.out, ignore_errors=True)
 
-    def start(self, *before: object) -> subprocess.Popen[str]:
+    def start(self, *before):
         """Start it, without waiting."""
         words = [*before, lab.folder() / "run.py", TOKENS, self.out]
         self.child = subprocess.Popen(
@@ -247,90 +197,65 @@ class Run:
         )
         return self.child
 
-    def finish(self) -> None:
-        """Let it come to its end; start it before, unless it runs."""
-        self._ended(self.child or self.start())
-
-    def kill_after_step(self, step: int) -> None:
-        """Start it, and kill it as `kill -9` does when the log has that step."""
-        self._signal_at(step, signal.SIGKILL)
-
-    def end_after_step(self, step: int) -> None:
-        """Start it, and send SIGTERM when the log has that step."""
-        self._signal_at(step, signal.SIGTERM)
-
-    def kill_in_save(self, number: int) -> None:
-        """Start it so that it dies in that save, once the optimizer's file is on the disk."""
-        self._ended(self.start(KILLED, number, "fsync optimizer.safetensors"))
-
-    def _signal_at(self, step: int, number: int) -> None:
+    def send(self, number, after_step):
+        """Start it, and send it a signal when its log has that step."""
         before, patience = len(self.losses()), time.monotonic() + PATIENCE_S
         child = self.start()
-        while self.logged(before) < step and child.poll() is None and time.monotonic() < patience:
+        while child.poll() is None and time.monotonic() < patience:
+            if any(step >= after_step for step, _ in self.losses()[before:]):
+                child.send_signal(number)
+                break
             time.sleep(0.002)
-        child.send_signal(number)
-        self._ended(child)
+        self.finish()
 
-    def _ended(self, child: subprocess.Popen[str]) -> None:
-        """Wait for a process, and say how it ended."""
-        self.child = None
+    def kill_in_save(self, number):
+        """Start it so that it dies in that save, once the optimizer's file is on the disk."""
+        self.start(KILLED, number, "fsync optimizer.safetensors")
+        self.finish()
+
+    def finish(self):
+        """Let it come to its end, and say how it ended; start it before, unless it runs."""
+        child, self.child = self.child or self.start(), None
         try:
             _, errors = child.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             child.kill()
             _, errors = child.communicate()
-        ways = {0: "done", -signal.SIGKILL: "killed", 128 + signal.SIGTERM: "asked to end"}
-        if child.returncode not in ways:
-            print(errors.strip()[-2000:])
-        print(
-            f"{self.out.name}:", ways.get(child.returncode, f"ended with code {child.returncode}")
-        )
+        print(f"{self.out.name}:", WAYS.get(child.returncode, f"ended by {errors[-2000:]}"))
 
-    def losses(self) -> Losses:
+    def losses(self):
         """Return the rows of the log; a step that was done twice is there twice."""
         log = self.out / "losses.csv"
         text = log.read_text() if log.exists() else ""
-        rows = (line.split(",") for line in text.splitlines() if line.count(",") == 1)
-        return [(int(step), float(loss)) for step, loss in rows if loss]
+        rows = (line.split(",") for line in text.splitlines(keepends=True) if line.endswith("\n"))
+        return [(int(step), float(loss)) for step, loss in rows]
 
-    def logged(self, since: int = 0) -> int:
-        """Return the last step in the log, of the rows after so many."""
-        rows = self.losses()[since:]
-        return rows[-1][0] if rows else 0
-
-    def newest(self) -> int:
+    def newest(self):
         """Return the step of the checkpoint from which it would go on."""
         newest = npydata.latest_checkpoint(self.out) if self.out.is_dir() else None
         return npydata.verify_checkpoint(newest).step if newest else 0
 
-    def unfinished(self) -> list[str]:
+    def unfinished(self):
         """Return the files of saves that were not committed."""
-        hidden = [entry for entry in self.out.glob(".*") if entry.is_dir()]
-        return sorted(file.name for entry in hidden for file in entry.iterdir())
+        return sorted(path.name for path in self.out.glob(".*/*"))
 
-    def files(self) -> dict[str, bytes]:
+    def files(self):
         """Return what the last checkpoint holds, without the manifest: it counts saves."""
-        last = npydata.latest_checkpoint(self.out)
-        return {
-            path.name: path.read_bytes() for path in last.iterdir() if path.name != "manifest.json"
-        }
+        paths = npydata.latest_checkpoint(self.out).iterdir()
+        return {path.name: path.read_bytes() for path in paths if path.name != "manifest.json"}
 
-    def differing(self, whole: "Run") -> int:
-        """Return how many rows of the log are not those of another run; those it lacks count."""
-        expected, rows = dict(whole.losses()), self.losses()
-        lacking = len(expected.keys() - dict(rows).keys())
-        return lacking + sum(expected.get(step) != loss for step, loss in rows)
+    def lives(self):
+        """Return the rows of the log, process by process."""
+        found = []
+        for row in self.losses():
+            if not found or row[0] <= found[-1][-1][0]:
+                found.append([])
+            found[-1].append(row)
+        return found
 
-
-def draw_lives(whole: Run, killed: Run) -> None:
-    """Draw a run that was left alone, and each process of one that was not."""
-    number, lives, last = 0, [], 0
-    for step, loss in killed.losses():
-        number += step <= last
-        lives.append((number, (step, loss)))
-        last = step
-    found = [[row for _, row in rows] for _, rows in groupby(lives, key=lambda one: one[0])]
-    lab.picture(losses_drawn(dict(whole.losses()), found), lives_text(found))
+    def differing(self, whole):
+        """Return how many rows only one of two logs has."""
+        return len(set(whole.losses()) ^ set(self.losses()))
 
 
 # The last bar
@@ -339,20 +264,17 @@ def draw_lives(whole: Run, killed: Run) -> None:
 class FromLibrary:
     """The library's checkpointer, called as lesson 00's `Saver` is."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.saver = npydata.AsyncCheckpointer()
-        self.wait = self.saver.wait
-
-    def save(self, folder: Path, state: Any) -> None:
-        self.saver.save(folder, state)
+        self.save, self.wait = self.saver.save, self.saver.wait
 
     @staticmethod
-    def read(path: Path, name: str) -> torch.Tensor:
+    def read(path, name):
         with npydata.open_checkpoint(path.with_name("model.safetensors")) as checkpoint:
             return checkpoint[name]
 
 
-def draw_last_bar(batches: Any, data: Any) -> None:
+def draw_last_bar(batches, data):
     """Draw the naive script, the learner's parts in its place, and the library's."""
     saver, commit = lab.earlier("07", "Saver"), lab.earlier("08", "commit")
     windows = npydata.NpyTokensDataset(TOKENS, nb00.SEQ_LEN)
@@ -363,34 +285,4 @@ def draw_last_bar(batches: Any, data: Any) -> None:
     naive = nb00.measure()  # computing is the same code in all three: it is drawn at one length
     yours = nb00.measure(*waits, batches=own, saver=saver(commit), read=read)
     library = nb00.measure(*waits, batches=loader, saver=FromLibrary(), read=FromLibrary.read)
-    rows = {"naive": naive, "yours": naive | yours, "library": naive | library}
-    nb00.draw(**rows)
-
-
-# How often to save
-
-
-def interval_of(best: Any, step: float = 0.5) -> Callable[..., tuple[Figure, str]]:
-    """Return what the sliders draw: the time that is lost, by the interval."""
-
-    def draw(stall_s: float, hours_between_crashes: float) -> tuple[Figure, str]:
-        between = 3600 * hours_between_crashes
-        steps = np.geomspace(20, 50_000, 200)
-        saving = 100 * stall_s / (steps * step)
-        repeating = 100 * steps * step / 2 / between
-        found = best(step, stall_s, between)
-        least = 100 * stall_s / (found * step) + 100 * found * step / 2 / between
-        figure = Figure(figsize=(8, 3.4), layout="constrained")
-        ax = figure.subplots()
-        ax.plot(steps, saving + repeating, color=INK, lw=3, label="both together")
-        ax.plot(steps, saving, color="#c2410c", ls="--", label="saves")
-        ax.plot(steps, repeating, color="#1b4f72", ls=":", lw=2, label="repeated work")
-        ax.plot([found], [least], "o", color=INK, ms=9)
-        ax.set(xscale="log", ylim=(0, max(12, 2 * least)), ylabel="time lost (%)")
-        ax.set_xlabel("steps between two saves")
-        ax.set_title("What a save interval costs", loc="left", fontweight="bold", fontsize=11)
-        ax.legend(frameon=False, fontsize=9)
-        ax.spines[["top", "right"]].set_visible(False)
-        return figure, f"save every {found:,} steps: {least:.1f} % of the time is lost"
-
-    return draw
+    nb00.draw(naive=naive, yours=naive | yours, library=naive | library)

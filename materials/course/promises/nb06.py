@@ -1,91 +1,84 @@
 """What must hold of the reader of lesson 06, and one-line changes that break it."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from course.exercises import nb06
 from course.lab import Card, earlier
-from course.play.nb06 import File, with_header
+from course.play.nb06 import File
 from course.promises.nb01 import expect
 from course.promises.nb05 import refused
 
 PATH = Path("file.pt")
+BASE = torch.arange(40, dtype=torch.int32).reshape(5, 8)
+EXAMPLE = {
+    "a": torch.arange(12.0).reshape(3, 4),
+    "b": BASE[1:4, ::3],
+    "turned": BASE.t(),
+    "one": torch.tensor(7.0),
+    "half": torch.ones(5).half(),
+    "none": torch.empty(0, 3),
+}
 
 
-def opened(mine: Any) -> Any:
+def opened(mine):
     return mine.MyCheckpoint(File(PATH), earlier("05", "describe"))
 
 
-def example() -> dict[str, torch.Tensor]:
-    base = torch.arange(40, dtype=torch.int32).reshape(5, 8)
-    return {"a": torch.arange(12.0).reshape(3, 4), "b": base[1:4, ::3], "turned": base.t(),
-            "one": torch.tensor(7.0), "half": torch.ones(5).half(),
-            "none": torch.empty(0, 3)}  # fmt: skip
-
-
-def reads_as_saved(mine: Any) -> None:
+def reads_as_saved(mine):
     found = opened(mine)
-    expect(sorted(found.tensors), sorted(example()), "names")
-    for name, tensor in example().items():
-        expect(tuple(found[name].shape), tuple(tensor.shape), f"shape of {name}")
-        expect(torch.equal(found[name], tensor), True, f"{name} is as saved")
+    expect(sorted(found.tensors), sorted(EXAMPLE), "names")
+    for name, tensor in EXAMPLE.items():
+        seen = found[name].dtype, found[name].shape, found[name].tolist()
+        expect(seen, (tensor.dtype, tensor.shape, tensor.tolist()), name)
 
 
-def zip_files_are_read(mine: Any) -> None:
+def zip_files_are_read(mine):
     """Every tensor of a .pt file is as it was saved"""
-    torch.save(example(), PATH)
+    torch.save(EXAMPLE, PATH)
     reads_as_saved(mine)
 
 
-def old_files_are_read(mine: Any) -> None:
+def old_files_are_read(mine):
     """Every tensor of a file from before 2020 is as it was saved"""
-    torch.save(example(), PATH, _use_new_zipfile_serialization=False)
+    torch.save(EXAMPLE, PATH, _use_new_zipfile_serialization=False)
     reads_as_saved(mine)
 
 
-def safetensors_are_read(mine: Any) -> None:
+def safetensors_are_read(mine):
     """Every tensor of a safetensors file is as it was saved"""
-    save_file({name: one.contiguous().clone() for name, one in example().items()}, PATH)
+    save_file({name: one.contiguous().clone() for name, one in EXAMPLE.items()}, PATH)
     reads_as_saved(mine)
 
 
-def slices_are_torchs(mine: Any) -> None:
+def slices_are_torchs(mine):
     """A slice is the one that torch would give"""
-    whole = torch.arange(80.0).reshape(10, 8)[1:].t()
-    torch.save({"w": whole}, PATH)
-    for index in (1, slice(1, 3), (slice(None), 2), (slice(0, 5, 2), slice(1, 8, 3)), (2, 5)):
+    torch.save({"w": BASE[1:].t()}, PATH)
+    for index in (1, slice(1, 3), (slice(None), 2), (slice(0, 5, 2), slice(1, 8, 3)), (2, 3)):
         found = opened(mine).slice("w", index)
-        expect(found.tolist(), whole[index].tolist(), f"w[{index}]")
+        expect(found.tolist(), BASE[1:].t()[index].tolist(), f"w[{index}]")
 
 
-def the_file_stays(mine: Any) -> None:
+def the_file_stays(mine):
     """A tensor may be written to; the file stays as it is"""
     torch.save({"w": torch.ones(100_000)}, PATH)
-    before = PATH.read_bytes()
     opened(mine)["w"].mul_(5)
-    expect(PATH.read_bytes() == before, True, "the file is unchanged")
+    expect(torch.load(PATH)["w"].max().item(), 1.0, "a weight in the file")
 
 
-def a_false_count_is_an_error(mine: Any) -> None:
+def a_false_count_is_an_error(mine):
     """A storage whose count is not the pickle's is refused"""
-    torch.save({"w": torch.ones(5), "v": torch.ones(3)}, PATH, _use_new_zipfile_serialization=False)
-    data = PATH.read_bytes()
-    at = data.rindex((3).to_bytes(8, "little"))
-    PATH.write_bytes(data[:at] + (2).to_bytes(8, "little") + data[at + 8 :])
-    refused(lambda: opened(mine), "a count of 2 for 3 elements")
+    refused(partial(nb06.scanned, mine.scan_storages, [2], [3]), "a count of 2 for 3 elements")
 
 
-def no_byte_is_hidden_or_shared(mine: Any) -> None:
+def no_byte_is_hidden_or_shared(mine):
     """Bytes of a safetensors file that belong to no tensor, or to two, are refused"""
     for places, size in [([(0, 8)], 9), ([(1, 9)], 9), ([(0, 8), (4, 12)], 12),
                          ([(0, 8), (9, 17)], 17), ([(0, 8)], 7)]:  # fmt: skip
-        entry = {"dtype": "F32", "shape": [2]}
-        header = {str(k): entry | {"data_offsets": place} for k, place in enumerate(places)}
-        with_header(PATH, header, bytes(size))
-        refused(lambda: opened(mine), f"tensors at {places} of {size} bytes")
+        refused(partial(mine.check_no_gaps, places, 0, size), f"tensors at {places} of {size}")
 
 
 PROMISES = [

@@ -1,7 +1,7 @@
 """What a run of lesson 10 promises, tested in miniature, and cards that break it."""
 
 import random
-from itertools import chain, cycle
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -10,58 +10,39 @@ import torch
 from course.exercises import nb10
 from course.grading.observers import files
 from course.lab import Card
-from npydata import AsyncDataLoader, CheckpointError, TrainingState, restore_rng, save_checkpoint
+from course.promises.nb01 import expect
+from npydata import AsyncDataLoader, save_checkpoint
 
 SETTINGS = {"batch_size": 4}
 SAMPLES = 24  # six batches: a run of ten steps needs two epochs
 
 
-def expect(found, expected, what):
-    assert found == expected, f"{what}: {found}, expected {expected}"
-
-
-class ToyRun:
-    """A run in miniature: weights with momentum, noise of every kind, and a real loader."""
-
-    def __init__(self):
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(0)
-        self.model = torch.nn.Linear(2, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.loader = AsyncDataLoader(
-            list(range(SAMPLES)), batch_size=SETTINGS["batch_size"], prefetch_factor=0, seed=0
-        )
-
-    def step(self, batch):
-        """Learn something that depends on weights, batch and noise; return it as the loss."""
-        noise = random.random() + np.random.randn() + torch.rand(()).item()
-        loss = self.model(torch.tensor([float(sum(batch)), noise])).sum()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item() + noise
-
-    def save(self, mine, root, step):
-        state = mine.training_state(step, self.loader, SETTINGS)
-        states = self.model.state_dict(), self.optimizer.state_dict()
-        save_checkpoint(root / f"step-{step}", *states, state)
-
-    def resume(self, mine, root, settings=SETTINGS):
-        return mine.resume_from(root, self.model, self.optimizer, self.loader, settings)
-
-
 def run_until(mine, root, last):
-    """Start a run, or go on with the one in `root`; save at the end, and return its losses."""
-    run, losses = ToyRun(), []
-    mine.keep_training(
-        run.resume(mine, root)[0],
-        last,
-        chain.from_iterable(cycle([run.loader])),
-        lambda _, batch: losses.append(run.step(batch)),
-        lambda step: run.save(mine, root, step),
-        nb10.Asked(),
-        every=1000,
-    )
+    """Start a miniature run, or go on with the one in `root`; save at the end, return its losses.
+
+    Its steps depend on weights, momentum, batch and noise of every kind.
+    """
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    model, losses = torch.nn.Linear(2, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loader = AsyncDataLoader(list(range(SAMPLES)), batch_size=4, prefetch_factor=0, seed=0)
+
+    def do_step(step, batch):
+        noise = random.random() + np.random.randn() + torch.rand(()).item()
+        loss = model(torch.tensor([float(sum(batch)), noise])).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    def save(step):
+        state = mine.training_state(step, loader, SETTINGS)
+        save_checkpoint(root / f"{step}", model.state_dict(), optimizer.state_dict(), state)
+
+    first, _ = mine.resume_from(root, model, optimizer, loader, SETTINGS)
+    batches = chain.from_iterable(repeat(loader))
+    mine.keep_training(first, last, batches, do_step, save, nb10.Asked(), every=1000)
     return losses
 
 
@@ -71,59 +52,34 @@ def a_stopped_run_is_the_run_that_was_not(mine):
         with files():
             whole = run_until(mine, Path("whole"), stops[-1])
             pieces = [loss for stop in stops for loss in run_until(mine, Path("pieces"), stop)]
-        same = [a == b for a, b in zip(pieces, whole, strict=False)]
-        first = same.index(False) + 1 if False in same else None
-        expect(
-            first,
-            None,
-            f"stopped after step {stops[0]}, the first loss that differs",
-        )
+        differ = [step for step, (a, b) in enumerate(zip(pieces, whole, strict=False), 1) if a != b]
+        expect(differ, [], f"stopped after step {stops[0]}, the losses that differ")
         expect(len(pieces), len(whole), "steps that were done")
 
 
 def every_generator_goes_on(mine):
     """Every generator goes on with the numbers that were to come: Python's, numpy's, torch's"""
-    nb10.draws()
-    state = mine.capture_rng()
-    expected = nb10.draws()
-    restore_rng(state)
-    for whose, found in nb10.draws().items():
-        expect(found, expected[whose], f"{whose} numbers after the state was put back")
+    seen = nb10.captured(mine.capture_rng, 3)
+    expect([name for name, one in seen.items() if one is False], [], "not so")
 
 
 def other_settings_are_refused(mine):
     """A run with other settings is refused before anything of it is changed"""
-    with files():
-        run_until(mine, Path("run"), 2)
-        run = ToyRun()
-        before = [one.clone() for one in run.model.parameters()]
-        try:
-            run.resume(mine, Path("run"), {"batch_size": 8})
-        except CheckpointError:
-            same = all(map(torch.equal, before, run.model.parameters()))
-            expect(same, True, "the weights are as they were")
-        else:
-            raise AssertionError("a batch size of 8 went on with 4, expected a CheckpointError")
+    seen = nb10.gone_on(mine.resume_from, [2], batch_size=8)
+    expect(seen.get("raised"), "a CheckpointError", "a batch size of 8 goes on with 4")
+    expect(seen["the model got"], "nothing", "the model got")
 
 
 def the_newest_goes_on(mine):
     """The checkpoint that was saved last is the one that goes on, even if its step is lower"""
-    with files():
-        for step in (9, 4):
-            ToyRun().save(mine, Path("run"), step)
-        found = ToyRun().resume(mine, Path("run"))
-    expect(found, (4, "step-4"), "steps 9 and 4 were saved, in this order; it goes on with")
+    seen = nb10.gone_on(mine.resume_from, [9, 4], batch_size=4)
+    expect(seen.get("returned"), (4, "step-4"), "saved 9, then 4; it goes on with")
 
 
 def what_lacks_parts_goes_on(mine):
     """A checkpoint of weights alone, from another program, goes on as far as it goes"""
-    with files():
-        old, run = ToyRun(), ToyRun()
-        old.step([1, 2])
-        save_checkpoint(Path("run/old"), old.model.state_dict(), None, TrainingState(step=7))
-        expect(run.resume(mine, Path("run"))[0], 7, "step")
-    same = all(map(torch.equal, old.model.parameters(), run.model.parameters()))
-    expect(same, True, "its weights are taken")
+    seen = nb10.put_back(mine.restore, None, None, with_rng=False)
+    expect(seen, seen | {"the model got": "the weights", "the loader got": "nothing"}, "put back")
 
 
 def a_request_is_kept(mine):
@@ -167,7 +123,7 @@ CARDS = {
             "the first batches of the epoch are trained on again, the last ones maybe never": "",
             "the same batches come, in another order": "the order is computed from seed and epoch, "
             "and both are the same as before",
-            "an error: the loader's seed is another one": "the seed is the same; only the place is "
+            "an error: the loader's seed is different": "the seed is the same; only the place is "
             "lost",
         },
     ),

@@ -13,6 +13,13 @@ MALFORMED = (AttributeError, LookupError, OverflowError, struct.error, TypeError
 """What a handler may raise when the file is wrong. Running out of memory is not among them."""
 
 
+class Handlers(dict):
+    """What to do, by opcode."""
+
+    def __missing__(self, code):
+        raise ValueError(f"opcode {code!r} is unknown")
+
+
 class Name(str):
     """A name that a file asks for, such as os.makedirs. It is text, and was never imported."""
 
