@@ -57,7 +57,6 @@ nightly: $(READY) $(CLIENTS)/.ready  ## What is long, rare or random: coverage, 
 	@echo "[nightly] coverage of what 'make test' runs"
 	@$(JUPYTER_QUIET) $(TESTS) --cov --cov-report=term:skip-covered tests
 	@echo "[nightly] the long and the random ones: crashes, real disks, mutants, the wheel"
-	@$(BIN)/python tests/checkpointer/faults/tools.py
 	@$(JUPYTER_QUIET) $(TESTS) --budget 20 -m nightly tests
 	@echo "[nightly] the device path, against more adversaries"
 	@NPYDATA_SEEDS=200 $(BIN)/python -m pytest --quiet --budget 5 --timeout 600 -m accelerator tests/accelerator

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import torch
 
@@ -20,7 +19,6 @@ from npydata.checkpointer.device import DeviceCopier, PendingCopies
 from npydata.checkpointer.snapshot import (
     Copy,
     Files,
-    FlatState,
     Snapshot,
     StagingBuffer,
     flatten,
@@ -31,7 +29,7 @@ from npydata.checkpointer.snapshot import (
 from npydata.checkpointer.state import TrainingState, encode_training, serialized
 from npydata.checkpointer.writer import name_path, write_files
 from npydata.errors import CheckpointError
-from npydata.reader.formats.training import TRAINING
+from npydata.reader.formats.training import PARTS, TRAINING
 from npydata.system.accelerator import is_queued
 from npydata.system.threads import InterruptSafeEvent, without_collecting
 
@@ -39,14 +37,10 @@ SnapshotMode = Literal["host", "overlap", "device"]
 THREAD_NAME = "npydata-save"
 """How the names of all threads begin that a save runs in."""
 
-Its = TypeVar("Its", bound="AsyncCheckpointer")
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def exclusive(
-    method: Callable[Concatenate[Its, Given], Result],
-) -> Callable[Concatenate[Its, Given], Result]:
+def exclusive(method: Method) -> Method:
     """Let one thread at a time into a method, and none from within another.
 
     A second thread waits for its turn. A signal handler, or a ``__del__``, runs within the call
@@ -55,7 +49,7 @@ def exclusive(
     """
 
     @wraps(method)
-    def call(self: Its, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(self: "AsyncCheckpointer", /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:  # reentrant: it lets a handler in, to be refused
             if self._inside:
                 raise CheckpointError(
@@ -70,7 +64,7 @@ def exclusive(
             finally:
                 self._inside = ""
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 class AsyncCheckpointer:
@@ -120,11 +114,10 @@ class AsyncCheckpointer:
         self.stats: dict[str, float] = {"saves": 0, "stall_s": 0.0, "write_s": 0.0, "bytes": 0}
         """``saves`` on the disk so far; of the last of them: seconds that training stood still,
         seconds until the disk had it, bytes."""
-        self._buffer, self._copier = StagingBuffer(), DeviceCopier()
-        self._roots: dict[Path, Root] = {}
         self._protected: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._lock, self._inside = threading.RLock(), ""
         self._in_flight: list[Save] = []
+        self._roots: dict[Path, Root]
+        self._start_afresh()
         self._finalizer = weakref.finalize(self, finish, self._in_flight)
         self._finalizer.atexit = False  # see finish_at_exit
         LIVE.add(self)
@@ -152,20 +145,20 @@ class AsyncCheckpointer:
         """
         begun = time.perf_counter()
         self._wait()
-        self._require_protected()
         folder = destination(dir)
         require_replaceable(folder)
-        snapshot, values = self._plan(model_state, optimizer_state, training_state)
-        step = training_state.step if training_state is not None else 0
+        training = TrainingState() if training_state is None else training_state
+        files, values = without_collecting(files_of)(model_state, optimizer_state)
+        small = serialized(values | {"training_state": encode_training(training)})
+        snapshot = Snapshot(files, self._buffer)
         root = self._roots.setdefault(folder.parent, Root(folder.parent))
-
         keep = self.keep_last, self.keep_every
 
         def write() -> None:  # without self: dropping the checkpointer waits for it
             with root.temporary() as temporary:
-                entries = write_files(temporary, snapshot, {TRAINING: values})
+                entries = write_files(temporary, snapshot, {TRAINING: small})
                 snapshot.require_verdict(lambda: os.utime(temporary))
-                root.commit(temporary, folder, step, entries, *keep)
+                root.commit(temporary, folder, training.step, entries, *keep)
 
         self._start(Save(snapshot, self._copier, folder, write, self.stats, begun))
 
@@ -184,11 +177,8 @@ class AsyncCheckpointer:
     ) -> None:
         """Make the memory that a save of this state needs, so that the first save is fast too."""
         self._wait()
-        flat = {  # of tensors that are spread over processes, the part that is here
-            part: one._replace(tensors={name: local(t) for name, t in one.tensors.items()})
-            for part, one in flat_states(model_state, optimizer_state).items()
-        }
-        Snapshot(files_of(flat), self._buffer, touch=True)
+        files, _ = files_of(model_state, optimizer_state, of_a_rank=True)
+        Snapshot(files, self._buffer, touch=True)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
@@ -205,12 +195,7 @@ class AsyncCheckpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.wait()
         else:
@@ -220,30 +205,12 @@ class AsyncCheckpointer:
 
     def _wait(self) -> None:
         """Wait for the last save; nothing fills its memory any more."""
-        roots, self._roots = self._roots, {}  # after an error they are looked at anew
         while self._in_flight:
-            save = self._in_flight[0]
-            if not save.snapshot.cancelled:
-                save.judge()
-            save.join()
+            error = self._in_flight[0].finish()
             self._in_flight.clear()
-            if save.error is not None and not save.snapshot.cancelled:
-                raise save.error
-        self._roots = roots
-
-    def _require_protected(self) -> None:
-        if self.snapshot == "overlap" and not self._protected:
-            raise CheckpointError(
-                'snapshot="overlap" needs an optimizer that waits: call protect(optimizer) first'
-            )
-
-    def _plan(self, model: Any, optimizer: Any, training: Any) -> tuple[Snapshot, bytes]:
-        """Return a snapshot whose copies are planned, and everything that is no tensor."""
-        flat = without_collecting(flat_states)(model, optimizer)
-        encoded = encode_training(TrainingState() if training is None else training)
-        trees = {part: one.tree for part, one in flat.items()}
-        values = serialized({**trees, "training_state": encoded})
-        return Snapshot(files_of(flat), self._buffer), values
+            if error is not None:
+                self._roots = {}  # which are looked at anew
+                raise error
 
     def _start(self, save: "Save") -> None:
         """Begin the copies and the write; return when the tensors may change."""
@@ -272,12 +239,16 @@ class AsyncCheckpointer:
         such as the statistics of a batch norm, change in the forward pass.
         """
         overlap, clone = self.snapshot == "overlap", self.snapshot == "device"
+        if overlap and not self._protected:
+            raise CheckpointError(
+                'snapshot="overlap" needs an optimizer that waits: call protect(optimizer) first'
+            )
         owned = storages_of(self._protected) if overlap else set()
         first: list[Copy] = []
         waiting: list[Copy] = []
         for copy in snapshot.copies:
-            (waiting if overlap and storage_of(copy.source) in owned else first).append(copy)
-        if any(is_queued(copy.source) for copy in snapshot.copies):
+            (waiting if owned and storage_of(copy.source) in owned else first).append(copy)
+        if any(map(on_device, snapshot.copies)):
             snapshot.pending = PendingCopies()
             self._copier.start(snapshot.pending, filter(on_device, first), clone=clone)
             self._copier.start(snapshot.pending, filter(on_device, waiting), order=False)
@@ -291,8 +262,8 @@ class AsyncCheckpointer:
         else:
             snapshot.watched = snapshot.copies = first
 
-    def _leave_to_parent(self) -> None:
-        """In a forked process: calls, what is in flight, and its memory belong to the parent."""
+    def _start_afresh(self) -> None:
+        """Have nothing in flight; in a forked process all that belongs to the parent."""
         self._lock, self._inside = threading.RLock(), ""
         self._in_flight.clear()
         self._buffer, self._copier = StagingBuffer(), DeviceCopier()
@@ -371,26 +342,35 @@ class Save:
         if self._thread.is_alive():
             self._thread.join()
 
-
-def flat_states(model: Any, optimizer: Any) -> dict[str, FlatState]:
-    """Return the parts of a checkpoint, taken apart."""
-    states = {"model": model, "optimizer": optimizer}
-    return {
-        part: flatten(part, state)
-        for part, state in states.items() if state is not None or part == "model"
-    }  # fmt: skip
+    def finish(self) -> BaseException | None:
+        """Wait until it is committed, or not; return what went wrong with one that was wanted."""
+        if not self.snapshot.cancelled:
+            self.judge()
+        self.join()
+        return None if self.snapshot.cancelled else self.error
 
 
-def files_of(flat: Mapping[str, FlatState]) -> Files:
-    """Return the files of a save by one process."""
+def files_of(
+    model: Any, optimizer: Any, *, of_a_rank: bool = False
+) -> tuple[Files, dict[str, Any]]:
+    """Return the files of a save, and by part what of its state is no tensor.
+
+    With ``of_a_rank`` tensors may be spread over processes: then of each the part that is here.
+    """
     files: dict[str, Any] = {}
-    for part, state in flat.items():
+    trees = {}
+    for part, state in zip(PARTS, (model, optimizer), strict=True):
+        if state is None and part != "model":
+            continue
+        tensors, ties, trees[part] = flatten(part, state)
+        if of_a_rank:
+            tensors = {name: local(tensor) for name, tensor in tensors.items()}
         try:
-            layout = lay_out(state.tensors, ties=state.ties)
+            layout = lay_out(tensors, ties=ties)
         except CheckpointError as error:
             raise CheckpointError(f"{part}_state: {error}") from None
-        files[f"{part}.safetensors"] = layout, state.tensors
-    return files
+        files[f"{part}.safetensors"] = layout, tensors
+    return files, trees
 
 
 def on_device(copy: Copy) -> bool:
@@ -432,11 +412,8 @@ def finish(in_flight: list[Save]) -> None:
         if threading.current_thread().name.startswith(THREAD_NAME):  # a collector runs anywhere
             save.snapshot.abandoned = True
             return
-        if not save.snapshot.cancelled:
-            save.judge()
-        save.join()
-        if save.error is not None and not save.snapshot.cancelled:
-            print(f"npydata: {save.folder}: was not saved: {save.error}", file=sys.stderr)
+        if (error := save.finish()) is not None:
+            print(f"npydata: {save.folder}: was not saved: {error}", file=sys.stderr)
     in_flight.clear()
 
 
@@ -451,7 +428,7 @@ def finish_at_exit() -> None:
 def leave_all_to_parent() -> None:
     """Let a forked process start afresh: it has none of its parent's threads."""
     for checkpointer in list(LIVE):
-        checkpointer._leave_to_parent()
+        checkpointer._start_afresh()
 
 
 os.register_at_fork(after_in_child=leave_all_to_parent)

@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -50,6 +50,7 @@ NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 """What file systems say that can't flush a folder: WSL's drives, FAT, some of FUSE."""
 CAN_NOT_TELL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
 """Errors of the machine or the disk, which say nothing about a checkpoint."""
+DENIED = {errno.EACCES, errno.EPERM}
 
 libc = ctypes.CDLL(None, use_errno=True)
 _runs: dict[tuple[int, str], str] = {}
@@ -152,9 +153,8 @@ class Root:
             if manifest.name == just_saved or milestone:
                 continue
             try:
-                remove_checkpoint(folder, manifest)
-                del self.committed[manifest.name]
-            except CheckpointError:  # not what was committed: not ours to remove
+                with suppress(CheckpointError):  # not what was committed: not ours to remove
+                    remove_checkpoint(folder, manifest)
                 del self.committed[manifest.name]
             except OSError as error:
                 if manifest.name not in self.warned:
@@ -220,16 +220,11 @@ def clear_stale(root: Path, now: float) -> None:
             elif host == here()[0] and boot != here()[1]:
                 live = False
             else:
-                live = now - last_change(entry) < STALE_S
+                paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
+                live = now - max(path.lstat().st_mtime for path in paths) < STALE_S
             if not live:
                 doomed = entry.rename(new_temporary(root))
                 shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
-
-
-def last_change(entry: Path) -> float:
-    """Return when a temporary, or a file in it, was last changed."""
-    paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
-    return max(path.lstat().st_mtime for path in paths)
 
 
 # Steps of a commit
@@ -356,11 +351,7 @@ def destination(dir: str | os.PathLike[str]) -> Path:
     path = Path(os.fsdecode(dir))
     if path.name in ("", ".."):
         raise CheckpointError(f"{os.fsdecode(dir)!r}: expected a path that ends with a name")
-    try:
-        return path.absolute()
-    except FileNotFoundError:
-        why = "the working directory is gone, expected one or an absolute path"
-        raise FileNotFoundError(errno.ENOENT, why, str(path)) from None
+    return path.absolute()
 
 
 def require_replaceable(folder: Path) -> None:
@@ -405,20 +396,20 @@ def list_checkpoints(root: Path) -> list[tuple[Path, Manifest]]:
             continue
         with there_may_be_none():
             manifest = read_manifest(folder)
-            found.append((manifest.sequence, folder.stat().st_mtime_ns, folder.name, manifest))
-    return [(root / name, manifest) for *_, name, manifest in sorted(found, key=lambda one: one[:3],
-                                                                   reverse=True)]  # fmt: skip
+            age = manifest.sequence, folder.stat().st_mtime_ns, folder.name
+            found.append((age, folder, manifest))
+    return [one[1:] for one in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
 @contextmanager
-def there_may_be_none() -> Iterator[None]:
+def there_may_be_none(can_not_tell: Set[int] = CAN_NOT_TELL) -> Iterator[None]:
     """End a block quietly that found no checkpoint, whatever else is there."""
     try:
         yield
     except CheckpointError:
         pass
     except OSError as error:
-        if error.errno in CAN_NOT_TELL:
+        if error.errno in can_not_tell:
             raise
 
 
@@ -433,14 +424,9 @@ def is_complete(folder: Path, manifest: Manifest | None = None) -> bool:
 
 def named_latest(root: Path) -> Path | None:
     """Return the folder that ``latest`` names, whatever is there; None if it names none."""
-    try:
+    name = ""
+    with there_may_be_none(CAN_NOT_TELL | DENIED):
         name = os.fsdecode(read_small(root / LATEST, 4096)).removesuffix("\n")
-    except CheckpointError:
-        return None
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, *CAN_NOT_TELL):
-            raise
-        return None  # it isn't there, or a link
     if name in ("", ".", "..") or name != Path(name).name or "\0" in name:
         return None
     return root / name
@@ -461,12 +447,7 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
         return None
     named = named_latest(root)
     if named is not None and not named.is_symlink():
-        try:
+        with there_may_be_none(CAN_NOT_TELL | DENIED):
             check_sizes(named, read_manifest(named))
             return named
-        except CheckpointError:
-            pass
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, *CAN_NOT_TELL):
-                raise
     return next((folder for folder, _ in list_checkpoints(root) if is_complete(folder)), None)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -42,8 +41,6 @@ SMALL_BYTES, BATCH = 4096, 2048
 """So many tensors of at most so many bytes are copied by one call of torch's."""
 LOOK_S = 0.5
 """How often a worker that waits for the verdict looks whether the program has ended."""
-MADV_POPULATE_WRITE = 23
-"""Linux 5.14: fault all pages in now."""
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -84,10 +81,12 @@ def flatten(part: str, state: Any) -> FlatState:
         except UnicodeEncodeError:
             raise refused(path, "a name that is not text") from None
         tensors[name] = tensor
-        if torch.nn.parameter.is_lazy(tensor) or tensor.is_nested:
-            return name  # refused by stored_as
-        if tensor.layout is not torch.strided or not tensor.numel():
-            return name
+        if (
+            torch.nn.parameter.is_lazy(tensor)
+            or tensor.is_nested
+            or (tensor.layout is not torch.strided or not tensor.numel())
+        ):
+            return name  # most of these are refused by stored_as
         same = at_address.setdefault(local(tensor).data_ptr(), [])
         key = same and alias_key(tensor)
         for first in same:
@@ -127,12 +126,9 @@ class Slot(NamedTuple):
     """Where the elements of one tensor stand in a file."""
 
     name: str
-    dtype: torch.dtype
-    """As stored: complex dtypes that safetensors lacks are pairs of real numbers."""
-    shape: tuple[int, ...]
     begin: int
-    """Counted from the beginning of the file."""
-    nbytes: int
+    """In bytes, counted from the end of the header; so is ``end``."""
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,29 +156,23 @@ def lay_out(
     """
     ties = ties or {}
     stored = {n: stored_as(n, tensor) for n, tensor in tensors.items() if n not in ties}
-    order = sorted(stored, key=lambda n: (-tensors[n].dtype.itemsize, CODES[stored[n][0]]))
-    slots, at = [], 0
-    for name in order:
+    slots, entries, end = [], {}, 0
+    for name in sorted(stored, key=lambda n: (-tensors[n].dtype.itemsize, CODES[stored[n][0]])):
         dtype, shape = stored[name]
-        nbytes = math.prod(shape) * dtype.itemsize
-        slots.append(Slot(name, dtype, shape, at, nbytes))
-        at += nbytes
-    entries = {
-        slot.name: {
-            "dtype": CODES[slot.dtype],
-            "shape": list(slot.shape),
-            "data_offsets": [slot.begin, slot.begin + slot.nbytes],
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        slots.append(Slot(name, begin, end))
+        entries[name] = {
+            "dtype": CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
         }
-        for slot in slots
-    }
     pairs = {n: str(tensors[n].dtype).removeprefix("torch.")
              for n in stored if tensors[n].dtype in COMPLEX_AS_REAL}  # fmt: skip
     notes = {"ties": ties, "dtypes": pairs, "shapes": shapes}
     notes = {key: note for key, note in notes.items() if note}
     texts = {NOTES: json.dumps(notes)} if notes else {}
     header = header_bytes(entries, {"format": "pt", **texts, **(metadata or {})})
-    slots = [slot._replace(begin=slot.begin + len(header)) for slot in slots]
-    return Layout(header, slots, len(header) + at)
+    return Layout(header, slots, len(header) + end)
 
 
 def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -249,10 +239,7 @@ class StagingBuffer:
                     mapped.madvise(mmap.MADV_HUGEPAGE)
                 self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
                 if touch:
-                    try:
-                        mapped.madvise(MADV_POPULATE_WRITE)
-                    except (AttributeError, OSError, ValueError):
-                        self.bytes[::PAGE] = 0
+                    self.bytes[::PAGE] = 0
                 if pin:
                     self._pages.pin(self.bytes)
         return self.bytes[:nbytes]
@@ -294,40 +281,44 @@ class Copy:
             yield self.end, self.run
             return
         source = self.source.detach().reshape(-1).view(torch.uint8)
-        for at in range(0, source.numel(), CHUNK_BYTES):
-            target, chunk = self.slot[at : at + CHUNK_BYTES], source[at : at + CHUNK_BYTES]
-            end = self.end - source.numel() + at + chunk.numel()
+        end = self.end - source.numel()
+        chunks = torch.split(self.slot, CHUNK_BYTES), torch.split(source, CHUNK_BYTES)
+        for target, chunk in zip(*chunks, strict=True):
+            end += chunk.numel()
             yield end, partial(np.copyto, target.numpy(), chunk.numpy())
 
 
-def batch_key(copy: Copy) -> torch.dtype | None:
-    """Return the dtype of a small copy, which is made together with its neighbours."""
-    small = copy.slot.numel() <= SMALL_BYTES and type(copy.source) in PLAIN_TYPES
-    return copy.source.dtype if small and copy.is_plain() else None
+def jobs_of(copies: Iterable[Copy]) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Yield what makes the copies, each with where it ends in the staging buffer.
 
-
-def jobs_of(copies: list[Copy]) -> Iterator[tuple[int, Callable[[], object]]]:
-    """Yield what makes the copies, each with where it ends in the staging buffer."""
-    for dtype, group in groupby(copies, batch_key):
-        if dtype is None:
-            for copy in group:
-                yield from copy.jobs()
-            continue
-        same = list(group)
-        for at in range(0, len(same), BATCH):
-            batch = same[at : at + BATCH]
+    Small neighbours of one dtype are copied by one call.
+    """
+    batch: list[Copy] = []
+    for copy in copies:
+        nbytes = copy.slot.numel()
+        small = nbytes <= SMALL_BYTES and type(copy.source) in PLAIN_TYPES and copy.is_plain()
+        if batch and not (
+            small
+            and len(batch) < BATCH
+            and copy.source.dtype == batch[0].source.dtype
+            and copy.end - nbytes == batch[-1].end
+        ):
             yield batch[-1].end, partial(copy_small, batch)
+            batch = []
+        if small:
+            batch.append(copy)
+        else:
+            yield from copy.jobs()
+    if batch:
+        yield batch[-1].end, partial(copy_small, batch)
 
 
 def copy_small(batch: list[Copy]) -> None:
-    """Make many small copies of one dtype by one call, if their slots are side by side."""
-    nbytes = sum(copy.slot.numel() for copy in batch)
-    if batch[-1].end - batch[0].end + batch[0].slot.numel() != nbytes:
-        for copy in batch:
-            copy.run()
-        return
+    """Copy tensors of one dtype to slots that are side by side."""
+    first = batch[0]
+    nbytes = batch[-1].end - first.end + first.slot.numel()
     with torch.no_grad():
-        target = batch[0].slot.as_strided((nbytes,), (1,)).view(batch[0].source.dtype)
+        target = first.slot.as_strided((nbytes,), (1,)).view(first.source.dtype)
         torch.cat([copy.source.reshape(-1) for copy in batch], out=target)
 
 
@@ -387,11 +378,12 @@ class Snapshot:
             image[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
             image[layout.nbytes :] = 0
             self.files.append(StagedFile(name, begin, layout.nbytes))
+            elements = image[len(header) :]
             for slot in layout.slots:
-                tensor, end = tensors[slot.name], slot.begin + slot.nbytes
+                tensor, end = tensors[slot.name], begin + len(header) + slot.end
                 version = None if tensor.is_inference() else tensor._version
                 self.copies.append(
-                    Copy(image[slot.begin : end], tensor, begin + end, slot.name, version)
+                    Copy(elements[slot.begin : slot.end], tensor, end, slot.name, version)
                 )
             begin += image.numel()
         self.watched = list(self.copies)
@@ -400,10 +392,10 @@ class Snapshot:
     def start(self) -> None:
         """Begin to copy: called by the worker, which nothing interrupts."""
         jobs = [(0, self.pending.wait)] if self.pending is not None else []
+        first_copy = len(jobs)
         jobs += jobs_of(self.copies)
-        ends = [end for end, _ in jobs]
-        ends[-1:] = [self.memory.numel()]
-        self._left = len(jobs) - (self.pending is not None)
+        self._left = len(jobs) - first_copy
+        ends = [*(end for end, _ in jobs[:-1]), self.memory.numel()]
         work = [job for _, job in jobs]
         for file in self.files:
             pieces = range(0, file.nbytes, PIECE_BYTES)
@@ -430,7 +422,7 @@ class Snapshot:
                     made[number] = 1
                     if first := made.index(0):
                         self._ready = ends[first - 1]
-                    self._left -= self.pending is None or number > 0
+                    self._left -= number >= first_copy
                     self._changed.notify_all()
                 if not self._left:
                     self._end_copies()
@@ -443,7 +435,7 @@ class Snapshot:
     def _add_checksum(self, file: StagedFile, k: int) -> None:
         begin = file.begin + k * PIECE_BYTES
         end = min(begin + PIECE_BYTES, file.begin + file.nbytes)
-        self.wait_for(end)
+        self.wait_for(None, end)
         file.crc32[k] = crc32(self.memory[begin:end].numpy().data, 0)
 
     def _end_copies(self) -> None:
@@ -456,25 +448,22 @@ class Snapshot:
             self._changed.notify_all()
         self._end_copies()
 
-    def wait_for(self, upto: int) -> None:
-        """Wait until the first ``upto`` bytes of the buffer are filled.
+    def wait_for(self, file: StagedFile | None, upto: int) -> None:
+        """Wait until the first ``upto`` bytes of a file, or of the whole buffer, are filled.
 
         Raises:
             CheckpointError: They will not be, because a copy failed.
         """
+        end = upto + (file.begin if file is not None else 0)
         with self._changed:
-            self._changed.wait_for(lambda: self._ready >= upto or self.error is not None)
+            self._changed.wait_for(lambda: self._ready >= end or self.error is not None)
             if self.error is not None:
                 raise CheckpointError("the snapshot was not completed") from self.error
-
-    def wait_for_file(self, file: StagedFile, upto: int) -> None:
-        """Wait until the first ``upto`` bytes of a file are filled."""
-        self.wait_for(file.begin + upto)
 
     def entries(self) -> dict[str, FileEntry]:
         """Wait for the checksums; return what the manifest says of each file."""
         self.finish()
-        self.wait_for(self.memory.numel())  # raises what went wrong
+        self.wait_for(None, self.memory.numel())  # raises what went wrong
         return {file.name: FileEntry(file.nbytes, tuple(file.crc32)) for file in self.files}
 
     def finish(self) -> None:

@@ -76,14 +76,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     before = capture_rng()
     try:
         set_generators(state)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        AttributeError,
-        OverflowError,
-    ) as error:
+    except Exception as error:
         set_generators(before)
         raise CheckpointError(f"is not a state of random generators: {error!r}") from None
 

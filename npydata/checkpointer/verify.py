@@ -22,6 +22,7 @@ LOCAL_HEADER = b"PK\x03\x04"
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of ``torch.save`` began before 1.6: a pickled magic number."""
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+KINDS = {".safetensors": "safetensors", ".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}
 MAX_DEPTH, MAX_JSON_BYTES = 6, 1 << 28
 STEP = re.compile(r"(?:step|iter(?:ation)?|checkpoint|global_step|ckpt)[-_=]?(\d+)", re.IGNORECASE)
 ACCELERATE = re.compile(r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin")
@@ -107,21 +108,17 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
 def kind_of(path: Path, names: list[str]) -> str | None:
     """Return who wrote a file or folder, by the names in it; None if it is no checkpoint."""
     if not path.is_dir():
-        if path.suffix == ".safetensors":
-            return "safetensors"
         if path.suffix == ".bin" and not path.name.startswith("pytorch_model"):
-            return "torch" if begins(path) in (LOCAL_HEADER, LEGACY[:4]) else None  # or tokens
-        return {".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}.get(path.suffix)
+            with path.open("rb") as file:
+                return "torch" if file.read(4) in (LOCAL_HEADER, LEGACY[:4]) else None  # or tokens
+        return KINDS.get(path.suffix)
     if TRAINING in names or (MANIFEST in names and "model.safetensors" in names):
         return "npydata"
     if path.suffix == ".ckpt":
         return "lightning"
     if "trainer_state.json" in names or re.fullmatch(r"checkpoint-\d+", path.name):
         return "transformers"
-    whole = any(
-        re.fullmatch(r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin", n) for n in names
-    )
-    if whole or re.fullmatch(r"checkpoint_\d+", path.name):
+    if any(map(ACCELERATE.fullmatch, names)) or re.fullmatch(r"checkpoint_\d+", path.name):
         return "accelerate"
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
         return "dcp"
@@ -130,12 +127,6 @@ def kind_of(path: Path, names: list[str]) -> str | None:
     if "config.json" in names and any(STATE.fullmatch(name) for name in names):
         return "safetensors" if any(n.endswith(".safetensors") for n in names) else "torch"
     return None
-
-
-def begins(path: Path) -> bytes:
-    """Return the first four bytes of a file."""
-    with path.open("rb") as file:
-        return file.read(4)
 
 
 def step_in(name: str) -> int | None:
@@ -168,19 +159,10 @@ def check(found: Found, files: list[Path]) -> None:
             raise CheckpointError("has no trainer_state.json, which is written last")
         step = read_json(path / "trainer_state.json").get("global_step")
         found.step = step if type(step) is int else found.step
-        resumes = {"optimizer.pt", "scheduler.pt", *(n for n in names if n.startswith("rng_state"))}
-        for name in ("optimizer.pt", "scheduler.pt"):
-            nested = any(file.parent != path for file in files)  # as FSDP and DeepSpeed have it
-            if resumes & names and name not in names and not nested:
-                raise CheckpointError(f"has no {name}")
     if found.kind == "accelerate" and not any(n.startswith("random_states_") for n in names):
         raise CheckpointError("has no random_states_0.pkl, which is written after the others")
     for file in files:
         check_file(file)
-    if found.kind in ("transformers", "accelerate"):
-        weights = ("model", "pytorch_model", "adapter_model")
-        if not any(file.relative_to(path).parts[0].startswith(weights) for file in files):
-            raise CheckpointError("has no weights")
     folders = {file.parent for file in files if file.suffix == ".distcp"}
     for folder in folders | ({path} if found.kind == "dcp" else set()):
         if not (folder / ".metadata").is_file():
@@ -192,7 +174,7 @@ def check_file(path: Path) -> None:
     """Refuse a file that is cut off, as far as its header or its directory tells."""
     if path.suffix == ".json":
         index = read_json(path)
-        if path.name.endswith(".index.json") and isinstance(index, dict):
+        if path.name.endswith(".index.json"):
             for name in sorted(set(index.get("weight_map", {}).values())):
                 if Path(name).name != name or not (path.parent / name).is_file():
                     raise CheckpointError(f"{path}: names {name!r:.80}, which is missing")
@@ -241,18 +223,17 @@ def adopt_siblings(one: Found, found: list[Found]) -> None:
 
     Some files are written after the one that comes last otherwise, or not named by any other.
     """
-    pattern = numberless(one.path.name)
+    if one.why or one.kind == "npydata" or not one.path.is_dir():
+        return
+    pattern = one.kind, one.path.parent, numberless(one.path.name)
     others = [
         {numberless(file.name) for file in files_in(other.path) if STATE.fullmatch(file.name)}
         for other in found
-        if other is not one and other.complete and other.kind == one.kind
-        and one.path.is_dir() and other.path.parent == one.path.parent
-        and numberless(other.path.name) == pattern
+        if other is not one and other.complete
+        and (other.kind, other.path.parent, numberless(other.path.name)) == pattern
     ]  # fmt: skip
-    if one.why or not others or one.kind == "npydata":
-        return
     mine = {numberless(file.name) for file in files_in(one.path)}
-    if missing := sorted(set.intersection(*others) - mine):
+    if others and (missing := sorted(set.intersection(*others) - mine)):
         one.why = f"has no {missing[0].replace('#', '0')}, which the others beside it have"
 
 

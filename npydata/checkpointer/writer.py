@@ -31,8 +31,8 @@ def write_files(
     for file in snapshot.files:
         end = file.begin + whole_pages(file.nbytes)
         memory = snapshot.memory[file.begin : end].numpy().data
-        ready = partial(snapshot.wait_for_file, file)
-        write_durably(folder / file.name, memory, file.nbytes, ready)
+        wait_for = partial(snapshot.wait_for, file)
+        write_durably(folder / file.name, memory, file.nbytes, wait_for)
     entries = {}
     for name, content in small.items():
         write_small(folder / name, content)
@@ -41,7 +41,7 @@ def write_files(
 
 
 def write_durably(
-    path: Path, memory: memoryview, nbytes: int, wait_for: Callable[[int], object] = lambda _: None
+    path: Path, memory: memoryview, nbytes: int, wait_for: Callable[[int], object]
 ) -> None:
     """Write the first ``nbytes`` of page-aligned memory to a new file, and flush it to the disk.
 

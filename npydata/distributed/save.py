@@ -72,7 +72,6 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
 
         def plan() -> dict[str, Any]:
             self._wait()
-            self._require_protected()
             self._roots[folder.parent] = root
             require_replaceable(folder)
             for part, state in zip(PARTS, (model_state, optimizer_state), strict=True):

@@ -58,24 +58,16 @@ class Simulator:
     def __init__(self, library):
         self._library = library
         library.sim_report.restype = ctypes.c_char_p
-        library.sim_live_bytes.restype = library.sim_pending.restype = ctypes.c_size_t
+        library.sim_live_bytes.restype = ctypes.c_size_t
         library.sim_random_state.restype = ctypes.c_uint64
 
     def seed(self, seed):
         """Choose the adversary: how early, how late, and in which order operations run."""
         self._library.sim_seed(ctypes.c_uint64(seed))
 
-    def pending(self):
-        """Return how many operations are queued and have not run."""
-        return self._library.sim_pending()
-
     def fail_next(self, name):
         """Make the next operation with this in its name fail on the device."""
         self._library.sim_fail_next(name.encode())
-
-    def label(self, tensor, name):
-        """Say how a tensor is called, in case that the CPU touches it."""
-        self._library.sim_label(ctypes.c_void_p(tensor.data_ptr()), name.encode())
 
     @contextmanager
     def capacity(self, nbytes, device=0):
@@ -100,20 +92,15 @@ class Simulator:
         """Return how many operations ran, by name."""
         return self._report("ran")
 
-    @contextmanager
-    def journal(self):
-        """Collect what is queued and waited for, line by line."""
-        lines = []
-        self._library.sim_keep_journal(1)
-        yield lines
-        lines += [line for kind, line, _ in self._lines() if kind == "journal"]
-        self._library.sim_keep_journal(0)
-
     def _report(self, wanted):
-        return Counter({what: int(n) for kind, what, n in self._lines() if kind == wanted})
-
-    def _lines(self):
-        return [line.split("\t") for line in self._library.sim_report().decode().splitlines()]
+        lines = self._library.sim_report().decode().splitlines()
+        return Counter(
+            {
+                what: int(n)
+                for kind, what, n in (line.split("\t") for line in lines)
+                if kind == wanted
+            }
+        )
 
 
 class HostMemory:

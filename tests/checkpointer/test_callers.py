@@ -124,7 +124,9 @@ faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its 
 torch.set_num_threads(1)
 gc.freeze()
 times, root = int(sys.argv[1]), Path(sys.argv[2])
-keeper, over, step = AsyncCheckpointer(), threading.Event(), 0
+keeper, over = AsyncCheckpointer(snapshot="overlap"), threading.Event()
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0)
+keeper.protect(optimizer)
 
 def waits():  # so that a fork finds a thread in the middle of a call
     while not over.is_set():
@@ -137,6 +139,8 @@ def forked(number):
     signal.alarm(15)  # it must not wait for what only its parent can end
     code = 1
     try:
+        assert keeper.done()
+        optimizer.step()
         for step in (number, number + 1):
             save_step(keeper, root / f"child{number % 4}", step, 50_000)
         keeper.wait()
@@ -165,6 +169,7 @@ finally:
 def test_forked_workers_save_their_own_weights_whatever_the_parent_is_in(tmp_path, times):
     child = run_child(FORKS, times, tmp_path, seconds=60 + times)
     assert child.returncode == 0, child.stderr
+    assert unfinished(tmp_path) == []
 
 
 DAEMON = """

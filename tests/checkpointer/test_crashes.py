@@ -58,37 +58,27 @@ print(len(seen), newer)
 """
 
 
-def killed(times, seed, root, when="moment"):
-    child = run_child(KILLS, times, seed, root, when, seconds=60 + times)
+NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(2400)]
+
+
+@pytest.mark.parametrize(
+    "times, seed, when",
+    [
+        (6, 0, "moment"),
+        pytest.param(150, 1, "moment", marks=NIGHTLY),
+        *(pytest.param(900, seed, "call", marks=NIGHTLY) for seed in range(5)),
+    ],
+)
+def test_kills_at_random_lose_nothing_that_was_confirmed(
+    memory_folder, times, seed, when, record_property
+):
+    record_property("kills", times)
+    child = run_child(KILLS, times, seed, memory_folder, when, seconds=60 + times)
     assert child.returncode == 0, child.stderr
     kinds, newer = map(int, child.stdout.split())
-    return kinds, newer
-
-
-def test_6_kills_at_random_moments_lose_nothing_that_was_confirmed(tmp_path, record_property):
-    record_property("kills", 6)
-    killed(6, 0, tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_150_kills_at_random_moments_lose_nothing_that_was_confirmed(tmp_path, record_property):
-    record_property("kills", 150)
-    kinds, newer = killed(150, 1, tmp_path)
-    assert kinds, "no kill came between the steps of a save: they prove nothing"
-    assert newer, "no kill came between a commit and its confirmation"
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("seed", range(5))
-def test_900_kills_at_random_calls_lose_nothing_that_was_confirmed(
-    memory_folder, seed, record_property
-):
-    record_property("kills", 900)
-    kinds, newer = killed(900, seed, memory_folder, "call")
-    assert kinds
-    assert newer
+    if times > 6:
+        assert kinds, "no kill came between the steps of a save: they prove nothing"
+        assert newer, "no kill came between a commit and its confirmation"
 
 
 @pytest.fixture(params=BY_ONE.values(), ids=list(BY_ONE))
@@ -123,16 +113,12 @@ def killed_at_calls(protocol, folder, choose):
     return len(calls)
 
 
-def test_killed_at_some_calls_every_protocol_keeps_what_it_promised(
-    protocol, memory_folder, record_property
+@pytest.mark.parametrize(
+    "choose",
+    [lambda calls: random.Random(3).sample(calls, 3), pytest.param(list, marks=NIGHTLY)],
+    ids=["some", "every"],
+)
+def test_killed_at_a_call_every_protocol_keeps_what_it_promised(
+    protocol, memory_folder, record_property, choose
 ):
-    choose = lambda calls: random.Random(3).sample(calls, 3)  # noqa: E731
     record_property("kills", killed_at_calls(protocol, memory_folder, choose))
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_killed_at_any_call_every_protocol_keeps_what_it_promised(
-    protocol, memory_folder, record_property
-):
-    record_property("kills", killed_at_calls(protocol, memory_folder, list))

@@ -1,10 +1,8 @@
 """Long random stories of checkpointers in one root, each beside a simple model of it."""
 
-import json
 import shutil
 import signal
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,8 +22,6 @@ from hypothesis.stateful import (
 from npydata import AsyncCheckpointer, CheckpointError, latest_checkpoint
 
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
-
-pytestmark = pytest.mark.timeout(280)
 KEPT = 2
 ELEMENTS = 300
 NAMES = st.sampled_from("abc")
@@ -116,67 +112,30 @@ class Checkpoints(RuleBasedStateMachine):
                 save_step(keeper, self.root / name, step, ELEMENTS)
             report("saved")
 
-        lines, code = told_by(work)
-        assert code == (0 if lines else -signal.SIGKILL)
+        child = Child(work)
+        lines = child.lines()
+        child.close()
+        assert child.code == (0 if lines else -signal.SIGKILL)
         before = set(self.newest)
         if lines or steps_in(self.root).get(name) == step:
             self.committed(name, step)
         if not lines:
             self.newest |= before
 
-    @rule(name=st.sampled_from("pq"))
-    def fork_and_save(self, name):
-        """A child saves with what it inherited, while a save of the parent may be in flight."""
-        if self.refused(name):
-            return
-        step = self.next_step()
-
-        def work(report):
-            save_step(self.keeper, self.root / name, step, ELEMENTS)
-            self.keeper.wait()
-
-        assert told_by(work) == ([], 0)
-        mine = {self.in_flight[0]} if self.in_flight else set()
-        self.wait()
-        self.committed(name, step)
-        self.newest |= mine
-        self.order = dict(sorted(self.order.items(), key=lambda one: commit_of(self.root / one[0])))
-
-    def one_of_all(self, number):
-        """Return a checkpoint, if there is one; how many a kill left is nothing to draw by."""
-        self.wait()
-        names = sorted(self.order)
-        return names[number % len(names)] if names else None
-
-    @rule(number=st.integers(0, 1000))
-    def rename(self, number):
-        """The user gives a checkpoint another name."""
-        name = self.one_of_all(number)
-        if name is None or not (self.root / name).exists():
-            return
-        renamed = f"best{self.next_step()}"
-        (self.root / name).rename(self.root / renamed)
-        self.order = {renamed if one == name else one: step for one, step in self.order.items()}
-        if name in self.damaged:
-            self.damaged = self.damaged - {name} | {renamed}
-        self.newest = {renamed if one == name else one for one in self.newest}
-        self.newest.add([*self.order][-1])
-
     @rule(number=st.integers(0, 1000), how=st.sampled_from(["cut", "bit", "manifest"]))
     def damage(self, number, how):
-        name = self.one_of_all(number)
-        if name is None or name in self.damaged or not (folder := self.root / name).exists():
+        """Damage a checkpoint, if there is one; how many a kill left is nothing to draw by."""
+        self.wait()
+        names = sorted(steps_in(self.root).keys() - self.damaged)
+        if not names:
             return
+        self.damaged.add(name := names[number % len(names)])
         if how == "manifest":
-            (folder / MANIFEST).unlink()
-        elif how == "cut":
-            content = (folder / MODEL).read_bytes()
-            (folder / MODEL).write_bytes(content[: len(content) // 2])
-        else:
-            content = bytearray((folder / MODEL).read_bytes())
-            content[-1] ^= 1
-            (folder / MODEL).write_bytes(content)
-        self.damaged.add(name)
+            (self.root / name / MANIFEST).unlink()
+            return
+        content = bytearray((self.root / name / MODEL).read_bytes())
+        content[-1] ^= 1
+        (self.root / name / MODEL).write_bytes(content if how == "bit" else content[:-1])
 
     @precondition(lambda self: self.in_flight is None)
     @invariant()
@@ -193,22 +152,6 @@ class Checkpoints(RuleBasedStateMachine):
             assert found.name in self.newest
 
 
-def commit_of(folder):
-    """Return what says when a checkpoint was committed; two processes may have done so at once."""
-    with suppress(ValueError, OSError):
-        manifest = json.loads((folder / MANIFEST).read_text())
-        return manifest["sequence"], folder.stat().st_mtime_ns
-    return 0, 0
-
-
-def told_by(work):
-    """Run something in a forked child; return the lines that it reported, and its exit code."""
-    child = Child(work)
-    lines = child.lines()
-    child.close()
-    return lines, child.code
-
-
 def steps_in(root):
     """Return the step of each checkpoint that is seen in a root; ``None`` if it is damaged."""
     found = {}
@@ -221,22 +164,15 @@ def steps_in(root):
     return found
 
 
-def told(machine, stories, steps):
-    """Tell a machine's stories, always the same ones."""
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "stories, steps", [(6, 12), pytest.param(300, 50, marks=pytest.mark.nightly)]
+)
+def test_whatever_is_done_to_a_root_its_newest_checkpoints_load(stories, steps):
     run_state_machine_as_test(
-        machine,
+        Checkpoints,
         settings=settings(
             max_examples=stories, stateful_step_count=steps, derandomize=True, database=None,
             deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
-
-
-def test_whatever_is_done_to_a_root_its_newest_checkpoints_load():
-    told(Checkpoints, 6, 12)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_long_stories_end_as_the_short_ones():
-    told(Checkpoints, 300, 50)

@@ -3,26 +3,12 @@
 import shutil
 
 import pytest
-from checkpoint_tools import small_state, tree_of
+from checkpoint_tools import tree_of
+from faults.saving import loaded_step, saved
 
-from npydata import (
-    AsyncCheckpointer,
-    CheckpointError,
-    TrainingState,
-    latest_checkpoint,
-    load_checkpoint,
-)
+from npydata import CheckpointError, latest_checkpoint, load_checkpoint, open_checkpoint
 from npydata.checkpointer import commit
 from npydata.reader.formats import training
-
-
-def save(folder, step=0, keep_last=None):
-    with AsyncCheckpointer(keep_last=keep_last) as checkpointer:
-        checkpointer.save(folder, small_state(step), None, TrainingState(step=step))
-
-
-def step_of(folder):
-    return load_checkpoint(folder, verify=True)[2].step
 
 
 def names_in(root):
@@ -40,38 +26,52 @@ def in_another_process(monkeypatch):
     return forget
 
 
-@pytest.mark.parametrize("name", ["best.previous", "best (copy)", "backup", ".best"])
-def test_a_copy_of_a_checkpoint_stays_whatever_it_is_called(tmp_path, name):
-    save(tmp_path / "best", 1)
-    shutil.copytree(tmp_path / "best", tmp_path / name)
+@pytest.mark.parametrize("name", ["best.previous", "best (copy)", ".best"])
+@pytest.mark.parametrize("take", [shutil.copytree, shutil.move])
+def test_a_checkpoint_copied_or_renamed_stays_whatever_it_is_called(tmp_path, name, take):
+    saved(tmp_path / "best", 1)
+    take(tmp_path / "best", tmp_path / name)
     for step in (2, 3):
-        save(tmp_path / "best", step, keep_last=1)
-        save(tmp_path / f"{step}", step, keep_last=1)
-        save(tmp_path / "best", step, keep_last=1)
-    assert step_of(tmp_path / name) == 1
+        saved(tmp_path / "best", step, keep_last=1)
+        saved(tmp_path / f"{step}", step, keep_last=1)
+        saved(tmp_path / "best", step, keep_last=1)
+    assert loaded_step(tmp_path / name) == 1
 
 
-def test_a_run_that_is_resumed_goes_on_removing_what_it_saved(tmp_path, in_another_process):
+def opened(folder, names):
+    with open_checkpoint(folder) as checkpoint:
+        checkpoint.load(names)
+
+
+RESUMES = {
+    "load_checkpoint": load_checkpoint,
+    "open_checkpoint": lambda folder: opened(folder, None),
+    "one tensor": lambda folder: opened(folder, ["model.bias"]),
+}
+
+
+@pytest.mark.parametrize("how", RESUMES)
+def test_a_run_that_is_resumed_goes_on_removing_what_it_saved(tmp_path, in_another_process, how):
     for name in ("a", "b"):
-        save(tmp_path / name, 1, keep_last=2)
+        saved(tmp_path / name, 1, keep_last=2)
     in_another_process()
-    load_checkpoint(latest_checkpoint(tmp_path))
-    save(tmp_path / "c", 2, keep_last=2)
+    RESUMES[how](latest_checkpoint(tmp_path))
+    saved(tmp_path / "c", 2, keep_last=2)
     assert names_in(tmp_path) == ["b", "c", "latest"]
 
 
 def test_a_run_that_has_begun_stays_itself_whatever_it_loads(tmp_path, in_another_process):
-    save(tmp_path / "theirs", 9)
+    saved(tmp_path / "theirs", 9)
     in_another_process()
-    save(tmp_path / "a", 1)
+    saved(tmp_path / "a", 1)
     load_checkpoint(tmp_path / "theirs")
-    save(tmp_path / "b", 2, keep_last=1)
+    saved(tmp_path / "b", 2, keep_last=1)
     assert names_in(tmp_path) == ["b", "latest", "theirs"]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model/notes.txt", ".hidden", "link"])
 def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
-    save(tmp_path / "c", 1)
+    saved(tmp_path / "c", 1)
     (tmp_path / "c" / "model").mkdir()
     if name == "link":
         (tmp_path / "c" / name).symlink_to("nowhere")
@@ -79,13 +79,13 @@ def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
         (tmp_path / "c" / name).write_text("years of work")
     before = tree_of(tmp_path / "c")
     with pytest.raises(CheckpointError, match=f"{tmp_path / 'c'}: holds files .*{name}"):
-        save(tmp_path / "c", 2)
-    save(tmp_path / "d", 2, keep_last=1)
+        saved(tmp_path / "c", 2)
+    saved(tmp_path / "d", 2, keep_last=1)
     assert tree_of(tmp_path / "c") == before
 
 
 def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypatch):
-    save(tmp_path / "c", 1)
+    saved(tmp_path / "c", 1)
     real = commit.exchange
 
     def disturbed(temporary, folder):
@@ -96,10 +96,10 @@ def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypa
         pytest.skip("this file system can't exchange two names")
     monkeypatch.setattr(commit, "exchange", disturbed)
     with pytest.raises(CheckpointError, match=r"notes\.txt"):
-        save(tmp_path / "c", 2)
+        saved(tmp_path / "c", 2)
     assert (tmp_path / "c" / "notes.txt").read_text() == "years of work"
     assert names_in(tmp_path) == ["c", "latest"]
-    assert step_of(tmp_path / "c") == 1
+    assert loaded_step(tmp_path / "c") == 1
 
 
 LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/full"]
@@ -107,12 +107,12 @@ LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/ful
 
 @pytest.mark.parametrize("target", LINKS)
 def test_latest_as_a_link_is_replaced_and_not_followed(tmp_path, target):
-    save(tmp_path / "c", 1)
+    saved(tmp_path / "c", 1)
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").symlink_to(target)
     before = tree_of(tmp_path / "c")
     assert latest_checkpoint(tmp_path) == tmp_path / "c"
-    save(tmp_path / "d", 2)
+    saved(tmp_path / "d", 2)
     assert not (tmp_path / "latest").is_symlink()
     assert (tmp_path / "latest").read_bytes() == b"d"
     assert tree_of(tmp_path / "c") == before
@@ -121,5 +121,5 @@ def test_latest_as_a_link_is_replaced_and_not_followed(tmp_path, target):
 def test_latest_as_a_folder_is_refused_before_anything_is_saved(tmp_path):
     (tmp_path / "latest").mkdir()
     with pytest.raises(CheckpointError, match="latest: is no file"):
-        save(tmp_path / "c")
+        saved(tmp_path / "c", 1)
     assert names_in(tmp_path) == ["latest"]

@@ -1,6 +1,5 @@
 """Who reads a folder while it is replaced or removed gets one checkpoint, or an error."""
 
-import multiprocessing
 import os
 import re
 import shutil
@@ -9,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from faults.children import Child
 
 from npydata import (
     CheckpointError,
@@ -96,11 +96,11 @@ def test_whenever_a_folder_is_removed_its_reader_gets_all_of_it_or_says_so(
     assert 3 < number < 99
 
 
-def save_forever(folder, stop):
+def save_forever(folder):
     """Replace a folder again and again; what the disk has does not matter here."""
     os.fsync = lambda _: None
     step = 0
-    while not stop.is_set():
+    while True:
         step += 1
         save(folder, step)
 
@@ -111,14 +111,11 @@ def save_forever(folder, stop):
 def test_20_000_looks_at_a_folder_that_is_replaced_all_the_time(tmp_path, look):
     folder = tmp_path / "c"
     save(folder, 0)
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    writer = context.Process(target=save_forever, args=(folder, stop))
-    writer.start()
+    writer = Child(lambda report: save_forever(folder), seconds=1200)
     try:
         seen = [LOOKS[look](folder) for _ in range(5000)]
     finally:
-        stop.set()
-        writer.join()
+        writer.kill()
+        writer.end()
     assert max(map(len, seen)) == 1
     assert len(set.union(*seen)) > 100

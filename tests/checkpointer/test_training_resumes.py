@@ -13,22 +13,6 @@ from npydata import AsyncCheckpointer, CheckpointError, capture_rng, restore_rng
 STOP, END = 7, 15
 
 
-@pytest.fixture(scope="module")
-def uninterrupted():
-    run = Run()
-    run.train(END)
-    return run.weights()
-
-
-def test_a_run_that_is_saved_on_the_way_trains_as_if_it_were_not(tmp_path, uninterrupted):
-    run = Run()
-    with AsyncCheckpointer() as checkpointer:
-        for step in (3, STOP, END):
-            run.train(step)
-            run.save(checkpointer, tmp_path / f"{step}")
-    assert run.weights() == uninterrupted
-
-
 RESUME = """
 import sys
 from pathlib import Path
@@ -42,15 +26,19 @@ Path(sys.argv[3]).write_text(repr(run.weights()))
 """
 
 
-def test_a_run_resumed_in_another_process_gives_the_same_bits(tmp_path, uninterrupted):
-    run = Run()
+def test_a_run_that_saves_and_one_resumed_in_another_process_give_the_same_bits(tmp_path):
+    uninterrupted = Run()
+    uninterrupted.train(END)
+    run = Run()  # which seeds all generators
     with AsyncCheckpointer() as checkpointer:
-        run.train(STOP)
-        run.save(checkpointer, tmp_path / "c")
+        for step in (STOP, END):
+            run.train(step)
+            run.save(checkpointer, tmp_path / f"{step}")
+    assert run.weights() == uninterrupted.weights()
     threads = torch.get_num_threads()
-    done = run_child(RESUME, tmp_path / "c", END, tmp_path / "out", threads)
+    done = run_child(RESUME, tmp_path / f"{STOP}", END, tmp_path / "out", threads)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out").read_text() == repr(uninterrupted)
+    assert (tmp_path / "out").read_text() == repr(uninterrupted.weights())
 
 
 def draw():
@@ -68,22 +56,16 @@ def test_restored_generators_go_on_with_the_same_numbers():
     assert draw() == wanted
 
 
-def broken(part, value):
-    state = capture_rng()
-    return state | {part: value}
+BROKEN = {
+    "empty": {}, "None": None, "torch": {"torch": b"short"}, "no torch": {"torch": None},
+    "numpy": {"numpy": ("MT",)}, "python": {"python": 3},
+    "negative": {"python": (3, (-1,) * 625, None)},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        dict, lambda: None, lambda: broken("torch", b"short"), lambda: broken("numpy", ("MT",)),
-        lambda: broken("python", 3), lambda: broken("python", (3, (-1,) * 625, None)),
-        lambda: broken("torch", None),
-    ],
-    ids=["empty", "None", "torch", "numpy", "python", "negative", "no torch"],
-)  # fmt: skip
-def test_a_state_that_is_none_is_refused_and_changes_no_generator(make):
-    state = make()
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_state_that_is_none_is_refused_and_changes_no_generator(case):
+    state = capture_rng() | BROKEN[case] if BROKEN[case] else BROKEN[case]
     draw()
     before = bitwise(capture_rng())
     with pytest.raises(CheckpointError, match="random generators"):

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from faults.saving import saved
 from safetensors.torch import save_file
 
@@ -69,43 +70,28 @@ WRITERS = [ours, transformers, accelerate, lightning, dcp, plain, legacy, safete
 
 
 @pytest.fixture(params=WRITERS, ids=lambda one: one.__name__)
-def write(request):
-    return request.param
-
-
-@pytest.fixture
-def root(tmp_path, write):
+def root(request, tmp_path, monkeypatch):
+    """Three checkpoints of one writer; once they are there no pickle may be run."""
     (tmp_path / "run" / "inner").mkdir(parents=True)
     for step in (8, 9, 10):
-        write(tmp_path / "run" / "inner", step)
-    return tmp_path / "run"
-
-
-@pytest.fixture(autouse=True)
-def no_pickle(monkeypatch, write):
-    """Nothing may be unpickled; what writes needs it to, before."""
+        request.param(tmp_path / "run" / "inner", step)
 
     def refuse(*args, **options):
         raise AssertionError("a pickle was run")
 
-    def forbid():
-        for owner, name in (
-            (pickle, "load"),
-            (pickle, "loads"),
-            (pickle, "Unpickler"),
-            (torch, "load"),
-        ):
-            monkeypatch.setattr(owner, name, refuse)
-
-    return forbid
+    for owner, name in (
+        *((pickle, name) for name in ("load", "loads", "Unpickler")),
+        (torch, "load"),
+    ):
+        monkeypatch.setattr(owner, name, refuse)
+    return tmp_path / "run"
 
 
 def newest_complete(root):
     return next((one for one in scan(root) if one.complete), None)
 
 
-def test_the_newest_comes_first_and_all_are_complete(root, write, no_pickle):
-    no_pickle()
+def test_the_newest_comes_first_and_all_are_complete(root):
     found = scan(root)
     assert [one.complete for one in found] == [True] * 3, [one.why for one in found]
     assert [one.step for one in found] in ([10, 9, 8], [None] * 3)
@@ -113,8 +99,7 @@ def test_the_newest_comes_first_and_all_are_complete(root, write, no_pickle):
     assert main(["verify", str(root)]) == 0
 
 
-def test_cut_anywhere_it_is_not_the_one_to_resume_from(root, tmp_path, write, no_pickle):
-    no_pickle()
+def test_cut_anywhere_it_is_not_the_one_to_resume_from(root, tmp_path):
     whole = scan(root)
     newest = whole[0].path.relative_to(root)
     files = [one for one in (root / newest).rglob("*") if one.is_file()] or [root / newest]
@@ -133,8 +118,7 @@ def test_cut_anywhere_it_is_not_the_one_to_resume_from(root, tmp_path, write, no
         shutil.rmtree(copy)
 
 
-def test_without_any_one_file_it_is_not_the_one_to_resume_from(root, tmp_path, write, no_pickle):
-    no_pickle()
+def test_without_any_one_file_it_is_not_the_one_to_resume_from(root, tmp_path):
     newest = scan(root)[0].path
     if not newest.is_dir():
         pytest.skip("one file")
@@ -148,7 +132,7 @@ def test_without_any_one_file_it_is_not_the_one_to_resume_from(root, tmp_path, w
         shutil.rmtree(tmp_path / "copy")
 
 
-def test_none_complete_and_json_for_programs(tmp_path, capsys, write, no_pickle):
+def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     plain(tmp_path, 3)
     os.truncate(tmp_path / "model_3.pt", 100)
@@ -161,7 +145,7 @@ def test_none_complete_and_json_for_programs(tmp_path, capsys, write, no_pickle)
     assert "cut off" in found["why"]
 
 
-def test_links_lead_nowhere_and_notes_are_no_checkpoints(tmp_path, write, no_pickle):
+def test_links_lead_nowhere_and_notes_are_no_checkpoints(tmp_path):
     plain(tmp_path, 1)
     (tmp_path / "model_9.pt").symlink_to("/etc/passwd")
     (tmp_path / "loop").symlink_to(tmp_path)

@@ -196,12 +196,10 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.boo
 SHAPES = {
     "even": (4, 6),
     "uneven": (7, 3),
-    "two": (2, 5),
     "one": (1, 3),
     "deep": (3, 5, 2),
     "vector": (11,),
     "nothing": (0, 4),
-    "no_columns": (4, 0),
 }
 
 
@@ -224,7 +222,6 @@ def all_kinds():
     for how, places in PLACED.items():
         if len(places) == 2:
             tensors[f"grid.{how}"] = random_bits(chance, torch.float32, (5, 7))
-            tensors[f"small.{how}"] = random_bits(chance, torch.float32, (1, 2))
     return tensors
 
 

@@ -9,12 +9,12 @@ import traceback
 class Child:
     """A forked process that runs ``work(report)``; ``lines`` is what it reported, unbuffered."""
 
-    def __init__(self, work):
+    def __init__(self, work, seconds=60):
         read, write = os.pipe()
         gc.freeze()  # a child ends faster if it need not look at torch's objects
         self.pid = os.fork()
         if self.pid == 0:
-            run_and_exit(work, read, write)
+            run_and_exit(work, read, write, seconds)
         os.close(write)
         self._read, self._rest, self.code = read, b"", None
 
@@ -47,12 +47,12 @@ class Child:
         os.close(self._read)
 
 
-def run_and_exit(work, read, write):
+def run_and_exit(work, read, write, seconds):
     """Run in the child; never return to the caller's frames."""
     code = 70
     try:
         os.close(read)
-        signal.alarm(60)  # whatever it is stuck in
+        signal.alarm(seconds)  # whatever it is stuck in
         work(lambda line: os.write(write, f"{line}\n".encode()))
         code = 0
     except BaseException:

@@ -1,13 +1,17 @@
 """Small disks that fill up, and a disk whose power can be cut."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
-from faults.tools import not_installed
+
+def not_installed(tool, package):
+    """Return that a tool is not here, and how to get it; or an empty text."""
+    return "" if shutil.which(tool) else f"{tool} is not installed (apt-get install {package})"
 
 
 def run(*command):
@@ -41,8 +45,9 @@ def tmpfs(where, size):
 
 
 @contextmanager
-def ext4(where, size, image):
+def ext4(where, size, image=None):
     """A file system of so many bytes in a file."""
+    image = image or where.with_suffix(".img")
     with open(image, "wb") as file:
         file.truncate(size)
     run("mkfs.ext4", "-q", "-F", "-m", "0", image)
@@ -55,13 +60,14 @@ def cannot_mount():
     """Return why nothing can be mounted here, or an empty text."""
     if os.geteuid():
         return "mounting needs root"
-    return not_installed("mkfs.ext4") or failure_of(lambda folder: tmpfs(folder / "disk", "1m"))
+    missing = not_installed("mkfs.ext4", "e2fsprogs")
+    return missing or failure_of(lambda folder: tmpfs(folder / "disk", 1 << 20))
 
 
 @cache
 def cannot_cut_power():
     """Return why no power cut can be simulated here, or an empty text."""
-    missing = cannot_mount() or not_installed("mkfs.xfs")
+    missing = cannot_mount() or not_installed("mkfs.xfs", "xfsprogs")
     return missing or failure_of(lambda folder: PowerSupply(folder).on())
 
 

@@ -1,4 +1,4 @@
-"""A save whose call ``N`` fails, or is never made; it works where ``strace`` does not."""
+"""A save whose call ``N`` fails, or is never made."""
 
 import os
 import signal

@@ -2,7 +2,6 @@
 
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,6 @@ from npydata import (
     open_tokens,
     write_tokens,
 )
-from npydata.dataset.prepare import prepare
-from npydata.system.atomic import replacing
 
 ELEMENTS = 1500
 """Of the saved model: some 12 sectors on two pages."""
@@ -120,20 +117,6 @@ class OneFile(Filmed):
         assert not list(folder.glob(f".{self.name}.*")), "temporaries are left"
 
 
-def write_text(path, step):
-    with replacing(path) as file:
-        for _ in range(3):
-            file.write(str(step).encode() * 600)
-            file.flush()
-
-
-def read_text(path):
-    text = path.read_text()
-    assert len(text) == 1800
-    assert len(set(text)) == 1
-    return int(text[0])
-
-
 def write_converted(path, step):
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"weight": torch.full((1200,), float(step))}, Path(folder) / "source.pt")
@@ -159,35 +142,6 @@ def read_ids(path):
     return step
 
 
-def write_prepared(tokenizer, step):
-    """Prepare a token file, and a tokenizer that takes its name last."""
-    text = Path(__file__).with_name(f"{('film', 'layer', 'saving', 'disks')[step - 1]}.py")
-    prepare([text], tokenizer.with_name(token_file_of(tokenizer)), vocab_size=300)
-
-
-def read_prepared(tokenizer):
-    """Return a tokenizer's step; the token file beside it is of that step or a later one."""
-    step = prepared().index(tokenizer.read_bytes())
-    tokens = tokenizer.with_name(token_file_of(tokenizer)).read_bytes()
-    assert step <= prepared().index(tokens) - 4
-    return step + 1
-
-
-def token_file_of(tokenizer):
-    return tokenizer.name.replace(".tokenizer.json", ".npy")
-
-
-@cache
-def prepared():
-    """Return the tokenizer files of all steps, then their token files."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / f"{step}.tokenizer.json" for step in range(1, 5)]
-        for step, path in enumerate(paths, 1):
-            write_prepared(path, step)
-        paths += [path.with_name(token_file_of(path)) for path in paths]
-        return [path.read_bytes() for path in paths]
-
-
 PROTOCOLS = {
     "the first save into a root that is not there": Checkpoints(root="deep/run"),
     "a folder is replaced": Checkpoints(("a", "b"), ("a",)),
@@ -196,8 +150,6 @@ PROTOCOLS = {
     "two ranks, the first save": Distributed(),
     "two ranks, an old folder goes": Distributed(("a",), ("b",), keep_last=1),
     "two ranks, a folder is replaced": Distributed(("a", "b"), ("b",)),
-    "a small file": OneFile(write_text, read_text, "notes.txt"),
     "convert": OneFile(write_converted, read_converted, "model.safetensors"),
     "a token file": OneFile(write_ids, read_ids, "tokens.npy"),
-    "prepare": OneFile(write_prepared, read_prepared, "text.tokenizer.json"),
 }
