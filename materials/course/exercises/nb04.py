@@ -100,6 +100,7 @@ FOLLOW = Exercise(
         ([4, 4], 1, 1, 2),
         ([4, 4, 4], 6, 1, 1),
         ([2] * 6, 5, 1, 2),
+        ([6] * 3, 2, 2, 1),
         ([6] * 6, 2, 2, 2),
         (UNEVEN * 2, 4, 2, 2),
         ([1, 9, 1, 1, 1, 1], 3, 2, 3),
@@ -111,6 +112,7 @@ FOLLOW = Exercise(
     trips[k - window].taken >> trips[k - window].made | A batch takes up room until it is taken; you give its place away when it is made.
     trips[k - window].taken >> trips[k - window].done | A place is free as soon as its batch is taken; you wait for its step, too.
     made = free[worker] = begun + fetch[k] >> made = begun + fetch[k] | Your workers are always free: a worker is busy until its batch is made.
+    if k >= window >> if k > window | Batches are counted from 0: batch `window` needs a place already.
     max(made, trips[-1].done) if trips else made >> made | Your consumer takes a batch before it is done with the one before.
     """,
 )
