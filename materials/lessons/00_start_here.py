@@ -55,11 +55,10 @@ from course.lab import begin, card, check, predict, promises, reveal, sliders, w
 from course.play import nb00 as play
 
 begin("00")
-play.ready()
 
 # %% [markdown]
 """
-Run cells with Shift+Enter, from top to bottom. If the line above begins with `MISSING`, it names what to install.
+Run cells with Shift+Enter, from top to bottom.
 
 The next cell only brings in what your parts may use. It is also how your file will begin.
 """

@@ -4,7 +4,7 @@
 
 [00 Start here](00_start_here.ipynb) · **01** · next: [02 An order without a list](02_order_without_a_list.ipynb)
 
-**Why you should care.** In lesson 00 you wrote `Windows`, which cuts a whole batch out of a file on disk by one indexing. It is fast. It also kills a training run without a word when somebody tokenises the text again, glues the end of one document to the start of the next, and shows the model the same few windows in every epoch. Here you break it in these three ways, then fix all three, and it stays fast.
+**Why you should care.** In lesson 00 you wrote `Windows`, which cuts a whole batch out of a file on disk by one indexing. It is fast. It also fails in the middle of a run when somebody tokenises the text again, glues the end of one document to the start of the next, and shows the model the same few windows in every epoch. Here you break it in these three ways, then fix all three, and it stays fast.
 
 **The idea in five lines.** All the rest makes these lines safe and repeatable:
 
@@ -158,7 +158,7 @@ play.gather_after_it_shrinks(TokenFile)
 
 # %% [markdown]
 """
-A named error instead of a dead process. It isn't perfect: a file that is rewritten with exactly the same size still passes, and one that shrinks in the very moment between guard and gather still kills. The library has the same guard, and it can also read without a map: `access="pread"`.
+A named error instead of a dead process. It isn't perfect: a file that is rewritten with exactly the same size still passes, and one that shrinks in the very moment between guard and gather still kills the process. The library has the same guard, and it can also read without a map: `access="pread"`.
 
 ### From windows to `x` and `y`
 
@@ -187,7 +187,7 @@ play.draw_shift()
 
 # %% [markdown] tags=["takeaway"]
 """
-`x` is the window without its last token, `y` the window without its first: below each token stands the one to predict.
+`x` is the window without its last token, `y` the window without its first: each token has the one to predict right below it.
 
 **Write `shifted_pair`.** `tokens` are gathered windows, an array of shape `(B, T + 1)`. Return two int64 tensors of shape `(B, T)`.
 
@@ -221,7 +221,9 @@ Two casts, no further copies, and both halves lie in one piece of memory.
 """
 
 # %%
-play.show_batch(TokenFile, shifted_pair)
+windows = TokenFile(play.TOKENS).gather(np.array([7, 2_000]), 9)
+x, y = shifted_pair(windows, np.empty((2, 2, 8), np.int64))
+print(f"x of two windows of your file:\n{x}\ny:\n{y}")
 
 # %% [markdown] tags=["term:stride"]
 """
@@ -252,7 +254,7 @@ Each row holds two windows, and one token is left over. Window 2 begins at token
 
 With a stride of 1 you get every window there is.
 
-**Write `num_windows`**: how many windows of `seq_len + 1` tokens fit into `num_tokens` tokens, if they begin at 0, `stride`, `2 * stride`, and so on? One too few loses the end of every row, and nobody notices.
+**Write `num_windows`**: how many windows of `seq_len + 1` tokens fit into `num_tokens` tokens, if they begin at 0, `stride`, `2 * stride`, and so on? It is 0 if not even one fits. One too few loses the end of every row, and nobody notices.
 """
 
 # %% [markdown] tags=["hint:num_windows"]
@@ -325,7 +327,7 @@ So there is nothing to save: sample 5 of epoch 2 is a function of three numbers.
 """
 <details><summary>Hint</summary>
 
-A remainder brings a large number below `count`. Together with an int64, a uint64 array may turn into floats, so write `np.uint64(count)`. `.astype(np.int64)` comes last.
+A remainder maps a large number to one below `count`. Together with an int64, a uint64 array may turn into floats, so write `np.uint64(count)`. `.astype(np.int64)` comes last.
 
 </details>
 """
@@ -398,7 +400,7 @@ card("one epoch for ever", mine=...)
 """
 ## Count again
 
-The three lines from the beginning, with your dataset in place of `Windows`:
+The three lines from the beginning, with your dataset in place of `Windows`. Ten epochs draw 10 x 1,984 windows, some of them twice: to meet every window takes more epochs.
 """
 
 # %%
@@ -415,7 +417,7 @@ play.draw_waits(Windows, MyWindows)
 
 # %% [markdown] tags=["takeaway"]
 """
-What the guard, the hash and the rows cost can hardly be seen beside what the naive script waits.
+Beside the naive script's wait, the cost of the guard, the hash and the rows is hardly visible.
 
 **This is the end of the core, and a good place to stop.** What follows is optional.
 
@@ -432,7 +434,7 @@ reveal("look", play.bytes_for_one_look())
 
 # %% [markdown]
 """
-The system reads on beyond what you touch, on the guess that you will go on. This is **readahead**. The guess is good for a film, and bad for random windows.
+The system reads on beyond what you touch, on the guess that you will go on. This is **readahead**. How far it reads on is a setting of the disk: 128 KiB on most machines, several MB on some virtual ones, which here is the whole file. So "you pay only for what you look at" holds for memory; for the disk it holds to within one readahead. The guess is good for a film, and bad for random windows.
 
 How much is *needed*? The pages from that of the first byte to that of the last one:
 """
@@ -476,7 +478,7 @@ sliders(
 
 # %% [markdown] tags=["takeaway"]
 """
-Readahead costs most where a window is shorter than what is read ahead. In lesson 04 you tell the system in advance which windows you want; then the lower row becomes the upper one.
+Readahead costs most where a window is shorter than what is read ahead. In lesson 04 you tell the system in advance which windows you want; then only what is needed is read.
 """
 
 # %% [markdown] tags=["closing"]

@@ -30,7 +30,7 @@ samples_given += B * ranks                             # all that a resume needs
 
 </details>
 
-**You need** lesson 01. Terms: [glossary](../materials/course/glossary.md).
+**You need** lessons 00 and 01. Terms: [glossary](../materials/course/glossary.md).
 
 **About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
 """
@@ -78,14 +78,8 @@ reveal("never", play.never_drawn(random_windows))
 
 # %% [markdown]
 """
-More than a third. (One draw misses a given window with probability `1 - 1/n`; all `n` draws miss it with probability `1/e`, nearly.) That is the first of three numbers to fix in this lesson:
-"""
+More than a third. (One draw misses a given window with probability `1 - 1/n`; all `n` draws miss it with probability `1/e`, nearly.) That is the first of two numbers to fix in this lesson.
 
-# %%
-before = play.exam(random_windows, Loader, steps)
-
-# %% [markdown]
-"""
 To see each sample once, you need an *order* of them: a shuffle.
 
 ## A shuffle that stores nothing · core
@@ -104,7 +98,7 @@ play.draw_round()
 """
 Row 0 is shifted by 1: its 2 leaves on the right, and comes in on the left. All of a row moves by the same amount, so no two cells meet; and whoever knows the amounts can shift everything back. The amounts are where the randomness comes from: a hash of the row's number, then a hash of the column's.
 
-**Write `shift`**, the one move that everything is built of. `values` are places below `bound`, and each is to be moved on by as much as its hash says, round and round. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64`, and `bound` is one, too. The first row of the picture:
+**Write `shift`**, the one move that everything is built of. `values` are places below `bound`. Move each one on by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64`, and `bound` is one, too. The result says where each number *goes*. In the first row of the picture 0 goes to place 1, 1 goes to place 2, and 2 wraps around to place 0; so the picture, which shows who stands in each place, reads 2 0 1:
 
 ```python
 shift(np.array([0, 1, 2]), np.array([7, 7, 7]), 3)      # [1, 2, 0], as 7 is twice 3, and 1
@@ -150,7 +144,7 @@ Two shifts, rows and then columns, make a **round**. Three rounds make the shuff
 """
 <details><summary>Hint</summary>
 
-`row, column = np.divmod(cells, columns)` gives the row and the column of each cell. Columns are shifted round `columns`, rows round `rows`. In the end: which number has the cell in row r and column c?
+`row, column = np.divmod(cells, columns)` gives the row and the column of each cell. Columns wrap at `columns`, rows at `rows`. In the end: which number has the cell in row r and column c?
 
 </details>
 """
@@ -189,14 +183,14 @@ Nothing is red when the samples fill the grid. Otherwise some positions lead to 
 
 A colleague fixes the red cells with a remainder, `cell % n`. There is no error; but some samples now come twice, and others never, as with random windows.
 
-**Write `shuffled`**, for a single position. `scrambled[k]` is the cell that number `k` has moved to; no two have moved to the same. If `scrambled[position]` is a sample, below `n`, that is the answer. If not, find another, without going through the whole list: a real `scrambled` has 10^12 entries and is computed, not stored.
+**Write `shuffled`**, for a single position. `scrambled[k]` is the cell that number `k` has moved to; no two have moved to the same. If `scrambled[position]` is a sample, below `n`, that is the answer. If not, say it is cell 23. Number 23 is nobody's position. Where has *it* moved to? (Don't go through the whole list: a real `scrambled` has 10^12 entries and is computed, not stored.)
 """
 
 # %% [markdown] tags=["hint:shuffled"]
 """
 <details><summary>Hint</summary>
 
-You landed in a cell that is no sample, say 23. Number 23 is nobody's position, so nobody else needs the cell that *it* has moved to.
+Nobody else needs the cell that number 23 has moved to. If that is no sample either, do the same again.
 
 </details>
 """
@@ -262,11 +256,11 @@ predict(
 )
 
 # %% tags=["reveal:neighbours"]
-reveal("neighbours", play.draw_neighbours(MyShuffle))
+reveal("neighbours", play.neighbours(MyShuffle))
 
 # %% [markdown] tags=["takeaway"]
 """
-After two rounds a trace is left, although no eye would find it in the grid: two cells that come to lie in the same row keep their distance in the next shift. The third round wipes it out.
+After two rounds a trace is left, although no eye would find it in the grid: two cells that end up in the same row keep their distance in the next shift. The third round wipes it out.
 
 The first number is fixed: an epoch has every sample once. **This is a good place to stop.** When you come back, run the cells from the top. What is left is to share the order, and to find the way back into it.
 
@@ -459,11 +453,11 @@ card("rounded up", mine=...)
 """
 ## Count again
 
-The three numbers from the beginning, now with your order:
+Both numbers, before and with your order:
 """
 
 # %%
-play.compare(before, play.exam_of_order(MyOrder))
+play.compare(random_windows, Loader, steps, MyOrder)
 
 # %% [markdown]
 """
@@ -487,7 +481,7 @@ for samples in MyOrder(len(windows), batch_size=4, given=2_000):
 - why `seed + epoch` makes runs share their orders;
 - why a resume counts samples that were *delivered*, and neither batches nor what was made.
 
-**The number to remember: 1.** One number, the samples that all ranks were given, is all that a resume needs to know of an epoch.
+**The number to remember: 1.** One number, the samples that all ranks were given, is all that a resume needs to know about an epoch.
 
 **Yours to keep**: `lab/mine/order.py`. The library's [permutation.py](../npydata/dataset/permutation.py) and [sampler.py](../npydata/loader/sampler.py) do the same, 8,192 samples at a time; their saved state also names the data it belongs to, and is refused on any other.
 

@@ -4,7 +4,7 @@
 
 [02 An order without a list](02_order_without_a_list.ipynb) · **03** · next: [04 How fast is it, and how would you know?](04_throughput.ipynb)
 
-**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` of lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that can't be broken so: it keeps the order with any number of threads, brings every error to where you can see it, and can be left at any time.
+**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` of lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that can't be broken in these ways: it keeps the order with any number of threads, brings every error to where you can see it, and can be left at any time.
 
 **The idea in five lines.** Everything else makes these lines safe when they run at the same time:
 
@@ -74,33 +74,19 @@ predict(
 )
 
 # %% tags=["reveal:bad sample"]
-reveal("bad sample", play.one_bad_sample(Loader))
-
-# %% [markdown]
-"""
-The error ended the thread, and nobody puts anything into the queue any more. The loop stands in `get`, for good: no traceback, no line in a log, and a GPU at 0 %.
-
-Two more things are wrong with it, and one call shows all three. *Leaving*: you leave the loop by `break`, and the thread stands in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
-"""
-
-# %%
-play.three_ways(Loader)
+reveal("bad sample", play.three_ways(Loader))
 
 # %% [markdown] tags=["takeaway", "term:thread", "term:GIL"]
 """
+The first line: the error ended the thread, and nobody puts anything into the queue any more. The loop stands in `get`, for good: no traceback, no line in a log, and a GPU at 0 %.
+
+The other lines show two more things that are wrong with it. *Leaving*: you leave the loop by `break`, and the thread stands in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
+
 That is the list for this lesson. At its end you call `three_ways` again.
 
 ## Two things at once · core
 
-First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so a batch that it made needs no copying. The picture is a model: a batch takes `data` ms, a step takes `compute` ms. Above, one after the other; below, the next batch is made while the model computes.
-"""
-
-# %% tags=["play", "nbval-ignore-output"]
-sliders(play.side_by_side, data_ms=(15, [5, 10, 15, 20, 30]), compute_ms=(20, [5, 10, 15, 20, 30]))
-
-# %% [markdown] tags=["takeaway"]
-"""
-The slower of the two sets the pace. Nothing gets faster; one wait hides behind the other.
+First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so a batch that it made needs no copying. Nothing gets faster; one wait hides behind the other, as in lesson 00: the slower of the two sets the pace.
 
 Python has a catch, the **GIL** (global interpreter lock). Only the thread that holds it can run Python code. A thread has to offer it to the others every 5 ms. Long calls into numpy and torch, such as a gather, give it away meanwhile, and so do reads from a disk.
 
@@ -124,14 +110,9 @@ predict(
 print("beside the gathers, beyond 10:", play.counted_beside(play.numpy_gathers) > 10)
 reveal("beside", play.how_far(play.counted_beside(play.python_loop)))
 
-# %% tags=["nbval-ignore-output"]
-play.draw_turns()
-
-# %% [markdown] tags=["takeaway"]
+# %% [markdown]
 """
-Two threads of each kind, in units of the job alone: the Python loops stand in line, one after the other. The gathers run side by side.
-
-So the main thread counts to 0. It hands the lock over so that the other thread can begin, and gets it back only when the loop is done.
+The main thread counts to 0. It hands the lock over so that the other thread can begin, and gets it back only when the loop is done.
 
 | two threads | meanwhile the other one |
 |---|---|
@@ -213,7 +194,7 @@ class Buffer:
 
 # %% [markdown]
 """
-**Write `claim`**, which a worker calls for its next number. Here the memory is bounded. Wait while there is no room; then return the next number, from 0 on. If the buffer is closed, or all numbers are handed out, return `None`, also when that happens while you wait. Hold the lock all the time.
+**Write `claim`**, which a worker calls for its next number. Here the memory is bounded. Three things end the wait: there is room, all numbers are handed out, or the buffer is closed. In the first case return the next number, from 0 on; otherwise return `None`. Hold the lock all the time.
 """
 
 # %% [markdown] tags=["hint:claim"]
@@ -372,15 +353,11 @@ predict(
 )
 
 # %% tags=["reveal:leaving"]
-stuck = play.left_early()
-reveal("leaving", "yes" if stuck is None else "no")
-
-# %% tags=["nbval-ignore-output"]
-play.draw_stuck(stuck)
+reveal("leaving", play.left_early())
 
 # %% [markdown] tags=["takeaway", "term:deadlock"]
 """
-The worker used the room for more batches, and stands in `put` again. Each arrow is a wait, and the arrows go round. Threads that wait for each other, and so for good, are in a **deadlock**. There is no error, and no line in any log.
+The worker used the room for more batches, and stands in `put` again. Follow the last column of the table: the waits go round. Threads that wait for each other, and so for good, are in a **deadlock**. There is no error, and no line in any log.
 
 | who | stands in | waits for |
 |---|---|---|
@@ -479,7 +456,7 @@ def work(buffer, make):
 
 Now the part that your training loop sees. The given `batches` and `make` are those of lesson 00: batch `k` is samples `k * batch_size` onwards. The **prefetch factor**, `prefetch`, is how many batches you want ahead *per worker*; so the capacity is `workers * prefetch`.
 
-`self.given` counts the batches that the loop was given. It is where a resume begins. Not where numbers were claimed: up to `capacity` batches are made that the model has never seen, and a resume would skip them.
+`self.given` counts the batches that the loop was given. It is where a resume begins. It doesn't begin where numbers were claimed: up to `capacity` batches are made that the model has never seen, and a resume would skip them.
 
 **Write `__iter__`.**
 
@@ -562,10 +539,9 @@ Find batch 5, the slow one. Later batches are ready before it, but the consumer 
 | to see | look for |
 |---|---|
 | order | the numbers in the lowest row |
-| the bound | at most `workers * prefetch` batches in the upper rows at any time |
 | prefetching | no gap between the dark bars, except perhaps before batch 5 |
 
-The queue had let 7 batches come into being. Your loader has the same two workers, and room for 4.
+The queue let 7 batches exist at once. Your loader has the same two workers, and room for 4.
 """
 
 # %% tags=["prediction:now"]
@@ -582,13 +558,13 @@ reveal("now", play.made_with(Loader))
 
 # %% [markdown]
 """
-The one you hold, and four others: what is promised is what exists.
+The one you hold, and four others: no more batches exist than were promised.
 
 ## What broke, once more · core
 """
 
 # %%
-play.three_ways(Loader)
+print("the loop gets", play.three_ways(Loader))
 
 # %%
 script = write("loader.py")

@@ -58,7 +58,7 @@ from typing import NamedTuple
 """
 ## Sitting 1 · Your first loader, on a real disk · core
 
-The cell above brought back two loaders: `first_loader` of lesson 00, with one thread and a queue, and `Loader` of lesson 03. Now for a disk that is like real ones, *uneven*: most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one of them in the queue.
+The cell above brought back two loaders: `first_loader` of lesson 00, with one thread and a queue, and `Loader` of lesson 03. Now a disk like real ones: *uneven*. Most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one of them in the queue.
 
 Bars are steps; a gap is time in which the model stands still.
 """
@@ -73,7 +73,7 @@ The steps come in bursts, with a gap before each: there the model waits for a sl
 """
 
 # %% tags=["prediction:idle"]
-predict("idle", "In how many percent of the time does the model stand still?", unit="%", mine=...)
+predict("idle", "What percentage of the time does the model stand still?", unit="%", mine=...)
 
 # %% [markdown]
 """
@@ -121,7 +121,7 @@ First: *throw the beginning away*. In its **warm-up** a program starts threads a
 
 Second: *take turns*. A machine slows down while you measure: it gets warm, or a neighbour starts something. Whoever measures A to its end and then B compares two different machines. So measure A B, A B, A B.
 
-**Predict.** A and B are *the same loader*. The machine slows down all the time, from 100 to 60 batches a millisecond. You measure A to its end, and then B.
+**Predict.** A and B are *the same loader*. The machine slows down all the time, from 100 to 60 batches a second. You measure A to its end, and then B.
 """
 
 # %% tags=["prediction:win"]
@@ -162,7 +162,7 @@ reveal("win", play.draw_drift(in_turn))
 
 # %% [markdown] tags=["takeaway", "term:warm-up", "term:spread"]
 """
-Third: *say how far the repeats lie apart*, from the smallest to the largest. That is the **spread**. On the left the spreads don't overlap, and still A and B are the same: a spread can't save you from the wrong order. On the right both cover nearly the same range, and the few percent between them mean nothing. (Hollow marks are the round that was thrown away.)
+Third: *say how far the repeats lie apart*, from the smallest to the largest. That is the **spread**. Above, the spreads don't overlap, and still A and B are the same: a spread can't save you from the wrong order. Below, both cover nearly the same range, and the few percent between them mean nothing. (White cells are the round that was thrown away.)
 
 While two spreads overlap you have not shown a difference. All verdicts of this lesson are made like this:
 """
@@ -192,7 +192,7 @@ For ours a worker is a thread. For the other two it is a process, and with 0 wor
 # %% tags=["prediction:processes"]
 predict(
     "processes",
-    "The naive DataLoader gets worker processes. What becomes of its speed?",
+    "The naive DataLoader gets worker processes. How does its speed change?",
     "faster",
     "slower",
     "can't tell",
@@ -205,11 +205,11 @@ reveal("processes", play.with_processes(rows, compare))
 
 # %% [markdown] tags=["takeaway"]
 """
-Left: a line for each loader, the band around it is the spread, and the scale is logarithmic. Right: ours at each setting. In the table, compare spreads and not the last digits.
+The picture has a line for each loader, each at its best prefetch factor, with the spread as a band, on a logarithmic scale. The table has every setting; compare spreads there, and not the last digits. If most of your spreads are wider than their medians, your machine is busy with something else: close what you can, and run the cell again.
 
 A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its nine settings. Where they overlap, nothing was shown, and most of them usually do. And four workers are not four times as fast as one (the last line of the table): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its nine settings. Where they overlap, nothing was shown, and most of them usually do. And four workers are not four times as fast as one (the line below the table): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 
@@ -339,7 +339,7 @@ That is a whole loader in eight lines: two waits, two times `max`.
 
 # %% [markdown]
 """
-The uneven disk again, as a model. Move the sliders. With one worker, does any window close the gaps of the consumer? And with two?
+The uneven disk again, as a model. (Your first loader's queue of 1 is a window of 2 here: one batch lies in the queue, and one is in the worker's hand.) Move the sliders. With one worker, does any window close the gaps of the consumer? And with two?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -347,7 +347,7 @@ sliders(
     play.model_of(follow),
     step_ms=(4, [1, 2, 3, 4, 6, 8]),
     workers=(1, [1, 2, 3, 4]),
-    window=(1, [1, 2, 4, 8, 16]),
+    window=(2, [1, 2, 4, 8, 16]),
 )
 
 # %% [markdown] tags=["takeaway", "term:starved"]
@@ -403,16 +403,19 @@ A worker that waits while the consumer is fed is no waste: it is ahead.
 """
 
 # %% tags=["prediction:wait"]
-predict("wait", "Which of them has no room?", "only a", "a and b", "all three", mine=...)
+predict("wait", "Which of them has no room?", "a", "a and b", "a and b and c", mine=...)
 
 # %% tags=["reveal:wait"]
-reveal("wait", play.three_loaders(follow, diagnose))
+loaders = {"a": (1, 1), "b": (1, 16), "c": (2, 16)}
+verdicts = {name: diagnose(follow([2, 2, 2, 14] * 15, 4, *one)) for name, one in loaders.items()}
+print(verdicts)
+reveal("wait", " and ".join(name for name in loaders if verdicts[name] == "no room"))
 
 # %% [markdown]
 """
 ## The model against the measurement · core
 
-Is the model any good? Below, your real `Loader` with real threads runs at 32 settings: steps of 1 to 8 ms, up to four workers, and windows of 1 to 16. For each the model has *predicted* how long a batch takes in all. It knows the times of the disk and nothing else.
+Is the model any good? Below, your real `Loader` with real threads runs at 36 settings: steps of 1 to 8 ms, one, two or four workers, and prefetch factors of 1, 2 and 4. For each the model has *predicted* how long a batch takes in all. It knows the times of the disk and nothing else.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -420,7 +423,7 @@ play.draw_model(follow, Loader)
 
 # %% [markdown] tags=["takeaway"]
 """
-A point on the line is a prediction that came true. Points lie a little to the right of it, since the model takes waking a thread for free.
+A point on the line is a prediction that came true. Points lie a little to the right of it, since the model treats waking a thread as free.
 
 Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: four workers, four times as fast. The last line of that table said otherwise. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
 
@@ -428,7 +431,7 @@ Where is it wrong? In the plot over workers and prefetch factors, a fetch was a 
 
 A real disk has one more surprise. Reading a few windows of a *cold* file, one that is not in memory, makes the system read far more than you asked for, since it bets that you go on with what comes next. Random windows make it lose every bet.
 
-You know better. `data.will_need(indices)` is a *hint*: it says which pages will be wanted, and that they are all that is wanted. It returns at once, and the disk begins to read. Then `data.fetch(indices)` finds them in memory. Sixteen threads could wait for sixteen reads; with hints, one thread has a hundred on the way and waits for none.
+You know better. `data.will_need(indices)` is a *hint*: it says which pages will be wanted, and that they are all that is wanted. It returns at once, and the disk begins to read. Then `data.fetch(indices)` finds them in memory. Sixteen threads could wait for sixteen reads; with hints, one thread has a hundred reads under way and waits for none.
 
 The hint has to come early, or the disk has no time.
 
@@ -486,16 +489,7 @@ reveal("pages", times_fewer)
 """
 Without hints, whole stretches of the file are in memory. With hints, there are the pages that windows lie in, and no others.
 
-And how fast is it? Both ways, measured in turn by your `in_turn`; the file is evicted before each.
-"""
-
-# %% tags=["nbval-ignore-output"]
-cold = in_turn(play.cold_readers(with_hints), repeats=3)
-play.draw_cold(cold, compare)
-
-# %% [markdown] tags=["takeaway"]
-"""
-With hints the disk reads the pages that you need and no others, many at a time. The library's loader gives such hints by itself, and looks ever more rarely whether they are needed when a file turns out to be in memory: there a hint costs time and brings nothing.
+With hints the disk reads the pages that you need and no others, many at a time. The library's loader gives such hints by itself, and checks less and less often whether they are needed when a file turns out to be in memory: there a hint costs time and brings nothing.
 
 ## Prove it · core
 """
@@ -520,7 +514,7 @@ card("a hint at the last moment", mine=...)
 
 # %% [markdown]
 """
-And the counter that we began with: the model stood still for so much of the time.
+And the number we began with: how much of the time the model stood still.
 """
 
 # %% tags=["nbval-ignore-output"]

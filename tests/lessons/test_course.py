@@ -71,7 +71,7 @@ def test_the_committed_notebook_was_run_and_its_links_lead_somewhere(number):
 
 @every_lesson
 def test_the_learner_s_copy_shows_no_solution_but_a_folded_one_and_no_output(number, tmp_path):
-    build.main(["--learner", str(tmp_path)])
+    build.main([number, "--learner", str(tmp_path)])
     for cell in nbformat.read(tmp_path / build.name_of(number), as_version=4).cells:
         assert not cell.get("outputs")
         assert "### BEGIN" not in cell.source

@@ -17,7 +17,7 @@ if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from course import lesson
-from course.authoring.notebooks import NOTEBOOKS, clean, execute, machine_paths, tagged
+from course.authoring.notebooks import NOTEBOOKS, clean, execute, tagged
 
 Notebook = nbformat.NotebookNode
 FENCE = "```python\n{}\n```"
@@ -96,8 +96,6 @@ def main(argv: list[str] | None = None) -> int:
             clean(notebook)
         nbformat.write(notebook, folder / name_of(number))
         print(f"{name_of(number)}: built{', executed' if options.execute else ''}")
-        for found in machine_paths(notebook):
-            print(f"  an output shows a path of this machine: {found}", file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Rows of cells: the tokens of a file, its pages, the positions of an epoch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -67,3 +67,26 @@ def legend(ax: Any, fills: Mapping[str, str]) -> None:
         borderaxespad=0.2,
         handlelength=1.2,
     )
+
+
+Cell = tuple[object, str] | None
+"""A text and a fill (a colour, or a key of COLOURS); None is a gap."""
+
+
+def rows(
+    lines: Sequence[tuple[str, Sequence[Cell]]],
+    title: str,
+    fills: Mapping[str, str] | None = None,
+    width: float = 8,
+) -> Figure:
+    """Draw lines of cells, the name of each at its left; `fills` are named below."""
+    figure, (ax,) = panels(1, width, 0.7 + 0.38 * len(lines))
+    for y, (label, line) in enumerate(lines):
+        name(ax, -0.3, y, label, ha="right")
+        for x, one in enumerate(line):
+            if one:
+                cell(ax, x, y, one[0], COLOURS.get(one[1], one[1]))
+    frame(ax, max(len(line) for _, line in lines), len(lines), title)
+    if fills:
+        legend(ax, fills)
+    return figure

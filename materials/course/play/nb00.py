@@ -1,7 +1,6 @@
 """What lesson 00 measures, draws and starts."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -27,28 +26,8 @@ STEPS, MEASURED = 60, 30
 """Steps of the whole script, and as many as are timed: by then the bar hardly changes."""
 SHOWN = "model.mlp.0.weight"
 COLOURS = {"data wait": "#f2b84b", "compute": "#1b4f72", "save stall": "#c2410c", "load": "#dbe7f3"}
-START_S = 120.0
-"""Seconds a training may take: it takes three where nothing else runs."""
-
-PLACES = (
-    "the step at which it was saved",
-    "a later step",
-    "some weights of one step, some of another",
-)
 
 Bar = dict[str, float]
-
-
-def ready() -> None:
-    """Say whether this machine has what the lesson needs."""
-    needs = {
-        "Python 3.11 or newer": sys.version_info >= (3, 11),
-        "torch 2.9 or newer": tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9),
-        "two CPU cores": (os.cpu_count() or 1) >= 2,
-        "the small data file": TOKENS.exists(),
-    }
-    missing = [need for need, met in needs.items() if not met]
-    print(*(f"MISSING {need}" for need in missing), sep="\n") if missing else print("Ready.")
 
 
 # Measuring
@@ -126,45 +105,35 @@ def measure(
 def bars(rows: dict[str, Bar], unit: str = "ms a step") -> Any:
     """Draw bars, one above the other, on one scale."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-    figure = Figure(figsize=(8, 0.9 + 0.55 * len(rows)))
+    figure = Figure(figsize=(8, 1.1 + 0.5 * len(rows)), layout="constrained")
     ax = figure.subplots()
-    longest = max(sum(parts.values()) for parts in rows.values())
-    named: set[str] = set()
     for y, parts in enumerate(rows.values()):
         left = 0.0
         for part, width in parts.items():
-            ax.barh(y, width, left=left, color=COLOURS[part], edgecolor="white", height=0.7)
-            if width > 0.14 * longest:
-                named.add(part)
-                ink = "white" if part in ("compute", "save stall") else "#1f2937"
-                ax.text(left + width / 2, y, part, ha="center", va="center", color=ink, fontsize=9)
+            label = part if y == 0 else None
+            ax.barh(y, width, left=left, color=COLOURS[part], edgecolor="white", label=label)
             left += width
-        ax.text(left + longest / 100, y, f"{left:.0f} {unit}", va="center", fontsize=9)
-    if unnamed := [part for part in COLOURS if part not in named and part in parts]:
-        patches = [Patch(color=COLOURS[part], label=part) for part in unnamed]
-        ax.legend(handles=patches, loc="upper right", frameon=False, fontsize=9)
+        ax.text(left, y, f" {left:.3g} {unit}", va="center", fontsize=9)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.7 * longest)
+    ax.set_xlim(0, 1.25 * max(sum(parts.values()) for parts in rows.values()))
     ax.set_xlabel(unit)
     ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS), frameon=False)
     return figure
 
 
 def draw(unit: str = "ms a step", **rows: Bar) -> None:
     """Show bars, and their numbers as text."""
-    lab.picture(bars(rows, unit), table(rows, unit))
-
-
-def table(rows: dict[str, Bar], unit: str = "ms a step") -> str:
-    """Return the numbers of some bars, part by part."""
-    lines = [f"{unit:<12}" + "".join(f"{name:>12}" for name in rows)]
+    width = max(map(len, [*rows, unit])) + 2
+    lines = [f"{unit:<{width}}" + "".join(f"{name:>{width}}" for name in rows)]
     for part in next(iter(rows.values())):
-        lines.append(f"{part:<12}" + "".join(f"{row[part]:12.1f}" for row in rows.values()))
-    total = "".join(f"{sum(row.values()):12.1f}" for row in rows.values())
-    return "\n".join([*lines, f"{'total':<12}{total}"])
+        cells = (f"{row[part]:{width}.1f}" for row in rows.values())
+        lines.append(f"{part:<{width}}" + "".join(cells))
+    totals = (f"{sum(row.values()):{width}.1f}" for row in rows.values())
+    lines.append(f"{'total':<{width}}" + "".join(totals))
+    lab.picture(bars(rows, unit), "\n".join(lines))
 
 
 def draw_beside_guess(before: Bar) -> None:
@@ -177,13 +146,8 @@ def draw_beside_guess(before: Bar) -> None:
     print(f"The whole: {total:.0f} ms a step, {total - before['compute']:.0f} of them are waits.")
     if guess:
         waits = [part for part in before if part != "compute"]
-        largest, thought = (
-            " and ".join(part for part in waits if bar[part] == max(map(bar.get, waits)))
-            for bar in (before, guess)
-        )
+        largest, thought = (max(waits, key=bar.__getitem__) for bar in (before, guess))
         print(f"The largest wait is {largest}; you said {thought}.")
-    else:
-        print("(You drew no bar.)")
 
 
 def faster(before: Bar) -> Callable[..., tuple[Any, str]]:
@@ -219,12 +183,17 @@ def save_live_weights() -> str:
         history.append({name: one.clone() for name, one in model.state_dict().items()})
         file[name] = tensor.clone()
         train_step(model, optimizer, *next(batches))
-    found = {
-        name: next(k for k, state in enumerate(history) if torch.equal(state[name], tensor))
+    steps = [
+        next(k for k, state in enumerate(history) if torch.equal(state[name], tensor))
         for name, tensor in file.items()
-    }
-    print("in the file:", ", ".join(f"{name} of step {k}" for name, k in found.items()))
-    return PLACES[min(len(set(found.values())), 2)] if set(found.values()) != {0} else PLACES[0]
+    ]
+    print(
+        "in the file:",
+        ", ".join(f"{name} of step {k}" for name, k in zip(file, steps, strict=True)),
+    )
+    if len({*steps}) > 1:
+        return "some weights of one step, some of another"
+    return "a later step" if steps[0] else "the step at which it was saved"
 
 
 def one_checkpoint(write: Callable[[Path, Any], None]) -> Path:
@@ -339,9 +308,8 @@ def how_it_began(run: Training) -> str:
 def agree(undisturbed: Training, *parts: Training) -> bool:
     """Whether the parts of a run have, step by step, the losses of an undisturbed one."""
     whole = undisturbed.losses()
-    seen = {step for run in parts for step in run.losses()}
-    pairs = [(whole.get(step), loss) for run in parts for step, loss in run.losses().items()]
-    return seen == set(whole) and bool(whole) and all(a == b for a, b in pairs)
+    seen = [pair for run in parts for pair in run.losses().items()]
+    return set(seen) == set(whole.items()) != set()
 
 
 def compare_losses(undisturbed: Training, killed: Training, resumed: Training) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from course import lab
 from course.grading.child import what_happens
@@ -109,114 +108,64 @@ def bytes_for_one_look() -> int:
 def draw_overlap(starts: tuple[int, ...], width: int, count: int = 10) -> None:
     """Draw an array, all its windows below it, and which of them a gather copies."""
     windows = count - width + 1
-    figure, (ax,) = cells.panels(1, 8, 3.6)
-    for k in range(count):
-        cells.cell(ax, k, 0, 10 + k)
+    lines = [("tokens, in memory once", [(10 + k, "token") for k in range(count)])]
     for row in range(windows):
-        for k in range(width):
-            fill = COLOURS["chosen" if row in starts else "token"]
-            cells.cell(ax, row + k, row + 1.2, 10 + row + k, fill)
-        arrow = "  copied" if row in starts else ""
-        cells.name(ax, count + 0.3, row + 1.2, f"window {row}{arrow}")
-    cells.name(ax, count + 0.3, 0, "tokens, in memory once")
-    cells.frame(
-        ax, count + 4.2, windows + 1.4, f"All windows of {width}; a gather at {list(starts)}"
-    )
-    lab.picture(
-        figure, f"{windows} windows of {width} in {count} tokens; the gather copies {len(starts)}."
-    )
+        fill = "chosen" if row in starts else "token"
+        cut = [(10 + k, fill) if row <= k < row + width else None for k in range(count)]
+        lines.append((f"window {row}" + ", copied" * (row in starts), cut))
+    title = f"All windows of {width}; a gather at {list(starts)}"
+    text = f"{windows} windows of {width} in {count} tokens; the gather copies {len(starts)}."
+    lab.picture(cells.rows(lines, title), text)
 
 
 def draw_shift() -> None:
     """Draw a window, and x and y below it."""
     words = ["the", "clever", "fox", "sings", "under", "it"]
-    figure, (ax,) = cells.panels(1, 8, 1.9)
-    for k, word in enumerate(words):
-        cells.cell(ax, k, 0, word)
-        if k < len(words) - 1:
-            cells.cell(ax, k, 1.2, word, COLOURS["x"])
-            cells.cell(ax, k, 2.2, words[k + 1], COLOURS["y"])
-    for y, text in (
-        (0, "a window: seq_len + 1 tokens"),
-        (1.2, "x: what the model reads"),
-        (2.2, "y: what it predicts"),
-    ):
-        cells.name(ax, len(words) + 0.2, y, text)
-    cells.frame(ax, len(words) + 3.4, 3.3, "One window, shifted: seq_len is 5")
-    lab.picture(figure, "x = the clever fox sings under; y = clever fox sings under it")
-
-
-def show_batch(TokenFile: Any, shifted_pair: Callable[..., Any]) -> None:
-    """Draw x and y of two windows of the lesson's file, made by the learner's code."""
-    tokens = TokenFile(TOKENS).gather(np.array([7, 2_000]), 13)
-    pair = shifted_pair(tokens, np.empty((2, 2, 12), np.int64))
-    figure, (ax,) = cells.panels(1, 8, 2.6)
-    for row in range(2):
-        for half, part in enumerate(pair):
-            y = 2.6 * row + half
-            cells.name(ax, -0.2, y, f"{'xy'[half]}[{row}]", ha="right")
-            for k, token in enumerate(part[row].tolist()):
-                cells.cell(ax, k, y, token, COLOURS["xy"[half]])
-    cells.frame(ax, 12, 4.7, "Two samples of your file, made by your gather and your shifted_pair")
-    ax.set_xlim(-1, 12.1)
-    x, y = pair
-    ready = all(one.is_contiguous() and one.dtype == torch.int64 for one in pair)
-    lab.picture(figure, f"shape {tuple(x.shape)}; contiguous int64 tensors: {ready}")
+    lines = [
+        ("a window: seq_len + 1 tokens", [(word, "token") for word in words]),
+        ("x: what the model reads", [(word, "x") for word in words[:-1]]),
+        ("y: what it predicts", [(word, "y") for word in words[1:]]),
+    ]
+    text = "x = the clever fox sings under; y = clever fox sings under it"
+    lab.picture(cells.rows(lines, "One window, shifted: seq_len is 5"), text)
 
 
 def draw_rows(row_len: int, seq_len: int, stride: int, rows: int) -> None:
-    """Draw rows of tokens, their windows, and what is left over."""
-    figure, (ax,) = cells.panels(1, 8, 2.0)
+    """Draw rows of tokens, their windows, and what is left over; no two windows overlap."""
     per_row = (row_len - seq_len - 1) // stride + 1
+    fills = [("window", "read ahead")[k // stride % 2] for k in range(per_row * stride)]
+    fills += ["left over"] * (row_len - len(fills))
+    lines = []
     for row in range(rows):
-        for k in range(row_len):
-            number, within = divmod(k, stride)
-            inside = number < per_row and within <= seq_len
-            fill = COLOURS["window" if inside else "left over"]
-            cells.cell(ax, k, 1.8 * row + 0.5, row * row_len + k, fill)
-        for number in range(per_row):
-            at = number * stride
-            ax.plot([at + 0.1, at + seq_len + 0.9], [1.8 * row - 0.05] * 2, color=cells.INK, lw=1.5)
-            middle = at + (seq_len + 1) / 2
-            cells.name(
-                ax, middle, 1.8 * row - 0.35, f"window {row * per_row + number}", ha="center"
-            )
-        cells.name(ax, row_len + 0.3, 1.8 * row + 0.5, f"row {row}")
-    cells.frame(
-        ax,
-        row_len + 1.5,
-        1.8 * rows + 0.2,
-        "Windows of 4 in rows of 9; numbers are tokens of the file",
-    )
-    ax.set_ylim(1.8 * rows - 0.7, -0.7)
-    cells.legend(ax, {"left over": COLOURS["left over"]})
+        first, tokens = row * per_row, range(row * row_len, (row + 1) * row_len)
+        label = f"row {row}: windows {first} to {first + per_row - 1}"
+        lines.append((label, list(zip(tokens, fills, strict=True))))
+    title = f"Windows of {seq_len + 1} in rows of {row_len}; numbers are tokens of the file"
+    named = {"one window": COLOURS["window"], "the next": COLOURS["read ahead"]}
+    named["left over"] = COLOURS["left over"]
     left = row_len - per_row * stride
-    lab.picture(figure, f"each row: {per_row} windows, {left} token left over")
+    text = f"each row: {per_row} windows, {left} token left over"
+    lab.picture(cells.rows(lines, title, named), text)
 
 
 def pages(pages_touched: Callable[..., tuple[int, int]]) -> Callable[..., tuple[Any, str]]:
     """Return what the sliders draw: which pages three windows need, and which are read."""
 
     def draw(tokens_in_a_window: int, pages_read_ahead: int) -> tuple[Any, str]:
-        needed, read = ["not read"] * PAGES, ["not read"] * PAGES
+        needed, read = set(), set()
         for start in STARTS:
             first, last = pages_touched(start, tokens_in_a_window)
-            for page in range(first, min(last + pages_read_ahead, PAGES - 1) + 1):
-                read[page] = "read ahead" if read[page] == "not read" else read[page]
-            for page in range(first, min(last, PAGES - 1) + 1):
-                needed[page] = read[page] = "needed"
-        figure, (ax,) = cells.panels(1, 10, 1.5)
-        for y, row in enumerate((needed, read)):
-            cells.name(ax, -0.6, y, ("needed", "read")[y], ha="right")
-            for page, state in enumerate(row):
-                cells.cell(ax, page, y, fill=COLOURS[state])
-        cells.frame(ax, PAGES, 2, "Three windows in a file of 64 pages")
-        cells.legend(ax, {what: COLOURS[what] for what in ("needed", "read ahead", "not read")})
-        counts = [sum(state != "not read" for state in row) for row in (needed, read)]
-        text = (
-            f"windows of {tokens_in_a_window:,} tokens: {counts[0]} pages needed, {counts[1]} read"
-        )
-        return figure, text
+            needed |= {*range(first, min(last + 1, PAGES))}
+            read |= {*range(first, min(last + pages_read_ahead + 1, PAGES))}
+        kinds = [
+            "needed" if k in needed else "read ahead" if k in read else "not read"
+            for k in range(PAGES)
+        ]
+        fills = {kind: COLOURS[kind] for kind in ("needed", "read ahead", "not read")}
+        line = [("", kind) for kind in kinds]
+        figure = cells.rows([("", line)], f"Three windows in a file of {PAGES} pages", fills, 10)
+        counts = f"{len(needed)} pages needed, {len(read)} read"
+        return figure, f"windows of {tokens_in_a_window:,} tokens: {counts}"
 
     return draw
 

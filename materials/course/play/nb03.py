@@ -5,6 +5,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from course import lab
 from course.play import cells
 from course.play.lanes import COLOURS, Bar, lanes
 
@@ -38,11 +38,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 def standing(thread: threading.Thread) -> list[str]:
     """Return the functions that a thread is in, the innermost first."""
-    frame, names = sys._current_frames().get(thread.ident or 0), []
-    while frame:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return names
+    frame = sys._current_frames().get(thread.ident or 0)
+    return [one.name for one in traceback.extract_stack(frame)][::-1] if frame else []
 
 
 @contextmanager
@@ -78,82 +75,47 @@ class Samples:
         return number
 
 
-def run_a_loop(loader: Any, got: list[Any], most: int = 100) -> threading.Thread:
-    """Loop over a loader in a thread of its own, so that the page goes on if it hangs."""
+def three_ways(loader: Any) -> str:
+    """Print what becomes of a bad sample, of a loop that is left, and of two workers.
 
-    def loop() -> None:
+    Return what a loop hears of the bad sample.
+    """
+    got: list[Any] = []
+
+    def loop() -> None:  # in a thread of its own, so that the page goes on if it hangs
         try:
-            got.extend(islice(loader, most))
+            got.extend(loader(Samples(fails=3), 4, prefetch=2))
         except ValueError as error:
             got.append(f"{type(error).__name__}: {error}")
 
     thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    thread.join(STUCK_S)
-    return thread
-
-
-def one_bad_sample(loader: Any) -> str:
-    """Show what a loop hears of an error in a worker."""
-    got: list[Any] = []
     with watched() as (errors, _):
-        loop = run_a_loop(loader(Samples(fails=3), 4, prefetch=2), got)
-    print("The loop got batches", *got)
+        thread.start()
+        thread.join(STUCK_S)
+    where = "get" if "get" in standing(thread) else "another place"
+    heard = f"nothing: the loop waits in {where}" if thread.is_alive() else got[-1]
+    print(f"a bad sample      batches {got[:3]}, then {heard}")
     for error in errors:
-        print(f"The thread was ended by {type(error).__name__}: {error}")
-    if loop.is_alive():
-        print("The loop waits in:", "get" if "get" in standing(loop) else standing(loop)[0])
-        return "nothing: it waits"
-    return "the error" if "Error" in str(got[-1]) else "the end of the epoch"
-
-
-def three_ways(loader: Any) -> None:
-    """Print what becomes of a bad sample, of a loop that is left, and of two workers."""
-    got: list[Any] = []
-    with watched():
-        hangs = run_a_loop(loader(Samples(fails=3), 4, prefetch=2), got).is_alive()
-    print(
-        "a bad sample     ", f"batches {got[:3]}, then", "nothing, for good" if hangs else got[-1]
-    )
-
+        print(f"                  (its thread was ended by {type(error).__name__}: {error})")
     with watched() as (_, new):
         for _batch in loader(Samples(), 4, prefetch=2):
             break
         end = time.monotonic() + STUCK_S
         for thread in new():
             thread.join(max(0.0, end - time.monotonic()))
-        left = len(new())
-        print("leaving by break ", f"threads left behind: {left}")
+        print("leaving by break  threads left behind:", len(new()))
 
     if "workers" not in inspect.signature(loader).parameters:
-        print("two workers      ", "there is one thread, and no way to have another")
+        print("two workers       there is one thread, and no way to have another")
     else:
         slow_first = loader(Samples(waits={0: 1}), 4, prefetch=2, workers=2)
-        print(
-            "two workers      ", f"the first batch is slow: batches {list(islice(slow_first, 4))}"
-        )
+        print("two workers       the first batch is slow: batches", list(islice(slow_first, 4)))
+    if thread.is_alive():
+        return "nothing: it waits"
+    return "the error" if "Error" in str(got[-1]) else "the end of the epoch"
 
 
 # Two things at once
-
-
-def side_by_side(data_ms: float, compute_ms: float, steps: int = 4) -> tuple[Figure, str]:
-    """Draw a loop that makes its batches itself, and below it one whose batches are made ahead."""
-    bars = one_by_one([data_ms] * steps, compute_ms)
-    worker = consumer = 0.0
-    for k in range(steps):
-        bars.append(("side by side: worker", worker, worker + data_ms, "being made", k))
-        worker += data_ms
-        begin = max(worker, consumer)
-        consumer = begin + compute_ms
-        bars.append(("side by side: model", begin, consumer, "computed on", k))
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
-    lanes(
-        figure.subplots(),
-        bars,
-        f"{steps} batches: {data_ms} ms to make, {compute_ms} ms to compute on",
-    )
-    return figure, f"one by one {bars[2 * steps - 1][2]:.0f} ms, side by side {consumer:.0f} ms"
 
 
 ROWS = np.arange(250_000).reshape(1_000, 250)
@@ -198,41 +160,6 @@ def how_far(count: int) -> str:
     return "0" if count <= 1 else "to about 10" if count < 100 else "beyond 1,000"
 
 
-def draw_turns() -> None:
-    """Draw when each of two threads was at work, for a job in Python and one in C."""
-    bars = []
-    for job, what in ((python_loop, "Python"), (numpy_gathers, "C")):
-        alone, spans = timed(job), both(job)
-        zero, unit = spans[0][0], alone[1] - alone[0]
-        for k, (begin, end) in enumerate(spans, 1):
-            row = (f"{job.__name__} {k}", (begin - zero) / unit, (end - zero) / unit, what, "")
-            bars.append(row)
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
-    ax = figure.subplots()
-    lanes(ax, bars, "When each of two threads was at work", "1 = the job alone")
-    ax.axvline(2, color="#374151", ls="--", lw=1)
-    text = [f"{lane:<16}{begin:5.1f} to {end:4.1f}" for lane, begin, end, *_ in bars]
-    lab.picture(figure, "\n".join(["in units of the job alone; 2 is one after the other", *text]))
-
-
-def both(job: Callable[[], object]) -> list[tuple[float, float]]:
-    """Return (begin, end) of a job in each of two threads, the first begin first."""
-    spans: list[tuple[float, float]] = []
-    pair = [threading.Thread(target=lambda: spans.append(timed(job))) for _ in range(2)]
-    with long_turns():
-        for thread in pair:
-            thread.start()
-        for thread in pair:
-            thread.join()
-    return sorted(spans)
-
-
-def timed(job: Callable[[], object]) -> tuple[float, float]:
-    begin = time.perf_counter()
-    job()
-    return begin, time.perf_counter()
-
-
 # The queue
 
 
@@ -273,43 +200,15 @@ def made_with_a_queue(workers: int, room: int) -> int:
         return len(made)
 
 
-def left_early() -> tuple[int, list[int]] | None:
-    """Leave a worker by draining: what it holds and what is queued, or None if that worked."""
-    with producers(1, 4) as (ready, (worker,), made):
+def left_early() -> str:
+    """Leave a worker by draining its queue; say whether the consumer got out."""
+    with producers(1, 4) as (ready, (worker,), _):
         consumer = threading.Thread(target=drain_and_join, args=(ready, worker), daemon=True)
         consumer.start()
         consumer.join(STUCK_S)
         for name, thread, place in (("consumer", consumer, "join"), ("worker", worker, "put")):
             print(f"the {name} waits in {place}:", place in standing(thread))
-        return (made[-1], list(ready.queue)) if consumer.is_alive() else None
-
-
-def draw_stuck(stuck: tuple[int, list[int]] | None) -> None:
-    """Draw who waits for whom."""
-    if stuck is None:
-        print("This time it got out: the worker was slower than the drain.")
-        return
-    held, queued = stuck
-    figure, (ax,) = cells.panels(1, 8, 2.6)
-    queue_text = f"queue, full\n{'  '.join(map(str, queued))}"
-    for x, what, text in (
-        (1, "being made", f"worker\nin put({held})"),
-        (5, "ready", queue_text),
-        (9, "computed on", "consumer\nin join()"),
-    ):
-        ink = cells.INK if x == 1 else "white"
-        box = {"boxstyle": "round,pad=0.8", "fc": COLOURS[what], "ec": "#9ca3af"}
-        ax.text(x, 0, text, ha="center", va="center", color=ink, bbox=box)
-    style = {"arrowstyle": "-|>", "mutation_scale": 16, "lw": 2, "color": "#c2410c"}
-    for x, text in ((2.1, "waits\nfor room"), (6.4, "waits to\nbe emptied")):
-        ax.annotate("", (x + 1.5, 0), (x, 0), arrowprops=style)
-        ax.text(x + 0.75, -0.7, text, ha="center", va="center", color=style["color"])
-    back = style | {"connectionstyle": "arc3,rad=-0.15"}
-    ax.annotate("", (1, 0.8), (9, 0.8), arrowprops=back)
-    ax.text(5, 1.9, "waits for the worker to end", ha="center", color=style["color"])
-    cells.frame(ax, 10, 2.6, "Who waits for whom")
-    ax.set_ylim(2.2, -1.2)
-    lab.picture(figure, f"worker: put({held}) -> queue: {queued} -> consumer: join() -> worker")
+        return "no" if consumer.is_alive() else "yes"
 
 
 # The reorder buffer
@@ -348,12 +247,9 @@ def steps_of(buffer_class: Any) -> Callable[..., tuple[Figure, str]]:
         ]
         room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
         counts = f"claimed {buffer.claimed}, taken {buffer.taken}: {room}"
-        figure, (ax,) = cells.panels(1, 8, 1.3)
-        for number, state in enumerate(states):
-            cells.cell(ax, number, 0, number, COLOURS[state])
-        cells.frame(ax, len(states), 1, f"Batches after step {len(texts)}: {texts[-1]}")
-        cells.legend(ax, {one: COLOURS[one] for one in ("taken", "ready", "being made", "to come")})
-        return figure, counts
+        line = [(number, COLOURS[state]) for number, state in enumerate(states)]
+        fills = {one: COLOURS[one] for one in ("taken", "ready", "being made", "to come")}
+        return cells.rows([("", line)], f"After step {len(texts)}: {texts[-1]}", fills), counts
 
     return draw
 
@@ -388,78 +284,51 @@ class Timed:
     """Twelve batches that take such times, as a disk would; it notes who made which when."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, int, float, float]] = []
+        self.start = time.perf_counter()
+        self.made: list[Bar] = []
 
     def __len__(self) -> int:
         return len(MAKE_MS)
 
+    def ms(self) -> float:
+        return 1000 * (time.perf_counter() - self.start)
+
     def fetch(self, indices: Sequence[int]) -> int:
-        begin = time.perf_counter()
-        time.sleep(MAKE_MS[indices[0]] / 1000)
-        name = threading.current_thread().name
-        self.made.append((name, indices[0], begin, time.perf_counter()))
-        return indices[0]
+        begin, number = self.ms(), indices[0]
+        time.sleep(MAKE_MS[number] / 1000)
+        self.made.append((threading.current_thread().name, begin, self.ms(), "being made", number))
+        return number
 
 
 def run_of(loader_class: Any) -> Callable[..., tuple[Figure, str]]:
     """Return what the sliders draw: a real run of twelve batches."""
 
     def draw(workers: int, prefetch: int) -> tuple[Figure, str]:
-        data, taken = Timed(), []
-        asked = start = time.perf_counter()
+        data, taken, order, done = Timed(), [], [], 0.0
         for number in loader_class(data, 1, prefetch=prefetch, workers=workers):
-            got = time.perf_counter()
+            got = data.ms()
             time.sleep(STEP_MS / 1000)
-            taken.append((number, asked, got, time.perf_counter()))
-            asked = taken[-1][-1]
-        bars = [
-            (lane, 1000 * (begin - start), 1000 * (end - start), what, text)
-            for lane, begin, end, what, text in in_lanes(data.made, taken)
-            if end - begin > 0.0005
-        ]
-        alone, total = sum(MAKE_MS) + len(MAKE_MS) * STEP_MS, 1000 * (asked - start)
-        figure = Figure(figsize=(8, 2.4 + 0.3 * workers * (1 + prefetch)), layout="constrained")
-        lanes(
-            figure.subplots(),
-            one_by_one(MAKE_MS, STEP_MS) + bars,
-            f"Twelve batches: workers {workers}, prefetch {prefetch}",
-        )
-        waited = 1000 * sum(got - asked for _, asked, got, _ in taken)
-        order = " ".join(str(number) for number, *_ in taken)
+            taken.append(("consumer", done, got, "waits", ""))
+            taken.append(("consumer", got, data.ms(), "computed on", number))
+            order.append(number)
+            done = data.ms()
+        alone, now = [], 0
+        for number, lasts in enumerate(MAKE_MS):
+            alone.append(("one by one", now, now + lasts, "being made", number))
+            now += lasts + STEP_MS
+            alone.append(("one by one", now - STEP_MS, now, "computed on", number))
+        names = sorted({bar[0] for bar in data.made})
+        made = [(f"worker {names.index(name) + 1}", *rest) for name, *rest in sorted(data.made)]
+        figure = Figure(figsize=(8, 2.2 + 0.3 * workers), layout="constrained")
+        title = f"Twelve batches: workers {workers}, prefetch {prefetch}"
+        lanes(figure.subplots(), alone + made + taken, title)
+        waited = sum(end - begin for _, begin, end, what, _ in taken if what == "waits")
         return figure, (
-            f"delivered: {order}\none after the other {alone} ms, side by side {total:.0f} ms, "
-            f"of which the consumer waited {waited:.0f}"
+            f"delivered: {' '.join(map(str, order))}\none after the other {now} ms, side by side "
+            f"{done:.0f} ms, of which the consumer waited {waited:.0f}"
         )
 
     return draw
-
-
-def one_by_one(make_ms: Sequence[float], step_ms: float) -> list[Bar]:
-    """Return the bars of a loop that makes each batch when it needs it."""
-    bars: list[Bar] = []
-    now = 0.0
-    for number, lasts in enumerate(make_ms):
-        bars.append(("one by one", now, now + lasts, "being made", number))
-        now += lasts + step_ms
-        bars.append(("one by one", now - step_ms, now, "computed on", number))
-    return bars
-
-
-def in_lanes(made: Sequence[Any], taken: Sequence[Any]) -> Iterator[Any]:
-    """Yield (lane, begin, end, what, number): workers, what is ready, and the consumer."""
-    names = {name: f"worker {k}" for k, name in enumerate(sorted({one[0] for one in made}), 1)}
-    for name, number, begin, end in sorted(made):
-        yield names[name], begin, end, "being made", number
-    delivered, free, ready = {number: got for number, _, got, _ in taken}, [], []
-    for arrival, number in sorted((end, number) for _, number, _, end in made):
-        place = next((k for k, gone in enumerate(free) if gone <= arrival), len(free))
-        free[place : place + 1] = [delivered[number]]
-        ready.append((place, arrival, delivered[number], number))
-    for place, arrival, gone, number in sorted(ready):
-        yield " " * place or "ready", arrival, gone, "ready", number
-    for number, asked, got, done in taken:
-        yield "consumer", asked, got, "waits", ""
-        yield "consumer", got, done, "computed on", number
 
 
 def made_with(loader_class: Any) -> int:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from course import lab
 from course.lesson import ROOT
 
 sys.path.append(str(ROOT / "examples"))
@@ -29,7 +28,8 @@ ROW = 64
 """Tokens in a row; no document is longer."""
 SURE = 8.0
 """What all of its attention adds to the logit of a word."""
-FILLS = ("#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5")
+FILLS = ("#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5", "#9ca3af")
+"""Of the documents in a row, in turn; the last is for one that has lost its beginning."""
 SOURCES = {"web": "#1b4f72", "books": "#c2410c", "code": "#0f766e"}
 """The sources of the mixture, and the colour of each in every line."""
 
@@ -117,16 +117,15 @@ def losses_of(tokens: torch.Tensor, mask: torch.Tensor, positions: Any = None) -
 
 def measure_leak(row: Row) -> str:
     """Print the loss of each document, alone and in the row; say what the last one's is."""
-    length = row.tokens.shape[1]
-    packed = [one[0, :-1] for one in row.parts(losses_of(row.tokens, causal(length)))]
+    seen = causal(row.tokens.shape[1])
+    packed = row.parts(losses_of(row.tokens, seen))
     other = row.document_ids[:, :, None] != row.document_ids[:, None, :]
-    seen = causal(length)[0]
-    abroad = row.parts((seen & other).sum(-1) / seen.sum(-1))
-    means = [(a.mean(), b.mean()) for a, b in zip(losses_alone(row), packed, strict=True)]
-    for k, ((alone, here), share) in enumerate(zip(means, abroad, strict=True)):
+    shares = row.parts((seen[0] & other).sum(-1) / seen[0].sum(-1))
+    alone, here = torch.empty(0), torch.empty(0)
+    for k, (own, loss, share) in enumerate(zip(losses_alone(row), packed, shares, strict=True)):
+        alone, here = own.mean(), loss[0, :-1].mean()
         print(f"document {k}: loss alone {alone:.2f}, in the row {here:.2f}; "
               f"{share.mean():.0%} of its attention goes to others")  # fmt: skip
-    alone, here = means[-1]
     return "higher" if here > alone else "lower" if here < alone else "the same"
 
 
@@ -144,22 +143,6 @@ def who_is_as_alone(row: Row, mask: torch.Tensor, positions: Any = None) -> str:
     differ = changed(row, mask, positions)
     print("losses that differ, by document:", differ)
     return "all of them" if not any(differ) else "none" if differ[0] else "only the first"
-
-
-def draw_masks(row: Row, mask: torch.Tensor) -> None:
-    """Show what each position sees, without the mask and with it."""
-    same = (row.document_ids[0][:, None] == row.document_ids[0]).numpy()
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    seen = {"Ordinary training": causal(len(same))[0, 0].numpy(), "Your mask": mask[0, 0].numpy()}
-    for ax, (title, sees) in zip(panels, seen.items(), strict=True):
-        ax.imshow(sees * (1 + same), cmap="Blues", vmin=0, vmax=2, interpolation="none")
-        ax.set_title(title, loc="left", fontweight="bold")
-        ax.set_xlabel("position that is seen")
-    panels[0].set_ylabel("position that looks")
-    counts = [f"{title}: {(sees & ~same).sum()} of {sees.sum()} looks go to another document"
-              for title, sees in seen.items()]  # fmt: skip
-    lab.picture(figure, "\n".join(counts))
 
 
 # Rows
@@ -222,16 +205,17 @@ def rows(fit: Callable[..., Any]) -> Callable[..., Any]:
         lengths = [min(length, row_length) for length in every[:documents]]
         cut, packed = cut_rows(lengths, row_length), whole_rows(fit(lengths, row_length), lengths)
         most = max(len(cut), len(packed))
-        figure = Figure(figsize=(10, 1.6 + 0.26 * most), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        for ax, pieces, title in zip(
-            panels, (cut, packed), ("Cut into windows", "Packed by your code"), strict=True
-        ):
-            draw_rows(ax, pieces, row_length)
-            ax.set_title(title, loc="left", fontweight="bold")
-        panels[0].set_ylim(most - 0.4, -0.6)
-        panels[0].yaxis.set_major_locator(MaxNLocator(integer=True))
-        panels[0].set_ylabel("row")
+        figure = Figure(figsize=(9, 1.2 + 0.2 * most), layout="constrained")
+        titles = {"Cut into windows": cut, "Packed by your code": packed}
+        for ax, (title, pieces) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+            fills = np.zeros((most, row_length))  # 0 is empty
+            for y, row in enumerate(pieces):
+                ends = np.cumsum([size for *_, size in row])
+                for k, (end, (_, start, size)) in enumerate(zip(ends, row, strict=True)):
+                    fills[y, end - size : end] = len(FILLS) if start else 1 + k % (len(FILLS) - 1)
+            colours = ListedColormap(["#ffffff", *FILLS])
+            ax.imshow(fills, cmap=colours, vmax=len(FILLS), aspect="auto", interpolation="none")
+            ax.set(title=title, xlabel="position in the row (tokens)", ylabel="row")
         broken = len({number for row in cut for number, start, _ in row if start})
         empty = 1 - sum(lengths) / (row_length * len(packed))
         return figure, (
@@ -242,31 +226,13 @@ def rows(fit: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
-def draw_rows(ax: Any, pieces: Pieces, room: int) -> None:
-    for y, row in enumerate(pieces):
-        left = 0
-        for number, start, size in row:
-            fill = FILLS[number % len(FILLS)]
-            ink = "white" if number % 2 == 0 else "#1f2937"
-            ax.barh(y, size, left=left, height=0.8, color=fill, hatch="//" if start else None,
-                    ec="#6b7280" if start and number % 2 else "white", lw=1.2)  # fmt: skip
-            if size >= room / 12:
-                ax.text(left + size / 2, y, str(number), ha="center", va="center", color=ink,
-                        fontsize=9, bbox={"facecolor": fill, "ec": "none", "pad": 1})  # fmt: skip
-            left += size
-        ax.barh(y, room - left, left=left, height=0.8, color="white", ec="#9ca3af", lw=0.8)
-    ax.set_xlim(0, room)
-    ax.set_xlabel("position in the row (tokens)")
-
-
 # Sources
 
 
 def drawn(weights: np.ndarray) -> np.ndarray:
     """Return how many samples of each source a die has given; weights `(samples, sources)`."""
-    edges = np.cumsum(weights, axis=1)
-    dice = np.random.default_rng(0).random((len(weights), 1)) * edges[:, -1:]
-    return np.cumsum((dice >= edges).sum(axis=1)[:, None] == np.arange(weights.shape[1]), axis=0)
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    return np.cumsum(np.random.default_rng(0).multinomial(1, shares), axis=0)
 
 
 def drawn_away(samples: int, weights: Sequence[int]) -> int:
@@ -293,24 +259,13 @@ def shares(Mixture: Any) -> Callable[..., Any]:
         for ax, (title, given) in zip(axes, panels.items(), strict=True):
             for k, (name, colour) in enumerate(SOURCES.items()):
                 ax.plot(after, owed[:, k] / after, color=colour, lw=6, alpha=0.25)
-                ax.plot(after, given[:, k] / after, color=colour, lw=1.6)
-                ax.text(203, owed[-1, k] / 200 + 0.03 * (1 - k), name, color=colour, va="center")
+                ax.plot(after, given[:, k] / after, color=colour, label=name)
             ax.axvline(change_at, color="#6b7280", lw=1, ls=":")
-            ax.set_title(title, loc="left", fontweight="bold")
-            ax.set_xlabel("samples so far")
-            ax.spines[["top", "right"]].set_visible(False)
-        axes[0].set_ylabel("share so far")
-        axes[0].set_ylim(-0.02, 1.02)
+            ax.set(title=title, xlabel="samples so far", ylabel="share so far")
+        axes[0].legend(frameon=False)
         return figure, "\n".join(
             f"{title}: at most {abs(given - owed).max():.1f} samples from its share"
             for title, given in panels.items()
         )
 
     return draw
-
-
-def given_before(mixture: Any, other: Any, stop: int, more: int) -> str:
-    """Say how many of another mixture's first samples the first one had given before a stop."""
-    again = len({mixture[i] for i in range(stop)} & {other[i] for i in range(more)})
-    found = "none" if again == 0 else "more than 300" if again > 300 else "about 60"
-    return f"{found}: {again} of {more}"

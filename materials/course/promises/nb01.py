@@ -1,9 +1,6 @@
 """What must hold of the dataset of lesson 01, and one-line changes that break it."""
 
 import os
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -17,83 +14,70 @@ def expect(found, expected, what):
     assert found == expected, f"{what}: {found}, expected {expected}"
 
 
-@contextmanager
-def file_of(ids, dtype=np.uint16):
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "tokens.npy"
-        np.save(path, np.asarray(ids, dtype))
-        yield path
-
-
-def windows_stay_in_their_row(mine):
-    """No window crosses from one row into the next"""
-    with file_of(np.arange(200).reshape(8, 25)) as path:
-        x, y = mine.MyWindows(path, 6).fetch(range(500))
-        expect(int((x[:, 0] // 25 != y[:, -1] // 25).sum()), 0, "windows that cross, of 500")
-
-
-def every_start_is_drawn(mine):
-    """Every window can be drawn, the last one too"""
-    with file_of(range(8)) as path:
-        starts = mine.MyWindows(path, 3).fetch(range(300))[0][:, 0]
-        expect(sorted(set(starts.tolist())), [0, 1, 2, 3, 4], "starts drawn from 8 tokens")
-    with file_of(range(4)) as path:
-        expect(mine.MyWindows(path, 3).fetch([0])[0].tolist(), [[0, 1, 2]], "a file of one window")
-
-
-def y_is_x_shifted(mine):
-    """y is x, one token on"""
-    with file_of(range(10_000)) as path:
-        x, y = mine.MyWindows(path, 16).fetch(range(64))
-        expect(tuple(x.shape), (64, 16), "shape")
-        expect(y[0].tolist(), (x[0] + 1).tolist(), "y")
-
-
-def tensors_are_ready(mine):
-    """x and y are contiguous tensors of 64-bit integers"""
-    with file_of(range(1000)) as path:
-        for part in mine.MyWindows(path, 16).fetch([0, 5, 9]):
-            expect((part.dtype, part.is_contiguous()), (torch.int64, True), "dtype, contiguous")
-
-
-def large_ids_survive(mine):
-    """Ids above 2^24 survive exactly"""
-    for first in (2**24 - 5, 2**32 - 10):
-        with file_of(range(first, first + 10), np.uint32) as path:
-            x, _ = mine.MyWindows(path, 9).fetch([0])
-            expect(x.tolist(), [list(range(first, first + 9))], "x")
-
-
-def samples_come_back(mine):
-    """A sample depends on seed, epoch and index, and on nothing else"""
-    with file_of(range(50_000)) as path:
-        one, again = (mine.MyWindows(path, 16, seed=7) for _ in range(2))
-        batch = one.fetch([3, 1, 4])[0]
-        expect(torch.equal(again.fetch([1, 4, 3])[0][[2, 0, 1]], batch), True, "in another order")
-        expect(torch.equal(again.fetch([4])[0][0], batch[2]), True, "asked for alone")
-
-
-def epochs_differ(mine):
-    """Another epoch draws other windows"""
-    with file_of(range(50_000)) as path:
-        data = mine.MyWindows(path, 16)
-        first, second = (data.fetch(range(100), epoch=epoch)[0] for epoch in (0, 1))
-        expect(torch.equal(first, second), False, "epochs 0 and 1 are equal")
+def windows_of(mine, ids, seq_len, dtype=np.uint16):
+    """The learner's windows of a file of such ids; each promise runs in a folder of its own."""
+    np.save("tokens.npy", np.asarray(ids, dtype))
+    return mine.MyWindows("tokens.npy", seq_len)
 
 
 def a_changed_size_is_an_error(mine):
     """A file that changed its size is a named error, and kills no process"""
     for size in (4096, 200_000):
-        with file_of(range(50_000)) as path:
-            data = mine.MyWindows(path, 16)
-            data.fetch(range(64))
-            os.truncate(path, size)
-            try:
-                data.fetch(range(64))
-            except TokenFileError as error:
-                expect(path.name in str(error), True, "the message names the file")
-            else:
-                raise AssertionError("garbage came back, expected a TokenFileError")
+        data = windows_of(mine, range(50_000), 16)
+        data.fetch(range(64))
+        os.truncate("tokens.npy", size)
+        try:
+            raise AssertionError(f"{data.fetch(range(64))[0]} came back, expected a TokenFileError")
+        except TokenFileError as error:
+            expect("tokens.npy" in str(error), True, "the message names the file")
+
+
+def windows_stay_in_their_row(mine):
+    """No window crosses from one row into the next"""
+    x, y = windows_of(mine, np.arange(200).reshape(8, 25), 6).fetch(range(500))
+    expect(int((x[:, 0] // 25 != y[:, -1] // 25).sum()), 0, "windows that cross, of 500")
+
+
+def every_start_is_drawn(mine):
+    """Every window can be drawn, the last one too"""
+    for tokens in (4, 8):
+        x, _ = windows_of(mine, range(tokens), 3).fetch(range(300))
+        starts = sorted({*x[:, 0].tolist()})
+        expect(starts, list(range(tokens - 3)), f"starts drawn from {tokens} tokens")
+
+
+def y_is_x_shifted(mine):
+    """y is x, one token on"""
+    x, y = windows_of(mine, range(10_000), 16).fetch(range(64))
+    expect(tuple(x.shape), (64, 16), "shape")
+    expect(y[0].tolist(), (x[0] + 1).tolist(), "y")
+
+
+def tensors_are_ready(mine):
+    """x and y are contiguous tensors of 64-bit integers"""
+    for part in windows_of(mine, range(1000), 16).fetch([0, 5, 9]):
+        expect((part.dtype, part.is_contiguous()), (torch.int64, True), "dtype, contiguous")
+
+
+def large_ids_survive(mine):
+    """Ids above 2^24 survive exactly"""
+    ids = [2**24 + 1, 2**32 - 3, 2**32 - 1]
+    expect(windows_of(mine, ids, 2, np.uint32).fetch([0])[1].tolist(), [ids[1:]], "y")
+
+
+def samples_come_back(mine):
+    """A sample depends on seed, epoch and index, and on nothing else"""
+    batch = windows_of(mine, range(50_000), 16).fetch([3, 1, 4])[0]
+    again = windows_of(mine, range(50_000), 16)
+    expect(again.fetch([1, 4, 3])[0][[2, 0, 1]].tolist(), batch.tolist(), "in another order")
+    expect(again.fetch([4])[0].tolist(), batch[2:].tolist(), "asked for alone")
+
+
+def epochs_differ(mine):
+    """Another epoch draws other windows"""
+    data = windows_of(mine, range(50_000), 16)
+    first, second = (data.fetch(range(100), epoch=epoch)[0] for epoch in (0, 1))
+    expect(torch.equal(first, second), False, "epochs 0 and 1 are equal")
 
 
 PROMISES = [

@@ -16,16 +16,6 @@ def every_sample_comes_once(mine):
         expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
 
 
-def neighbours_part(mine):
-    """Neighbours do not stay neighbours"""
-    side = 50
-    steps = np.diff(mine.MyShuffle(side**2, 3)(np.arange(side**2))) % side
-    most = np.bincount(steps).max() / len(steps)
-    expect(
-        most < 0.2, True, f"{most:.0%} of neighbours end equally far from each other; under 20 %"
-    )
-
-
 def no_list_is_kept(mine):
     """A trillion samples take no memory"""
     for n in (10**12, 4**20 + 1, 2**62):
@@ -33,8 +23,7 @@ def no_list_is_kept(mine):
         samples = shuffle(range(n - 5000, n))
         kept = sum(np.size(value) for value in vars(shuffle).values())
         expect(kept < 100, True, f"{kept} numbers are kept, fewer than 100")
-        expect(samples.min() >= 0 and samples.max() < n, True, "all are samples")
-        expect(len(np.unique(samples)), 5000, "different samples, of 5000")
+        expect(len({k for k in samples if 0 <= k < n}), 5000, "different samples, of 5000")
 
 
 def seeds_decide(mine):
@@ -82,17 +71,6 @@ def no_sample_twice(mine):
             expect(given, list(range(start, end)), f"positions of {samples}, from {start}")
 
 
-def a_resume_may_differ(mine):
-    """A run may resume with another batch size and another number of ranks"""
-    for (batch, ranks), (new_batch, new_ranks) in product(product((2, 3), (1, 2, 3)), repeat=2):
-        seen = [k for own in positions(mine, 48, batch, ranks) for one in own[:2] for k in one]
-        rest = positions(mine, 48, new_batch, new_ranks, start=2 * batch * ranks)
-        seen += [k for own in rest for one in own for k in one]
-        whole = sorted(seen)
-        expect(whole, list(range(len(whole))), f"{ranks} ranks, then {new_ranks}")
-        expect(48 - len(whole) < new_ranks, True, "fewer than one for each rank are dropped")
-
-
 def a_resume_goes_on(mine):
     """A run that resumes gets just the batches that were still to come"""
     for delivered in range(5):
@@ -103,14 +81,12 @@ def a_resume_goes_on(mine):
 
 PROMISES = [
     every_sample_comes_once,
-    neighbours_part,
     no_list_is_kept,
     seeds_decide,
     epochs_differ,
     ranks_stay_together,
     no_sample_twice,
     a_resume_goes_on,
-    a_resume_may_differ,
 ]
 
 CARDS = {
@@ -142,7 +118,7 @@ CARDS = {
         "(num_samples - begin) // world_size >> -(-(num_samples - begin) // world_size)",
         no_sample_twice,
         {
-            "The last rank is given positions that don't exist: an IndexError at the end.": "",
+            "No error: a position past the end becomes a sample that was there before.": "",
             "The ranks wait for each other for ever at the end of the epoch.": "All ranks "
             "still get equally many batches, so none waits for another.",
             "One rank has no last batch.": "Every rank has its last batch; that of the last rank "
