@@ -3,7 +3,7 @@
 python materials/course/authoring/build.py [00 ...]          write the notebooks, without outputs
 python materials/course/authoring/build.py --execute         and run them in place
 python materials/course/authoring/build.py --solved FOLDER   write them solved
-python materials/course/authoring/build.py --learner FOLDER  copy every notebook without outputs
+python materials/course/authoring/build.py --learner FOLDER  write them to a folder, without outputs
 """
 
 import argparse
@@ -17,7 +17,7 @@ if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from course import lesson
-from course.authoring.notebooks import NOTEBOOKS, clean, execute, tagged
+from course.authoring.notebooks import NOTEBOOKS, clean, execute, machine_paths, tagged
 
 Notebook = nbformat.NotebookNode
 FENCE = "```python\n{}\n```"
@@ -63,14 +63,6 @@ def folded(name: str, source: str) -> Notebook:
     return nbformat.v4.new_markdown_cell(text, metadata={"tags": [f"solution:{name}"]})
 
 
-def without_outputs(notebook: Notebook) -> Notebook:
-    """Remove what a run has left: a prediction's answer stands in the output below it."""
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return notebook
-
-
 def name_of(number: str) -> str:
     return lesson.source_path(number).with_suffix(".ipynb").name
 
@@ -80,14 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("numbers", nargs="*", default=[], help="which lessons")
     parser.add_argument("--execute", action="store_true", help="run the notebooks")
     parser.add_argument("--solved", type=Path, metavar="FOLDER", help="write them solved")
-    parser.add_argument("--learner", type=Path, metavar="FOLDER", help="copy all, no outputs")
+    parser.add_argument("--learner", type=Path, metavar="FOLDER", help="write them there, not run")
     options = parser.parse_args(argv)
-    if options.learner:
-        options.learner.mkdir(parents=True, exist_ok=True)
-        for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-            nbformat.write(without_outputs(nbformat.read(path, 4)), options.learner / path.name)
-        return 0
-    folder = options.solved or NOTEBOOKS
+    folder = options.solved or options.learner or NOTEBOOKS
     folder.mkdir(parents=True, exist_ok=True)
     for number in options.numbers or numbers():
         notebook = build(number, solved=bool(options.solved))
@@ -95,7 +82,10 @@ def main(argv: list[str] | None = None) -> int:
             execute(notebook, NOTEBOOKS)
             clean(notebook)
         nbformat.write(notebook, folder / name_of(number))
-        print(f"{name_of(number)}: built{', executed' if options.execute else ''}")
+        if not options.learner:
+            print(f"{name_of(number)}: built{', executed' * options.execute}")
+        for found in machine_paths(notebook):
+            print(f"  an output shows a path of this machine: {found}", file=sys.stderr)
     return 0
 
 

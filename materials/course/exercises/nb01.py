@@ -76,12 +76,11 @@ def pair_seen(answer, tokens):
     out = np.full((2, len(tokens), tokens.shape[1] - 1), -1)
     x, y = answer(tokens, out)
     halves = [np.asarray(x), np.asarray(y)]
-    tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
     return {
         "x": halves[0],
         "y": halves[1],
         "x and y are": f"{type(x).__name__}s of {str(x.dtype).removeprefix('torch.')}",
-        "both contiguous": tensors and x.is_contiguous() and y.is_contiguous(),
+        "both contiguous": all(half.flags.c_contiguous for half in halves),
         "`out` is filled": bool((out >= 0).all()),
         "x and y lie in `out`": all(np.shares_memory(half, out) for half in halves),
     }

@@ -47,6 +47,7 @@ CLAIM = method(
     """
     self.has_room() >> True | You hand out a number although there is no room.
     while >> if | You look once. Who wakes up may still find no room: another worker was quicker.
+    self.closed or self.claimed == self.count or self.has_room() >> self.closed or self.has_room() | You wait for room or a close; after the last number no room will come.
     not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait. A close must end it, too, and so must the end of the numbers.
     if self.closed or self.claimed == self.count >> if self.claimed == self.count | To a worker of a closed buffer the answer is None.
     with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.

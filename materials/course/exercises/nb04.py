@@ -78,7 +78,6 @@ CHEAPEST = Exercise(
     HEADROOM / step_s >> 1 / step_s | Just fast enough is too slow on a busy day: ask for headroom.
     needed if best >= needed else AS_GOOD * best >> min(needed, AS_GOOD * best) | Nearly the best is good enough only where none has the headroom.
     AS_GOOD * best >> best | What is nearly as fast as the best is as good, and cheaper.
-    if rate >= target >> if rate > target | A setting that just reaches its target reaches it.
     """,
     others={"The fastest setting costs more than the step can use.": fastest},
 )
