@@ -1,14 +1,13 @@
 """Checkpoint files written byte by byte: well-formed ones, and ones wrong in one chosen place.
 
-Nothing here uses ``torch.save``: each format is written from its description (DESIGN.md 7), so a
-test can put any byte anywhere. The builders are checked in ``test_checkpoint_files.py`` against
-``torch.load`` and ``safe_open``.
+Nothing here uses ``torch.save``: each format is written from its description, so a test can put
+any byte anywhere. ``test_agreement.py`` shows that ``torch.load`` takes the good ones.
 """
 
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -37,12 +36,13 @@ UTF8 = 0x0800
 ALIGNMENT = 64
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Record:
     """One zip entry. What is None is filled in truthfully; ``local_*`` is the header before it."""
 
     name: str
     data: bytes = b""
+    _: KW_ONLY
     size: int | None = None
     packed_size: int | None = None
     crc: int | None = None
@@ -67,6 +67,11 @@ class Record:
     listed: bool = True
     at: int = field(default=0, repr=False)
     """Where the local header came to lie."""
+
+    def said(self, field: str, truth: Any) -> Any:
+        """A field as it is given, or else what is true."""
+        given = getattr(self, field)
+        return truth if given is None else given
 
 
 def stored_zip(
@@ -116,28 +121,23 @@ def stored_zip(
 
 
 def _write_entry(out: bytearray, record: Record, prefix: str) -> None:
-    record.at = len(out)
-    size = len(record.data)
-    crc = crc32(record.data) if record.crc is None else record.crc
-    flags = record.flags | DESCRIBED * record.described
-    full = _full_name(record.name if record.local_name is None else record.local_name, prefix)
-    extra = _padding(record.at + LOCAL.size + len(full))
-    extra = extra if record.local_extra is None else record.local_extra
-    local_size = record.local_size
-    if local_size is None:
-        local_size = 0 if record.described else size
+    said, record.at = record.said, len(out)
+    size, crc = len(record.data), said("crc", crc32(record.data))
+    full = _full_name(said("local_name", record.name), prefix)
+    extra = said("local_extra", _padding(record.at + LOCAL.size + len(full)))
+    local_size = said("local_size", 0 if record.described else size)
     out += LOCAL.pack(
         record.local_signature,
         0,
-        flags if record.local_flags is None else record.local_flags,
-        record.method if record.local_method is None else record.local_method,
+        said("local_flags", record.flags | DESCRIBED * record.described),
+        said("local_method", record.method),
         0,
         0,
-        (0 if record.described else crc) if record.local_crc is None else record.local_crc,
+        said("local_crc", 0 if record.described else crc),
         local_size,
         local_size,
         len(full),
-        len(extra) if record.local_extra_length is None else record.local_extra_length,
+        said("local_extra_length", len(extra)),
     )
     out += full + extra + record.data
     if record.described:
@@ -145,8 +145,8 @@ def _write_entry(out: bytearray, record: Record, prefix: str) -> None:
 
 
 def _list_entry(out: bytearray, record: Record, prefix: str) -> None:
-    full = _full_name(record.name, prefix)
-    size = len(record.data) if record.size is None else record.size
+    said, full = record.said, _full_name(record.name, prefix)
+    size = said("size", len(record.data))
     out += CENTRAL.pack(
         record.signature,
         0,
@@ -155,16 +155,16 @@ def _list_entry(out: bytearray, record: Record, prefix: str) -> None:
         record.method,
         0,
         0,
-        crc32(record.data) if record.crc is None else record.crc,
-        size if record.packed_size is None else record.packed_size,
+        said("crc", crc32(record.data)),
+        said("packed_size", size),
         size,
         len(full),
-        len(record.extra) if record.extra_length is None else record.extra_length,
+        said("extra_length", len(record.extra)),
         len(record.comment),
         record.disk,
         0,
         0,
-        record.at if record.offset is None else record.offset,
+        said("offset", record.at),
     )
     out += full + record.extra + record.comment
 
@@ -210,12 +210,12 @@ def checkpoint_records(
     version: str | None = "3\n",
 ) -> list[Record]:
     """The entries of a torch zip file: the pickle, the byte order, one entry per storage."""
-    records = [Record(name="data.pkl", data=pickle)]
+    records = [Record("data.pkl", pickle)]
     if byteorder is not None:
-        records.append(Record(name="byteorder", data=byteorder.encode()))
-    records += [Record(name=f"data/{key}", data=data) for key, data in storages.items()]
+        records.append(Record("byteorder", byteorder.encode()))
+    records += [Record(f"data/{key}", data) for key, data in storages.items()]
     if version is not None:
-        records.append(Record(name="version", data=version.encode()))
+        records.append(Record("version", version.encode()))
     return records
 
 
@@ -253,18 +253,18 @@ def legacy_file(
     return path
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Member:
     """One tar member; None is filled in truthfully."""
 
     name: str
     data: bytes = b""
+    _: KW_ONLY
     size: int | str | None = None
     """A str is written into the field as it is."""
     kind: bytes = b"0"
     link: str = ""
     checksum: int | None = None
-    magic: bytes = b"ustar\x0000"
 
 
 @dataclass(kw_only=True)
@@ -309,10 +309,10 @@ def tar_members(
         numbers = [*one.size, *one.stride, one.offset]
         second += struct.pack(f"<{len(numbers)}q", *numbers)
     return [
-        Member(name="sys_info", data=dump({**SYS_INFO, "protocol_version": 1000})),
-        Member(name="pickle", data=pickle),
-        Member(name="tensors", data=second),
-        Member(name="storages", data=first),
+        Member("sys_info", dump({**SYS_INFO, "protocol_version": 1000})),
+        Member("pickle", pickle),
+        Member("tensors", second),
+        Member("storages", first),
     ]
 
 
@@ -339,7 +339,7 @@ def _tar_header(member: Member) -> bytes:
         (148, b" " * 8),
         (156, member.kind),
         (157, member.link.encode()),
-        (257, member.magic),
+        (257, b"ustar\x0000"),
     ]
     for at, raw in fields:
         header[at : at + len(raw)] = raw
@@ -398,17 +398,19 @@ def small_legacy(path: Path) -> Path:
     return legacy_file(path, small_pickle(legacy=True), storages)
 
 
-def small_tar(path: Path) -> Path:
+def small_members() -> list[Member]:
     items = {"weight": persistent("30", python=2), "bias": persistent("31", python=2), "step": 7}
     tensors = [
         TarTensor(key=30, storage=10, size=(2, 2), stride=(2, 1)),
         TarTensor(key=31, storage=12, size=(3,), stride=(1,), offset=1),
     ]
     storages = [(10, "FloatStorage", 4, payload(16)), (11, "FloatStorage", 8, payload(32))]
-    members = tar_members(
-        program(ordered_dict(items, python=2)), storages, tensors, views=[(12, 11, 2, 5)]
-    )
-    return tar_file(path, members)
+    pickle = program(ordered_dict(items, python=2))
+    return tar_members(pickle, storages, tensors, views=[(12, 11, 2, 5)])
+
+
+def small_tar(path: Path) -> Path:
+    return tar_file(path, small_members())
 
 
 def small_safetensors(path: Path) -> Path:

@@ -5,6 +5,7 @@ Python 3's dialect and Python 2's; values, calls, memo, persistent ids, and any 
 
 import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -87,26 +88,19 @@ def int_line(digits: int | str) -> Code:
     return Code(b"I" + str(digits).encode() + b"\n")
 
 
-def long_line(digits: int | str) -> Code:
-    return Code(b"L" + str(digits).encode() + b"L\n")
-
-
 def unicode(text: str | bytes, length: int | None = None) -> Code:
     raw = text.encode() if isinstance(text, str) else text
     return Code(b"X" + struct.pack("<I", len(raw) if length is None else length) + raw)
 
 
-def unicode8(text: str, length: int | None = None) -> Code:
-    raw = text.encode()
-    return Code(b"\x8d" + struct.pack("<Q", len(raw) if length is None else length) + raw)
+def sized(opcode: bytes, raw: bytes, length: int | None = None) -> Code:
+    """What has its length in eight bytes before it."""
+    return Code(opcode + struct.pack("<Q", len(raw) if length is None else length) + raw)
 
 
-def bytes8(raw: bytes, length: int | None = None) -> Code:
-    return Code(b"\x8e" + struct.pack("<Q", len(raw) if length is None else length) + raw)
-
-
-def bytearray8(raw: bytes, length: int | None = None) -> Code:
-    return Code(b"\x96" + struct.pack("<Q", len(raw) if length is None else length) + raw)
+unicode8, bytes8, bytearray8, frame = (
+    partial(sized, opcode) for opcode in (b"\x8d", b"\x8e", b"\x96", b"\x95")
+)
 
 
 def short_string(text: str | bytes) -> Code:
@@ -123,8 +117,10 @@ def string_line(text: str) -> Code:
     return Code(b"S" + repr(text).encode("latin-1") + b"\n")
 
 
-def name(module: str, qualified: str) -> Code:
-    """GLOBAL: a function or class by name."""
+def name(module: str, qualified: str = "") -> Code:
+    """GLOBAL: a function or class by name, ``"os", "system"`` or ``"os.system"``."""
+    if not qualified:
+        module, _, qualified = module.rpartition(".")
     return Code(b"c" + module.encode() + b"\n" + qualified.encode() + b"\n")
 
 
@@ -133,9 +129,15 @@ def stack_name(module: str, qualified: str) -> Code:
     return Code(unicode(module) + unicode(qualified) + STACK_GLOBAL)
 
 
-def call(function: Code, *arguments: Any, python: int = 3) -> Code:
-    """REDUCE: what a reader that obeys would call."""
+def call(function: Code | str, *arguments: Any, python: int = 3) -> Code:
+    """REDUCE: what a reader that obeys would call, by its code or its name."""
+    function = name(function) if isinstance(function, str) else function
     return Code(function + value(arguments, python=python) + REDUCE)
+
+
+def newobj(function: str, *arguments: Any) -> Code:
+    """NEWOBJ: an object that is made without ``__init__``."""
+    return Code(name(function) + value(arguments) + NEWOBJ)
 
 
 def build(target: bytes, state: Any, *, python: int = 3) -> Code:
@@ -156,12 +158,16 @@ def persistent(identifier: Any, *, python: int = 3) -> Code:
     return Code(value(identifier, python=python) + BINPERSID)
 
 
-def persistent_line(identifier: str) -> Code:
-    return Code(b"P" + identifier.encode() + b"\n")
-
-
-ORDERED_DICT = name("collections", "OrderedDict")
+ORDERED_DICT = name("collections.OrderedDict")
 NO_HOOKS = call(ORDERED_DICT)
+
+
+def numpy_dtype(text: str = "f4", state: Any = (3, "<", None, None, None, -1, -1, 0)) -> Code:
+    return build(call("numpy.dtype", text, False, True), state)
+
+
+EMPTY_ARRAY = call("numpy._core.multiarray._reconstruct", name("numpy.ndarray"), (0,), b"b")
+"""To which ``build`` gives a shape, a dtype and content."""
 
 
 def storage(
@@ -189,13 +195,8 @@ def tensor(
 ) -> Code:
     """``_rebuild_tensor_v2`` over the storage ``data``."""
     data = storage(python=python) if data is None else Code(data)
-    function = name("torch._utils", "_rebuild_tensor_v2")
-    return call(function, data, offset, size, stride, requires_grad, hooks, *more, python=python)
-
-
-def tensor_v1(data: Code, offset: Any, size: Any, stride: Any, *, python: int = 3) -> Code:
-    """``_rebuild_tensor``: what torch wrote before 0.4."""
-    return call(name("torch._utils", "_rebuild_tensor"), data, offset, size, stride, python=python)
+    arguments = (data, offset, size, stride, requires_grad, hooks, *more)
+    return call("torch._utils._rebuild_tensor_v2", *arguments, python=python)
 
 
 def ordered_dict(items: Mapping[str, Any], *, python: int = 3) -> Code:

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from checkpoint_tools import bits
 from hypothesis import strategies as st
 
 DTYPES = [
@@ -101,12 +102,11 @@ def seen(tensor: torch.Tensor, *, strides: bool = True) -> Any:
     plain = tensor.detach()
     plain = torch._neg_view(plain) if plain.is_neg() else plain
     plain = plain.conj() if plain.is_conj() else plain
-    bits = plain.contiguous().view(-1).view(torch.uint8).tolist() if plain.numel() else []
     return (
         tensor.dtype,
         tuple(tensor.shape),
         tensor.stride() if strides else None,
-        bits,
+        bits(plain),
         tensor.requires_grad,
         type(tensor),
         tensor.is_conj(),

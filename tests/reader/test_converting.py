@@ -1,7 +1,6 @@
 """What is written as safetensors reads as what it was made of; and what inspect says of both."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from states import seen, states
 
 from npydata import CheckpointError, open_checkpoint
+from npydata.cli import main
 from npydata.reader.inspect import inspect_checkpoint
 
 quickly = settings(
@@ -133,16 +133,8 @@ def test_names_of_a_hostile_file_steer_no_terminal(tmp_path):
     assert max(map(len, table.splitlines())) < 400
 
 
-def npydata(*args):
-    return subprocess.run(
-        [sys.executable, "-m", "npydata", *map(os.fspath, args)], capture_output=True, text=True
-    )
-
-
 def test_the_command_converts_a_part(tmp_path):
     torch.save({"model": {"w": torch.ones(3)}, "o": torch.ones(1)}, tmp_path / "x.pt")
-    done = npydata("convert", tmp_path / "x.pt", tmp_path / "y.safetensors", "--prefix", "model.")
-    assert done.returncode == 0, done.stderr
-    assert load_file(tmp_path / "y.safetensors")["w"].tolist() == [1, 1, 1]
-    refused = npydata("convert", tmp_path / "x.pt", tmp_path / "y.bin")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    paths = [str(tmp_path / name) for name in ("x.pt", "y.safetensors")]
+    assert main(["convert", *paths, "--prefix", "model."]) == 0
+    assert load_file(paths[1])["w"].tolist() == [1, 1, 1]

@@ -132,7 +132,7 @@ def test_a_file_that_is_gone_is_named(made):
         open_checkpoint(folder)
 
 
-def test_chunks_are_joined_sliced_and_converted(made, tmp_path):
+def test_chunks_are_joined_and_converted(made, tmp_path):
     folder = made.write()
     expected = {"w": torch.zeros(4, 6)}
     dcp.load(expected, checkpoint_id=folder, no_dist=True)  # torch reads it as well
@@ -140,7 +140,6 @@ def test_chunks_are_joined_sliced_and_converted(made, tmp_path):
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.metadata["step"] == 7
         assert torch.equal(checkpoint["w"], WHOLE)
-        assert torch.equal(checkpoint.get_slice("w")[1:4, 1:5:2], WHOLE[1:4, 1:5:2])
         assert torch.equal(checkpoint.load()["w"], WHOLE)
         checkpoint.to_safetensors(tmp_path / "a.safetensors")
     with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
@@ -213,64 +212,54 @@ def test_code_in_the_metadata_is_listed_and_does_not_run(made, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def chunk_at(made, *bounds):
-    made.chunks[0] = ChunkStorageMetadata(*map(torch.Size, bounds))
+def chunk(begin, sizes):
+    return ChunkStorageMetadata(torch.Size(begin), torch.Size(sizes))
 
 
 def place_chunk(made, *bounds):
-    chunk_at(made, *bounds)
+    made.chunks[0] = chunk(*bounds)
     made.places[MetadataIndex("w", bounds[0])] = made.places.pop(MetadataIndex("w", (0, 0)))
 
 
 FIRST = ("w", (0, 0))
 WRONG = {
-    "path_that_leads_out": (lambda m: m.move(*FIRST, relative_path="../__0_0.distcp"), "expected"),
-    "absolute_path": (lambda m: m.move(*FIRST, relative_path="/etc/a.distcp"), "expected"),
-    "path_that_no_file_has": (lambda m: m.move(*FIRST, relative_path="\0.distcp"), "no file can"),
-    "path_of_half_a_character": (
-        lambda m: m.move(*FIRST, relative_path="\ud800.distcp"), "no file can"),
-    "path_that_is_too_long": (
-        lambda m: m.move(*FIRST, relative_path="a" * 9999 + ".distcp"), "10,006 characters"),
-    "path_of_another_kind": (lambda m: m.move(*FIRST, relative_path="a.pt"), "expected"),
-    "items_that_overlap": (lambda m: m.move("step", None, offset=8), "overlaps"),
-    "item_read_twice": (lambda m: m.move("w", (2, 2), offset=0), "overlaps"),
-    "item_beyond_its_file": (lambda m: m.move("step", None, length=1 << 40), "overlaps"),
-    "item_before_its_file": (lambda m: m.move(*FIRST, offset=-1), "from 0 to"),
-    "item_that_is_compressed": (
-        lambda m: m.move(*FIRST, transform_descriptors=["zstd"]), "are transformed"),
-    "item_without_a_place": (lambda m: m.places.pop(MetadataIndex(*FIRST)), "no place"),
-    "value_without_a_place": (lambda m: m.places.pop(MetadataIndex("step")), "no place"),
-    "chunk_that_is_missing": (lambda m: m.chunks.pop(), "expected 24"),
-    "chunk_that_comes_twice": (lambda m: m.chunks.append(m.chunks[0]), "expected 24"),
-    "empty_chunks_said_again": (
-        lambda m: m.chunks.extend([ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((0, 6)))]
-                                  * 10_000), "more chunks"),
-    "empty_chunks_of_many_names": (
-        lambda m: m.append_empty("abcdefgh", [ChunkStorageMetadata(*[torch.Size((0, 0))] * 2)]
-                                 * 500), "more chunks"),
-    "chunks_of_many_dimensions_said_again": (
-        lambda m: m.described.update(w=TensorStorageMetadata(
-            TensorProperties(torch.float32), torch.Size([0] * 64),
-            [ChunkStorageMetadata(torch.Size([0] * 64), torch.Size([0] * 64))] * 200)),
-        "more chunks"),
-    "chunks_that_overlap": (lambda m: place_chunk(m, (1, 0), (2, 6)), "overlap"),
-    "chunk_beyond_the_tensor": (lambda m: place_chunk(m, (3, 0), (2, 6)), "beyond"),
-    "chunk_of_other_dimensions": (lambda m: place_chunk(m, (0,), (12,)), "other dimensions"),
-    "negative_size": (lambda m: chunk_at(m, (0, 0), (-2, 6)), "from 0 to"),
-    "chunks_that_are_no_list": (lambda m: setattr(m.described["w"], "chunks", 7), "expected"),
-    "tensor_of_another_class": (lambda m: m.described.update(w=ChunkStorageMetadata(1, 2)), "is <"),
-    "dtype_that_is_none": (
-        lambda m: setattr(m.described["w"].properties, "dtype", "float32"), "dtype"),
-    "no_places": (lambda m: setattr(m, "places", None), "expected items"),
-    "no_description": (lambda m: setattr(m, "described", None), "expected names"),
-    "name_that_is_a_number": (lambda m: m.described.update({7: BytesStorageMetadata()}), "text"),
+    "path_that_leads_out": lambda m: m.move(*FIRST, relative_path="../__0_0.distcp"),
+    "absolute_path": lambda m: m.move(*FIRST, relative_path="/etc/a.distcp"),
+    "path_that_no_file_has": lambda m: m.move(*FIRST, relative_path="\0.distcp"),
+    "path_of_half_a_character": lambda m: m.move(*FIRST, relative_path="\ud800.distcp"),
+    "path_that_is_too_long": lambda m: m.move(*FIRST, relative_path="a" * 9999 + ".distcp"),
+    "path_of_another_kind": lambda m: m.move(*FIRST, relative_path="a.pt"),
+    "items_that_overlap": lambda m: m.move("step", None, offset=8),
+    "item_read_twice": lambda m: m.move("w", (2, 2), offset=0),
+    "item_beyond_its_file": lambda m: m.move("step", None, length=1 << 40),
+    "item_before_its_file": lambda m: m.move(*FIRST, offset=-1),
+    "item_that_is_compressed": lambda m: m.move(*FIRST, transform_descriptors=["zstd"]),
+    "item_without_a_place": lambda m: m.places.pop(MetadataIndex(*FIRST)),
+    "value_without_a_place": lambda m: m.places.pop(MetadataIndex("step")),
+    "chunk_that_is_missing": lambda m: m.chunks.pop(),
+    "chunk_that_comes_twice": lambda m: m.chunks.append(m.chunks[0]),
+    "empty_chunks_said_again": lambda m: m.chunks.extend([chunk((0, 0), (0, 6))] * 10_000),
+    "empty_chunks_of_many_names": lambda m: m.append_empty(
+        "abcdefgh", [chunk((0, 0), (0, 0))] * 500),
+    "chunks_of_many_dimensions_said_again": lambda m: m.described.update(
+        w=TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([0] * 64),
+                                [chunk([0] * 64, [0] * 64)] * 200)),
+    "chunks_that_overlap": lambda m: place_chunk(m, (1, 0), (2, 6)),
+    "chunk_beyond_the_tensor": lambda m: place_chunk(m, (3, 0), (2, 6)),
+    "chunk_of_other_dimensions": lambda m: place_chunk(m, (0,), (12,)),
+    "negative_size": lambda m: m.chunks.__setitem__(0, chunk((0, 0), (-2, 6))),
+    "chunks_that_are_no_list": lambda m: setattr(m.described["w"], "chunks", 7),
+    "tensor_of_another_class": lambda m: m.described.update(w=ChunkStorageMetadata(1, 2)),
+    "dtype_that_is_none": lambda m: setattr(m.described["w"].properties, "dtype", "float32"),
+    "no_places": lambda m: setattr(m, "places", None),
+    "no_description": lambda m: setattr(m, "described", None),
+    "name_that_is_a_number": lambda m: m.described.update({7: BytesStorageMetadata()}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_metadata_that_does_not_fit_is_refused(made, wrong):
-    change, _ = WRONG[wrong]
-    change(made)
+    WRONG[wrong](made)
     with pytest.raises(CheckpointError):
         open_checkpoint(made.write())
 

@@ -31,14 +31,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         server.requests += 1
         name = self.path.strip("/").split("?")[0]
-        if server.odd == "redirects":
+        targets = {
+            "redirects": server.url(name),
+            "another scheme": f"file://{server.folder}/{name}",
+        }
+        if server.odd in targets:
             self.send_response(302)
-            self.send_header("Location", server.url(name))
-            self.end_headers()
-            return
-        if server.odd == "another scheme":
-            self.send_response(302)
-            self.send_header("Location", f"file://{server.folder}/{name}")
+            self.send_header("Location", targets[server.odd])
             self.end_headers()
             return
         path = server.folder / name

@@ -8,7 +8,6 @@ stress`` all.
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -67,7 +66,7 @@ def optimizers(every):
             yield info.optim_cls.__name__, optimizer.state_dict()
 
 def kinds(every):
-    from fuzz_agreement import saved_values
+    from fuzz import saved_values
     yield from saved_values().items()
     eye, names = torch.eye(4), ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
                                 "float8_e8m0fnu", "complex32", "bfloat16", "bool", "int8")
@@ -100,14 +99,14 @@ for title, value in itertools.chain(*(globals()[one](every) for one in databases
 """
 
 
-def seen(folder: Path, every: int, *databases: str) -> list[tuple[str, str, dict[str, str]]]:
+def seen(folder, every, *databases):
     """How torch and we see what is saved of each database, or of the first of so many."""
     child = subprocess.run([sys.executable, "-c", SAVE, folder, str(every), *databases],
                            check=True, capture_output=True, text=True)  # fmt: skip
     return [json.loads(line) for line in child.stdout.splitlines() if line.startswith("[")]
 
 
-def require_all_read(found: list[tuple[str, str, dict[str, str]]]) -> None:
+def require_all_read(found):
     ends = [one["end"] for _, _, one in found]
     assert ends.count("agree") > len(ends) * 0.8, ends
     for title, form, one in found:

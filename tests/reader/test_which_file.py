@@ -1,4 +1,4 @@
-"""Which file of a folder is opened, or why none is."""
+"""Which files a checkpoint is made of: folders, sharded sets, links; or why none is opened."""
 
 import json
 import os
@@ -45,6 +45,7 @@ LAYOUTS = {
     "an index of safetensors of any name": ([*HALVES, "model.index.json"], HALVES),
     "a set before an adapter": ([*SHARDS, f"{BIN}.index.json", "adapter.safetensors"], SHARDS),
     "another program's training state": ([MODEL, "training_state.json"], [MODEL]),
+    "what another system keeps beside a file": ([MODEL, f"._{MODEL}", "config.json"], [MODEL]),
     "the only one of its set": (["m-00001-of-00001.safetensors"], ["m-00001-of-00001.safetensors"]),
 }  # fmt: skip
 
@@ -97,6 +98,55 @@ def test_folders_in_hugging_faces_store_are_opened(tmp_path, names):
         (folder / name).symlink_to(os.path.relpath(blobs / name, folder))
     with open_checkpoint(folder) as checkpoint:
         assert all(checkpoint[name].all() for name in checkpoint)
+
+
+def test_a_store_that_may_be_linked_to_is_called_blobs_and_lies_beside_snapshots(tmp_path):
+    written(tmp_path / "drops", [MODEL])
+    snapshot = tmp_path / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / MODEL).symlink_to(f"../../drops/{MODEL}")
+    with pytest.raises(CheckpointError, match="leads out of the folder"):
+        open_checkpoint(snapshot)
+
+
+def test_a_single_file_may_be_a_link_to_anywhere(tmp_path):
+    written(tmp_path / "to", [MODEL])
+    (tmp_path / "here").symlink_to(tmp_path / "to" / MODEL)
+    with open_checkpoint(tmp_path / "here") as checkpoint:
+        assert list(checkpoint) == [MODEL]
+
+
+@pytest.mark.parametrize("kind", [MODEL, BIN])
+def test_a_set_reads_like_one_checkpoint(tmp_path, kind):
+    index = written(tmp_path, [*SHARDS, *HALVES, f"{kind}.index.json"]) / f"{kind}.index.json"
+    names = HALVES if kind == MODEL else SHARDS
+    with open_checkpoint(index) as checkpoint:
+        assert (list(checkpoint), checkpoint.format) == (names, "sharded")
+        assert checkpoint.files == tuple(tmp_path / name for name in names)
+        for name in names:
+            assert checkpoint.info(name).path == tmp_path / name
+            assert checkpoint.get_slice(name)[1:].tolist() == [1, 1]
+            assert checkpoint[name].tolist() == [1, 1, 1]
+    for name in names:
+        with pytest.raises(CheckpointError, match="closed"):
+            checkpoint[name]
+
+
+def test_an_index_may_name_a_link_beside_it_and_leave_tensors_out(tmp_path):
+    written(tmp_path, HALVES)
+    (tmp_path / "linked.safetensors").symlink_to(HALVES[0])
+    index = tmp_path / f"{MODEL}.index.json"
+    index.write_text(json.dumps({"weight_map": {HALVES[0]: "linked.safetensors"}}))
+    with open_checkpoint(index) as checkpoint:
+        assert {name: one.tolist() for name, one in checkpoint.items()} == {HALVES[0]: [1, 1, 1]}
+
+
+def test_metadata_does_not_hide_a_tensor_of_the_same_name(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / MODEL, {"a": "text", "b": "other"})
+    with open_checkpoint(tmp_path / MODEL) as checkpoint:
+        assert checkpoint["a"].tolist() == [1, 1]
+        assert sorted(checkpoint.metadata.values()) == ["other", "text"]
+        assert checkpoint.metadata["b"] == "other"
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])

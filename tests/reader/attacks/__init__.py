@@ -1,78 +1,92 @@
-"""Hostile checkpoint files, one function each: its name and its phrase say what the file tries.
+"""Hostile checkpoint files by name; a comment or a docstring says what each tries.
 
-A function writes one file (or a list of them) into a folder. ``caught`` says what must happen:
+A function writes one file (or yields several) into a folder: under ``@refused`` and its like it is
+an attack of its own name, and ``each`` makes one attack of each case of a table. What must happen:
 
-- ``opening``: ``open_checkpoint`` refuses the file;
-- ``reading``: opening, or reading everything in it, raises ``CheckpointError``;
-- ``system``: as ``opening``, or the system's own ``OSError`` for a path that can't be opened;
-- ``harmless``: it may also succeed; limits of time and memory hold, and no foreign byte is read.
+- ``refused``: opening the file, or reading everything in it, raises ``CheckpointError``;
+- ``harmless``: it may also succeed; limits of time and memory hold, and no foreign byte is read;
+- ``system``: refused, or the system's own ``OSError`` for a path that can't be opened.
 
 Every byte of every record here is ``PAYLOAD``: a tensor with another byte in it leaks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 FAMILIES = ("zip", "directory", "pickle", "bombs", "tensors", "legacy", "tar", "safetensors",
-            "index", "shards", "places", "torch", "rare",
-            "collisions")  # fmt: skip
+            "index", "shards", "places", "torch", "collisions")  # fmt: skip
 
-Write = Callable[[Path], Path | Iterable[Path]]
+Written = Path | Iterable[Path]
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
     family: str
     name: str
-    tries: str
     caught: str
-    write: Write
+    write: Callable[[Path], Written]
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.name}"
+
+    def files(self, folder: Path) -> Iterable[Path]:
+        written = self.write(folder)
+        return [written] if isinstance(written, Path) else written
 
 
 REGISTERED: dict[tuple[str, str], Attack] = {}
 
 
-def register(write: Write, name: str, tries: str, caught: str, module: str | None = None) -> None:
-    """Add an attack to the family named like the module that it is written in."""
-    family = (module or write.__module__).rpartition(".")[2]
-    assert caught in ("opening", "reading", "harmless", "system")
+def register(
+    family: str, caught: str, write: Callable[[Path], Written], name: str = ""
+) -> Callable[[Path], Written]:
+    name = name or write.__name__
     assert (family, name) not in REGISTERED, f"{family}: two attacks are called {name}"
-    REGISTERED[family, name] = Attack(family, name, tries, caught, write)
+    REGISTERED[family, name] = Attack(family, name, caught, write)
+    return write
 
 
-def attack(tries: str, *, caught: str = "opening") -> Callable[[Write], Write]:
-    """Register a function under its own name."""
+def of_family(module: str) -> tuple[Any, Any, Any]:
+    """Return ``each``, ``refused`` and ``harmless`` for the attacks of one module."""
+    family = module.rpartition(".")[2]
 
-    def decorator(write: Write) -> Write:
-        register(write, write.__name__, tries, caught)
-        return write
+    def each(
+        write: Callable[[Path, Any], Written],
+        cases: Mapping[str, Any],
+        name: str = "{}",
+        *,
+        caught: str = "refused",
+    ) -> None:
+        """Register a file for each case, called like it; ``name`` says what else is in the name."""
+        for title, case in cases.items():
+            one = partial(lambda folder, case: write(folder, case), case=case)
+            register(family, caught, one, name.format(title))
 
-    return decorator
+    return each, partial(register, family, "refused"), partial(register, family, "harmless")
 
 
 def damaged_everywhere(
-    format: str, small: Callable[[Path], Path], beheaded: str = "opening", *, needed: int = 1
+    each: Any, format: str, small: Callable[[Path], Path], *, needed: int = 1
 ) -> None:
     """Register a good file that is cut off, and one that lacks its beginning, at every byte.
 
-    ``beheaded`` says when the second is caught; lacking fewer than ``needed`` bytes is no harm.
+    Lacking fewer than ``needed`` bytes is no harm.
     """
 
-    def some(folder: Path, ends: bool) -> Iterable[Path]:
-        whole = small(folder / f"whole.{format}")
-        raw = whole.read_bytes()
-        for length in range(0 if ends else needed, len(raw)):
+    def some(folder: Path, beheaded: bool) -> Iterable[Path]:
+        raw = small(folder / f"whole.{format}").read_bytes()
+        for length in range(needed if beheaded else 0, len(raw)):
             path = folder / f"{length}.{format}"
-            path.write_bytes(raw[:length] if ends else raw[length:])
+            path.write_bytes(raw[length:] if beheaded else raw[:length])
             yield path
 
-    module = f"attacks.{format}"
-    register(lambda folder: some(folder, True), f"{format}_cut_off_at_every_byte",
-             "be cut off, at every byte", "opening", module)  # fmt: skip
-    register(lambda folder: some(folder, False), f"{format}_without_its_first_bytes",
-             "lack its beginning, at every byte", beheaded, module)  # fmt: skip
+    each(
+        some, {f"{format}_cut_off_at_every_byte": False, f"{format}_without_its_first_bytes": True}
+    )
 
 
 def family(name: str) -> list[Attack]:

@@ -29,8 +29,10 @@ from pickle_code import (
     value,
 )
 
-from attacks import attack
-from attacks.containers import pickle_attack
+from attacks import of_family
+from attacks.containers import pickles
+
+each, refused, harmless = of_family(__name__)
 
 FILLED, PLACES = 60_000, 1 << 17
 """A table of 2^17 places is for 43,691 to 87,381 keys."""
@@ -68,35 +70,44 @@ def colliding(count: int = 27_000) -> list[int]:
     return [*way().tolist(), *dice.permutation(some)[:count].tolist()]
 
 
-@pickle_attack("have 27,000 keys whose places are taken", forms=["zip"])
-def keys_whose_places_are_taken():
+def keys_whose_places_are_taken() -> bytes:
+    """Have 27,000 keys whose places are taken."""
     keys = b"".join(integer(key) + NONE for key in colliding())
     return program(EMPTY_DICT, MARK, keys, SETITEMS)
 
 
-@pickle_attack("have 27,000 places in the memo that are taken", caught="harmless", forms=["zip"])
-def places_of_the_memo_that_are_taken():
+def places_of_the_memo_that_are_taken() -> bytes:
+    """Have 27,000 places in the memo that are taken", caught="harmless."""
     found = walkers(np.arange(PLACES, 1 << 20))[:27_000]
     return program(unicode("a" * (1 << 20)), *(put(b"", n) for n in (*way(), *found)))
 
 
-@pickle_attack("have 50 tensors with a state of 62,000 keys whose places are taken", forms=["zip"])
-def states_whose_places_are_taken():
+def states_whose_places_are_taken() -> bytes:
+    """Have 50 tensors with a state of 62,000 keys whose places are taken."""
     keys = b"".join(integer(key) + NONE for key in [*way().tolist(), *colliding()[FILLED:][:2000]])
     given = (
-        name("torch._utils", "_rebuild_tensor_v2"), name("foo", "T"),
+        name("torch._utils._rebuild_tensor_v2"), name("foo.T"),
         value((storage("0", 4), 0, (4,), (1,), False, NO_HOOKS)),
         EMPTY_DICT + MARK + keys + SETITEMS,
     )  # fmt: skip
     said = b"".join(put(Code(one), n) + POP for n, one in enumerate(given))
-    call = put(name("torch._tensor", "_rebuild_from_type_v2"), 9) + POP
+    call = put(name("torch._tensor._rebuild_from_type_v2"), 9) + POP
     one = get(9) + MARK + get(0) + get(1) + get(2) + get(3) + b"tR"
     padding = unicode("a" * 500_000) + POP  # of which copies are allowed
     return program(said, call, padding, EMPTY_LIST, MARK, one * 50, APPENDS)
 
 
-@attack("have notes with 27,000 keys whose places are taken")
+pickles(each, {
+    "keys_whose_places_are_taken": keys_whose_places_are_taken,
+    "states_whose_places_are_taken": states_whose_places_are_taken,
+}, forms=["zip"])  # fmt: skip
+pickles(each, {"places_of_the_memo_that_are_taken": places_of_the_memo_that_are_taken},
+        caught="harmless", forms=["zip"])  # fmt: skip
+
+
+@harmless  # in some seconds
 def notes_whose_places_are_taken(folder):
+    """Have notes with 27,000 keys whose places are taken."""
     pairs = ",".join(f"[{key},0]" for key in colliding())
     notes = '{"values":{"v":{"$dict":[' + pairs + "]}}}"
     header = {"__metadata__": {"npydata": notes}, "w": entry("U8", [1], 0, 1)}

@@ -1,9 +1,8 @@
 """One hostile pickle in each of the three formats that hold one."""
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from checkpoint_files import (
     checkpoint_records,
@@ -14,44 +13,36 @@ from checkpoint_files import (
     tar_members,
 )
 
-from attacks import register
-
-MakePickle = Callable[[], bytes]
+Pickle = bytes | Callable[[], bytes]
 
 
-def in_zip(make: MakePickle, folder: Path) -> Path:
-    return stored_zip(folder / "a.pt", checkpoint_records(make(), {"0": payload(16)}))
+def in_zip(folder: Path, pickle: bytes) -> Path:
+    return stored_zip(folder / "a.pt", checkpoint_records(pickle, {"0": payload(16)}))
 
 
-def in_legacy(make: MakePickle, folder: Path) -> Path:
-    return legacy_file(folder / "a.pt", make(), [])
+def in_legacy(folder: Path, pickle: bytes) -> Path:
+    return legacy_file(folder / "a.pt", pickle, [])
 
 
-def in_tar(make: MakePickle, folder: Path) -> Path:
-    return tar_file(folder / "a.tar", tar_members(make(), [], []))
+def in_tar(folder: Path, pickle: bytes) -> Path:
+    return tar_file(folder / "a.tar", tar_members(pickle, [], []))
 
 
 FORMS = {"zip": in_zip, "legacy": in_legacy, "tar": in_tar}
 
 
-def pickle_attack(
-    tries: str, *, caught: str = "opening", forms: Any = FORMS, **in_form: str
-) -> Any:
-    """Register a function that returns a pickle, once for each format.
-
-    ``in_form`` says where one format catches it otherwise: ``tar="harmless"``.
-    """
-
-    def decorator(make: MakePickle) -> MakePickle:
-        for form in forms:
-            write = partial(FORMS[form], cache(make))
-            register(
-                write,
-                f"{make.__name__}_in_{form}",
-                tries,
-                in_form.get(form, caught),
-                make.__module__,
-            )
-        return make
-
-    return decorator
+def pickles(
+    each: Callable[..., None],
+    cases: Mapping[str, Pickle],
+    *,
+    caught: str = "refused",
+    forms: Iterable[str] = FORMS,
+) -> None:
+    """Register each pickle, or function that makes one, once for each format."""
+    makers = {
+        title: cache(one) if callable(one) else lambda one=one: one for title, one in cases.items()
+    }
+    for form in forms:
+        write = FORMS[form]
+        each(lambda folder, make, write=write: write(folder, make()), makers, f"{{}}_in_{form}",
+             caught=caught)  # fmt: skip

@@ -2,12 +2,14 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint_files import entry, payload, safetensors_file, small_legacy, small_zip
 
-from attacks import attack, register
+from attacks import of_family
 
+each, refused, harmless = of_family(__name__)
 SHARD = "model-00001-of-00001.safetensors"
 
 
@@ -28,14 +30,7 @@ def mapped(weight_map) -> dict:
     return {"metadata": {"total_size": 16}, "weight_map": weight_map}
 
 
-def simple(title: str, tries: str, content, caught: str = "opening") -> None:
-    """Register an index with this content."""
-    register(lambda folder: index(folder, content), title, tries, caught)
-
-
-simple("a_good_index", "control: nothing, this set is good", mapped({"a": SHARD}), "harmless")
-
-for label, shard in {
+each(lambda folder, shard: index(folder, mapped({"a": shard})), {
     "that_climbs": "../other.safetensors", "that_climbs_later": "x/../../other.safetensors",
     "that_climbs_and_returns": f"../set/{SHARD}", "that_is_absolute": "/etc/passwd",
     "with_a_nul": SHARD + "\0", "that_is_empty": "", "that_is_a_dot": ".", "that_is_two_dots": "..",
@@ -43,121 +38,94 @@ for label, shard in {
     "that_is_missing": "model-00002-of-00002.safetensors", "of_the_process": "/proc/self/environ",
     "with_a_backslash": "..\\other.safetensors", "of_a_very_long_name": "x" * 5_000,
     "at_home": "~/other.safetensors", "by_url": "file:///etc/passwd", "in_a_folder": f"./{SHARD}/",
-    "with_a_lone_surrogate": "\ud800",
-}.items():  # fmt: skip
-    simple(f"shard_{label}", "read a file that isn't its own", mapped({"a": shard}))
-
-for label, shard in {
-    "number": 7,
-    "null": None,
-    "list": [SHARD],
-    "object": {},
-    "true": True,
-}.items():
-    simple(f"shard_of_{label}", "have no name for a file", mapped({"a": shard}))
-
-for label, content in {
+    "with_a_lone_surrogate": "\ud800", "of_number": 7, "of_null": None, "of_list": [SHARD],
+    "of_object": {}, "of_true": True,
+}, "shard_{}")  # fmt: skip
+each(index, {
     "nothing": b"", "a_list": [], "a_number": 7, "null": None, "letters": b"abc", "no_map": {},
     "a_map_of_a_list": mapped([SHARD]), "a_map_of_text": mapped(SHARD),
-    "a_map_of_null": mapped(None),
-    "bad_utf8": b'{"weight_map": {"\xff": 1}}', "100_000_brackets": b"[" * 100_000,
-    "100_000_braces": b'{"a":' * 100_000, "nan": b"NaN",
-}.items():  # fmt: skip
-    simple(f"index_of_{label}", "be no index", content)
-
-simple("tensor_not_in_its_shard", "be in a shard that lacks it", mapped({"a": SHARD, "b": SHARD}))
-simple("tensor_not_in_the_index", "leave a shard's tensor out", mapped({}), "harmless")
-simple("metadata_of_a_list", "have metadata that isn't any", {"metadata": [1],
-       "weight_map": {"a": SHARD}}, "harmless")  # fmt: skip
-simple("total_size_that_is_wrong", "say another size", {"metadata": {"total_size": -1},
-       "weight_map": {"a": SHARD}}, "harmless")  # fmt: skip
-simple("one_tensor_twice", "be in two shards",
-       f'{{"weight_map":{{"a":"{SHARD}","a":"other.safetensors"}}}}'.encode())  # fmt: skip
-simple("weight_map_twice", "have two maps",
-       f'{{"weight_map":{{"a":"{SHARD}"}},"weight_map":{{}}}}'.encode())  # fmt: skip
-simple("index_of_20_000_missing_shards", "have many files opened",
-       mapped({str(n): f"{n}.safetensors" for n in range(20_000)}))  # fmt: skip
+    "a_map_of_null": mapped(None), "bad_utf8": b'{"weight_map": {"\xff": 1}}',
+    "100_000_brackets": b"[" * 100_000, "100_000_braces": b'{"a":' * 100_000, "nan": b"NaN",
+    "20_000_missing_shards": mapped({str(n): f"{n}.safetensors" for n in range(20_000)}),
+    "a_tensor_that_its_shard_lacks": mapped({"a": SHARD, "b": SHARD}),
+    "one_tensor_twice": f'{{"weight_map":{{"a":"{SHARD}","a":"other.safetensors"}}}}'.encode(),
+    "two_maps": f'{{"weight_map":{{"a":"{SHARD}"}},"weight_map":{{}}}}'.encode(),
+}, "index_of_{}")  # fmt: skip
+each(index, {
+    "a_good_index": mapped({"a": SHARD}),
+    "tensor_not_in_the_index": mapped({}),
+    "metadata_of_a_list": {"metadata": [1], "weight_map": {"a": SHARD}},
+    "total_size_that_is_wrong": {"metadata": {"total_size": -1}, "weight_map": {"a": SHARD}},
+}, caught="harmless")  # fmt: skip
 
 
-@attack("reach outside by a link")
-def shard_is_a_link_outside(folder):
+def instead(folder: Path, make: Callable[[Path], object]) -> Path:
+    """An index whose shard is something else."""
     path = index(folder, mapped({"a": SHARD}), shards=False)
-    (path.parent / SHARD).symlink_to(folder / "other.safetensors")
+    make(path.parent / SHARD)
     return path
 
 
-@attack("reach outside by a link to a folder")
+each(instead, {
+    "link_outside": lambda path: path.symlink_to(path.parent.parent / "other.safetensors"),
+    "link_to_a_device": lambda path: path.symlink_to("/dev/zero"),
+    "link_to_itself": lambda path: path.symlink_to(SHARD),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+}, "shard_is_a_{}")  # fmt: skip
+
+
+@refused
 def shard_in_a_linked_folder(folder):
+    """Reach outside by a link to a folder."""
     path = index(folder, mapped({"a": "inner/other.safetensors"}))
     (path.parent / "inner").symlink_to(folder)
     return path
 
 
-@attack("have a device read by a link")
-def shard_is_a_link_to_a_device(folder):
-    path = index(folder, mapped({"a": SHARD}), shards=False)
-    (path.parent / SHARD).symlink_to("/dev/zero")
-    return path
-
-
-@attack("be a link to itself")
-def shard_is_a_link_to_itself(folder):
-    path = index(folder, mapped({"a": SHARD}), shards=False)
-    (path.parent / SHARD).symlink_to(SHARD)
-    return path
-
-
-@attack("make the reader wait at a pipe")
-def shard_is_a_pipe(folder):
-    path = index(folder, mapped({"a": SHARD}), shards=False)
-    os.mkfifo(path.parent / SHARD)
-    return path
-
-
-@attack("have a folder read")
-def shard_is_a_folder(folder):
-    path = index(folder, mapped({"a": SHARD}), shards=False)
-    (path.parent / SHARD).mkdir()
-    return path
-
-
-@attack("be an index of indexes")
+@refused
 def shard_is_an_index(folder):
+    """Be an index of indexes."""
     path = index(folder, mapped({"a": "b.index.json"}))
     (path.parent / "b.index.json").write_text(json.dumps(mapped({"a": path.name})))
     return path
 
 
-@attack("name a broken shard")
+@refused
 def shard_is_cut_off(folder):
+    """Name a broken shard."""
     path = index(folder, mapped({"a": SHARD}))
     os.truncate(path.parent / SHARD, 40)
     return path
 
 
-@attack("have a pickle read under a safe name", caught="harmless")
+@harmless
 def shard_is_a_pickle(folder):
+    """Have a pickle read under a safe name."""
     path = index(folder, mapped({"weight": SHARD}), shards=False)
     small_zip(path.parent / SHARD)
     return path
 
 
-@attack("mix formats", caught="harmless")
+@harmless
 def shards_of_two_formats(folder):
+    """Mix formats."""
     path = index(folder, mapped({"a": SHARD, "weight": "b.bin"}))
     small_legacy(path.parent / "b.bin")
     return path
 
 
-@attack("have a huge index read")
+@refused
 def index_of_a_gigabyte(folder):
+    """Have a huge index read."""
     path = index(folder, {})
     os.truncate(path, 1 << 30)
     return path
 
 
-@attack("have two indexes in one folder")
+@refused
 def folder_with_two_indexes(folder):
+    """Have two indexes in one folder."""
     path = index(folder, mapped({"a": SHARD}))
     (path.parent / "other.safetensors.index.json").write_bytes(path.read_bytes())
     return path.parent

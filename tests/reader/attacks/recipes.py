@@ -1,15 +1,17 @@
 """Recipes of short pickles that cost much: a value said once, and what is done with it, how often.
 
-``bombs`` has the dearest that were found, by name; ``fuzz_cost`` looks for others.
+``bombs`` has the dearest that were found, by name; ``test_cost`` looks for others.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from pickle_code import (
     ADDITEMS,
     APPENDS,
     BUILD,
     DUP,
+    EMPTY_ARRAY,
     EMPTY_DICT,
     EMPTY_LIST,
     EMPTY_SET,
@@ -27,6 +29,7 @@ from pickle_code import (
     get,
     integer,
     name,
+    numpy_dtype,
     program,
     put,
     storage,
@@ -35,9 +38,8 @@ from pickle_code import (
     value,
 )
 
-MADE_UP = name("made.up", "f")
-FROM_TYPE = name("torch._tensor", "_rebuild_from_type_v2")
-F4 = build(call(name("numpy", "dtype"), "f4", False, True), (3, "<", None, None, None, -1, -1, 0))
+MADE_UP = name("made.up.f")
+FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 
 Recipe = tuple[str, int, str, int]
 """What is said once, how much of it, what is done with it, and how often."""
@@ -64,7 +66,7 @@ def texts(length: int) -> bytes:
 
 def arguments_of_calls(depth: int) -> bytes:
     """What makes a tensor by a call of a call of a call."""
-    code = put(FROM_TYPE, 9) + put(name("torch", "Tensor"), 10) + POP + POP + put(value(()), 11)
+    code = put(name(FROM_TYPE), 9) + put(name("torch.Tensor"), 10) + POP + POP + put(value(()), 11)
     for _ in range(min(depth, 2_000)):
         code += POP + put(Code(MARK + get(9) + get(10) + get(11) + NONE + b"t"), 11)
     return code
@@ -80,27 +82,12 @@ def dtensor_spec(size: int) -> bytes:
     layout, mesh = "torch.distributed._mesh_layout", "torch.distributed.device_mesh"
     flat = build(call(name(layout, "_FlatLayout")), {"shape": many(b"K\2", min(size, 64))})
     axes = build(call(name(layout, "_MeshLayout")), {"axes": many(flat)})
-    split = build(call(name("torch.distributed.tensor.placement_types", "_StridedShard")),
+    split = build(call("torch.distributed.tensor.placement_types._StridedShard"),
                   {"dim": 0, "split_factor": 1})  # fmt: skip
-    return build(call(name("torch.distributed.tensor._dtensor_spec", "DTensorSpec")), {
+    return build(call("torch.distributed.tensor._dtensor_spec.DTensorSpec"), {
         "placements": many(split),
         "mesh": build(call(name(mesh, "DeviceMesh")), {"_layout": axes}),
     })  # fmt: skip
-
-
-def with_attributes(times: int) -> bytes:
-    """A list of parameters with the value for their attributes."""
-    function = name("torch._utils", "_rebuild_parameter_with_state")
-    arguments = value((tensor(storage("0", 4), 0, (4,)), False, None, Code(get(0))))
-    return put(function, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
-
-
-def typed_with_attributes(times: int) -> bytes:
-    """A list of tensors with the value for their attributes."""
-    rebuild, kind = name("torch._utils", "_rebuild_tensor_v2"), name("torch", "Tensor")
-    made = value((Code(storage("0", 4)), 0, (4,), (1,), False, None))
-    arguments = value((rebuild, kind, made, Code(get(0))))
-    return put(FROM_TYPE, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
 
 
 SAID: dict[str, Callable[[int], bytes]] = {
@@ -129,8 +116,7 @@ SAID: dict[str, Callable[[int], bytes]] = {
     "group": lambda n: value({"_parameters": nothings(n), "_buffers": {}, "_modules": {}}),
     "calls": arguments_of_calls,
     "array": lambda n: build(
-        call(name("numpy._core.multiarray", "_reconstruct"), name("numpy", "ndarray"), (0,), b"b"),
-        (1, (n,), F4, False, bytes(4 * n))),
+        EMPTY_ARRAY, (1, (n,), numpy_dtype(), False, bytes(4 * n))),
 }  # fmt: skip
 """What is said once, and kept in the memo."""
 
@@ -155,14 +141,16 @@ def called_with(function: bytes) -> Callable[[int], bytes]:
     return lambda n: put(function, 1) + POP + dropped(get(1) + get(0) + b"R")(n)
 
 
-def dtensors(times: int) -> bytes:
-    """A list of DTensors with the value for their spec."""
-    kind = name("torch.distributed.tensor", "DTensor")
-    args = value((kind, name("torch", "float32"), (4,), (1,), 0, None, None, False))
-    local = value({"_local_tensor": tensor(storage("0", 4), 0, (4,)), "_spec": Code(get(0))})
-    wrapper = name("torch._utils", "_rebuild_wrapper_subclass")
-    arguments = value((wrapper, kind, args, local))
-    return put(FROM_TYPE, 1) + POP + put(arguments, 2) + POP + listed(get(1) + get(2) + b"R")(times)
+def with_value(function: str, *arguments: Any) -> Callable[[int], bytes]:
+    """A list of what a function makes of arguments, of which the value is one."""
+    made = put(name(function), 1) + POP + put(value(arguments), 2) + POP
+    return lambda n: made + listed(get(1) + get(2) + b"R")(n)
+
+
+DTENSOR = name("torch.distributed.tensor.DTensor")
+DTENSOR_ARGUMENTS = (DTENSOR, name("torch.float32"), (4,), (1,), 0, None, None, False)
+LOCAL = {"_local_tensor": tensor(storage("0", 4), 0, (4,)), "_spec": get(0)}
+PLAIN = (storage("0", 4), 0, (4,), (1,), False, None)
 
 
 AGAIN: dict[str, Callable[[int], bytes]] = {
@@ -173,9 +161,13 @@ AGAIN: dict[str, Callable[[int], bytes]] = {
     "in_lists": listed(EMPTY_LIST + get(0) + b"a"),
     "in_tuples": listed(get(0) + get(0) + b"\x86"),
     "states": listed(MADE_UP + b")R" + get(0) + BUILD),
-    "dtensors": dtensors,
-    "with_attributes": with_attributes,
-    "typed_with_attributes": typed_with_attributes,
+    "dtensors": with_value(
+        FROM_TYPE, name("torch._utils._rebuild_wrapper_subclass"), DTENSOR, DTENSOR_ARGUMENTS,
+        LOCAL),
+    "with_attributes": with_value("torch._utils._rebuild_parameter_with_state",
+                                  tensor(storage("0", 4), 0, (4,)), False, None, get(0)),
+    "typed_with_attributes": with_value(
+        FROM_TYPE, name("torch._utils._rebuild_tensor_v2"), name("torch.Tensor"), PLAIN, get(0)),
     "popped": lambda n: dropped(get(0))(n) + POP + get(0),
     "doubled": lambda n: get(0) + DUP * min(n, 60_000) + (b"\x86" * min(n, 60_000)),
     "tensors": listed(tensor()),
@@ -185,17 +177,17 @@ AGAIN: dict[str, Callable[[int], bytes]] = {
     "sets": listed(EMPTY_SET),
     "module_names": listed(b"ca\nb\n"),
     "said_as_names": dropped(get(0) + get(0) + STACK_GLOBAL),
-    "encoded": listed(name("_codecs", "encode") + get(0) + unicode("latin1") + b"\x86R"),
+    "encoded": listed(name("_codecs.encode") + get(0) + unicode("latin1") + b"\x86R"),
     "ordered": called(ORDERED_DICT),
-    "counter": called(name("collections", "Counter")),
-    "to_set": called(name("builtins", "set")),
-    "size": called(name("torch", "Size")),
+    "counter": called(name("collections.Counter")),
+    "to_set": called(name("builtins.set")),
+    "size": called(name("torch.Size")),
     "made_up": called(MADE_UP),
-    "device": called(name("torch", "device")),
-    "parameter": called(name("torch.nn.parameter", "Parameter")),
-    "bytearray": called(name("builtins", "bytearray")),
-    "dtype": called(name("numpy", "dtype")),
+    "device": called(name("torch.device")),
+    "parameter": called(name("torch.nn.parameter.Parameter")),
+    "bytearray": called(name("builtins.bytearray")),
+    "dtype": called(name("numpy.dtype")),
     "arguments": called_with(MADE_UP),
-    "from_type": called_with(FROM_TYPE),
+    "from_type": called_with(name(FROM_TYPE)),
 }  # fmt: skip
 """What is done with it, so often."""

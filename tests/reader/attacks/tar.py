@@ -1,47 +1,39 @@
 """Tar files: the members' headers, and the pickles and numbers in the members."""
 
-import struct
+import os
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from checkpoint_files import Member, TarTensor, payload, small_tar, tar_file, tar_members
-from pickle_code import NONE, call, name, persistent, program, storage, value
+from pickle_code import NONE, POP, Code, call, integer, name, persistent, program, storage, value
 
-from attacks import attack, register
+from attacks import of_family
 from attacks.zip import SECRET
 
-PICKLE = program(persistent("30", python=2))
-STORAGES = [(9, "FloatStorage", 16, payload(64)), (10, "FloatStorage", 4, payload(16))]
-TENSOR = TarTensor(key=30, storage=10, size=(4,), stride=(1,))
+each, refused, harmless = of_family(__name__)
+GOOD = {
+    "pickle": program(persistent("30", python=2)),
+    "storages": [(9, "FloatStorage", 16, payload(64)), (10, "FloatStorage", 4, payload(16))],
+    "tensors": [TarTensor(key=30, storage=10, size=(4,), stride=(1,))],
+}
+FIRST, TENSOR = GOOD["storages"][0], GOOD["tensors"][0]
 
 
-def tar(title: str, tries: str, caught: str = "opening", **changes) -> None:
-    """Register a file of one tensor with these parts of its members replaced."""
-    pickle, storages = changes.pop("pickle", PICKLE), changes.pop("storages", STORAGES)
-    tensors = changes.pop("tensors", [TENSOR])
-
-    def write(folder):
-        return tar_file(folder / "a.tar", tar_members(pickle, storages, tensors, **changes))
-
-    register(write, title, tries, caught)
+def tar(folder: Path, changes: dict[str, Any], **end: bytes) -> Path:
+    """A file of one tensor with these parts of its members replaced."""
+    return tar_file(folder / "a.tar", tar_members(**GOOD | changes), **end)
 
 
-def member(title: str, tries: str, which: str, caught: str = "opening", **fields) -> None:
-    """Register a good file with these fields of one member's header replaced."""
-
-    def write(folder):
-        members = tar_members(PICKLE, STORAGES, [TENSOR])
-        members = [replace(one, **fields) if one.name == which else one for one in members]
-        return tar_file(folder / "a.tar", members)
-
-    register(write, title, tries, caught)
+def of_tensor(folder: Path, fields: dict[str, Any]) -> Path:
+    return tar(folder, {"tensors": [replace(TENSOR, **fields)]})
 
 
-tar("a_good_tar_file", "control: nothing, this file is good", "harmless")
+def of_storage(folder: Path, storage: tuple[Any, ...]) -> Path:
+    return tar(folder, {"storages": [FIRST, storage]})
 
-tar("number_of_thousands_of_digits", "have one long number read for each tensor",
-    pickle=program(persistent("0" * 4_000 + "30", python=2)))  # fmt: skip
 
-for title, wrong in {
+each(of_tensor, {
     "one_element_too_many": {"size": (5,)},
     "one_element_too_far": {"offset": 1},
     "offset_minus_1": {"offset": -1, "size": (2,)},
@@ -55,215 +47,255 @@ for title, wrong in {
     "stride_of_2_to_62": {"size": (5,), "stride": (2**62,)},
     "product_that_overflows": {"size": (2**32, 2**32), "stride": (1, 1)},
     "unknown_storage": {"storage": 99},
-}.items():
-    tar(f"tar_tensor_{title}", "look beyond the storage", "reading",
-        tensors=[replace(TENSOR, **wrong)])  # fmt: skip
-
-for title, wrong in {
     "ndim_minus_1": {"ndim": -1},
     "ndim_of_a_million": {"ndim": 10**6},
     "ndim_of_2_to_31": {"ndim": 2**31 - 1},
     "ndim_of_one_more": {"ndim": 2},
-}.items():
-    tar(f"tar_tensor_{title}", "have more numbers read", tensors=[replace(TENSOR, **wrong)])
+}, "tar_tensor_{}")  # fmt: skip
+each(of_tensor, {
+    "expanded_to_2_to_40": {"size": (2**40,), "stride": (0,)},  # 4 TB made of 4 bytes
+    "of_another_type": {"kind": "DoubleTensor"},
+    "of_no_type": {"kind": "EvilTensor"},
+}, "tar_tensor_{}", caught="harmless")  # fmt: skip
 
-tar("tar_tensor_expanded_to_2_to_40", "be 4 TB made of 4 bytes", "harmless",
-    tensors=[replace(TENSOR, size=(2**40,), stride=(0,))])  # fmt: skip
-tar("tar_tensor_of_another_type", "be wider than its storage", "harmless",
-    tensors=[replace(TENSOR, kind="DoubleTensor")])  # fmt: skip
-tar("tar_tensor_of_no_type", "be of a made-up type", "harmless",
-    tensors=[replace(TENSOR, kind="EvilTensor")])  # fmt: skip
-tar(
-    "tar_tensor_twice",
-    "be two tensors of one key",
-    "harmless",
-    tensors=[TENSOR, replace(TENSOR, storage=9)],
-)
-tar("tar_bare_storage", "be tensor and storage", "harmless", pickle=program(
-    persistent("10", python=2)))  # fmt: skip
+COUNTS = {"5": 5, "minus_1": -1, "2_to_40": 2**40, "text": "2", "none": NONE, "list": [],
+          "float": value(2.0), "0": 0}  # fmt: skip
+for count in ("storage_count", "tensor_count"):
+    each(lambda folder, n, count=count: tar(folder, {count: n}), COUNTS, f"{count}_{{}}")
 
-for title, count in {"5": 5, "minus_1": -1, "2_to_40": 2**40, "text": "2", "none": NONE,
-                     "list": [], "float": value(2.0), "0": 0}.items():  # fmt: skip
-    tar(f"storage_count_{title}", "have others read", storage_count=count)
-    tar(f"tensor_count_{title}", "have others read", tensor_count=count)
+each(of_storage, {
+    "5": (10, "FloatStorage", 5, payload(16)),
+    "3": (10, "FloatStorage", 3, payload(16)),
+    "minus_1": (10, "FloatStorage", -1, payload(16)),
+    "2_to_62": (10, "FloatStorage", 2**62, payload(16)),
+    "2_to_63": (10, "FloatStorage", 2**63 - 1, payload(16)),
+    "no_type": (10, "EvilStorage", 4, payload(16)),
+}, "tar_storage_of_{}")  # fmt: skip
 
-for title, count in {"5": 5, "3": 3, "minus_1": -1, "2_to_62": 2**62, "2_to_63": 2**63 - 1}.items():
-    tar(f"tar_storage_of_{title}", "have another length read",
-        storages=[STORAGES[0], (10, "FloatStorage", count, payload(16))])  # fmt: skip
-
-tar("tar_storage_of_no_type", "be of a made-up type",
-    storages=[STORAGES[0], (10, "EvilStorage", 4, payload(16))])  # fmt: skip
-tar("tar_storage_twice", "be two storages of one key",
-    storages=[STORAGES[1], (10, "FloatStorage", 16, SECRET)])  # fmt: skip
-tar("tar_storage_key_of_text", "have text for a key", "harmless",
-    storages=[("10", "FloatStorage", 4, payload(16))],
-    tensors=[replace(TENSOR, storage="10")])  # fmt: skip
-
-for title, view in {
+each(lambda folder, view: tar(
+    folder, {"views": [view], "tensors": [replace(TENSOR, storage=11)]}), {
     "beyond_the_end": (11, 10, 2, 4), "before_the_start": (11, 10, -1, 2),
     "of_negative_size": (11, 10, 4, -4), "of_2_to_63": (11, 10, 0, 2**63),
     "at_2_to_64": (11, 10, 2**64, 4), "of_an_unknown_root": (11, 99, 0, 4),
-    "of_three_fields": (11, 10, 0), "of_five_fields": (11, 10, 0, 4, 1), "of_text": (11, 10,
-    "0", 4),
-    "of_itself": (11, 11, 0, 4), "of_a_float": (11, 10, value(0.0), 4),
+    "of_three_fields": (11, 10, 0), "of_five_fields": (11, 10, 0, 4, 1),
+    "of_text": (11, 10, "0", 4), "of_itself": (11, 11, 0, 4), "of_a_float": (11, 10, value(0.0), 4),
     "keyed_by_a_list": ([], 10, 0, 4), "with_a_root_s_key": (9, 10, 0, 4),
-}.items():  # fmt: skip
-    tar(f"tar_view_{title}", "look beyond the storage", "reading", views=[view],
-        tensors=[replace(TENSOR, storage=11)])  # fmt: skip
-
-TORCH_TAKES = ("tuple", "with_spaces", "with_underscores", "float", "storage_tuple")
-"""A tuple is a module's class; of everything else torch makes a number."""
-for title, identifier in {
-    "text": "abc", "unknown": "99", "negative": "-1", "tuple": ("30",), "empty": (), "none": None,
-    "list": [30], "of_a_million_digits": "9" * 100_000, "storage_tuple": storage()[:-1],
-    "with_spaces": " 30 ", "with_underscores": "3_0", "float": value(30.0),
-}.items():  # fmt: skip
-    caught = "harmless" if title in TORCH_TAKES else "reading"
-    code = identifier if title == "storage_tuple" else value(identifier, python=2)
-    tar(f"tar_id_{title}", "be no tensor", caught, pickle=program(code + b"Q"))
-
-tar("tar_id_of_a_module_with_a_path", "have a source file opened", "harmless", pickle=program(
-    persistent((name("os", "system"), "/etc/passwd", "source"), python=2)))  # fmt: skip
-tar("tar_storage_location_of_a_list", "have no location", "harmless", location=[1])
-tar("tar_views_of_a_call", "run in the views", "harmless", views=[call(name("os", "system"), "x")])
+}, "tar_view_{}")  # fmt: skip
 
 
-def among(title: str, tries: str, *others: Member, at: int = 1) -> None:
-    """Register a good file that has other members behind so many of its own."""
-
-    def write(folder):
-        members = tar_members(PICKLE, STORAGES, [TENSOR])
-        return tar_file(folder / "a.tar", [*members[:at], *others, *members[at:]])
-
-    register(write, title, tries, "opening")
+def of_id(folder: Path, identifier: Any) -> Path:
+    return tar(folder, {"pickle": program(value(identifier, python=2) + b"Q")})
 
 
-HIDDEN = program(value(7))
-SIZE_0, SIZE_512 = (Member(name="PaxHeader", kind=b"x", data=text)
+each(of_id, {
+    "text": "abc", "unknown": "99", "negative": "-1", "empty": (), "none": None, "list": [30],
+    "of_a_million_digits": "9" * 100_000,
+}, "tar_id_{}")  # fmt: skip
+# a tuple is a module's class; of everything else torch makes a number
+each(of_id, {
+    "tuple": ("30",), "storage_tuple": Code(storage()[:-1]), "with_spaces": " 30 ",
+    "with_underscores": "3_0", "float": value(30.0),
+    "of_a_module_with_a_path": (name("os.system"), "/etc/passwd", "source"),
+}, "tar_id_{}", caught="harmless")  # fmt: skip
+each(tar, {
+    # one long number would be read for each tensor
+    "number_of_thousands_of_digits": {
+        "pickle": program(persistent("0" * 4_000 + "30", python=2))},
+    "tar_storage_twice": {
+        "storages": [GOOD["storages"][1], (10, "FloatStorage", 16, SECRET)]},
+})  # fmt: skip
+each(tar, {
+    "a_good_tar_file": {},
+    "tar_tensor_twice": {"tensors": [TENSOR, replace(TENSOR, storage=9)]},
+    "tar_bare_storage": {"pickle": program(persistent("10", python=2))},
+    "tar_storage_key_of_text": {"storages": [("10", "FloatStorage", 4, payload(16))],
+                                "tensors": [replace(TENSOR, storage="10")]},
+    "tar_storage_location_of_a_list": {"location": [1]},
+    "tar_views_of_a_call": {"views": [call("os.system", "x")]},
+}, caught="harmless")  # fmt: skip
+
+# Members
+
+
+def of_members(folder: Path, change: Any) -> Path:
+    """A good file whose list of members a function changes."""
+    members = tar_members(**GOOD)
+    change(members)
+    return tar_file(folder / "a.tar", members)
+
+
+for place, which in enumerate(("sys_info", "pickle", "tensors", "storages")):
+
+    def member(folder: Path, fields: dict[str, Any], place: int = place) -> Path:
+        """A good file with these fields of one member's header replaced."""
+        return of_members(folder, lambda all: vars(all[place]).update(fields))
+
+    each(member, {
+        "of_8_gb": {"size": 8**11 - 1},
+        "of_negative_size": {"size": "-0000000001\0"},
+        "size_of_letters": {"size": "abcdefghijk\0"},
+        "in_binary_size": {"size": "\x80\0\1" + "\0" * 9},  # of 2**80 bytes
+        "in_negative_binary_size": {"size": "\xff" * 12},
+        "of_another_name": {"name": "other"},
+        "with_a_wrong_checksum": {"checksum": 1},
+        "is_a_link": {"kind": b"2", "link": "/etc/passwd"},
+        "is_a_hard_link": {"kind": b"1", "link": "storages"},
+        "is_a_device": {"kind": b"3"},
+        "is_a_pipe": {"kind": b"6"},
+        "is_a_folder": {"kind": b"5"},
+        "is_sparse": {"kind": b"S"},
+    }, f"{which}_{{}}")  # fmt: skip
+    each(member, {"is_empty": {"data": b""}}, f"{which}_{{}}",
+         caught="refused" if place else "harmless")  # fmt: skip
+
+
+def second(folder: Path, others: list[Member]) -> Path:
+    """A good file with other members after its first."""
+    return of_members(folder, lambda members: members.__setitem__(slice(1, 1), others))
+
+
+def first(folder: Path, other: Member) -> Path:
+    return of_members(folder, lambda members: members.insert(0, other))
+
+
+def last(folder: Path, other: Member) -> Path:
+    return of_members(folder, lambda members: members.append(other))
+
+
+SIZE_0, SIZE_512 = (Member("PaxHeader", text, kind=b"x")
                     for text in (b"9 size=0\n", b"12 size=512\n"))  # fmt: skip
-FOLDER = Member(name="d", kind=b"5")
-among("folder_with_content", "have it passed over, which tarfile doesn't",
-      replace(FOLDER, data=HIDDEN))  # fmt: skip
-among("folder_of_the_old_kind", "have its content passed over",
-      Member(name="d/", kind=b"\0", data=HIDDEN))  # fmt: skip
-among("two_pax_headers_for_one_member", "have the other one count", SIZE_0, SIZE_512)
-among("pax_size_of_a_folder", "have it count for the next file", SIZE_512, FOLDER)
-among("pax_header_before_the_end", "announce what does not come", SIZE_0, at=4)
-among("folder_called_pickle", "be there twice", replace(FOLDER, name="pickle"))
-
-for which in ("sys_info", "pickle", "tensors", "storages"):
-    member(f"{which}_of_8_gb", "have 8 GB read", which, size=8**11 - 1)
-    member(f"{which}_of_negative_size", "walk backwards", which, size="-0000000001\0")
-    member(f"{which}_size_of_letters", "have letters for a size", which, size="abcdefghijk\0")
-    member(f"{which}_in_binary_size", "have 2**80 bytes read", which,
-           size="\x80\0\1" + "\0" * 9)  # fmt: skip
-    member(f"{which}_in_negative_binary_size", "walk backwards", which, size="\xff" * 12)
-    member(f"{which}_of_another_name", "lack a member", which, name="other")
-    member(f"{which}_with_a_wrong_checksum", "be no header", which, checksum=1)
-    member(f"{which}_is_a_link", "have another file read", which, kind=b"2", link="/etc/passwd")
-    member(f"{which}_is_a_hard_link", "have a member read twice", which, kind=b"1", link="storages")
-    member(f"{which}_is_a_device", "have a device opened", which, kind=b"3")
-    member(f"{which}_is_a_pipe", "have a pipe opened", which, kind=b"6")
-    member(f"{which}_is_a_folder", "have a folder read", which, kind=b"5")
-    member(f"{which}_is_empty", "have nothing to read", which,
-           "harmless" if which == "sys_info" else "opening", data=b"")  # fmt: skip
-    member(f"{which}_is_sparse", "have holes filled", which, kind=b"S")
-
-
-def more_members(title: str, tries: str, caught: str, *more: Member, first: bool = False) -> None:
-    """Register a good file with members added at its end, or at its beginning."""
-
-    def write(folder):
-        members = tar_members(PICKLE, STORAGES, [TENSOR])
-        return tar_file(folder / "a.tar", [*more, *members] if first else [*members, *more])
-
-    register(write, title, tries, caught)
-
-
-for which in ("pickle", "tensors", "storages"):
-    other = Member(name=which, data=program(value(0)))
-    more_members(f"{which}_twice", "be two members of one name", "opening", other)
-
-more_members("tar_name_that_climbs", "be unpacked outside its folder", "harmless",
-             Member(name="../../etc/passwd", data=SECRET))  # fmt: skip
-more_members("tar_absolute_name", "be unpacked over a file", "harmless",
-             Member(name="/etc/passwd", data=SECRET))  # fmt: skip
-more_members("tar_link_first", "have members written through a link", "harmless",
-             Member(name="storages_link", kind=b"2", link="/tmp"), first=True)  # fmt: skip
-more_members("tar_pax_header_renames", "rename a member", "reading",
-             Member(name="pax", kind=b"x", data=b"17 path=storagez\n"), first=True)  # fmt: skip
-more_members("tar_pax_header_resizes", "say another size", "reading",
-             Member(name="pax", kind=b"x", data=b"15 size=999999\n"), first=True)  # fmt: skip
-more_members("tar_pax_header_of_nonsense", "have a header that isn't one", "harmless",
-             Member(name="pax", kind=b"x", data=b"999999999 a=b\n"), first=True)  # fmt: skip
-more_members(
-    "tar_pax_header_of_a_long_number",
-    "have digits parsed",
-    "harmless",
-    Member(name="pax", kind=b"x", data=b"9" * 100_000 + b" a=b\n"),
-    first=True,
-)
-more_members("tar_gnu_long_name", "rename a member", "reading",
-             Member(name="././@LongLink", kind=b"L", data=b"other\0"), first=True)  # fmt: skip
-more_members("tar_gnu_long_name_of_8_gb", "have a huge name read", "opening",
-             Member(name="././@LongLink", kind=b"L", size=8**11 - 1), first=True)  # fmt: skip
+HIDDEN, FOLDER = program(value(7)), Member("d", kind=b"5")
+each(second, {
+    "folder_with_content": [replace(FOLDER, data=HIDDEN)],  # tarfile doesn't pass it over
+    "folder_of_the_old_kind": [Member("d/", HIDDEN, kind=b"\0")],
+    "two_pax_headers_for_one_member": [SIZE_0, SIZE_512],
+    "pax_size_of_a_folder": [SIZE_512, FOLDER],  # does it count for the next file?
+    "folder_called_pickle": [replace(FOLDER, name="pickle")],
+})  # fmt: skip
+each(last, {
+    "pax_header_before_the_end": SIZE_0,
+    **{f"{which}_twice": Member(which, program(value(0)))
+       for which in ("pickle", "tensors", "storages")},
+})  # fmt: skip
+each(last, {
+    "name_that_climbs": Member("../../etc/passwd", SECRET),
+    "absolute_name": Member("/etc/passwd", SECRET),
+}, "tar_{}", caught="harmless")  # fmt: skip
+each(first, {
+    "pax_header_renames": Member("pax", b"17 path=storagez\n", kind=b"x"),
+    "pax_header_resizes": Member("pax", b"15 size=999999\n", kind=b"x"),
+    "gnu_long_name": Member("././@LongLink", b"other\0", kind=b"L"),
+    "gnu_long_name_of_8_gb": Member("././@LongLink", kind=b"L", size=8**11 - 1),
+}, "tar_{}")  # fmt: skip
+OTHER = program(value({}))
+each(last, {
+    "hard_link": Member("pickle", OTHER, kind=b"1", link="storages"),
+    "symbolic_link": Member("pickle", OTHER, kind=b"2", link="storages"),
+    "device": Member("pickle", OTHER, kind=b"3"),
+    "contiguous": Member("pickle", OTHER, kind=b"7"),
+    "of_no_kind": Member("pickle", OTHER, kind=b"Z"),
+    "volume": Member("pickle", OTHER, kind=b"V"),
+    "by_a_dot": Member("./pickle", OTHER),
+    "by_a_climbing": Member("x/../pickle", OTHER),
+    "by_a_slash": Member("pickle/", OTHER),
+    "by_a_capitals": Member("PICKLE", OTHER),
+    "by_a_space": Member("pickle ", OTHER),
+}, "tar_pickle_again_{}", caught="harmless")  # fmt: skip
+each(first, {
+    "global_header_renames": Member("pax", b"15 path=pickle\n", kind=b"g"),
+    "gnu_long_link": Member("././@LongLink", b"storages\0", kind=b"K"),
+    "link_first": Member("storages_link", kind=b"2", link="/tmp"),
+    "pax_header_of_nonsense": Member("pax", b"999999999 a=b\n", kind=b"x"),
+    "pax_header_of_a_long_number": Member("pax", b"9" * 100_000 + b" a=b\n", kind=b"x"),
+}, "tar_{}", caught="harmless")  # fmt: skip
 
 
-@attack("have 2,000 members more", caught="harmless")
+@harmless
 def tar_of_2_000_members(folder):
-    more = [Member(name=f"m{number}") for number in range(2_000)]
-    return tar_file(folder / "a.tar", [*tar_members(PICKLE, STORAGES, [TENSOR]), *more])
+    more = [Member(f"m{number}") for number in range(2_000)]
+    return of_members(folder, lambda members: members.extend(more))
 
 
-@attack("be a gigabyte of empty blocks, of which nothing is on the disk")
+@refused
 def tar_of_a_gigabyte_of_zeros(folder):
-    path = folder / "a.tar"
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
-    return path
+    """Of which nothing is on the disk."""
+    (folder / "a.tar").touch()
+    os.truncate(folder / "a.tar", 1 << 30)
+    return folder / "a.tar"
 
 
-@attack("hold storages of a gigabyte, of which nothing is on the disk")
+@refused
 def storages_of_a_gigabyte_of_zeros(folder):
-    members = tar_members(PICKLE, STORAGES, [TENSOR])
-    members[-1] = Member(name="storages", size=1 << 30)
+    members = tar_members(**GOOD)
+    members[-1] = Member("storages", size=1 << 30)
     path = tar_file(folder / "a.tar", members, end=b"")
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + (1 << 30))
+    os.truncate(path, path.stat().st_size + (1 << 30))
     return path
 
 
-@attack("be cut off, at every byte up to its last member's end")
+@refused
 def tar_cut_off_at_every_byte(folder):
+    """Up to its last member's end."""
     raw = small_tar(folder / "whole.tar").read_bytes()
-    end = len(raw.rstrip(b"\0"))
-    for length in range(end):
+    for length in range(len(raw.rstrip(b"\0"))):
         path = folder / f"{length}.tar"
         path.write_bytes(raw[:length])
         yield path
 
 
-@attack("lack its end blocks", caught="harmless")
-def tar_without_its_end(folder):
-    return tar_file(folder / "a.tar", tar_members(PICKLE, STORAGES, [TENSOR]), end=b"")
+each(lambda folder, end: tar(folder, {}, end=end), {
+    "tar_without_its_end": b"",
+    "tar_with_bytes_after_its_end": bytes(1024) + SECRET,
+}, caught="harmless")  # fmt: skip
 
 
-@attack("have bytes after its end", caught="harmless")
-def tar_with_bytes_after_its_end(folder):
-    return tar_file(
-        folder / "a.tar", tar_members(PICKLE, STORAGES, [TENSOR]), end=bytes(1024) + SECRET
-    )
-
-
-@attack("be counted in bytes beyond the member", caught="reading")
+@refused
 def tensor_numbers_cut_off(folder):
-    members = tar_members(PICKLE, STORAGES, [TENSOR])
-    members[2].data = members[2].data[:-4]
-    return tar_file(folder / "a.tar", members)
+    return of_members(folder, lambda all: setattr(all[2], "data", all[2].data[:-4]))
 
 
-@attack("have bytes after the last tensor", caught="harmless")
+@harmless
 def tensor_numbers_and_more(folder):
-    members = tar_members(PICKLE, STORAGES, [TENSOR])
-    members[2].data += struct.pack("<q", 7)
-    return tar_file(folder / "a.tar", members)
+    return of_members(folder, lambda all: setattr(all[2], "data", all[2].data + b"\7" + bytes(7)))
+
+
+# What runs and is never looked at, and views
+
+RUNS = Code(call("os.system", "true") + POP + integer(0))
+NOTHING = {"pickle": program(NONE), "storages": [], "tensors": []}
+ONE = {"storages": [(10, "FloatStorage", 4, payload(16))]}
+each(tar, {
+    "tar_tensors_that_run": {**NOTHING, "tensor_count": RUNS},
+    "tar_storages_that_run": {**NOTHING, "storage_count": RUNS},
+    "tar_view_with_the_key_of_a_storage": {**NOTHING, **ONE, "views": [(10, 10, 2, 2)]},
+})  # fmt: skip
+each(tar, {
+    # counted from the first storage?
+    "tar_view_of_a_view": {
+        **ONE, "tensors": [TarTensor(key=30, storage=12, size=(1,), stride=(1,))],
+        "views": [(11, 10, 2, 2), (12, 11, 1, 1)]},
+}, caught="harmless")  # fmt: skip
+
+
+def with_header(folder: Path, change: tuple[int, bytes]) -> Path:
+    """A file with a second pickle, in whose header these bytes stand at this place."""
+    at, raw = change
+    members = tar_members(program(value({"a": 1})), [], [])
+    runs = program(call("os.system", "true"))
+    path = tar_file(folder / "a.tar", [*members, Member("other", runs)])
+    content = bytearray(path.read_bytes())
+    begin = content.index(b"other")
+    header = content[begin : begin + 512]
+    header[at : at + len(raw)] = raw
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    path.write_bytes(content[:begin] + header + content[begin + 512 :])
+    return path
+
+
+each(with_header, {
+    "name_with_a_nul": (0, b"pickle\0x"),
+    "name_with_a_slash": (0, b"pickle/\0"),
+    "name_with_a_prefix": (345, b"folder"),
+    "size_in_binary": (124, b"\x80" + bytes(10) + b"\4"),
+}, "tar_{}", caught="harmless")  # fmt: skip
