@@ -184,6 +184,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.nightly
 def test_it_holds_nothing_of_the_script(tmp_path):
     plain = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
     traced = trace(tmp_path, MEMORY)
