@@ -42,9 +42,7 @@ def fails_in_one_line(capsys, line):
     assert main(shlex.split(line)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("npydata")
-    assert captured.err.count("\n") == 1
-    assert captured.err.endswith("\n")
+    assert re.fullmatch("npydata.*\n", captured.err)
     return captured.err
 
 
@@ -322,7 +320,8 @@ def test_convert_casts_to_every_dtype_it_offers(model, capsys, name):
 
 @pytest.mark.parametrize("quiet", ["", "-q", "--quiet"])
 @pytest.mark.parametrize("module, line", [(convert_module, "convert model.pt out.safetensors"),
-                                          (load_module, "verify saved")])  # fmt: skip
+                                          (load_module, "verify saved"),
+                                          (prepare_module, "prepare t.txt -o o.npy")])  # fmt: skip
 def test_a_bar_is_shown_unless_it_is_to_be_quiet(model, monkeypatch, module, line, quiet):
     seen, bar = [], module.progress_bar
 
@@ -331,6 +330,7 @@ def test_a_bar_is_shown_unless_it_is_to_be_quiet(model, monkeypatch, module, lin
         return bar(*args, show=False, **rest)
 
     save_checkpoint("saved", {})
+    Path("t.txt").write_text("text")
     monkeypatch.setattr(module, "progress_bar", watched)
     main(shlex.split(f"{line} {quiet}"))
     assert seen == [not quiet]
