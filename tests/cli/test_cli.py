@@ -127,7 +127,6 @@ BAD_INPUT = {
     "convert cut.pt out.safetensors": "cut.pt",
     "convert t.txt out.safetensors": "t.txt",
     "convert no-such.pt out.safetensors": "no-such.pt",
-    "convert . out.safetensors": ".",
     "trace no-such.py": "no-such.py: no such script, expected a Python file",
     "trace --out no-such/t.json t.txt": "no-such/t.json: its folder does not exist",
     "verify no-such": "no-such: there is no such file or folder",
