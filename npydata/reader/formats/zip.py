@@ -6,7 +6,6 @@ can be mapped where it lies. The second header is compared with the directory be
 read: from a remote file, headers of other records are never fetched.
 """
 
-import io
 import re
 import struct
 import sys
@@ -28,11 +27,9 @@ UNKNOWN_32, UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
 UTF8_FLAG, DIRECTORY_ATTRIBUTE = 0x800, 0x10
 ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Flags: the bytes are encrypted, or a patch to other bytes."""
-READ_BY_TORCH = {"data.pkl", "byteorder", "version", ".data/version", ".format_version",
-                 ".storage_alignment"}  # fmt: skip
 NUMBER, VERSION = re.compile(rb"[0-9]{1,18}"), re.compile(rb"([1-9]|10)\n?")
-MAX_FOLDER_BYTES = 510
-"""torch looks at as many bytes of a record's name."""
+MAX_NAME_BYTES = 510
+"""torch looks at no more of a record's name."""
 MAX_DIRECTORY_BYTES = 1 << 26
 
 
@@ -109,19 +106,11 @@ def locate(storages: Iterable[Storage], records: dict[str, Record], swapped: boo
             )
 
 
-class Seekable(io.RawIOBase):
+class Seekable:
     """A :class:`File` as what ``zipfile`` reads from."""
 
     def __init__(self, file: File) -> None:
         self.file, self.at = file, 0
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Go to a place, from the beginning, from here, or from the end."""
@@ -132,10 +121,10 @@ class Seekable(io.RawIOBase):
         """Return where it is."""
         return self.at
 
-    def read(self, count: int | None = -1) -> bytes:
+    def read(self, count: int = -1) -> bytes:
         """Return bytes up to the end of the file."""
         left = max(0, self.file.size - self.at)
-        found = self.file.read(self.at, left if count is None or count < 0 else min(count, left))
+        found = self.file.read(self.at, left if count < 0 else min(count, left))
         if len(found) > MAX_DIRECTORY_BYTES:
             raise FormatError(f"a directory of {len(found):,} bytes")
         self.at += len(found)
@@ -171,10 +160,10 @@ def read_directory(file: File) -> dict[str, Record]:
             is_folder and entry.file_size
         ):
             raise FormatError(f"record {name!r:.80} is a folder by its attributes, not by its name")
-        if name.lower() in records or entry.header_offset < 0:
-            raise FormatError(f"two records are called {name!r:.80}, but for the case of letters")
-        records[name.lower()] = Record(file, 0, entry.file_size, raw, entry.header_offset, stop)
-    return {record.name.decode(): record for record in records.values()}
+        if name in records or entry.header_offset < 0:
+            raise FormatError(f"two records are called {name!r:.80}")
+        records[name] = Record(file, 0, entry.file_size, raw, entry.header_offset, stop)
+    return records
 
 
 def read_end(file: File) -> tuple[int, int]:
@@ -213,7 +202,7 @@ def record_name(entry: Any) -> tuple[str, bytes]:
     except UnicodeDecodeError:
         raise FormatError(f"record name {raw[:60]!r} is not UTF-8") from None
     parts = name.removesuffix("/").split("/")
-    if not name or "\\" in name or "\0" in name or {"", ".", ".."} & {*parts}:
+    if "\\" in name or "\0" in name or {"", ".", ".."} & {*parts} or len(raw) > MAX_NAME_BYTES:
         raise FormatError(f"record name {name[:60]!r} is not a plain relative path")
     return name, raw
 
@@ -232,20 +221,15 @@ def refuse_programs(names: set[str]) -> None:
 def find_prefix(names: list[str]) -> str:
     """Return the folder in which all records lie; one of them must be the only ``data.pkl``.
 
-    torch finds the records that it reads without regard to case: they must have the very names.
+    torch finds records without regard to case: there must be no two ways to read a name.
     """
     found = [name for name in names if name.split("/")[-1] == "data.pkl"]
     if len(found) != 1 or found[0].count("/") != 1:
         raise FormatError(f"{len(found)} records called data.pkl, expected one, in one folder")
     prefix = found[0].removesuffix("/data.pkl")
-    if len(prefix.encode()) > MAX_FOLDER_BYTES:
-        raise FormatError(f"the folder {prefix!r:.80} has a name of over {MAX_FOLDER_BYTES} bytes")
     for name in names:
         folder, _, inner = name.partition("/")
-        if folder != prefix:
-            raise FormatError(f"record {name!r:.80} is not in the folder {prefix!r:.80}")
-        for text in (inner, inner.lower()):
-            is_read = text in READ_BY_TORCH or text.startswith("data/")
-            if is_read and text != inner and not inner.startswith("data/"):
-                raise FormatError(f"record {name!r:.80} has a name that torch reads in other case")
+        if folder != prefix or inner != inner.lower():
+            raise FormatError(f"record {name!r:.80}, expected one in the folder {prefix!r:.80}, in "
+                              "small letters")  # fmt: skip
     return prefix

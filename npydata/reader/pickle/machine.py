@@ -31,8 +31,6 @@ find one. That many parts of keys may be looked at; smaller integers can't be ch
 
 MALFORMED = (AttributeError, LookupError, OverflowError, struct.error, TypeError, ValueError)
 """What Python raises where the stack or an argument is not what an opcode needs."""
-EMPTY = object()
-"""Stands in a place of the memo that no value was put into."""
 
 
 class TruncatedError(FormatError):
@@ -46,11 +44,10 @@ class PickleMachine:
     """
 
     def __init__(self, data: bytes, at: int, load_id: Callable[[Any], Any]) -> None:
-        self.data, self.begin, self.at, self.load_id = data, at, at, load_id
+        self.data, self.at, self.load_id = data, at, load_id
         self.stack: list[Any] = []
         self.metastack: list[list[Any]] = []
-        self.memo: list[Any] = []
-        self.memo_has_gaps = False
+        self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names that are neither known nor looked up."""
         self._compared_left = MAX_COMPARED
@@ -117,28 +114,22 @@ class PickleMachine:
         self.stack.append(value)
 
     def op_binput(self, index: int) -> None:
-        """Put the newest value into the memo. Each index took a byte of the file at least."""
-        memo, value = self.memo, self.stack[-1]
-        if not 0 <= index <= self.at - self.begin:
-            raise ValueError(f"index {index:,} of a memo of {len(memo):,} values")
-        if index > len(memo):
-            self.memo_has_gaps = True
-            memo.extend([EMPTY] * (index - len(memo)))
-        memo[index : index + 1] = [value]
+        """Put the newest value into the memo. Writers count, Python 2 from 1 on."""
+        if index > len(self.memo) + 1:
+            raise ValueError(f"index {index:,} of a memo of {len(self.memo):,} values")
+        self.memo[index] = self.stack[-1]
 
     op_long_binput = op_binput
 
     def op_memoize(self) -> None:
-        """Put the newest value behind the last one of the memo."""
-        if self.memo_has_gaps:
-            raise ValueError("counts the values of a memo that has gaps")
-        self.memo.append(self.stack[-1])
+        """Put the newest value into the memo, under the number of values in it."""
+        self.memo[len(self.memo)] = self.stack[-1]
 
     def op_binget(self, index: int) -> None:
         """Push a value from the memo."""
-        if index < 0 or (value := self.memo[index]) is EMPTY:
+        if index not in self.memo:
             raise ValueError(f"index {index:,} of the memo is empty")
-        self.stack.append(value)
+        self.stack.append(self.memo[index])
 
     op_long_binget = op_binget
 
@@ -175,39 +166,16 @@ class PickleMachine:
 
     op_pop_mark = pop_mark
 
-    def op_tuple(self, count: int | None = None) -> None:
-        """Make a tuple of the newest values, or of those since the mark."""
-        if count is None:
-            items = self.pop_mark()
-        elif len(self.stack) >= count:
-            items = self.stack[-count:]
-            del self.stack[-count:]
-        else:
-            raise ValueError(f"needs {count} values, {len(self.stack)} are there")
+    def op_tuple(self) -> None:
+        """Make a tuple of what was collected."""
+        items = self.pop_mark()
         self.stack.append(tuple(items))
 
-    def op_tuple1(self) -> None:
-        """Make a tuple of the newest value."""
-        self.op_tuple(1)
-
-    def op_tuple2(self) -> None:
-        """Make a tuple of the two newest values."""
-        self.op_tuple(2)
-
-    def op_tuple3(self) -> None:
-        """Make a tuple of the three newest values."""
-        self.op_tuple(3)
-
-    def op_list(self) -> None:
-        """Make a list of what was collected."""
-        items = self.pop_mark()
-        self.stack.append(items)
-
-    def op_dict(self) -> None:
-        """Make a dictionary of the keys and values that were collected."""
-        items = self.pop_mark()
-        self.stack.append({})
-        self.fill(items)
+    def pop_tuple(self, count: int) -> None:
+        """Make a tuple of the newest values."""
+        if len(self.stack) < count:
+            raise ValueError(f"needs {count} values, {len(self.stack)} are there")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def op_frozenset(self) -> None:
         """Make a frozen set of what was collected."""
@@ -430,18 +398,9 @@ READERS: dict[str, Reader] = {
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 EMPTY_CONTAINERS = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 STOP = ord(".")
-LEFT_OUT = {
-    "STOP",
-    "INST",
-    "GET",
-    "PUT",
-    "EXT1",
-    "EXT2",
-    "EXT4",
-    "NEXT_BUFFER",
-    "READONLY_BUFFER",
-    "DUP",
-}
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+LEFT_OUT = {"STOP", "INST", "GET", "PUT", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER",
+            "DUP", "LIST", "DICT"}  # fmt: skip
 """Opcodes that no honest checkpoint has; nor has it others whose argument is a line."""
 
 
@@ -449,6 +408,8 @@ def handler(name: str) -> Callable[..., None]:
     """Return what carries out an opcode: by default it pushes its argument."""
     if name in CONSTANTS:
         return lambda machine: machine.stack.append(CONSTANTS[name])
+    if name in TUPLES:
+        return lambda machine: machine.pop_tuple(TUPLES[name])
     if name in EMPTY_CONTAINERS:
         return lambda machine: machine.stack.append(EMPTY_CONTAINERS[name]())
     return getattr(PickleMachine, f"op_{name.lower()}", PickleMachine.push)

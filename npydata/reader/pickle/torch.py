@@ -97,7 +97,7 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
 
 def is_called_only(function: Any) -> bool:
     """Whether only a call of it, and not making an object of it, looks at the arguments."""
-    return isinstance(function, Global) and str(function) in CALLS.keys() - MADE_OF_ARGUMENTS
+    return isinstance(function, Global) and str(function) in CALLS
 
 
 class StorageTable:
@@ -265,8 +265,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch._tensor._rebuild_from_type_v2": from_type,
     **PLAIN_CALLS,
 }
-MADE_OF_ARGUMENTS = {"builtins.complex", "builtins.bytes", "builtins.frozenset", "torch.Size",
-                     PARAMETER}  # fmt: skip
 QSCHEMES = {f"torch.{name}" for name in vars(torch) if name.startswith("per_")}
 KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *NESTING, *QSCHEMES,
          "builtins.object", "builtins.dict", "builtins.list", "builtins.int"}  # fmt: skip
