@@ -75,7 +75,7 @@ def flatten(part: str, state: Any) -> FlatState:
     def take(tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
         name = ".".join(map(str, path))
         if not name or name in tensors or name == RESERVED:
-            name = free_name(path, {**tensors, RESERVED: tensor})
+            name = free_name(name, {**tensors, RESERVED: tensor})
         try:
             name.encode()
         except UnicodeEncodeError:

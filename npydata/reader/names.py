@@ -1,12 +1,11 @@
-r"""A name for everything in a checkpoint: nested containers flattened with dots.
+"""A name for everything in a checkpoint: nested containers flattened with dots.
 
 ``{"model": {"fc": {"weight": tensor}}}`` has one entry, ``model.fc.weight``. An object that only
 code could make is a container of what the file says of it. Where two paths would get the same name,
-the later one is escaped: ``\`` before a dot inside a key and before a key that is not text; and
-numbered if that is taken too.
+the later one is numbered.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from npydata.reader.file import FormatError
@@ -38,20 +37,20 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     left = FREE_ENTRIES + nbytes
-    waiting: list[tuple[str, tuple[Any, ...], Any]] = [("", (), root)]
+    waiting: list[tuple[str, int, Any]] = [("", 0, root)]
     while waiting:
-        name, path, value = waiting.pop()
+        name, depth, value = waiting.pop()
         inner = list(parts(value))
         left -= len(inner) + (len(name) + size_of(value)) // 64
         if left < 0:
             raise FormatError("has far more entries, or longer names, than its size allows")
-        if inner and len(path) >= MAX_DEPTH:
+        if inner and depth >= MAX_DEPTH:
             raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
         if is_entry(value, inner):
-            named[free_name(path, named) if not name or name in named else name] = value
+            named[free_name(name, named)] = value
         for key, part in reversed(inner):
-            text = key_text(key)
-            waiting.append((f"{name}.{text}" if path else text, (*path, key), part))
+            text = key if isinstance(key, str) else brief(key)
+            waiting.append((f"{name}.{text}" if depth else text, depth + 1, part))
     return named
 
 
@@ -62,11 +61,6 @@ def size_of(value: Any) -> int:
     if isinstance(value, UnresolvedObject):
         return sum(map(size_of, (value.args, *states(value.state), value.items, value.pairs)))
     return len(value) if isinstance(value, dict | list | tuple) else 0
-
-
-def key_text(key: Any) -> str:
-    """Return a key as it stands in names."""
-    return key if isinstance(key, str) else brief(key)
 
 
 def is_entry(value: Any, inner: list[Any]) -> bool:
@@ -115,22 +109,12 @@ def is_module(value: Any) -> bool:
     return isinstance(value, UnresolvedObject) and as_dict(value.state).keys() >= {*MODULE_GROUPS}
 
 
-def free_name(path: Iterable[Any], taken: Mapping[str, Any]) -> str:
-    """Return the name of a path: with dots, and escaped if that name is taken."""
-    path = tuple(path)
-    name = ".".join(map(key_text, path)) or "tensor"
-    if name in taken:
-        name = ".".join(map(escaped, path))
+def free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """Return a name, with a number if it is taken."""
+    name = name or "tensor"
     while name in taken:
         name += f"'{len(taken)}"
     return name
-
-
-def escaped(key: Any) -> str:
-    """Return a key in which every dot is its own, and whose kind shows."""
-    return (
-        key.replace("\\", "\\\\").replace(".", "\\.") if isinstance(key, str) else f"\\{brief(key)}"
-    )
 
 
 def nest(root: Any, leaf: Any) -> Any:

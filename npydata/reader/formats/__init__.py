@@ -59,7 +59,7 @@ def with_values(contents: Contents) -> dict[str, Any]:
     """Return everything by name; what stands beside the tensors gets names that are free."""
     found = dict(contents.leaves)
     for key, value in contents.values.items():
-        found[free_name((key,), found) if key in found else key] = value
+        found[free_name(key, found)] = value
     return found
 
 

@@ -57,7 +57,7 @@ class ItemChunk:
     def __call__(self) -> TensorSpec:
         """Return its description."""
         spec = self.item.contents.root
-        if not isinstance(spec, TensorSpec) or spec.storage is None:
+        if not isinstance(spec, TensorSpec):
             raise FormatError(f"{self.item.file.path.name} has {brief(spec)} for a chunk")
         is_plain = not (spec.conj or spec.neg) and math.prod(spec.shape) <= spec.storage.numel
         if (spec.dtype, spec.shape) != (self.dtype, self.shape) or not is_plain:
@@ -101,7 +101,7 @@ def read_dcp(folder: Folder) -> Contents:
         unknown |= item.contents.unknown
         for key, value in item.contents.leaves.items():
             nested = name if item.contents.root is value else f"{name}.{key}"
-            root[free_name((nested,), root) if nested in root else nested] = value
+            root[free_name(nested, root)] = value
     files = {id(item.file): item.file for item in items.values()}
     return Contents("dcp", [*files.values()], root, root, unknown=unknown)
 
