@@ -162,10 +162,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
     from npydata.reader.inspect import why_checkpoint
 
-    about_tokens = token_options(args)
-    if about_tokens and args.depth is not None:
-        raise NpyDataError("--depth is for checkpoints; --format, --dtype, --seq-len for tokens")
-    why = None if about_tokens else why_checkpoint(args.file)
+    why = None if token_options(args) else why_checkpoint(args.file)
     if why is None:
         return inspect_token_file(args)
     try:
@@ -184,12 +181,10 @@ def token_options(args: argparse.Namespace) -> list[str]:
 
 def inspect_checkpoint_file(args: argparse.Namespace) -> int:
     """Print a report on a checkpoint."""
-    from npydata.reader.inspect import inspect_checkpoint
+    from npydata.reader.inspect import as_table, inspect_checkpoint
 
-    if args.depth is not None and args.depth < 1:
-        raise NpyDataError(f"depth {args.depth}: expected 1 or more")
     report = inspect_checkpoint(args.file)
-    print(report.to_json() if args.json else report.to_table(args.depth))
+    print(json.dumps(report) if args.json else "\n".join(as_table(report)))
     return EXIT_OK
 
 
@@ -197,15 +192,11 @@ def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
     from npydata.dataset.inspect import as_table, inspect_tokens, is_named_like_checkpoint
 
-    if args.depth is not None or is_named_like_checkpoint(args.file):
+    if is_named_like_checkpoint(args.file):
         Path(args.file).stat()  # that it is not there comes first
-    if is_named_like_checkpoint(args.file) and (flags := token_options(args)):
-        raise NpyDataError(
-            f"{args.file}: is named like a checkpoint, expected a token file with {' '.join(flags)}"
-        )
-    if args.depth is not None:
-        raise NpyDataError(f"{args.file}: is taken for a token file; --depth is for checkpoints")
-
+        if flags := token_options(args):
+            raise NpyDataError(f"{args.file}: is named like a checkpoint, expected a token file "
+                               f"with {' '.join(flags)}")  # fmt: skip
     report = inspect_tokens(
         args.file,
         format=args.format,
@@ -220,8 +211,6 @@ def inspect_token_file(args: argparse.Namespace) -> int:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Write a checkpoint as safetensors and say in one line what was written."""
-    import torch
-
     from npydata.reader.open import open_checkpoint
 
     shard_size = None if args.shard_size is None else parsed_size(args.shard_size)
@@ -234,7 +223,6 @@ def run_convert(args: argparse.Namespace) -> int:
             args.output,
             prefix=args.prefix,
             shard_size=shard_size,
-            dtype=None if args.dtype is None else getattr(torch, args.dtype),
             progress=not args.quiet,
         )
     seconds = time.perf_counter() - begin
@@ -378,15 +366,13 @@ names what would have been.""",
                      "help": "how the file is laid out (default: by its content and name)"},
         "--dtype": {"metavar": "D",
                     "help": "the ids of a headerless file, such as uint16 (default: uint32)"},
-        "--depth": {"type": int, "metavar": "N",
-                    "help": "sum up what lies more than N dots deep in a checkpoint"},
         "--json": {"action": "store_true", "help": "print one JSON object"},
     },
     examples="""\
 examples:
   npydata inspect train.npy --seq-len 1024
   npydata inspect train.bin --dtype uint16 --json
-  npydata inspect model.pt --depth 2
+  npydata inspect model.pt
   npydata inspect model.safetensors.index.json --json
 
 tokens:      npy, raw (headerless .bin; OLMo's .npy with --dtype), llm.c, megatron, datatrove
@@ -395,8 +381,6 @@ checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a fol
              checkpointer wrote
 """,
 )  # fmt: skip
-
-FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 CONVERT = Command(
     run_convert,
@@ -429,18 +413,11 @@ is left out, and named. If the run fails or is killed, OUT is what it was before
             "help": "write a folder of files of at most SIZE (5GB, 500MB, 2GiB), "
             "named as Hugging Face does, with their index",
         },
-        "--dtype": {
-            "choices": FLOATS,
-            "metavar": "D",
-            "help": f"write tensors of floating point as D: {', '.join(FLOATS)} (default: "
-            "as they are)",
-        },
         "-q --quiet": QUIET,
     },
     examples="""\
 examples:
   npydata convert pytorch_model.bin model.safetensors
-  npydata convert checkpoint.pt half.safetensors --dtype float16
   npydata convert run/step-001000 model.safetensors --prefix model.
   npydata convert run/step-001000 gpt/ --prefix model. --shard-size 2GB
 """,

@@ -177,7 +177,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """
         spec = self._spec(name)
         path, file_offset, offset = self.files[0], None, spec.offset * spec.dtype.itemsize
-        if spec.storage is not None and (extent := spec.storage.root.extent) is not None:
+        if (extent := spec.storage.root.extent) is not None:
             path = extent.file.path
             if not extent.file.is_remote:
                 with naming(f"{self.path}: {name}"):
@@ -186,7 +186,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         return TensorInfo(
             name, spec.dtype, spec.shape, spec.stride,
             math.prod(spec.shape) * spec.dtype.itemsize,
-            None if spec.storage is None else spec.storage.key, offset, file_offset,
+            spec.storage.key if spec.chunks is None else None, offset, file_offset,
             self._same[alias_key(spec)], spec.kind, spec.requires_grad, path,
         )  # fmt: skip
 
@@ -241,7 +241,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         *,
         prefix: str = "",
         shard_size: int | None = None,
-        dtype: torch.dtype | None = None,
         progress: bool = False,
     ) -> Converted:
         """Write tensors as safetensors, whole or not at all, with little of them in memory.
@@ -253,7 +252,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             dst: The file; with ``shard_size`` a new folder, which ``from_pretrained`` opens.
             prefix: Only tensors whose names begin so, which is taken off.
             shard_size: Bytes that a file of the folder has at most, unless one tensor has more.
-            dtype: What tensors of floating point are cast to.
             progress: Show a bar, if it takes longer than a second.
 
         Raises:
@@ -262,7 +260,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             FileExistsError: The folder is there already, and not empty.
         """
         with naming(self.path):
-            return convert(self, dst, prefix, shard_size, dtype, progress)
+            return convert(self, dst, prefix, shard_size, progress)
 
     def close(self) -> None:
         """Let go of the files. Tensors that were read stay; reading another one raises."""
@@ -339,8 +337,6 @@ class TensorSlice:
 
 def alias_key(spec: TensorSpec) -> Any:
     """Return what is equal for names of the very same tensor."""
-    if spec.storage is None:
-        return id(spec)
     key = (spec.storage.start, spec.shape, spec.stride, spec.offset, spec.conj, spec.neg)
     return id(spec.storage.root), spec.dtype, str(key)  # as text: a file can't choose its hash
 

@@ -55,42 +55,27 @@ class Slot:
     name: str
     spec: TensorSpec
     dtype: torch.dtype
-    """As it is written; complex numbers may be pairs of this."""
+    """As it is written: of a complex one that safetensors lacks, pairs of this."""
+    shape: tuple[int, ...]
     begin: int = 0
-
-    @property
-    def shape(self) -> list[int]:
-        """As it is written."""
-        pair = [2] if self.spec.dtype.is_complex and not self.dtype.is_complex else []
-        return [*self.spec.shape, *pair]
 
     @property
     def nbytes(self) -> int:
         """As it is written."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def entry(self) -> dict[str, Any]:
-        """Return the tensor's entry in the header."""
-        shape = self.shape
-        if CODES[self.dtype] == PACKED:
-            shape[-1] *= 2
-        return {"dtype": CODES[self.dtype], "shape": shape,
-                "data_offsets": [self.begin, self.begin + self.nbytes]}  # fmt: skip
-
 
 def convert(
     checkpoint: Any, dst: str | os.PathLike[str], prefix: str, shard_size: int | None,
-    dtype: torch.dtype | None, progress: bool,
+    progress: bool,
 ) -> Converted:  # fmt: skip
     """Write tensors of an open checkpoint. See :meth:`npydata.LazyCheckpoint.to_safetensors`."""
-    if dtype is not None and not (dtype in CODES and dtype.is_floating_point):
-        raise FormatError(f"dtype={dtype}, expected one of floating point in safetensors")
     if shard_size is not None and (type(shard_size) is not int or shard_size < 1):
         raise FormatError(f"shard_size={shard_size!r}, expected a number of bytes")
     if shard_size is None and (why := wrong_suffix(dst, ".safetensors")):
         raise FormatError(why)
     source = sum(file.size for file in checkpoint.open_files)
-    slots, ties = chosen(checkpoint, prefix, dtype)
+    slots, ties = chosen(checkpoint, prefix)
     if (wanted := sum(slot.nbytes for slot in slots)) > MAX_GROWTH * source:
         raise FormatError(f"its tensors are expanded: they have {wanted:,} bytes when they are "
                           f"written out, it has {source:,}")  # fmt: skip
@@ -111,9 +96,7 @@ def convert(
     return Converted(len(slots) + len(ties), len(ties), nbytes, tuple(left_out))
 
 
-def chosen(
-    checkpoint: Any, prefix: str, dtype: torch.dtype | None
-) -> tuple[list[Slot], dict[str, str]]:
+def chosen(checkpoint: Any, prefix: str) -> tuple[list[Slot], dict[str, str]]:
     """Return the tensors whose names begin with ``prefix``, without it, and the ties among them.
 
     The largest elements come first, so that all are aligned.
@@ -124,23 +107,16 @@ def chosen(
         if not kept:
             continue
         spec = checkpoint._tensors[names[0]]
-        slots.append(Slot(kept[0], spec, written_dtype(kept[0], spec, dtype)))
+        dtype = COMPLEX_AS_REAL.get(spec.dtype, spec.dtype)
+        code = CODES.get(dtype) if spec.kind == "dense" else None
+        if code is None or (code == PACKED and not spec.shape):
+            raise FormatError(f"{kept[0]}: safetensors has no code for {dtype} ({spec.kind})")
+        pair = (2,) if dtype != spec.dtype else ()
+        slots.append(Slot(kept[0], spec, dtype, (*spec.shape, *pair)))
         ties.update(dict.fromkeys(kept[1:], kept[0]))
     if prefix and not slots:
         raise FormatError(f"no name begins with {prefix!r}")
     return sorted(slots, key=lambda slot: -slot.dtype.itemsize), ties
-
-
-def written_dtype(name: str, spec: TensorSpec, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that a tensor is written with."""
-    if spec.kind != "dense":
-        raise FormatError(f"{name}: has dtype {spec.kind}, which torch has none for")
-    if dtype is not None and spec.dtype.is_floating_point:
-        return dtype
-    written = COMPLEX_AS_REAL.get(spec.dtype, spec.dtype)
-    if written not in CODES or (CODES[written] == PACKED and not spec.shape):
-        raise FormatError(f"{name}: safetensors has no code for {written}")
-    return written
 
 
 def cut(slots: list[Slot], shard_size: int | None) -> list[list[Slot]]:
@@ -169,7 +145,14 @@ def header_of(slots: list[Slot], ties: dict[str, str], texts: dict[str, str],
     }  # fmt: skip
     kept = {name: note for name, note in notes.items() if note}
     metadata = {"format": "pt", **texts, **({NOTES: json.dumps(kept)} if kept else {})}
-    return header_bytes({slot.name: slot.entry() for slot in slots}, metadata)
+    entries = {}
+    for slot in slots:
+        shape = [*slot.shape]
+        if CODES[slot.dtype] == PACKED:
+            shape[-1] *= 2
+        entries[slot.name] = {"dtype": CODES[slot.dtype], "shape": shape,
+                              "data_offsets": [slot.begin, slot.begin + slot.nbytes]}  # fmt: skip
+    return header_bytes(entries, metadata)
 
 
 def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -219,9 +202,9 @@ def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: Bar) -> Non
     out.write(header)
     for slot in slots:
         for elements in blocks(slot.spec):
-            if elements.is_complex() and not slot.dtype.is_complex:
+            if slot.dtype != elements.dtype:
                 elements = torch.view_as_real(elements)
-            content = elements.to(slot.dtype).reshape(-1).view(torch.uint8).numpy()
+            content = elements.reshape(-1).view(torch.uint8).numpy()
             out.write(content.data)
             bar.update(content.nbytes)
 

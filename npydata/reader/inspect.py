@@ -4,11 +4,9 @@ Nothing of a tensor is read, and nothing in the file is run. Names and values co
 which may be hostile: what is printed can't steer a terminal, and is no longer than a line.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,69 +22,16 @@ SUFFIXES = (".pt", ".pth", ".ckpt", ".distcp", ".safetensors")
 LABEL_WIDTH, WARNINGS = 56, 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReport:
-    """Everything ``npydata inspect`` found out about one checkpoint."""
-
-    path: str
-    format: str
-    byteorder: str
-    files: tuple[str, ...]
-    file_bytes: int
-    """Of all files together."""
-    fetched_bytes: int | None
-    """What was read of a remote file."""
-    num_tensors: int
-    """Names of tensors, those of tied ones included."""
-    num_ties: int
-    """Names that stand for a tensor which has another name already."""
-    parameters: int
-    """Elements of all tensors, tied ones counted once."""
-    nbytes: int
-    """Of these elements."""
-    unsafe_globals: tuple[str, ...]
-    tensors: tuple[dict[str, Any], ...]
-    """Of each: name, dtype, shape, stride, nbytes, storage, offset (bytes of the storage before
-    it), file_offset, file, kind, requires_grad, and same_as, the first name of tied ones."""
-    metadata: dict[str, Any]
-    """Values beside the tensors, as typed JSON: a tuple is ``{"$tuple": [1, 2]}``."""
-    other: dict[str, str] = field(default_factory=dict)
-    """Of the other values, a description."""
-
-    def to_json(self) -> str:
-        """Return the report as one JSON object, on one line and in ASCII."""
-        return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
-
-    def to_table(self, depth: int | None = None) -> str:
-        """Return the report as lines for people; with ``depth``, longer names are summed up."""
-        rows = [(harmless(name, LABEL_WIDTH) or "''", harmless(said, 200))
-                for name, said in rows_of(self, depth)]  # fmt: skip
-        width = max((len(name) for name, _ in rows), default=0)
-        lines = [f"{name:<{width}}  {said}" for name, said in rows]
-        ties = f", {self.num_ties:,} of them tied to another" if self.num_ties else ""
-        many = f" in {len(self.files):,} files" if len(self.files) > 1 else ""
-        order = "" if self.byteorder == "little" else f", {self.byteorder}-endian"
-        head = [
-            f"file        {harmless(self.path, 4096)}",
-            f"format      {self.format}{order}",
-            f"size        {human_bytes(self.file_bytes)} ({self.file_bytes:,} bytes){many}",
-            f"tensors     {self.num_tensors:,}{ties}",
-            f"parameters  {self.parameters:,} ({human_bytes(self.nbytes)})",
-            f"values      {len(self.metadata) + len(self.other):,}",
-            "",
-        ]
-        end = [f"warning: names {harmless(one)}, which was not called"
-               for one in self.unsafe_globals[:WARNINGS]]  # fmt: skip
-        if len(self.unsafe_globals) > WARNINGS:
-            more = len(self.unsafe_globals) - WARNINGS
-            end.append(f"warning: names {more:,} more (--json lists all)")
-        if self.fetched_bytes is not None:
-            end.append(f"read {human_bytes(self.fetched_bytes)} of {human_bytes(self.file_bytes)}")
-        return "\n".join([*head, *lines, *([""] if end else []), *end])
-
-
-def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
+def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Open a checkpoint, or a URL, and report what is in it.
+
+    Returns:
+        Values that JSON holds. ``num_ties`` counts names of tensors that have another name already,
+        ``parameters`` and ``nbytes`` those without; ``fetched_bytes`` is what was read of a remote
+        file. ``tensors`` has name, dtype, shape, stride, nbytes, storage, offset (bytes of the
+        storage before it), file_offset, file, kind, requires_grad, and same_as, the first name of
+        tied ones. ``metadata`` is values as typed JSON: a tuple is ``{"$tuple": [1, 2]}``;
+        ``other`` describes those that it can't hold.
 
     Raises:
         CheckpointError: It is damaged, hostile, or no checkpoint.
@@ -98,60 +43,65 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointReport:
         for name in checkpoint:
             info = checkpoint.info(name)
             row = {one: getattr(info, one) for one in (
-                "shape", "stride", "nbytes", "storage", "offset", "file_offset", "kind",
+                "name", "shape", "stride", "nbytes", "storage", "offset", "file_offset", "kind",
                 "requires_grad")}  # fmt: skip
-            dtype = str(info.dtype).removeprefix("torch.")
-            file = printable(info.path or path)
-            rows.append(
-                {"name": name, "dtype": dtype, **row, "file": file, "same_as": ties.get(name)}
-            )
+            row["dtype"] = str(info.dtype).removeprefix("torch.")
+            rows.append({**row, "file": printable(info.path or path), "same_as": ties.get(name)})
         metadata, other = typed_values(checkpoint.metadata)
         distinct = [row for row in rows if row["same_as"] is None]
         remote = [file for file in checkpoint.open_files if file.is_remote]
-        return CheckpointReport(
-            path=printable(path),
-            format=checkpoint.format,
-            byteorder=checkpoint.byteorder,
-            files=tuple(map(printable, checkpoint.files)),
-            file_bytes=sum(file.size for file in checkpoint.open_files),
-            fetched_bytes=sum(file.fetched for file in remote) if remote else None,
-            num_tensors=len(rows),
-            num_ties=len(ties),
-            parameters=sum(math.prod(row["shape"]) for row in distinct),
-            nbytes=sum(row["nbytes"] for row in distinct),
-            unsafe_globals=checkpoint.unsafe_globals,
-            tensors=tuple(rows),
-            metadata=metadata,
-            other=other,
-        )
+        return {
+            "path": printable(path),
+            "format": checkpoint.format,
+            "byteorder": checkpoint.byteorder,
+            "files": [*map(printable, checkpoint.files)],
+            "file_bytes": sum(file.size for file in checkpoint.open_files),
+            "fetched_bytes": sum(file.fetched for file in remote) if remote else None,
+            "num_tensors": len(rows),
+            "num_ties": len(ties),
+            "parameters": sum(math.prod(row["shape"]) for row in distinct),
+            "nbytes": sum(row["nbytes"] for row in distinct),
+            "unsafe_globals": [*checkpoint.unsafe_globals],
+            "tensors": rows,
+            "metadata": metadata,
+            "other": other,
+        }
 
 
-def rows_of(report: CheckpointReport, depth: int | None) -> Iterator[tuple[str, str]]:
-    """Yield a name and what is said of it; names with more than ``depth`` parts are summed up."""
-    groups: dict[str, list[int]] = {}
-    for row in report.tensors:
-        if depth is None or row["name"].count(".") < depth:
-            shape = f"[{', '.join(map(str, row['shape']))}]"
-            kind = "" if row["kind"] == "dense" else f"  {row['kind']}"
-            said = f"{shape}  {row['dtype']}  {human_bytes(row['nbytes'])}{kind}"
-            yield row["name"], said if row["same_as"] is None else f"= {row['same_as']}"
-        else:
-            group = groups.setdefault(group_of(row["name"], depth), [0, 0, 0])
-            group[0] += 1
-            group[1] += row["nbytes"] if row["same_as"] is None else 0
-    for name, said in [*report.metadata.items(), *report.other.items()]:
-        if depth is None or name.count(".") < depth:
-            yield name, said if name in report.other else brief(said)
-        else:
-            groups.setdefault(group_of(name, depth), [0, 0, 0])[2] += 1
-    for name, (tensors, nbytes, values) in groups.items():
-        held = [f"{tensors:,} tensors, {human_bytes(nbytes)}"] * (tensors > 0)
-        yield name, ", ".join(held + [f"{values:,} values"] * (values > 0))
+def as_table(report: dict[str, Any]) -> Iterator[str]:
+    """Yield a report as lines for people."""
+    names, size = report["unsafe_globals"], report["file_bytes"]
+    ties = f", {report['num_ties']:,} of them tied to another" if report["num_ties"] else ""
+    many = f" in {len(report['files']):,} files" if len(report["files"]) > 1 else ""
+    order = "" if report["byteorder"] == "little" else f", {report['byteorder']}-endian"
+    yield f"file        {harmless(report['path'], 4096)}"
+    yield f"format      {report['format']}{order}"
+    yield f"size        {human_bytes(size)} ({size:,} bytes){many}"
+    yield f"tensors     {report['num_tensors']:,}{ties}"
+    yield f"parameters  {report['parameters']:,} ({human_bytes(report['nbytes'])})"
+    yield f"values      {len(report['metadata']) + len(report['other']):,}"
+    yield ""
+    rows = [(harmless(name, LABEL_WIDTH) or "''", harmless(said, 200))
+            for name, said in rows_of(report)]  # fmt: skip
+    width = max((len(name) for name, _ in rows), default=0)
+    yield from (f"{name:<{width}}  {said}" for name, said in rows)
+    if names or report["fetched_bytes"] is not None:
+        yield ""
+    yield from (f"warning: names {harmless(one)}, which was not called" for one in names[:WARNINGS])
+    if len(names) > WARNINGS:
+        yield f"warning: names {len(names) - WARNINGS:,} more (--json lists all)"
+    if report["fetched_bytes"] is not None:
+        yield f"read {human_bytes(report['fetched_bytes'])} of {human_bytes(size)}"
 
 
-def group_of(name: str, depth: int) -> str:
-    """Return the first parts of a name, with a dot at the end."""
-    return ".".join(name.split(".")[:depth]) + "."
+def rows_of(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a name and what is said of it."""
+    for row in report["tensors"]:
+        kind = "" if row["kind"] == "dense" else f"  {row['kind']}"
+        said = f"{list(row['shape'])}  {row['dtype']}  {human_bytes(row['nbytes'])}{kind}"
+        yield row["name"], said if row["same_as"] is None else f"= {row['same_as']}"
+    yield from ((name, brief(value)) for name, value in report["metadata"].items())
+    yield from report["other"].items()
 
 
 def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
