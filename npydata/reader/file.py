@@ -74,14 +74,53 @@ class Descriptor:
             close(self.number)
 
 
-OPEN_FILES: "deque[weakref.ref[File]]" = deque()
+OPEN_FILES: "deque[weakref.ref[LocalFile]]" = deque()
 """The oldest first."""
 
 
 class File:
-    """A regular file, open for reading until :meth:`close`."""
+    """Bytes that are read by ranges: of a local file, of a URL, or part of a file."""
 
     is_remote = False
+    path: Any
+    size: int
+    identity: Any
+    """Tells a file from another, and from itself once it has been written to."""
+
+    def pread_into(self, target: Any, offset: int) -> None:
+        """Fill memory with the bytes from ``offset`` on."""
+        raise NotImplementedError
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly these bytes."""
+        return self.copy(offset, nbytes).tobytes()
+
+    def copy(self, offset: int, nbytes: int) -> Bytes:
+        """Return these bytes as an array of their own."""
+        self.require_inside(offset, nbytes)
+        memory = np.empty(nbytes, np.uint8)
+        self.pread_into(memory, offset)
+        return memory
+
+    def map(self, offset: int, nbytes: int) -> Bytes:
+        """Return these bytes as private memory, mapped where that can be done."""
+        return self.copy(offset, nbytes)
+
+    def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
+        """Return a range that was read past the page cache, or None if that can't be done."""
+
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened: what was read may be of both."""
+
+    def require_inside(self, offset: int, nbytes: int) -> None:
+        """Refuse a range that is not in the file."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
+                              f"which has {self.size:,}")  # fmt: skip
+
+
+class LocalFile(File):
+    """A regular file, open for reading until :meth:`close`."""
 
     def __init__(
         self, path: str | os.PathLike[str], open_: Callable[[], Descriptor] | None = None,
@@ -145,13 +184,6 @@ class File:
         found = os.pread(descriptor.number, nbytes, offset)
         return found if len(found) == nbytes else self.copy(offset, nbytes).tobytes()
 
-    def copy(self, offset: int, nbytes: int) -> Bytes:
-        """Return these bytes as an array of their own."""
-        self.require_inside(offset, nbytes)
-        memory = np.empty(nbytes, np.uint8)
-        self.pread_into(memory, offset)
-        return memory
-
     def map(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes as private memory: the file never changes when it is written to.
 
@@ -194,12 +226,6 @@ class File:
         """Return the error of a file that was changed."""
         return FormatError("was replaced, changed or cut off since it was opened: open it again")
 
-    def require_inside(self, offset: int, nbytes: int) -> None:
-        """Refuse a range that is not in the file."""
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
-            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
-                              f"which has {self.size:,}")  # fmt: skip
-
 
 class MappedRange:
     """What numpy makes an array of: part of a map, which is unmapped when the array is gone."""
@@ -226,10 +252,6 @@ class FilePart(File):
         """Fill memory with the bytes of the part from ``offset`` on."""
         self.require_inside(offset, len(target))
         self.whole.pread_into(target, self.begin + offset)
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return exactly these bytes of the part."""
-        return self.copy(offset, nbytes).tobytes()
 
     def map(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes of the part as private memory."""
@@ -287,8 +309,8 @@ class Folder:
                      if one.parent.name == "snapshots"]  # fmt: skip
             if target.parent not in (home, *blobs[:1]):
                 raise FormatError(f"{name} is a link that leads out of the folder")
-            return File(path, lambda: Descriptor(target), self.mmap)
-        return File(path, lambda: self._descriptor_of(name), self.mmap)
+            return LocalFile(path, lambda: Descriptor(target), self.mmap)
+        return LocalFile(path, lambda: self._descriptor_of(name), self.mmap)
 
     def _descriptor_of(self, name: str) -> Descriptor:
         descriptor = self._descriptor

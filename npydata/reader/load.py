@@ -24,10 +24,10 @@ from npydata.reader.formats.training import crc32
 from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.targets import PLAIN, alias_key, byte_range
 from npydata.reader.tensor import (
+    elements_before,
     extents_of,
     is_contiguous,
     read_slice,
-    readable,
     span_of,
     storage_key,
     swap,
@@ -126,7 +126,7 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     turned = spec.conj or spec.neg or target.is_conj() or target.is_neg()
     return (
         plain and not turned and spec.chunks is None and target.dtype == spec.dtype
-        and is_contiguous(spec.shape, spec.stride) and not readable(spec).root.swapped
+        and is_contiguous(spec.shape, spec.stride) and not spec.storage.root.swapped
     )  # fmt: skip
 
 
@@ -287,7 +287,7 @@ def load_new(
         spans = [span_of(spec) for spec in some]
         begin = min(begin for begin, _ in spans) // ALIGNMENT * ALIGNMENT
         begins[key], end = begin, max(end for _, end in spans)
-        extents[key] = whole_extent(readable(some[0])).part(begin, end - begin)
+        extents[key] = whole_extent(some[0].storage).part(begin, end - begin)
     memory = plan.memory_for(extents)
     plan.carry_out(progress, ranges, specs)
     storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
@@ -295,7 +295,9 @@ def load_new(
     made = {name: one.to(device) for name, one in made.items()}
     for name, spec in specs.items():
         if name not in made:
-            made[name] = tensor_in(storages[key := storage_key(spec)], spec, begins[key])
+            key = storage_key(spec)
+            before = elements_before(spec, begins[key])
+            made[name] = tensor_in(storages[key], spec, spec.stride, before)
     return {name: made[name] for name in specs}
 
 

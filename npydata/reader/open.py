@@ -10,7 +10,7 @@ from typing import Any
 
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.file import File, Folder, FormatError, naming
+from npydata.reader.file import File, Folder, FormatError, LocalFile, naming
 from npydata.reader.formats import START_BYTES, Contents, foreign_file, foreign_folder, nested
 from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
@@ -71,7 +71,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
             raise FormatError("a name with a null byte")
         if Path(name).is_dir():
             return LazyCheckpoint(Path(name), open_folder(Path(name), mmap))
-        return LazyCheckpoint(Path(name), open_file(File(name, mmap=mmap), mmap))
+        return LazyCheckpoint(Path(name), open_file(LocalFile(name, mmap=mmap), mmap))
 
 
 def open_file(file: File, mmap: bool = True) -> Contents:
@@ -162,8 +162,7 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
     for name in names:
         try:
             file = open_beside(name)
-            twin = name if file.is_remote else taken.setdefault(file.identity, name)
-            if twin != name:
+            if (twin := taken.setdefault(file.identity, name)) != name:
                 raise FormatError(f"is the same file as {twin}")
             shards[name] = read_file(file)
         except (OSError, FormatError) as error:

@@ -7,13 +7,13 @@ ones go straight to where they belong.
 import re
 import urllib.error
 import urllib.request
-from collections import OrderedDict
 from collections.abc import Callable
 from email.message import Message
+from functools import lru_cache
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
-from npydata.reader.file import Bytes, File, FormatError
+from npydata.reader.file import File, FormatError
 
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
 """What a small read fetches, and how many blocks are kept."""
@@ -35,26 +35,26 @@ class RemoteFile(File):
     def __init__(self, url: str) -> None:
         if "::" in url:
             raise FormatError("a chained URL, expected the URL of one file")
-        self.path, self.mmap = url, False  # type: ignore[assignment]
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self.path = self.identity = url
+        self.fetched = 0
+        """Bytes of the file that were fetched."""
         http = urlsplit(url).scheme.lower() in ("http", "https")
         self._fetch = HttpRanges(url) if http else DriverRanges(url)
-        first = self._fetch(0, BLOCK_BYTES)
-        self.size = self._fetch.size
-        self._blocks[0] = first
-        self.fetched, self.requests = len(first), 1
-        """Bytes of the file that were fetched, and requests."""
+        self._block = lru_cache(BLOCKS)(lambda k: self._fetched(k * BLOCK_BYTES, BLOCK_BYTES))
+        self._block(0)
 
     def _fetched(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of the file, fewer at its end."""
         found = self._fetch(offset, nbytes)
-        self.fetched, self.requests = self.fetched + len(found), self.requests + 1
-        if len(found) != nbytes:
+        self.size = self._fetch.size
+        self.fetched += len(found)
+        if len(found) != min(nbytes, self.size - offset):
             raise FormatError(f"the server sent {len(found):,} bytes of {nbytes:,}")
         return found
 
     def close(self) -> None:
         """Let go of what was fetched; later reads raise."""
-        self._blocks.clear()
+        self._block.cache_clear()
         self._fetch = closed  # type: ignore[assignment]
 
     def pread_into(self, target: Any, offset: int) -> None:
@@ -70,34 +70,10 @@ class RemoteFile(File):
             view[: len(part)] = part
             view, offset = view[len(part) :], offset + len(part)
 
-    def _block(self, number: int) -> bytes:
-        """Return a block of the file, fetched once."""
-        if (found := self._blocks.get(number)) is None:
-            begin = number * BLOCK_BYTES
-            found = self._fetched(begin, min(BLOCK_BYTES, self.size - begin))
-            self._blocks[number] = found
-            while len(self._blocks) > BLOCKS:
-                self._blocks.popitem(last=False)
-        return found
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return exactly these bytes."""
-        return self.copy(offset, nbytes).tobytes()
-
-    def map(self, offset: int, nbytes: int) -> Bytes:
-        """Return these bytes as memory of their own."""
-        return self.copy(offset, nbytes)
-
-    def read_direct(self, begin: int, end: int, buffer: Bytes) -> None:
-        """Nothing: there is no page cache to read past."""
-
-    def require_unchanged(self) -> None:
-        """Nothing: each answer says whether the file is the one that was opened."""
-
     def sibling(self, name: str) -> "RemoteFile":
         """Open the file of another name beside it."""
-        query = urlsplit(self.path).query  # type: ignore[call-overload]
-        return RemoteFile(urljoin(str(self.path), name) + (f"?{query}" if query else ""))
+        query = urlsplit(self.path).query
+        return RemoteFile(urljoin(self.path, name) + (f"?{query}" if query else ""))
 
 
 def closed(offset: int, nbytes: int) -> bytes:

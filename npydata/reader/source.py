@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable
 
-from npydata.reader.file import Extent, File, naming
+from npydata.reader.file import Extent, File, LocalFile, naming
 from npydata.reader.formats import Contents
 from npydata.reader.formats.legacy import read_legacy
 from npydata.reader.formats.zip import read_zip
 from npydata.reader.names import as_value
 from npydata.reader.pickle.objects import TensorSpec
-from npydata.reader.tensor import readable, whole_extent
+from npydata.reader.tensor import whole_extent
 
 
 class LazyDataSource:
@@ -22,10 +22,10 @@ class LazyDataSource:
     def __init__(self, path: str | os.PathLike[str], read: Callable[[File], Contents]) -> None:
         self._path = path
         with naming(os.fspath(path)):
-            self._file = File(path)
+            self._file = LocalFile(path)
             specs = [as_value(leaf) for leaf in read(self._file).leaves.values()]
-            found = {readable(one).root.key: whole_extent(readable(one)) for one in specs
-                     if isinstance(one, TensorSpec) and one.storage}  # fmt: skip
+            found = {one.storage.root.key: whole_extent(one.storage) for one in specs
+                     if isinstance(one, TensorSpec)}  # fmt: skip
         self._extents = dict(sorted(found.items(), key=lambda pair: pair[1].offset))
 
     @classmethod

@@ -68,16 +68,10 @@ def byte_span(view: View, itemsize: int) -> tuple[int, int]:
     return offset * itemsize, (last + 1) * itemsize
 
 
-def view_of(spec: TensorSpec) -> View:
-    """Return how a tensor looks into its storage."""
-    return spec.shape, spec.stride, spec.offset
-
-
 def span_of(spec: TensorSpec) -> tuple[int, int]:
     """Return the bytes of the whole storage that a tensor touches."""
-    first, end = byte_span(view_of(spec), spec.dtype.itemsize)
-    start = readable(spec).start
-    return start + first, start + end
+    first, end = byte_span((spec.shape, spec.stride, spec.offset), spec.dtype.itemsize)
+    return spec.storage.start + first, spec.storage.start + end
 
 
 def extents_of(spec: TensorSpec) -> list[Extent]:
@@ -85,26 +79,18 @@ def extents_of(spec: TensorSpec) -> list[Extent]:
     if spec.chunks is not None:
         return [one for chunk in spec.chunks for one in extents_of(chunk.resolve())]
     first, end = span_of(spec)
-    return [whole_extent(readable(spec)).part(first, end - first)]
+    return [whole_extent(spec.storage).part(first, end - first)]
 
 
 def storage_key(spec: TensorSpec) -> tuple[int, int]:
     """Return what is equal for tensors that may share memory: the storage, and how to turn it."""
-    root = readable(spec).root
+    root = spec.storage.root
     return id(root), component_bytes(spec.dtype) if root.swapped else 1
-
-
-def readable(spec: TensorSpec) -> Storage:
-    """Return the storage of a tensor, or say why there is nothing to read."""
-    if spec.storage is None:
-        raise FormatError(f"a tensor of dtype {spec.kind} can be listed here, not read")
-    return spec.storage
 
 
 def check_spec(spec: TensorSpec) -> None:
     """Refuse a tensor that its storage, or the storage's bytes in the file, can't hold."""
-    storage = readable(spec)
-    root = storage.root
+    storage, root = spec.storage, spec.storage.root
     if root.extent is None:
         raise FormatError(f"storage {storage.key!r:.80} is not in the file")
     if storage.start + storage.nbytes > root.extent.nbytes:
@@ -117,12 +103,10 @@ def check_spec(spec: TensorSpec) -> None:
         raise FormatError(f"sizes {list(spec.shape)}, strides {list(spec.stride)} of a tensor")
     if max(numbers) > MAX_COUNT or math.prod(size for size in spec.shape if size) > MAX_COUNT:
         raise FormatError(f"sizes {list(spec.shape)} make more than 2^63 elements")
-    first, end = byte_span(view_of(spec), spec.dtype.itemsize)
-    if first < end and end > storage.nbytes:
-        raise FormatError(
-            f"a tensor reaches to byte {end:,} of storage {storage.key!r:.80}, which has "
-            f"{storage.nbytes:,}"
-        )
+    first, end = span_of(spec)
+    if first < end and end > storage.start + storage.nbytes:
+        raise FormatError(f"a tensor reaches to byte {end:,} of storage {storage.key!r:.80}, "
+                          f"which ends at {storage.start + storage.nbytes:,}")  # fmt: skip
 
 
 # Whole tensors
@@ -134,13 +118,13 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
         if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
             return read_tensor(spec.chunks[0].resolve()).contiguous()
         return read_slice(spec, ())
-    root, (_, component) = readable(spec).root, storage_key(spec)
+    root, (_, component) = spec.storage.root, storage_key(spec)
     if root.loaded is None:
         root.loaded = WeakValueDictionary()
     if (storage := root.loaded.get(component)) is None:
         made = torch.from_numpy(storage_memory(root, component)).untyped_storage()
         storage = root.loaded.setdefault(component, made)  # another thread may have been faster
-    return tensor_in(storage, spec)
+    return tensor_in(storage, spec, spec.stride, elements_before(spec))
 
 
 def storage_memory(root: Storage, component: int) -> Bytes:
@@ -161,15 +145,17 @@ def whole_extent(storage: Storage) -> Extent:
     return extent.part(0, extent.nbytes)
 
 
-def tensor_in(storage: torch.UntypedStorage, spec: TensorSpec, begin: int = 0) -> torch.Tensor:
-    """Return a tensor, with its flags, in the memory of a storage from byte ``begin`` on."""
-    offset = (readable(spec).start - begin) // spec.dtype.itemsize + spec.offset
-    made = torch.empty(0, dtype=spec.dtype, device=storage.device)
-    return with_flags(made.set_(storage, offset, spec.shape, spec.stride), spec)
+def elements_before(spec: TensorSpec, begin: int = 0) -> int:
+    """Return how many elements lie before a tensor in its storage's bytes from ``begin`` on."""
+    return (spec.storage.start - begin) // spec.dtype.itemsize + spec.offset
 
 
-def with_flags(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor as it was saved: conj, neg, requires_grad, a Parameter."""
+def tensor_in(
+    storage: torch.UntypedStorage, spec: TensorSpec, stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """Return a tensor in memory as it was saved: conj, neg, requires_grad, a Parameter."""
+    tensor = torch.empty(0, dtype=spec.dtype, device=storage.device)
+    tensor = tensor.set_(storage, offset, spec.shape, stride)
     tensor = tensor.conj() if spec.conj else tensor
     tensor = torch._neg_view(tensor) if spec.neg else tensor
     if spec.is_parameter:
@@ -196,28 +182,29 @@ def read_slice(spec: TensorSpec, index: Any) -> torch.Tensor:
     """Return ``tensor[index]`` in memory of its own; only the bytes that it spans are read."""
     part = sliced(spec, index)
     if part.chunks is None:
-        memory = swap_if_needed(gather(part), part)
-        return with_flags(tensor_over(memory, part.dtype, part.shape), part)
+        memory = gather(part)
+        if part.storage.root.swapped:
+            swap(memory, component_bytes(part.dtype))
+        storage = torch.from_numpy(memory).untyped_storage()
+        return tensor_in(storage, part, contiguous_stride(part.shape), 0)
     out = torch.empty(part.shape, dtype=part.dtype, device="cpu")
     for chunk in part.chunks:
         out[chunk.region] = read_slice(chunk.resolve(), ())
     return out
 
 
-def tensor_over(memory: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a contiguous tensor over memory, which lives as long as the tensor."""
-    storage = torch.from_numpy(memory).untyped_storage()
-    made = torch.empty(0, dtype=dtype, device="cpu")
-    return made.set_(storage, 0, shape, contiguous_stride(shape))
-
-
 def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
     """Return the description of ``tensor[index]``; a part of a parameter is none."""
     if index is ...:
         return spec
-    shape, stride, offset = slice_view(view_of(spec), index)
+    chosen, offset = ranges_of(index, spec.shape), spec.offset
+    for one, step in zip(chosen, spec.stride, strict=True):
+        offset += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
+    kept = [(len(one), one.step * step) for one, step in zip(chosen, spec.stride, strict=True)
+            if isinstance(one, range)]  # fmt: skip
+    shape, stride = tuple(size for size, _ in kept), tuple(step for _, step in kept)
     if spec.chunks is not None:
-        touched = tuple(slices_of_chunks(spec, ranges_of(index, spec.shape)))
+        touched = tuple(slices_of_chunks(spec, chosen))
         return replace(spec, shape=shape, stride=contiguous_stride(shape), chunks=touched)
     return replace(spec, shape=shape, stride=stride, offset=offset, is_parameter=False,
                    requires_grad=False)  # fmt: skip
@@ -250,24 +237,18 @@ def sliced_chunk(chunk: Chunk, index: tuple[Any, ...]) -> TensorSpec:
     return sliced(chunk.resolve(), index)
 
 
-def swap_if_needed(memory: Bytes, spec: TensorSpec) -> Bytes:
-    """Return memory with numbers in this machine's byte order."""
-    return swap(memory, component_bytes(spec.dtype)) if readable(spec).root.swapped else memory
-
-
 def gather(spec: TensorSpec) -> Bytes:
     """Return the bytes of a tensor's elements in their order, without gaps.
 
     The span is halved until the parts hold about what is wanted, or are too small to be worth it.
     """
-    itemsize, storage = spec.dtype.itemsize, readable(spec)
+    itemsize, whole_view = spec.dtype.itemsize, (spec.shape, spec.stride, spec.offset)
     whole: Any = np.empty(spec.shape, ELEMENT[itemsize])
-    extent = whole_extent(storage)
-    for region, view in halves(
-        view_of(spec), itemsize, 4096 if not extent.file.is_remote else 1 << 20
-    ):
+    extent = whole_extent(spec.storage)
+    enough = 1 << 20 if extent.file.is_remote else 4096
+    for region, view in halves(whole_view, itemsize, enough):
         first, end = byte_span(view, itemsize)
-        part = extent.part(storage.start + first, end - first)
+        part = extent.part(spec.storage.start + first, end - first)
         target = whole[region or ...]  # of a scalar, numpy would give a copy
         if is_contiguous(*view[:2]) and target.flags.c_contiguous:
             part.file.pread_into(target.reshape(-1).view(np.uint8), part.offset)
@@ -302,25 +283,14 @@ def halves(
         yield from halves(part, itemsize, enough, inside)
 
 
-def slice_view(view: View, index: Any) -> View:
-    """Return the view that ``tensor[index]`` is: integers, slices and one ``...``.
+def ranges_of(index: Any, shape: tuple[int, ...]) -> list[range | int]:
+    """Return which places of each dimension an index takes; ``...`` and what is left out is all.
 
     Raises:
         IndexError: An integer is out of range, or there are more indices than dimensions.
         TypeError: An index is of another kind.
         ValueError: A slice steps backwards, which torch doesn't do either.
     """
-    shape, stride, offset = view
-    chosen = ranges_of(index, shape)
-    for one, step in zip(chosen, stride, strict=True):
-        offset += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
-    kept = [(len(one), one.step * step) for one, step in zip(chosen, stride, strict=True)
-            if isinstance(one, range)]  # fmt: skip
-    return tuple(size for size, _ in kept), tuple(step for _, step in kept), offset
-
-
-def ranges_of(index: Any, shape: tuple[int, ...]) -> list[range | int]:
-    """Return which places of each dimension an index takes; ``...`` and what is left out is all."""
     given = list(index) if isinstance(index, tuple) else [index]
     for one in given:
         if isinstance(one, bool) or not (one is ... or isinstance(one, slice | int | np.integer)):

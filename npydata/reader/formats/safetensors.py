@@ -62,8 +62,7 @@ def read_safetensors(file: File) -> Contents:
             spec, first, end = read_entry(name, entry, strides)
         except FormatError as error:
             raise FormatError(f"tensor {name!r:.80}: {error}") from None
-        if spec.storage is not None:
-            spec.storage.extent = Extent(file, begin + first, end - first)
+        spec.storage.extent = Extent(file, begin + first, end - first)
         tensors[name] = spec
         places.append((first, end))
     at = 0

@@ -16,7 +16,7 @@ from typing import Any
 from npydata.reader.file import FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.formats.safetensors import NOTES
-from npydata.reader.pickle.objects import MAX_COUNT, TensorSpec, counts
+from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec, counts
 from npydata.reader.tensor import Chunk, contiguous_stride
 
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -94,7 +94,8 @@ def as_is(spec: TensorSpec) -> TensorSpec:
 def chunked(dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) -> TensorSpec:
     """Return the description of a tensor in chunks, in the order of their places."""
     chunks = sorted(chunks, key=lambda chunk: chunk.offsets)
-    return TensorSpec(None, dtype, shape, contiguous_stride(shape), chunks=tuple(chunks))
+    nowhere = Storage("", dtype, 0)
+    return TensorSpec(nowhere, dtype, shape, contiguous_stride(shape), chunks=tuple(chunks))
 
 
 def check_chunks(name: str, shape: tuple[int, ...], chunks: Sequence[Chunk]) -> None:

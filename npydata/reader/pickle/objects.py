@@ -58,8 +58,8 @@ class Storage:
 class TensorSpec:
     """A tensor as the file describes it; offset and strides count elements."""
 
-    storage: Storage | None
-    """``None`` for a tensor in chunks, and for one that can be listed only."""
+    storage: Storage
+    """An empty one that no file has, for a tensor in chunks."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
