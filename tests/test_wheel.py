@@ -154,15 +154,8 @@ def test_what_is_left_out_says_which_extra_it_is_in(environment, workplace):
     assert set(workplace.iterdir()) == before
 
 
-def test_progress_bars_say_which_extra_they_are_in(environment, tmp_path):
-    bar = "from npydata.system.progress import progress_bar as bar"
-    code = f"{bar}; bar('', 1, 'B', delay=0).update(1)"
-    done = run(environment / "python", "-I", "-c", code, cwd=tmp_path)
-    assert done.stderr == "npydata: progress bars need tqdm: pip install tqdm\n"
-
-
 @pytest.mark.parametrize(("extra", "packages"), [
-    ("prepare", {"tokenizers", "tqdm"}),
+    ("prepare", {"tokenizers"}),
     ("notebooks", {"matplotlib"}),
 ])  # fmt: skip
 def test_the_extras_that_messages_name_bring_what_was_missing(metadata, extra, packages):

@@ -31,7 +31,7 @@ from npydata.reader.formats.training import (
 from npydata.reader.open import open_checkpoint
 from npydata.reader.targets import targets_of
 from npydata.system.accelerator import why_unusable
-from npydata.system.progress import progress_bar
+from npydata.system.progress import ProgressBar
 
 MAX_TRIES = 100
 """So often a folder may be replaced under a reader before it gives up."""
@@ -179,7 +179,7 @@ def compare(
 ) -> None:
     """Compare every piece with its checksum, on the very files that are open."""
     total = sum(entry.size for entry in manifest.files.values())
-    bar = progress_bar("verifying", total, "B", show=progress)
+    bar = ProgressBar("verifying", total, "B", show=progress)
     open_files = {file.path: file for tensors in parts.values() for file in tensors.open_files}
     buffer = memoryview(bytearray(min(total, PIECE_BYTES)))
     try:

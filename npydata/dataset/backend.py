@@ -75,7 +75,7 @@ class Backend:
         """Ask the kernel to read what isn't in memory; return whether a sample of it was."""
         itemsize = self.header.dtype.itemsize
 
-        def is_resident(begin: int, _: int) -> bool:
+        def is_resident(begin: int) -> bool:
             warm = is_cached(self.descriptor, begin)
             if not warm and self.map is not None:
                 # From here on pages come by advice, so a fault need not read those beside it. At

@@ -13,7 +13,7 @@ from npydata.dataset.formats import FormatName
 from npydata.dataset.token_file import open_tokens
 from npydata.dataset.windows import num_windows
 from npydata.errors import NpyDataError
-from npydata.system.progress import printable, progress_bar
+from npydata.system.progress import ProgressBar, printable
 
 SCAN_TOKENS = 4 << 20
 FIRST_TOKENS = 16
@@ -48,7 +48,7 @@ def inspect_tokens(
         raise NpyDataError(f"{path}: is named like a checkpoint, expected a token file")
     tokens = open_tokens(path, format=format, dtype=dtype)
     lows, highs = list[int](), list[int]()
-    with closing(progress_bar("scan", tokens.num_tokens, "tok", show=progress)) as bar:
+    with closing(ProgressBar("scan", tokens.num_tokens, "tok", show=progress)) as bar:
         for start in range(0, tokens.num_tokens, SCAN_TOKENS):
             ids = tokens.read(start, SCAN_TOKENS)
             lows.append(int(ids.min()))

@@ -20,7 +20,7 @@ from npydata.dataset.token_file import write_tokens
 from npydata.dataset.windows import TokenArray
 from npydata.errors import NpyDataError
 from npydata.system.atomic import replacing
-from npydata.system.progress import Bar, human_bytes, printable, progress_bar
+from npydata.system.progress import ProgressBar, human_bytes, printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -121,7 +121,7 @@ def prepare(
     if END_OF_TEXT not in ids:
         raise NpyDataError(f"{tokenizer}: has no token {END_OF_TEXT}, expected one a document")
     largest, nbytes = max(ids.values()), sum(file.nbytes for file in files)
-    bar = progress_bar("encode", nbytes, "B", show=progress)
+    bar = ProgressBar("encode", nbytes, "B", show=progress)
     encoder = Encoder(bpe, ids[END_OF_TEXT], bar)
     with closing(bar), replacing(saved_tokenizer) as file:
         file.write(bpe.to_str(pretty=True).encode())
@@ -288,7 +288,7 @@ def as_encoder(bpe: "Tokenizer") -> "Tokenizer":
 class Encoder:
     """Turns files into ids, a batch of pieces of text at a time, and counts what passes by."""
 
-    def __init__(self, bpe: "Tokenizer", end: int, bar: Bar) -> None:
+    def __init__(self, bpe: "Tokenizer", end: int, bar: ProgressBar) -> None:
         self.bpe, self.end, self.bar = bpe, end, bar
         self.replaced = self.num_tokens = 0
 

@@ -25,7 +25,7 @@ from npydata.dataset.datasets import NpyTokensDataset
 from npydata.dataset.token_file import open_tokens
 from npydata.errors import LoaderError, NpyDataError
 from npydata.loader.loader import AsyncDataLoader, AsyncDataLoaderConfig, with_given
-from npydata.system.progress import progress_bar
+from npydata.system.progress import ProgressBar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ def times_in_turn(
     A first turn, in which pages and page tables get ready, is not counted.
     """
     taken: dict[Key, list[float]] = {key: [] for key in makers}
-    bar = progress_bar("sweep", len(makers) * (repeats + 1), "setting", show=show)
+    bar = ProgressBar("sweep", len(makers) * (repeats + 1), "setting", show=show)
     for turn in range(repeats + 1):
         for key, make in makers.items():
             batches = epochs_of(make())

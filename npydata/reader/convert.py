@@ -24,7 +24,7 @@ from npydata.reader.formats.training import encode
 from npydata.reader.pickle.objects import TensorSpec, brief
 from npydata.reader.tensor import is_contiguous, read_slice
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
-from npydata.system.progress import Bar, progress_bar
+from npydata.system.progress import ProgressBar
 
 CHUNK_BYTES = 1 << 24
 MAX_GROWTH = 8
@@ -83,7 +83,7 @@ def convert(
     texts = {name: values.pop(name) for name, value in [*values.items()]
              if isinstance(value, str) and checkpoint.format == "safetensors"}  # fmt: skip
     shards = [(group, header_of(group, ties, texts, values)) for group in cut(slots, shard_size)]
-    with closing(progress_bar("converting", wanted, "B", show=progress)) as bar:
+    with closing(ProgressBar("converting", wanted, "B", show=progress)) as bar:
         if shard_size is None:
             with replacing(dst) as out:
                 write_file(out, *shards[0], bar)
@@ -183,7 +183,7 @@ def require_unchanged(checkpoint: Any) -> None:
         file.require_unchanged()
 
 
-def write_folder(folder: Path, shards: list[tuple[list[Slot], bytes]], bar: Bar) -> None:
+def write_folder(folder: Path, shards: list[tuple[list[Slot], bytes]], bar: ProgressBar) -> None:
     """Write the files as ``save_pretrained`` names them, and the index that says what is where."""
     where: dict[str, str] = {}
     for number, (slots, header) in enumerate(shards, start=1):
@@ -197,7 +197,7 @@ def write_folder(folder: Path, shards: list[tuple[list[Slot], bytes]], bar: Bar)
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: Bar) -> None:
+def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: ProgressBar) -> None:
     """Write a file's header and its tensors."""
     out.write(header)
     for slot in slots:

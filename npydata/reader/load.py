@@ -35,7 +35,7 @@ from npydata.reader.tensor import (
     whole_extent,
 )
 from npydata.system.page_cache import HUGE_PAGE, huge_memory
-from npydata.system.progress import progress_bar
+from npydata.system.progress import ProgressBar
 from npydata.system.threads import without_collecting
 
 PIECE_BYTES, REMOTE_PIECE_BYTES, THREADS = 1 << 21, 1 << 23, 4
@@ -111,7 +111,7 @@ class Plan:
         jobs = list(requests(self.reads))
         checks = [] if ranges is None else list(comparisons(files.values(), ranges, specs))
         total = sum(nbytes for nbytes, _ in [*checks, *jobs])
-        with closing(progress_bar("loading", total, "B", show=progress)) as bar:
+        with closing(ProgressBar("loading", total, "B", show=progress)) as bar:
             run_all(checks, bar.update)
             run_all(jobs, bar.update)
         for spec, target in self.indirect:

@@ -32,7 +32,7 @@ def is_queued(tensor: torch.Tensor) -> bool:
 
 
 def why_unusable(device: Any) -> str | None:
-    """Say why no tensor can be on a device, and which there are; ``None`` where one can be.
+    """Say why no tensor can be on a device; ``None`` where one can be.
 
     Nothing is begun on the device: the process may choose another one yet, or fork.
     """
@@ -45,9 +45,7 @@ def why_unusable(device: Any) -> str | None:
         if wanted.type in WITHOUT_MODULE or (wanted.index or 0) < count:
             return None
         why = f"there are {count} of its kind, counted from 0"
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    others = [f"{found.type}:{k}" for k in range(device_count(found.type))] if found else []
-    return f"device={device!r}: {why}; available: {', '.join(['cpu', *others])}"
+    return f"device={device!r}: {why}"
 
 
 def device_count(kind: str) -> int:

@@ -13,36 +13,29 @@ from typing import BinaryIO
 PARTIAL_SUFFIX = ".partial"
 NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 """Errors of file systems without locks. There, no other process can take one to remove ours."""
-OTHER_FORMATS = {
-    ".npy", ".npz", ".bin", ".raw", ".idx", ".ds", ".index", ".pt", ".pth", ".ckpt", ".safetensors",
-    ".distcp", ".gguf", ".h5", ".msgpack", ".arrow", ".parquet", ".json", ".jsonl", ".csv", ".txt",
-    ".tar", ".zip", ".gz", ".zst",
-}  # fmt: skip
-"""Suffixes that name a format; any other suffix says nothing."""
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yield a writable binary file that becomes ``path`` when the block ends without an error.
 
     After a kill or a power cut, ``path`` is the old file or the whole new one: the data is flushed
     before the rename, and the folder after it. An error in the block removes the temporary; a kill
     leaves ``.NAME.*.partial`` (mode 0600), which the next write to the same path removes. A link is
-    followed and its target replaced, unless ``follow`` is false: then the link itself is replaced.
+    followed and its target replaced.
 
     Raises:
         OSError: The file cannot be written, or ``path`` is a folder, device or pipe.
     """
-    path = Path(os.path.realpath(path)) if follow else Path(path)
-    if path.is_dir() and not path.is_symlink():
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
         raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
-    if path.exists() and not (path.is_file() or path.is_symlink()):
+    if path.exists() and not path.is_file():
         raise OSError(f"{path}: is a device or pipe, expected the name of a file to write")
     remove_stale(path, os.unlink)
-    file = open_locked_partial(path)
-    partial = Path(file.name)
+    partial, descriptor = locked_temporary(path, is_folder=False)
     try:
-        with file:
+        with open(descriptor, "w+b") as file:
             yield file
             file.flush()
             with suppress(PermissionError):  # file systems without modes
@@ -72,10 +65,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, "is there already, expected a new folder", str(path))
     remove_stale(path, shutil.rmtree)
-    descriptor = None
-    while descriptor is None:
-        partial = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent))
-        descriptor = lock_folder(partial)
+    partial, descriptor = locked_temporary(path, is_folder=True)
     try:
         yield partial
         mask = current_umask()
@@ -98,9 +88,8 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:
-    """Return an error message if the suffix of ``path`` names another format than ``expected``."""
-    found = Path(path).suffix.lower()
-    if found == expected or found not in OTHER_FORMATS:
+    """Return an error message if ``path`` has another suffix than ``expected``."""
+    if (found := Path(path).suffix.lower()) in (expected, ""):
         return None
     return (
         f"{os.fspath(path)}: ends in {found}, but {expected} is written: let it end in {expected}"
@@ -129,56 +118,45 @@ def current_umask() -> int:
 
 
 def remove_stale(path: Path, remove: Callable[[Path], None]) -> None:
-    """Remove temporaries that killed writers of ``path`` left; a living writer's lock keeps its."""
+    """Remove temporaries that killed writers of ``path`` left: a living writer has locked its own.
+
+    Links are left alone.
+    """
     for entry in path.parent.iterdir():
-        if entry.name.startswith(f".{path.name}.") and entry.name.endswith(PARTIAL_SUFFIX):
-            remove_unless_locked(entry, remove)
+        if not (entry.name.startswith(f".{path.name}.") and entry.name.endswith(PARTIAL_SUFFIX)):
+            continue
+        with suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(entry)
+            finally:
+                os.close(descriptor)
 
 
-def remove_unless_locked(entry: Path, remove: Callable[[Path], None]) -> None:
-    """Remove a file or a folder unless a living writer has locked it; links are left alone."""
-    with suppress(OSError):
-        descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(entry)
-        finally:
-            os.close(descriptor)
+def locked_temporary(path: Path, *, is_folder: bool) -> tuple[Path, int]:
+    """Make the temporary sibling of ``path``, private to this user; return it open and locked.
 
-
-def open_locked_partial(path: Path) -> BinaryIO:
-    """Create the temporary sibling of ``path``, private to this user, and lock it."""
+    Another process may take it for stale, and remove it, before it is locked: then make another.
+    """
     while True:
-        descriptor, name = tempfile.mkstemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
-        file = open(name, "w+b", opener=lambda *_, fd=descriptor: fd)  # noqa: SIM115
-        if lock(descriptor):
-            return file
-        file.close()
-
-
-def lock_folder(folder: Path) -> int | None:
-    """Lock a new temporary folder and return the descriptor with the lock; None if it is gone."""
-    with suppress(FileNotFoundError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if is_folder:
+            name = tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
+            try:
+                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+        else:
+            descriptor, name = tempfile.mkstemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
         try:
-            if lock(descriptor):
-                return descriptor
-        except OSError:
-            os.close(descriptor)
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(descriptor)
+                raise
+        if os.fstat(descriptor).st_nlink > 0:
+            return Path(name), descriptor
         os.close(descriptor)
-    return None
-
-
-def lock(descriptor: int) -> bool:
-    """Lock a new temporary; False if another process took it for stale and removed it before."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    return os.fstat(descriptor).st_nlink > 0
 
 
 def name_file(error: BaseException, path: Path) -> None:

@@ -36,23 +36,6 @@ RANGE, COUNTS = ctypes.c_uint64 * 2, ctypes.c_uint64 * 5
 IntArray = npt.NDArray[np.int64]
 
 
-def resident(address: int, length: int) -> npt.NDArray[np.bool_] | None:
-    """Say for each page of a mapped range whether it is in memory; ``None`` where unknown.
-
-    ``address`` must be the start of a page. Asks ``mincore``, which answers truthfully only for
-    files this user owns or may write.
-    """
-    pages = np.zeros(-(-length // PAGE_SIZE), np.uint8)
-    if MINCORE is None or MINCORE(address, length, pages.ctypes.data) != 0:
-        return None
-    return (pages & 1).astype(bool)
-
-
-def residency_is_known(path: str | os.PathLike[str], descriptor: int) -> bool:
-    """Whether ``mincore`` tells this user the truth about an open file."""
-    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
-
-
 def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
     """Whether bytes of a file can be read without waiting for the disk.
 
@@ -60,8 +43,10 @@ def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
     for files of others) only some pages are looked at, by a read that does not wait: it lets the
     disk bring such a page, so the next answer may be another.
     """
-    if (known := is_all_cached(descriptor, begin, nbytes)) is not None:
-        return known
+    nbytes, counts = max(nbytes, 1), COUNTS()
+    pages = (begin + nbytes - 1) // PAGE_SIZE - begin // PAGE_SIZE + 1
+    if SYSCALL and SYSCALL(CACHESTAT, descriptor, RANGE(begin, nbytes), counts, 0) == 0:
+        return bool(counts[0] >= pages)
     looks = sorted({begin + nbytes * k // 4 for k in (1, 2, 3)})
     try:
         return all(os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) for at in looks)
@@ -69,26 +54,19 @@ def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
         return False
 
 
-def is_all_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool | None:
-    """Whether every page of a range is in memory; ``None`` where ``cachestat`` does not answer."""
-    first, last = begin // PAGE_SIZE, (begin + max(nbytes, 1) - 1) // PAGE_SIZE
-    asked, counts = RANGE(begin, max(nbytes, 1)), COUNTS()
-    if SYSCALL is None or SYSCALL(CACHESTAT, descriptor, asked, counts, 0):
-        return None
-    return bool(counts[0] > last - first)
-
-
 def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
     """Return one bool per page of the file, true where it is in the page cache now."""
     if Path(path).stat().st_size == 0:
         return np.zeros(0, bool)
     with open(path, "rb") as file:
-        known = residency_is_known(path, file.fileno())
+        mine = os.fstat(file.fileno()).st_uid == os.geteuid() or os.access(path, os.W_OK)
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    pages = resident(np.frombuffer(mapped, np.uint8).ctypes.data, len(mapped))
-    if pages is None or not known:
+    address = np.frombuffer(mapped, np.uint8).ctypes.data
+    pages = np.zeros(-(-len(mapped) // PAGE_SIZE), np.uint8)
+    # Of other users' files mincore says that all of it is in memory.
+    if not mine or MINCORE is None or MINCORE(address, len(mapped), pages.ctypes.data) != 0:
         raise OSError(f"{path}: this system does not say which pages are in memory")
-    return pages
+    return (pages & 1).astype(bool)
 
 
 def evict(path: str | os.PathLike[str]) -> float:
@@ -127,29 +105,18 @@ def page_faults() -> int:
     return usage.ru_minflt + usage.ru_majflt
 
 
-def readahead_kb(path: str | os.PathLike[str]) -> int | None:
-    """KiB that the device below ``path`` reads ahead on a page fault; ``None`` where unknown."""
-    device = Path(path).stat().st_dev
-    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
-        setting = folder / "queue" / "read_ahead_kb"
-        if setting.exists():
-            return int(setting.read_text())
-    return None
-
-
 def advise_willneed(
-    descriptor: int, begins: IntArray, lengths: IntArray, is_resident: Callable[[int, int], bool]
+    descriptor: int, begins: IntArray, lengths: IntArray, is_resident: Callable[[int], bool]
 ) -> bool:
     """Ask the kernel to start reading byte ranges of a file, unless a few of them are in memory.
 
-    ``is_resident(begin, length)`` says so of one range; ``SAMPLED_RANGES`` of them are asked
-    about. Returns whether the ranges were found in memory, and so nothing was asked for. Lets
-    other threads run meanwhile.
+    ``is_resident(begin)`` says so of one range; ``SAMPLED_RANGES`` of them are asked about. Returns
+    whether the ranges were found in memory, and so nothing was asked for. Lets other threads run
+    meanwhile.
     """
     step = max(1, -(-len(begins) // SAMPLED_RANGES))
     ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
-    if not CAN_FADVISE or all(is_resident(*one) for one in ranges[::step]):
+    if not CAN_FADVISE or all(is_resident(begin) for begin, _ in ranges[::step]):
         return True
     for begin, length in ranges:
         os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)

@@ -1,77 +1,51 @@
-"""What is shown to people: a progress bar on stderr (with tqdm), sizes, rates, paths."""
+"""What is shown to people: a progress bar on stderr, sizes, rates, paths."""
 
+import math
 import os
 import sys
 import time
 import warnings
-from functools import cache
-from typing import Protocol
 
 MESSAGE_LENGTH = 8192
 """Longer than two paths; a name from a hostile file may be longer still."""
 
 
-class Bar(Protocol):
-    """The part of tqdm's bar that npydata uses."""
+class ProgressBar:
+    """Counts work in a line on stderr, once it takes longer than ``delay`` seconds.
 
-    def update(self, n: float) -> object:
-        """Advance the bar by ``n`` units."""
-
-    def set_postfix_str(self, s: str, refresh: bool = True) -> None:
-        """Show ``s`` behind the bar."""
-
-    def close(self) -> None:
-        """End the bar and its line."""
-
-
-class NoBar:
-    """Shows nothing: for callers who want silence."""
-
-    def update(self, n: float) -> None:
-        """Do nothing."""
-
-    def set_postfix_str(self, s: str, refresh: bool = True) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class MissingBar(NoBar):
-    """Stands in where tqdm is missing: says so, once it would have been shown."""
-
-    def __init__(self, delay: float) -> None:
-        self._due = time.monotonic() + delay
-
-    def update(self, n: float) -> None:
-        """Say what is missing, if the work takes long enough for a bar."""
-        if time.monotonic() >= self._due:
-            say_what_bars_need()
-
-
-@cache
-def say_what_bars_need() -> None:
-    """Say on stderr, once in a process, what to install for progress bars."""
-    print("npydata: progress bars need tqdm: pip install tqdm", file=sys.stderr)
-
-
-def progress_bar(what: str, total: int, unit: str, *, show: bool = True, delay: float = 1.0) -> Bar:
-    """Return a bar that counts ``total`` units (decimal prefixes), shown after ``delay`` seconds.
-
-    Where stderr is not a terminal it writes a line's worth every ten seconds, to keep logs short,
-    and nothing where there is none.
+    A terminal has one line, which changes; a log gets a new one every ten seconds. Nothing is shown
+    where there is no stderr.
     """
-    if not show or sys.stderr is None or getattr(sys.stderr, "closed", False):
-        return NoBar()
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        return MissingBar(delay)
-    interval = 0.2 if sys.stderr.isatty() else 10.0
-    bar: Bar = tqdm(
-        desc=what, total=total, unit=unit, unit_scale=True, delay=delay, mininterval=interval
-    )
-    return bar
+
+    def __init__(
+        self, what: str, total: int, unit: str, *, show: bool = True, delay: float = 1.0
+    ) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, 0.0
+        self.begin = time.monotonic()
+        visible = show and sys.stderr is not None and not sys.stderr.closed
+        self.due = self.begin + delay if visible else math.inf
+        self.was_shown = False
+
+    def update(self, n: float) -> None:
+        """Count ``n`` units more."""
+        self.done += n
+        if time.monotonic() >= self.due:
+            self.show("\r" if sys.stderr.isatty() else "\n")
+
+    def show(self, end: str) -> None:
+        """Print the line as it is now."""
+        now = time.monotonic()
+        self.was_shown, self.due = True, now + (0.2 if sys.stderr.isatty() else 10.0)
+        rate = human_rate(self.done / max(now - self.begin, 1e-9), self.unit)
+        print(f"{self.what}: {self.done / max(self.total, 1):4.0%} of "
+              f"{_scaled(self.total, self.unit)}, {rate}  ",
+              end=end, file=sys.stderr, flush=True)  # fmt: skip
+
+    def close(self) -> None:
+        """End the line."""
+        if self.was_shown:
+            self.show("\n")
+            self.was_shown = False
 
 
 def human_bytes(count: int) -> str:

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from npydata.system.page_cache import (
     bytes_read,
     evict,
     page_faults,
-    readahead_kb,
     resident_pages,
 )
 
@@ -96,12 +94,6 @@ def test_the_backoff_doubles_while_pages_are_resident_and_ends_when_they_are_not
     assert calls_until_due() == 0
 
 
-def test_the_devices_readahead_is_what_the_system_says(tmp_path):
-    found = readahead_kb(tmp_path)
-    settings = {int(p.read_text()) for p in Path("/sys/block").glob("*/queue/read_ahead_kb")}
-    assert found is None or found in settings
-
-
 def test_after_advice_for_cold_pages_a_fault_reads_what_it_touches_and_no_more(cold):
     ds = MmapDataset(cold, 1024)
     ds.will_need([40])
@@ -125,7 +117,7 @@ def test_one_cold_range_among_warm_ones_is_noticed(tmp_path):
         for cold_page in range(8):
             cold = cold_page * PAGE
             warm = advise_willneed(
-                file.fileno(), begins, lengths, lambda begin, _, cold=cold: begin != cold
+                file.fileno(), begins, lengths, lambda begin, cold=cold: begin != cold
             )
             assert warm is False
 
@@ -136,7 +128,7 @@ def test_of_many_ranges_only_a_few_are_checked(tmp_path):
     with open(tmp_path / "a", "rb") as file:
         many = np.arange(1000) * PAGE
         resident = advise_willneed(
-            file.fileno(), many, many, lambda begin, _: checked.append(begin) or True
+            file.fileno(), many, many, lambda begin: checked.append(begin) or True
         )
     assert resident is True
     assert len(checked) == SAMPLED_RANGES

@@ -1,37 +1,23 @@
-"""Progress bars, and what is said where tqdm is not installed."""
+"""Progress bars: shown for what takes long, in a line."""
 
 import sys
 from io import StringIO
 
 import pytest
 
-from npydata.system.progress import progress_bar, say_what_bars_need
+from npydata.system.progress import ProgressBar
 
 
-@pytest.fixture
-def without_tqdm(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    say_what_bars_need.cache_clear()
-    yield
-    say_what_bars_need.cache_clear()
+class Terminal(StringIO):
+    def isatty(self):
+        return True
 
 
-@pytest.mark.usefixtures("without_tqdm")
-def test_long_work_without_tqdm_says_once_what_to_install(capsys):
-    for _ in range(2):
-        bar = progress_bar("reading", 10, "B", delay=0)
-        bar.update(5)
-        bar.set_postfix_str("half")
-        bar.update(5)
-        bar.close()
-    assert capsys.readouterr().err == ("npydata: progress bars need tqdm: pip install tqdm\n")
-
-
-@pytest.mark.usefixtures("without_tqdm")
 @pytest.mark.parametrize("options", [{"delay": 3600}, {"delay": 0, "show": False}])
-def test_short_or_quiet_work_without_tqdm_says_nothing(capsys, options):
-    bar = progress_bar("reading", 10, "B", **options)
+def test_short_or_quiet_work_shows_nothing(capsys, options):
+    bar = ProgressBar("reading", 10, "B", **options)
     bar.update(10)
+    bar.close()
     assert capsys.readouterr().err == ""
 
 
@@ -40,13 +26,20 @@ def test_a_process_without_stderr_is_shown_nothing(monkeypatch, closed):
     monkeypatch.setattr("sys.stderr", StringIO() if closed else None)
     if closed:
         sys.stderr.close()
-    bar = progress_bar("reading", 10, "B", delay=0)
+    bar = ProgressBar("reading", 10, "B", delay=0)
     bar.update(10)
     bar.close()
 
 
-def test_a_bar_counts_in_its_unit(capsys):
-    bar = progress_bar("reading", 10, "B", delay=0)
-    bar.update(10)
+@pytest.mark.parametrize("stderr", [StringIO, Terminal])
+def test_a_bar_counts_in_its_unit_and_ends_its_line(monkeypatch, stderr):
+    monkeypatch.setattr("sys.stderr", stderr())
+    bar = ProgressBar("reading", 2000, "B", delay=0)
+    bar.update(500)
+    bar.update(1500)
     bar.close()
-    assert "reading: 100%" in capsys.readouterr().err
+    first, *_, last = sys.stderr.getvalue().replace("\r", "\n").splitlines()
+    assert first.startswith("reading:  25% of 2 kB, ")
+    assert last.startswith("reading: 100% of 2 kB, ")
+    assert sys.stderr.getvalue().endswith("B/s  \n")
+    assert sys.stderr.getvalue().count("\n") == (1 if stderr is Terminal else 2)
