@@ -12,7 +12,7 @@ from npydata.checkpointer.commit import list_checkpoints
 from npydata.checkpointer.state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.file import naming
+from npydata.reader.file import Folder, naming
 from npydata.reader.formats.training import (
     MANIFEST,
     PARTS,
@@ -128,7 +128,7 @@ def opened(
         with ExitStack() as stack:
             try:
                 check_sizes(folder, manifest)
-                values = read_values(PlainFolder(folder), manifest)
+                values = read_values(Folder(folder), manifest)
                 parts = {}
                 for part in PARTS:
                     if names := files_of(part, manifest.files):
@@ -144,17 +144,6 @@ def opened(
                 yield manifest, values, parts
                 return
     raise CheckpointError(f"{folder}: was replaced again and again while it was read")
-
-
-class PlainFolder:
-    """Reads small files by their paths."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self, name: str, most: int) -> bytes:
-        """Return the content of a file of at most ``most`` bytes."""
-        return read_small(self.path / name, most)
 
 
 def manifest_in(folder: Path) -> Manifest:

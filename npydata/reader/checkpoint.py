@@ -19,7 +19,7 @@ from npydata.reader.names import as_value, nest
 from npydata.reader.pickle.objects import Global, Storage, TensorSpec, UnresolvedObject
 from npydata.reader.pickle.torch import KNOWN
 from npydata.reader.targets import check_targets, did_you_mean, targets_of
-from npydata.reader.tensor import read_slice, read_tensor, sliced
+from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
 
 
@@ -144,13 +144,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                       if index is not ...}  # fmt: skip
             if (why := why_unusable(device)) is not None:
                 raise FormatError(why)
-            ranges = None
-            if verify:
-                if self._contents.checksums is None:
-                    raise FormatError(
-                        "has no checksums to compare with: no checkpoint of npydata's"
-                    )
-                ranges = self._contents.checksums()
+            ranges = self._contents.checksums if verify else None
+            if verify and ranges is None:
+                raise FormatError("has no checksums to compare with: no checkpoint of npydata's")
             if into is None:
                 made = load_new(specs, slices, torch.device(device), progress, ranges)
             else:
@@ -193,12 +189,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def get_slice(self, name: str) -> "TensorSlice":
         """Return a tensor to be indexed: ``get_slice(name)[2:5, :10]`` reads only those pages."""
         return TensorSlice(self, name)
-
-    def read_slice(self, name: str, index: Any) -> torch.Tensor:
-        """Return ``self[name][index]`` in memory of its own, from the bytes that it spans."""
-        self._part(name, () if index is ... else index)
-        with naming(f"{self.path}: {name}"):
-            return read_slice(self._spec(name), () if index is ... else index)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -294,7 +284,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """Return the description of a part of a tensor."""
         spec = self._spec(name)
         try:
-            return sliced(spec, index)
+            return spec if index is ... else sliced(spec, index)
         except (IndexError, TypeError, ValueError) as error:
             raise type(error)(f"{self.path}: {name}: {error}") from None
 
@@ -332,7 +322,9 @@ class TensorSlice:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
-        return self._checkpoint.read_slice(self.name, index)
+        part = self._checkpoint._part(self.name, index)
+        with naming(f"{self._checkpoint.path}: {self.name}"):
+            return read_part(part)
 
 
 def alias_key(spec: TensorSpec) -> Any:

@@ -22,7 +22,7 @@ from npydata.reader.formats.safetensors import (
 )
 from npydata.reader.formats.training import encode
 from npydata.reader.pickle.objects import TensorSpec, brief
-from npydata.reader.tensor import is_contiguous, read_slice
+from npydata.reader.tensor import is_contiguous, read_part, sliced
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import ProgressBar
 
@@ -216,4 +216,4 @@ def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
     row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
     rows = max(1, CHUNK_BYTES // max(1, row))
     for begin in range(0, spec.shape[0] if row else 0, rows):
-        yield read_slice(spec, slice(begin, begin + rows)).resolve_conj().resolve_neg()
+        yield read_part(sliced(spec, slice(begin, begin + rows))).resolve_conj().resolve_neg()

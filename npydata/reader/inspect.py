@@ -117,7 +117,7 @@ def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
     if not os.path.isfile(name):  # noqa: PTH113
         return None  # opening it as a token file says what is wrong
     with open(name, "rb") as file:
-        found = formats_of(file.read(START_BYTES), os.fstat(file.fileno()).st_size)
+        found = formats_of(file.read(START_BYTES))
     if found:
         return f"it begins like {found[0][0]}"
     return f"its name ends in {suffix}" if (suffix := Path(name).suffix) in SUFFIXES else None

@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from npydata.reader.file import Bytes, Extent, File, FormatError
+from npydata.reader.formats import Checksums
 from npydata.reader.formats.training import crc32
 from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.targets import PLAIN, alias_key, byte_range
@@ -27,7 +28,7 @@ from npydata.reader.tensor import (
     elements_before,
     extents_of,
     is_contiguous,
-    read_slice,
+    read_part,
     span_of,
     storage_key,
     swap,
@@ -43,8 +44,6 @@ TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
 """Smaller storages that are neighbours in the file come together in so much memory."""
 ALIGNMENT = 16
 """Of the largest element: parts of storages begin at multiples of it."""
-Ranges = Mapping[File, list[tuple[int, int, int]]]
-"""Parts of files: begin, end, CRC-32."""
 BUFFERS = deque[Bytes](maxlen=THREADS)
 """Page-aligned memory that requests use in turn."""
 Part = TypeVar("Part", "Read", Extent)
@@ -101,7 +100,7 @@ class Plan:
         return found
 
     def carry_out(
-        self, progress: bool, ranges: Ranges | None, specs: Mapping[str, TensorSpec]
+        self, progress: bool, ranges: Checksums | None, specs: Mapping[str, TensorSpec]
     ) -> None:
         """Read everything; first compare the checksums of what is read, if there are ``ranges``."""
         files = {id(one.file): one.file for one in self.reads}
@@ -183,7 +182,7 @@ def fulfil(reads: list[Read]) -> None:
 
 
 def comparisons(
-    files: Iterable[File], ranges: Ranges, specs: Mapping[str, TensorSpec]
+    files: Iterable[File], ranges: Checksums, specs: Mapping[str, TensorSpec]
 ) -> Iterator[Job]:
     """Yield jobs that compare the checksums of every range with a byte that is wanted."""
     wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
@@ -260,13 +259,13 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
 def copy_into(spec: TensorSpec, target: torch.Tensor) -> None:
     """Read a tensor and copy it into one that is there."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
-        target.copy_(read_slice(spec, ()).resolve_neg())  # torch forgets it between some dtypes
+        target.copy_(read_part(spec).resolve_neg())  # torch forgets it between some dtypes
 
 
 @without_collecting
 def load_new(
     specs: Mapping[str, TensorSpec], slices: set[str], device: torch.device, progress: bool,
-    ranges: Ranges | None,
+    ranges: Checksums | None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return tensors by name in new memory; those that share a storage share memory.
 
@@ -303,7 +302,7 @@ def load_new(
 
 def load_into(
     specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], progress: bool,
-    ranges: Ranges | None,
+    ranges: Checksums | None,
 ) -> None:  # fmt: skip
     """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
     last = {alias_key(targets[name]): name for name in specs}

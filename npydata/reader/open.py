@@ -11,7 +11,14 @@ from typing import Any
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.file import File, Folder, FormatError, LocalFile, naming
-from npydata.reader.formats import START_BYTES, Contents, foreign_file, foreign_folder, nested
+from npydata.reader.formats import (
+    START_BYTES,
+    Checksums,
+    Contents,
+    foreign_file,
+    foreign_folder,
+    nested,
+)
 from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
 from npydata.reader.formats.legacy import is_legacy, read_legacy
@@ -92,30 +99,27 @@ def read_file(file: File) -> Contents:
     start = file.read(0, min(START_BYTES, file.size))
     if not start:
         raise FormatError("is empty, expected a checkpoint")
-    if (what := foreign_file(Path(str(file.path)).name, b"")) is not None:
+    found = formats_of(start)
+    what = foreign_file(Path(str(file.path)).name, b"" if found else start)
+    if what is not None:
         raise FormatError(what)
-    found = formats_of(start, file.size)
     if len(found) > 1:
         raise FormatError(f"begins like {found[0][0]} and like {found[1][0]}")
-    if not found and (what := foreign_file("", start)) is not None:
-        raise FormatError(what)
-    if not found and str(file.path).endswith(".safetensors"):
-        return read_safetensors(file)  # which says what is wrong
     if not found:
         raise FormatError(f"begins with {start[:16]!r}, like no checkpoint: expected one of torch "
                           "or safetensors")  # fmt: skip
     return found[0][1](file)
 
 
-def formats_of(start: bytes, nbytes: int) -> list[tuple[str, Callable[[File], Contents]]]:
-    """Return what a file of ``nbytes`` may be that begins so, in words, and what reads it."""
+def formats_of(start: bytes) -> list[tuple[str, Callable[[File], Contents]]]:
+    """Return what a file may be that begins so, in words, and what reads it."""
     return [
         (name, read)
         for name, read, matches in (
             ("a zip file", read_zip, start[:4] == b"PK\3\4"),
             ("a tar file", read_tar, is_tar(start)),
             ("a file of torch before 1.6", read_legacy, is_legacy(start)),
-            ("a safetensors file", read_safetensors, is_safetensors(start, nbytes)),
+            ("a safetensors file", read_safetensors, is_safetensors(start)),
         )
         if matches
     ]
@@ -148,9 +152,8 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
 def plain_name(name: Any) -> Any:
     """Return the name of a file beside an index, or refuse it."""
     plain = isinstance(name, str) and name == Path(name).name and name not in ("", "..")
-    if not plain or "\\" in name or not name.replace("\u3000", " ").isprintable() or "?" in name:
-        raise FormatError(f"names the file {name!r:.80}, expected one beside the index")
-    if name.endswith(".json"):
+    odd = not plain or "\\" in name or not name.replace("\u3000", " ").isprintable()
+    if odd or "?" in name or name.endswith(".json"):
         raise FormatError(f"names the file {name!r:.80}, expected one beside the index")
     return name
 
@@ -195,12 +198,9 @@ def read_folder(folder: Folder) -> Contents:
     names = folder.names()
     if ours.MANIFEST in names and ours.TRAINING in names:
         return open_training(folder)
-    if ours.TRAINING in names and ours.MANIFEST not in names:
-        begin = bytearray(len(ours.TRAINING_BEGIN))
-        file = folder.open(ours.TRAINING)
-        if file.size > len(begin):
-            file.pread_into(memoryview(begin), 0)
-        if begin == ours.TRAINING_BEGIN:
+    if ours.TRAINING in names:
+        file, begin = folder.open(ours.TRAINING), ours.TRAINING_BEGIN
+        if file.read(0, min(file.size, len(begin))) == begin:
             raise FormatError(f"has no {ours.MANIFEST}: a save of it was not finished, or it was "
                               "copied in part; name the file to open what it holds")  # fmt: skip
     if METADATA in names:
@@ -214,22 +214,13 @@ def read_folder(folder: Folder) -> Contents:
                 if not is_shard(one):
                     raise FormatError(f"{one.files[0].path.name} does not say where its tensors "
                                       f"belong, {safetensors[0]} does")  # fmt: skip
-            require_current(folder)
             return joined(shards, join_shards(shards))
     name = only_checkpoint(folder, names)
     file = folder.open(name)
     try:
-        contents = open_index(file, folder.open) if name.endswith(INDEX) else read_file(file)
+        return open_index(file, folder.open) if name.endswith(INDEX) else read_file(file)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
-    require_current(folder)
-    return contents
-
-
-def require_current(folder: Folder) -> None:
-    """Refuse what may be of two folders, one in place of the other."""
-    if not folder.is_current():
-        raise FormatError("was replaced while its files were opened")
 
 
 def only_checkpoint(folder: Folder, names: list[str]) -> str:
@@ -266,14 +257,19 @@ def open_training(folder: Folder) -> Contents:
     manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
     values = ours.read_values(folder, manifest)
     root: dict[str, Any] = {}
-    contents: dict[str, Contents] = {}
+    checksums: Checksums = {}
     try:
         for part in ours.PARTS:
             shards = open_shards(ours.files_of(part, manifest.files), folder.open)
             if shards:
                 tensors = join_shards(list(shards.values()))
                 root[part] = ours.decode(values[part], tensors.__getitem__)
-                contents |= shards
+            for name, one in shards.items():
+                file, entry = one.files[0], manifest.files[name]
+                checksums[file] = entry.ranges()
+                if file.size != entry.size:
+                    raise FormatError(f"{name} has {file.size:,} bytes, its manifest says "
+                                      f"{entry.size:,}")  # fmt: skip
         root["training_state"] = ours.decode(values["training_state"])
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
@@ -281,16 +277,7 @@ def open_training(folder: Folder) -> Contents:
     if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
         raise FormatError("was changed while it was opened")
 
-    def checksums() -> dict[File, list[tuple[int, int, int]]]:
-        found = {}
-        for name, one in contents.items():
-            if one.files[0].size != manifest.files[name].size:
-                raise FormatError(f"{name} has {one.files[0].size:,} bytes, its manifest says "
-                                  f"{manifest.files[name].size:,}")  # fmt: skip
-            found[one.files[0]] = manifest.files[name].ranges()
-        return found
-
-    files = [file for one in contents.values() for file in one.files]
-    made = nested("npydata", files, root, sum(file.size for file in files) + len(raw))
+    nbytes = sum(file.size for file in checksums) + len(raw)
+    made = nested("npydata", [*checksums], root, nbytes)
     made.checksums, made.on_load = checksums, lambda: ours.continue_run(folder.path, manifest)
     return made

@@ -117,7 +117,7 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
     if spec.chunks is not None:
         if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
             return read_tensor(spec.chunks[0].resolve()).contiguous()
-        return read_slice(spec, ())
+        return read_part(spec)
     root, (_, component) = spec.storage.root, storage_key(spec)
     if root.loaded is None:
         root.loaded = WeakValueDictionary()
@@ -178,25 +178,23 @@ def swap(memory: Bytes, size: int) -> Bytes:
 # Parts of tensors
 
 
-def read_slice(spec: TensorSpec, index: Any) -> torch.Tensor:
-    """Return ``tensor[index]`` in memory of its own; only the bytes that it spans are read."""
-    part = sliced(spec, index)
-    if part.chunks is None:
-        memory = gather(part)
-        if part.storage.root.swapped:
-            swap(memory, component_bytes(part.dtype))
+def read_part(spec: TensorSpec) -> torch.Tensor:
+    """Return a tensor in memory of its own, no parameter; only the bytes it spans are read."""
+    if spec.chunks is None:
+        memory = gather(spec)
+        if spec.storage.root.swapped:
+            swap(memory, component_bytes(spec.dtype))
         storage = torch.from_numpy(memory).untyped_storage()
-        return tensor_in(storage, part, contiguous_stride(part.shape), 0)
-    out = torch.empty(part.shape, dtype=part.dtype, device="cpu")
-    for chunk in part.chunks:
-        out[chunk.region] = read_slice(chunk.resolve(), ())
+        plain = replace(spec, is_parameter=False, requires_grad=False)
+        return tensor_in(storage, plain, contiguous_stride(spec.shape), 0)
+    out = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+    for chunk in spec.chunks:
+        out[chunk.region] = read_part(chunk.resolve())
     return out
 
 
 def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
-    """Return the description of ``tensor[index]``; a part of a parameter is none."""
-    if index is ...:
-        return spec
+    """Return the description of ``tensor[index]``."""
     chosen, offset = ranges_of(index, spec.shape), spec.offset
     for one, step in zip(chosen, spec.stride, strict=True):
         offset += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
@@ -206,8 +204,7 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
     if spec.chunks is not None:
         touched = tuple(slices_of_chunks(spec, chosen))
         return replace(spec, shape=shape, stride=contiguous_stride(shape), chunks=touched)
-    return replace(spec, shape=shape, stride=stride, offset=offset, is_parameter=False,
-                   requires_grad=False)  # fmt: skip
+    return replace(spec, shape=shape, stride=stride, offset=offset)
 
 
 def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Chunk]:

@@ -15,7 +15,8 @@ from npydata.reader.tensor import check_spec
 
 START_BYTES = 512
 """How much of a file it takes to recognise it."""
-Checksums = Callable[[], dict[File, list[tuple[int, int, int]]]]
+Checksums = dict[File, list[tuple[int, int, int]]]
+"""Of each file: ranges, as begin, end and CRC-32."""
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Contents:
     values: dict[str, Any] = field(default_factory=dict)
     """What the format keeps beside the tensors."""
     checksums: Checksums | None = None
-    """Returns ranges ``(begin, end, crc32)`` of each file."""
+    """What was written, in our own folders."""
     on_load: Callable[[], None] | None = None
     """Called when all of it has been loaded."""
 

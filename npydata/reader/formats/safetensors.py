@@ -166,11 +166,11 @@ def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> Non
         ) from None
 
 
-def is_safetensors(start: bytes, nbytes: int) -> bool:
-    """Whether a file of ``nbytes`` begins with the length of a header, and with one."""
+def is_safetensors(start: bytes) -> bool:
+    """Whether a file begins with the length of a header, and with one."""
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     opens = re.match(rb'\{["} \n\t\r]', start[LENGTH_BYTES:]) is not None
-    return opens and length <= nbytes - LENGTH_BYTES
+    return opens and length <= MAX_HEADER_BYTES
 
 
 def header_bytes(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:

@@ -22,12 +22,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
+from npydata.reader.file import Folder
 
 FORMAT, VERSION = "npydata checkpoint", 4
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
@@ -46,15 +47,6 @@ FILE_NAME = re.compile(
 )
 
 _loaded_runs: dict[str, str] = {}
-
-
-class Folder(Protocol):
-    """A folder held open."""
-
-    path: Path
-
-    def read(self, name: str, most: int) -> bytes:
-        """Return the content of a file of at most ``most`` bytes; follows no link."""
 
 
 # The manifest
@@ -252,15 +244,62 @@ class Named(NamedTuple):
 
 
 Path_ = tuple[Any, ...]
-NUMPY = {
-    name: np.dtype(name).type
-    for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-                 "float16", "float32", "float64", "complex64", "complex128")
-}  # fmt: skip
-"""The numpy scalars that Python's own numbers hold exactly."""
 DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 VERSIONS = "_metadata"
 """Where torch keeps the versions of a model's modules: an attribute of its state dict."""
+
+
+def few(keys: Collection[Any]) -> list[Any]:
+    """Return keys, or refuse more of them than may be compared with each other."""
+    chosen = sum(type(key) is not int or abs(key) >= 1 << 31 for key in keys)
+    if chosen > MAX_CHOSEN_KEYS:
+        raise ValueError(f"{chosen:,} keys that are not text, at most {MAX_CHOSEN_KEYS:,}")
+    return list(keys)
+
+
+def to_base64(content: bytes | bytearray) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(content).decode()
+
+
+def from_base64(text: str) -> bytes:
+    """Return bytes that were written as text."""
+    return base64.b64decode(text, validate=True)
+
+
+def from_pairs(pairs: Any) -> dict[Any, Any]:
+    """Return a dict whose keys are not all text."""
+    few([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def state_dict(pair: Any) -> Any:
+    """Return what a module's ``state_dict()`` was, with the versions of its modules."""
+    state, versions = OrderedDict(pair[0]), pair[1]
+    setattr(state, VERSIONS, versions)
+    return state
+
+
+KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    tuple: ("$tuple", list, tuple),
+    set: ("$set", few, lambda items: set(few(items))),
+    frozenset: ("$frozenset", few, lambda items: frozenset(few(items))),
+    Counter: ("$counter", dict, lambda items: Counter(dict(items))),
+    OrderedDict: ("$ordered", dict, OrderedDict),
+    bytes: ("$bytes", to_base64, from_base64),
+    bytearray: ("$bytearray", to_base64, lambda text: bytearray(from_base64(text))),
+    complex: ("$complex", lambda value: [value.real, value.imag], lambda pair: complex(*pair)),
+    torch.Size: ("$size", list, lambda sizes: torch.Size(map(count, sizes))),
+    torch.dtype: ("$dtype", str, DTYPES.__getitem__),
+    torch.device: ("$device", str, torch.device),
+}
+"""Of each kind that JSON lacks: its tag, what is written, and how it is made of that again."""
+MADE_OF: dict[str, Callable[[Any], Any]] = {
+    **{tag: make for tag, _, make in KINDS.values()},
+    "$float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
+    "$dict": from_pairs,
+    "$state_dict": state_dict,
+}
 
 
 def encode(value: Any, take: Callable[[torch.Tensor, Path_], str] | None = None,
@@ -268,7 +307,8 @@ def encode(value: Any, take: Callable[[torch.Tensor, Path_], str] | None = None,
     """Return a nested value as JSON can hold it.
 
     Args:
-        value: Numbers, text, bytes, None, and dicts, lists, tuples and sets of them.
+        value: Numbers, text, bytes, None, and dicts, lists, tuples and sets of them; those of
+            numpy become Python's.
         take: Stores a tensor that stands at a path, and returns its name; None refuses tensors.
         path: Where ``value`` stands, for errors.
 
@@ -286,51 +326,29 @@ def encode(value: Any, take: Callable[[torch.Tensor, Path_], str] | None = None,
         return {"$tensor": value.name}
     if len(path) > MAX_DEPTH:
         raise refused(path[:8], f"nested more than {MAX_DEPTH} deep")
-    if isinstance(value, np.generic) and value.dtype.name in NUMPY:
-        return {"$numpy": [value.dtype.name, encode(value.item())]}
+    if kind is list:
+        return [encode(one, take, (*path, k)) for k, one in enumerate(value)]
+    if kind is OrderedDict and (versions := getattr(value, VERSIONS, None)) is not None:
+        return {"$state_dict": [encode(dict(value), take, path), encode(versions, None, path)]}
+    if kind in KINDS:
+        tag, written, _ = KINDS[kind]
+        return {tag: encode(written(value), take, path)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {str.__str__(key): encode(one, take, (*path, key)) for key, one in value.items()}
+        return {"$dict": [[encode(key, None, path), encode(value[key], take, (*path, key))]
+                          for key in few(value)]}  # fmt: skip
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
+        value = value.item()
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, int):
         return int(value)
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, Mapping):
-        return encode_mapping(value, take, path)
-    if kind in (list, tuple):
-        items = [encode(one, take, (*path, k)) for k, one in enumerate(value)]
-        return items if kind is list else {"$tuple": items}
-    if kind in (set, frozenset):
-        require_few(value)
-        return {f"${kind.__name__}": [encode(one, None, path) for one in value]}
-    if kind in (bytes, bytearray):
-        return {f"${kind.__name__}": base64.b64encode(value).decode()}
-    if kind is complex:
-        return {"$complex": [encode(value.real), encode(value.imag)]}
-    if kind is torch.Size:
-        return {"$size": list(value)}
-    if kind in (torch.dtype, torch.device):
-        return {f"${kind.__name__}": str(value)}
+    if type(value) in KINDS:
+        return encode(value, take, path)
     raise refused(path, f"a {kind.__name__} has no place in JSON")
-
-
-def encode_mapping(value: Mapping[Any, Any], take: Any, path: Path_) -> Any:
-    """Return an object, or pairs where an object would change a key; with its kind."""
-    data: Any
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        data = {str.__str__(key): encode(one, take, (*path, key)) for key, one in value.items()}
-    else:
-        require_few(value)
-        pairs = [[encode(key, None, path), encode(one, take, (*path, key))]
-                 for key, one in value.items()]  # fmt: skip
-        data = {"$dict": pairs}
-    if type(value) is Counter:
-        return {"$counter": data}
-    if not isinstance(value, OrderedDict):
-        return data
-    versions = getattr(value, VERSIONS, None)
-    if versions is None:
-        return {"$ordered": data}
-    return {"$state_dict": [data, encode(versions, None, (*path, VERSIONS))]}
 
 
 def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
@@ -346,70 +364,14 @@ def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
     tag = next(iter(data), "")
     if not tag.startswith("$"):
         return {key: decode(one, tensor) for key, one in data.items()}
-    if len(data) > 1 or tag not in READERS:
-        raise ValueError(f"{tag:.40} is not known")
-    value = data[tag]
     try:
+        (value,) = data.values()
         if tag == "$tensor":
             return tensor("".join(value))
-        if tag in ("$bytes", "$bytearray", "$dtype", "$device", "$float", "$size", "$numpy"):
-            return READERS[tag](value)
-        return READERS[tag](decode(value, tensor))
+        return MADE_OF[tag](decode(value, tensor))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError,
             OverflowError) as error:  # fmt: skip
-        raise ValueError(f"{tag} of {type(value).__name__}: {error!s:.200}") from None
-
-
-def state_dict(pair: Any) -> Any:
-    """Return what a module's ``state_dict()`` was, with the versions of its modules."""
-    items, versions = pair
-    state = OrderedDict(items)
-    setattr(state, VERSIONS, versions)
-    return state
-
-
-def from_pairs(pairs: Any) -> dict[Any, Any]:
-    """Return a dict whose keys are not all text."""
-    require_few([key for key, _ in pairs])
-    return dict(pairs)
-
-
-def members(items: Any) -> Any:
-    """Return members of a set."""
-    require_few(items)
-    return items
-
-
-def require_few(keys: Collection[Any]) -> None:
-    """Refuse more keys than may be compared with each other."""
-    chosen = sum(type(key) is not int or abs(key) >= 1 << 31 for key in keys)
-    if chosen > MAX_CHOSEN_KEYS:
-        raise ValueError(f"{chosen:,} keys that are not text, at most {MAX_CHOSEN_KEYS:,}")
-
-
-def from_base64(text: str) -> bytes:
-    """Return bytes that were written as text."""
-    return base64.b64decode(text, validate=True)
-
-
-READERS: dict[str, Callable[[Any], Any]] = {
-    "$tensor": Named,
-    "$float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
-    "$numpy": lambda pair: NUMPY[pair[0]](decode(pair[1])),
-    "$tuple": tuple,
-    "$set": lambda items: set(members(items)),
-    "$frozenset": lambda items: frozenset(members(items)),
-    "$bytes": from_base64,
-    "$bytearray": lambda text: bytearray(from_base64(text)),
-    "$complex": lambda pair: complex(*pair),
-    "$size": lambda sizes: torch.Size(map(count, sizes)),
-    "$dtype": DTYPES.__getitem__,
-    "$device": torch.device,
-    "$dict": from_pairs,
-    "$counter": lambda items: Counter(dict(items)),
-    "$ordered": OrderedDict,
-    "$state_dict": state_dict,
-}
+        raise ValueError(f"{tag:.40}: {error!s:.200}") from None
 
 
 def refused(path: Path_, why: str) -> CheckpointError:
