@@ -140,8 +140,7 @@ class DriverRanges:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             self._driver, self._path = url_to_fs(url)
-            self._status = self._driver.info(self._path)
-            self.size = int(self._status["size"])
+            self.size = int(self._driver.info(self._path)["size"])
         except (ImportError, ValueError) as error:
             raise FormatError(f"no driver reads this URL: {error!s:.200}") from None
         except Exception as error:

@@ -5,9 +5,9 @@ overflow, so a file can't make them come out wrong.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -42,7 +42,8 @@ class Chunk:
         return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
 
 
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(1024)
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a tensor whose elements lie in order, without gaps."""
     strides, step = [], 1
     for size in reversed(shape):
@@ -51,10 +52,10 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements lie in order, without gaps; a dimension of one has no step."""
     expected = contiguous_stride(shape)
-    return tuple(stride) == expected or 0 in shape or all(
+    return stride == expected or 0 in shape or all(
         size == 1 or step == want for size, step, want in zip(shape, stride, expected, strict=True)
     )  # fmt: skip
 
@@ -226,12 +227,8 @@ def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Ch
                 offsets.append(first)
                 sizes.append(end - first)
         else:
-            yield Chunk(tuple(offsets), tuple(sizes), partial(sliced_chunk, chunk, tuple(here)))
-
-
-def sliced_chunk(chunk: Chunk, index: tuple[Any, ...]) -> TensorSpec:
-    """Return the description of a part of a chunk, which is looked for only when it is read."""
-    return sliced(chunk.resolve(), index)
+            part = partial(lambda whole, index: sliced(whole.resolve(), index), chunk, tuple(here))
+            yield Chunk(tuple(offsets), tuple(sizes), part)
 
 
 def gather(spec: TensorSpec) -> Bytes:

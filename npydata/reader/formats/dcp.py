@@ -6,8 +6,7 @@ opened when it is read. The classes are those of ``torch/distributed/checkpoint/
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,26 +44,15 @@ class Item:
             place = f"{self.file.path.name}: item at byte {self.begin:,}"
             raise FormatError(f"{place}: {error}") from None
 
-
-@dataclass(slots=True)
-class ItemChunk:
-    """Finds the tensor of a chunk in its item; it must be what the metadata says."""
-
-    item: Item
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    def __call__(self) -> TensorSpec:
-        """Return its description."""
-        spec = self.item.contents.root
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
+        """Return the description of the tensor in it; it must be what the metadata says."""
+        spec, name = self.contents.root, self.file.path.name
         if not isinstance(spec, TensorSpec):
-            raise FormatError(f"{self.item.file.path.name} has {brief(spec)} for a chunk")
+            raise FormatError(f"{name} has {brief(spec)} for a chunk")
         is_plain = not (spec.conj or spec.neg) and math.prod(spec.shape) <= spec.storage.numel
-        if (spec.dtype, spec.shape) != (self.dtype, self.shape) or not is_plain:
-            raise FormatError(
-                f"{self.item.file.path.name} has a chunk of {spec.dtype} {list(spec.shape)}, by "
-                f"its metadata a plain one of {self.dtype} {list(self.shape)}"
-            )
+        if (spec.dtype, spec.shape) != (dtype, shape) or not is_plain:
+            raise FormatError(f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
+                              f"metadata a plain one of {dtype} {list(shape)}")  # fmt: skip
         return spec
 
 
@@ -157,6 +145,6 @@ def read_chunks(name: str, made: Any, items: dict[tuple[str, str], Item]) -> Ten
         if not len(offsets) == len(sizes) == len(shape):
             raise ValueError(f"{name:.200} has chunks of other dimensions than {list(shape)}")
         item = items[name, str(offsets)]
-        found.append(Chunk(offsets, sizes, ItemChunk(item, dtype, sizes)))
+        found.append(Chunk(offsets, sizes, partial(item.tensor, dtype, sizes)))
     check_chunks(name, shape, found)
     return chunked(dtype, shape, found)

@@ -11,7 +11,7 @@ from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
 from npydata.reader.formats import Contents, nested
-from npydata.reader.pickle.machine import PickleMachine, TruncatedError
+from npydata.reader.pickle.machine import no_storage, run_at
 from npydata.reader.pickle.objects import brief
 from npydata.reader.pickle.torch import StorageTable
 
@@ -20,8 +20,6 @@ PROTOCOL_VERSION = 1001
 COUNT_BYTES = 8
 MAGIC_BYTES = 32
 """Where the magic number lies, whatever the pickle's protocol."""
-PICKLE_BYTES = 1 << 17
-"""How much of a file is looked at first; four times as much if the pickles go on."""
 
 
 @dataclass(slots=True)
@@ -39,15 +37,15 @@ class CountedExtent(Extent):
 
 def read_legacy(file: File) -> Contents:
     """Read what a legacy file describes, and where its storages lie."""
-    size = min(PICKLE_BYTES, file.size)
-    while True:
-        try:
-            machine, table, root, keys, at = read_pickles(file.read(0, size))
-            break
-        except TruncatedError:
-            if size == file.size:
-                raise
-            size = min(4 * size, file.size)
+    whole = Extent(file, 0, file.size)
+    magic, at = read_facts(whole, 0)
+    version, at = read_facts(whole, at)
+    if (magic, version) != (MAGIC_NUMBER, PROTOCOL_VERSION):
+        raise FormatError(f"magic number and version {brief((magic, version))} of the format")
+    _, at = read_facts(whole, at)
+    table = StorageTable(id_fields=6)
+    root, machine = run_at(whole, at, table.load)
+    keys, at = read_facts(whole, at + machine.at)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("the list of storages is not a list of names")
     if len({*keys}) < len(keys) or (strange := {*keys} ^ table.storages.keys()):
@@ -64,28 +62,12 @@ def read_legacy(file: File) -> Contents:
     return nested("legacy", [file], root, pickled, unknown=machine.unknown)
 
 
-def read_pickles(data: bytes) -> tuple[PickleMachine, StorageTable, Any, Any, int]:
-    """Return what the pickles say: the object, the list of storages, and where that ends."""
-    magic, at = read_facts(data, 0)
-    version, at = read_facts(data, at)
-    if (magic, version) != (MAGIC_NUMBER, PROTOCOL_VERSION):
-        raise FormatError(f"magic number and version {brief((magic, version))} of the format")
-    _, at = read_facts(data, at)
-    table = StorageTable(id_fields=6)
-    machine = PickleMachine(data, at, table.load)
-    root = machine.run()
-    keys, at = read_facts(data, machine.at)
-    return machine, table, root, keys, at
-
-
-def read_facts(data: bytes, at: int) -> tuple[Any, int]:
-    """Return what a pickle beside the object's says: numbers and keys, and no names."""
-    table = StorageTable()
-    machine = PickleMachine(data, at, table.load)
-    value = machine.run()
-    if machine.unknown or table.storages:
+def read_facts(file: Extent, at: int) -> tuple[Any, int]:
+    """Return what a pickle beside the object's says, numbers and keys, and where it ends."""
+    value, machine = run_at(file, at, no_storage)
+    if machine.unknown:
         raise FormatError(f"a pickle beside the object's names {[*machine.unknown][:1]}")
-    return value, machine.at
+    return value, at + machine.at
 
 
 def is_legacy(start: bytes) -> bool:

@@ -56,10 +56,9 @@ def read_safetensors(file: File) -> Contents:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError("__metadata__ is not an object of texts")
     tensors, places = {}, []
-    strides: dict[tuple[int, ...], tuple[int, ...]] = {}
     for name, entry in header.items():
         try:
-            spec, first, end = read_entry(name, entry, strides)
+            spec, first, end = read_entry(name, entry)
         except FormatError as error:
             raise FormatError(f"tensor {name!r:.80}: {error}") from None
         spec.storage.extent = Extent(file, begin + first, end - first)
@@ -114,9 +113,7 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def read_entry(
-    name: str, entry: Any, strides: dict[tuple[int, ...], tuple[int, ...]]
-) -> tuple[TensorSpec, int, int]:
+def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     """Return a tensor and where its bytes begin and end, from its entry in the header."""
     try:
         code, shape = entry["dtype"], counts(entry["shape"], "its shape")
@@ -138,9 +135,8 @@ def read_entry(
     if dtype is None:
         raw = Storage(name, torch.uint8, end - begin)
         return TensorSpec(raw, torch.uint8, (end - begin,), (1,), kind=code), begin, end
-    if (stride := strides.get(shape)) is None:
-        stride = strides[shape] = contiguous_stride(shape)
-    return TensorSpec(Storage(name, dtype, numel), dtype, shape, stride), begin, end
+    whole = Storage(name, dtype, numel)
+    return TensorSpec(whole, dtype, shape, contiguous_stride(shape)), begin, end
 
 
 def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import math
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,17 +79,13 @@ def join_chunks(
         raise FormatError(f"{name}: its chunks have {len(first.shape)} dimensions, it {len(whole)}")
     ends = [[o + n for o, n in zip(offsets, spec.shape, strict=True)] for spec, offsets in chunks]
     shape = whole or tuple(map(max, zip(*ends, strict=True)))
-    made = [Chunk(offsets, spec.shape, partial(as_is, spec)) for spec, offsets in chunks]
+    # what is found is known already: a copy of it
+    made = [Chunk(offsets, spec.shape, partial(replace, spec)) for spec, offsets in chunks]
     check_chunks(name, shape, made)
     for spec, _ in chunks:
         if spec.shape == shape:
             return spec
     return chunked(first.dtype, shape, made)
-
-
-def as_is(spec: TensorSpec) -> TensorSpec:
-    """Return a description that is known already."""
-    return spec
 
 
 def chunked(dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) -> TensorSpec:

@@ -11,14 +11,13 @@ from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
 from npydata.reader.formats import Contents, nested
-from npydata.reader.pickle.machine import PickleMachine, TruncatedError
+from npydata.reader.pickle.machine import PickleMachine, no_storage, run_at
 from npydata.reader.pickle.objects import MAX_DIMS, Global, Storage, TensorSpec, brief, count
 from npydata.reader.pickle.torch import STORAGES, part_of, require_location
 
 BLOCK = 512
 FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 MEMBERS = ("sys_info", "pickle", "storages", "tensors")
-PICKLE_BYTES = 1 << 12
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 MAX_DIGITS = 20
 
@@ -81,18 +80,7 @@ class Cursor:
 
     def pickle(self) -> Any:
         """Read the next pickle, which has numbers, keys and types of tensors."""
-        size = PICKLE_BYTES
-        while True:
-            left = self.member.nbytes - self.at
-            part = self.member.part(self.at, min(size, left))
-            machine = PickleMachine(part.file.read(part.offset, part.nbytes), 0, count_nothing)
-            try:
-                value = machine.run()
-                break
-            except TruncatedError:
-                if size >= left:
-                    raise
-                size *= 8
+        value, machine = run_at(self.member, self.at, no_storage)
         for name in machine.unknown:
             if not TENSOR_TYPE.fullmatch(name):
                 raise FormatError(f"a pickle beside the object's names {name:.200}")
@@ -109,11 +97,6 @@ class Cursor:
         """Read packed numbers."""
         place = self.skip(struct.calcsize(format))
         return struct.unpack(format, place.file.read(place.offset, place.nbytes))
-
-
-def count_nothing(saved: Any) -> Any:
-    """Refuse a persistent id where there is nothing that one could stand for."""
-    raise FormatError(f"persistent id {brief(saved)} beside the object's pickle")
 
 
 def read_storages(cursor: Cursor) -> dict[str, Storage]:

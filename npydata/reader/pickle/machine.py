@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from npydata.reader.file import FormatError
+from npydata.reader.file import Extent, FormatError
 from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.torch import TENSOR_CLASSES, find_class, is_called_only, reduce
 
@@ -25,6 +25,8 @@ MAX_KEY_PARTS = 32
 """Parts of a tuple that is a key: it is hashed whole each time, and the file may say it once."""
 FREE_COPIES = 1 << 17
 """What calls may copy, in a file of any size; and as much again for each byte of it."""
+FIRST_BYTES = 1 << 12
+"""How much is read of a pickle that ends somewhere; eight times as much if it goes on."""
 SMALL_KEY, MAX_COMPARED = 1 << 20, 1 << 28
 """A file can choose numbers, and tuples of them, so that a table has to look at all its keys to
 find one. That many parts of keys may be looked at; smaller integers can't be chosen so."""
@@ -313,6 +315,30 @@ class PickleMachine:
             target.requires_grad = state[0]
         elif not (isinstance(target, OrderedDict | Counter) and isinstance(state, dict)):
             raise ValueError(f"sets the state of {brief(target)} to {brief(state)}")
+
+
+def run_at(part: Extent, at: int, load_id: Callable[[Any], Any]) -> tuple[Any, PickleMachine]:
+    """Return what the pickle at byte ``at`` builds, and the machine; no more is read than it takes.
+
+    Raises:
+        TruncatedError: It goes on after the end of ``part``.
+        FormatError: It is malformed, or asks for too much.
+    """
+    size = FIRST_BYTES
+    while True:
+        some = part.part(at, min(size, part.nbytes - at))
+        machine = PickleMachine(some.file.read(some.offset, some.nbytes), 0, load_id)
+        try:
+            return machine.run(), machine
+        except TruncatedError:
+            if size >= part.nbytes - at:
+                raise
+            size *= 8
+
+
+def no_storage(saved: Any) -> Any:
+    """Refuse a persistent id where there is nothing that one could stand for."""
+    raise FormatError(f"persistent id {brief(saved)} beside the object's pickle")
 
 
 def is_old_state(state: Any) -> bool:
