@@ -27,10 +27,11 @@ from npydata.checkpointer.snapshot import (
     require_unchanged,
 )
 from npydata.checkpointer.state import TrainingState, encode_training, serialized
-from npydata.checkpointer.writer import name_path, write_files
+from npydata.checkpointer.writer import write_files
 from npydata.errors import CheckpointError
 from npydata.reader.formats.training import PARTS, TRAINING
 from npydata.system.accelerator import is_queued
+from npydata.system.atomic import name_file
 from npydata.system.threads import InterruptSafeEvent, without_collecting
 
 SnapshotMode = Literal["host", "overlap", "device"]
@@ -311,7 +312,7 @@ class Save:
             self._stats["bytes"] = sum(file.nbytes for file in self.snapshot.files)
         except BaseException as error:
             if isinstance(error, OSError):
-                name_path(error, self.folder)
+                name_file(error, self.folder)
             self.error = error
         finally:
             self.snapshot.finish()

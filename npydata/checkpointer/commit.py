@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from npydata.checkpointer.writer import name_path, write_small
+from npydata.checkpointer.writer import write_small
 from npydata.errors import CheckpointError
 from npydata.reader.formats.training import (
     MANIFEST,
@@ -35,7 +35,7 @@ from npydata.reader.formats.training import (
     read_manifest,
     read_small,
 )
-from npydata.system.atomic import current_umask
+from npydata.system.atomic import current_umask, name_file, sync_folder
 
 LATEST = "latest"
 TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
@@ -46,8 +46,6 @@ STALE_S = 3600
 """After so long without a change, a temporary of another machine is taken for a dead one's."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
-NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-"""What file systems say that can't flush a folder: WSL's drives, FAT, some of FUSE."""
 CAN_NOT_TELL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
 """Errors of the machine or the disk, which say nothing about a checkpoint."""
 DENIED = {errno.EACCES, errno.EPERM}
@@ -242,19 +240,6 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in NO_FOLDER_SYNC:
-            name_path(error, folder)
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def put_in_place(temporary: Path, folder: Path) -> None:
     """Give a folder its final name; what had that name before is loadable until then.
 
@@ -304,7 +289,7 @@ def name_latest(folder: Path) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        name_path(error, folder.parent / LATEST)
+        name_file(error, folder.parent / LATEST)
         raise
     sync_folder(folder.parent)
 

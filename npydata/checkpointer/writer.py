@@ -14,6 +14,7 @@ from pathlib import Path
 
 from npydata.checkpointer.snapshot import PAGE, Snapshot, whole_pages
 from npydata.reader.formats.training import FileEntry, checksums
+from npydata.system.atomic import name_file
 
 DIRECT = getattr(os, "O_DIRECT", 0)
 WRITE_BYTES = 1 << 26
@@ -63,7 +64,7 @@ def write_durably(
         finally:
             os.close(descriptor)
     except OSError as error:
-        name_path(error, path)
+        name_file(error, path)
         raise
 
 
@@ -111,9 +112,3 @@ def write_small(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(descriptor)
-
-
-def name_path(error: OSError, path: Path) -> None:
-    """Make an error name the file that it is about, if it names none."""
-    if error.filename is None and error.errno is not None:
-        error.filename = str(path)

@@ -16,13 +16,14 @@ from typing import Any
 
 from npydata.checkpointer import checkpointer
 from npydata.checkpointer.checkpointer import Save, exclusive
-from npydata.checkpointer.commit import Root, destination, require_replaceable, sync_folder
+from npydata.checkpointer.commit import Root, destination, require_replaceable
 from npydata.checkpointer.snapshot import Snapshot
 from npydata.checkpointer.state import TrainingState, encode_training, serialized
 from npydata.checkpointer.writer import write_files
 from npydata.distributed.coordinator import LEAVE_S, Coordinator, RankError, ShardingConfig
 from npydata.errors import CheckpointError
 from npydata.reader.formats.training import PARTS, TRAINING, FileEntry, encode
+from npydata.system.atomic import sync_folder
 
 
 class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL_SUFFIX = ".partial"
+NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
+"""What file systems say that can't flush a folder: WSL's drives, FAT, some of FUSE."""
 NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 """Errors of file systems without locks. There, no other process can take one to remove ours."""
 
@@ -98,11 +100,12 @@ def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some FUSE file systems flush no folders
+        if error.errno not in NO_FOLDER_SYNC:
+            name_file(error, folder)
             raise
     finally:
         os.close(descriptor)
