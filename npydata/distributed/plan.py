@@ -27,7 +27,8 @@ from npydata.checkpointer.snapshot import Layout, flatten, is_dtensor, lay_out, 
 from npydata.errors import CheckpointError
 from npydata.reader.formats.safetensors import COMPLEX_AS_REAL
 from npydata.reader.formats.sharded import OFFSETS, SHARDING
-from npydata.reader.formats.training import DTYPES, VERSIONS, decode, encode
+from npydata.reader.formats.training import VERSIONS, decode, encode
+from npydata.reader.pickle.torch import DTYPES
 
 
 class Shard(NamedTuple):

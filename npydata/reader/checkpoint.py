@@ -13,9 +13,9 @@ import torch
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.convert import Converted, convert
 from npydata.reader.file import FormatError, naming
-from npydata.reader.formats import Contents, with_values
+from npydata.reader.formats import Contents
 from npydata.reader.load import load_into, load_new
-from npydata.reader.names import as_value, nest
+from npydata.reader.names import as_value, free_name, nest
 from npydata.reader.pickle.objects import Global, Storage, TensorSpec, UnresolvedObject
 from npydata.reader.pickle.torch import KNOWN
 from npydata.reader.targets import check_targets, did_you_mean, targets_of
@@ -66,7 +66,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         self.format, self.byteorder = contents.format, contents.byteorder
         self._tensors: dict[str, TensorSpec] = {}
         self._others: dict[str, Any] = {}
-        for name, value in with_values(contents).items():
+        named = dict(contents.leaves)
+        for key, value in contents.values.items():
+            named[free_name(key, named)] = value
+        for name, value in named.items():
             value = as_value(value)
             (self._tensors if isinstance(value, TensorSpec) else self._others)[name] = value
 

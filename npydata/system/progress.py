@@ -45,7 +45,6 @@ class ProgressBar:
         """End the line."""
         if self.was_shown:
             self.show("\n")
-            self.was_shown = False
 
 
 def human_bytes(count: int) -> str:
@@ -74,12 +73,9 @@ def harmless(text: str, limit: int = 100) -> str:
         text = f"{text[: half - 1]}...{text[len(text) - half + 2 :]}"
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else escape(one) for one in text)
-
-
-def escape(character: str) -> str:
-    """Return a character as Python would write it between quotes."""
-    return character.encode("unicode_escape", "surrogatepass").decode()
+    return "".join(one if one.isprintable()
+                   else one.encode("unicode_escape", "surrogatepass").decode()
+                   for one in text)  # fmt: skip
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from npydata.reader.file import File, FormatError
-from npydata.reader.names import as_value, flatten, free_name
+from npydata.reader.names import as_value, flatten
 from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.tensor import check_spec
 
@@ -54,14 +54,6 @@ def nested(format: str, files: list[File], root: Any, nbytes: int, **others: Any
                 raise FormatError(f"{name:.200}: {error}") from None
             checked.add(id(value))
     return Contents(format, files, root, leaves, **others)
-
-
-def with_values(contents: Contents) -> dict[str, Any]:
-    """Return everything by name; what stands beside the tensors gets names that are free."""
-    found = dict(contents.leaves)
-    for key, value in contents.values.items():
-        found[free_name(key, found)] = value
-    return found
 
 
 FOREIGN = (

@@ -29,6 +29,7 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.file import Folder
+from npydata.reader.pickle.torch import DTYPES
 
 FORMAT, VERSION = "npydata checkpoint", 4
 MANIFEST, TRAINING = "manifest.json", "training_state.json"
@@ -244,7 +245,6 @@ class Named(NamedTuple):
 
 
 Path_ = tuple[Any, ...]
-DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 VERSIONS = "_metadata"
 """Where torch keeps the versions of a model's modules: an attribute of its state dict."""
 
