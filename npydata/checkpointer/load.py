@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,18 @@ from npydata.reader.file import Folder, naming
 from npydata.reader.formats.training import (
     MANIFEST,
     PARTS,
-    PIECE_BYTES,
     TRAINING,
     Manifest,
     check_sizes,
+    checksums,
     continue_run,
-    crc32,
     decode,
     files_of,
     read_manifest,
     read_small,
     read_values,
 )
+from npydata.reader.load import run_all
 from npydata.reader.open import open_checkpoint
 from npydata.reader.targets import targets_of
 from npydata.system.accelerator import why_unusable
@@ -166,41 +166,18 @@ def manifest_in(folder: Path) -> Manifest:
 def compare(
     folder: Path, manifest: Manifest, parts: Mapping[str, LazyCheckpoint], *, progress: bool
 ) -> None:
-    """Compare every piece with its checksum, on the very files that are open."""
-    total = sum(entry.size for entry in manifest.files.values())
-    bar = ProgressBar("verifying", total, "B", show=progress)
-    open_files = {file.path: file for tensors in parts.values() for file in tensors.open_files}
-    buffer = memoryview(bytearray(min(total, PIECE_BYTES)))
-    try:
-        for name, entry in manifest.files.items():
-            file = open_files.get(folder / name)
-            content = None if file else read_small(folder / name, entry.size)
-            for begin, end, expected in entry.ranges():
-                if file is not None:
-                    piece = buffer[: end - begin]
-                    file.pread_into(piece, begin)
-                else:
-                    piece = memoryview(content or b"")[begin:end]
-                if crc32(piece, 0) != expected:
-                    raise CheckpointError(
-                        f"{folder / name}: damaged between bytes {begin:,} and {end:,}"
-                        f"{tensors_in(folder / name, begin, end)}"
-                    )
-                bar.update(end - begin)
-    finally:
-        bar.close()
-
-
-def tensors_in(path: Path, begin: int, end: int) -> str:
-    """Return which tensors of a safetensors file lie between two bytes, for an error."""
-    names: list[str] = []
-    with suppress(CheckpointError, OSError), open_checkpoint(path) as file:
-        for info in map(file.info, file):
-            at = info.file_offset or 0
-            if at < end and at + info.nbytes > begin:
-                names.append(info.name)
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return f", where {', '.join(names[:3])}{more} is" if names else ""
+    """Compare every piece with its checksum, of tensors on the very files that are open."""
+    ranges = {file: manifest.files[os.path.relpath(file.path, folder)].ranges()
+              for tensors in parts.values() for file in tensors.open_files}  # fmt: skip
+    jobs = [one for tensors in parts.values() for one in tensors.checks(ranges)]
+    with closing(ProgressBar("verifying", sum(n for n, _ in jobs), "B", show=progress)) as bar:
+        run_all(jobs, bar.update)
+    for name, entry in manifest.files.items():
+        if (
+            name.endswith(".json")
+            and checksums(read_small(folder / name, entry.size)) != entry.crc32
+        ):
+            raise CheckpointError(f"{folder / name}: damaged, its checksum is another")
 
 
 def nested(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import torch
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.convert import Converted, convert
 from npydata.reader.file import FormatError, naming
-from npydata.reader.formats import Contents
-from npydata.reader.load import load_into, load_new
+from npydata.reader.formats import Checksums, Contents
+from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
 from npydata.reader.pickle.objects import Global, Storage, TensorSpec, UnresolvedObject
 from npydata.reader.pickle.torch import KNOWN
@@ -167,6 +167,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """Raise what ``load(into=into)`` would raise before it writes."""
         with naming(self.path):
             check_targets(self._tensors, targets_of(into), exactly=True)
+
+    def checks(self, ranges: Checksums) -> list[Job]:
+        """Return jobs that compare every byte of the files with checksums; each may raise."""
+        return list(comparisons(self.open_files, ranges, self._tensors, whole=True))
 
     def info(self, name: str) -> TensorInfo:
         """Return what the file says of a tensor, without reading it.

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
+from npydata.errors import CheckpointError
 from npydata.reader.file import Bytes, Extent, File, FormatError
 from npydata.reader.formats import Checksums
 from npydata.reader.formats.training import crc32
@@ -182,9 +183,9 @@ def fulfil(reads: list[Read]) -> None:
 
 
 def comparisons(
-    files: Iterable[File], ranges: Checksums, specs: Mapping[str, TensorSpec]
+    files: Iterable[File], ranges: Checksums, specs: Mapping[str, TensorSpec], whole: bool = False
 ) -> Iterator[Job]:
-    """Yield jobs that compare the checksums of every range with a byte that is wanted."""
+    """Yield jobs that compare checksums: of ranges with a byte that is wanted, or the whole."""
     wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
     for file in files:
         if file not in ranges:
@@ -192,7 +193,7 @@ def comparisons(
         for begin, end, crc in ranges[file]:
             names = [name for name, one in wanted if one.file is file and one.offset < end
                      and begin < one.offset + one.nbytes]  # fmt: skip
-            if names or begin == 0:
+            if names or begin == 0 or whole:
                 yield end - begin, partial(compare, file, begin, end, crc, names)
 
 
@@ -204,9 +205,9 @@ def compare(file: File, begin: int, end: int, crc: int, names: list[str]) -> Non
         file.pread_into(content, at)
         found = crc32(content.data, found)
     if found != crc:
-        what = ", ".join(map(repr, [*dict.fromkeys(names)][:3])) or "its header"
-        raise FormatError(f"{file.path.name}: bytes {begin:,} to {end:,} are not what was written: "
-                          f"{what}{', ...' * (len(names) > 3)}")  # fmt: skip
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        where = f", where {', '.join(names[:3])}{more} is" if names else ""
+        raise CheckpointError(f"{file.path}: damaged between bytes {begin:,} and {end:,}{where}")
 
 
 def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:

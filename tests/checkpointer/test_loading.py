@@ -65,8 +65,7 @@ def test_verifying_names_the_file_that_is_damaged(saved, name, damage):
 
 def test_any_flipped_bit_is_found_and_piece_and_tensors_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "PIECE_BYTES", 8192)
-    for module in ("snapshot", "load"):
-        monkeypatch.setattr(f"npydata.checkpointer.{module}.PIECE_BYTES", 8192)
+    monkeypatch.setattr("npydata.checkpointer.snapshot.PIECE_BYTES", 8192)
     state = {name: torch.full((2000,), float(k)) for k, name in enumerate("abcd")}
     save_checkpoint(tmp_path / "c", state)
     path, chance = tmp_path / "c" / "model.safetensors", random.Random(1)
