@@ -1,6 +1,5 @@
 """What is written as safetensors reads as what it was made of; and what inspect says of both."""
 
-import json
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ from states import seen, states
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.cli import main
-from npydata.reader.inspect import inspect_checkpoint
+from npydata.reader.inspect import as_table, inspect_checkpoint
 
 quickly = settings(
     deadline=None,
@@ -74,7 +73,6 @@ def test_a_prefix_is_taken_off_and_its_ties_are_kept(tmp_path):
     "name, options, error",
     [
         ("a.pt", {}, "ends in .pt"),
-        ("x.safetensors", {"dtype": torch.int8}, "floating point"),
         ("shards", {"shard_size": 0}, "shard_size=0"),
         ("x.safetensors", {}, "are expanded"),
     ],
@@ -114,23 +112,21 @@ def test_a_report_counts_tensors_ties_and_values(tmp_path):
         {"a": weight, "b": weight, "n": {"x": 1.5, "y": b"raw", "run": print}}, tmp_path / "a.pt"
     )
     report = inspect_checkpoint(tmp_path / "a.pt")
-    assert (report.num_tensors, report.num_ties, report.parameters, report.nbytes) == (2, 1, 16, 64)
-    assert report.metadata == {"n.x": 1.5, "n.y": {"$bytes": "cmF3"}}
-    assert report.other.keys() == {"n.run"}
-    said = json.loads(report.to_json())
-    assert said["tensors"][1]["same_as"] == "a"
-    table = report.to_table()
+    counted = [report[one] for one in ("num_tensors", "num_ties", "parameters", "nbytes")]
+    assert counted == [2, 1, 16, 64]
+    assert report["metadata"] == {"n.x": 1.5, "n.y": {"$bytes": "cmF3"}}
+    assert report["other"].keys() == {"n.run"}
+    assert report["tensors"][1]["same_as"] == "a"
+    table = "\n".join(as_table(report))
     assert "= a" in table
+    assert "values      3" in table
     assert "warning: names builtins.print, which was not called" in table
-    assert "2 tensors" not in table
-    assert "3 values" in report.to_table(depth=1)
 
 
 def test_names_of_a_hostile_file_steer_no_terminal(tmp_path):
     torch.save({"\x1b[31mred\nline" * 50: torch.ones(1), "v": "\x1b]0;x\x07"}, tmp_path / "a.pt")
-    table = inspect_checkpoint(tmp_path / "a.pt").to_table()
-    assert "\x1b" not in table
-    assert max(map(len, table.splitlines())) < 400
+    table = [*as_table(inspect_checkpoint(tmp_path / "a.pt"))]
+    assert not [line for line in table if "\x1b" in line or len(line) >= 400]
 
 
 def test_the_command_converts_a_part(tmp_path):

@@ -2,6 +2,7 @@
 
 import cProfile
 import gc
+import json
 import tracemalloc
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 
 from npydata import CheckpointError, open_checkpoint
-from npydata.reader.inspect import inspect_checkpoint
+from npydata.reader.inspect import as_table, inspect_checkpoint
 
 SMALL_KIB = 4
 """A shorter file counts as one of this size: to open any takes a millisecond or two."""
@@ -43,8 +44,8 @@ def used(path):
     read_everything(path)
     with suppress(CheckpointError):
         report = inspect_checkpoint(path)
-        report.to_table()
-        report.to_json()
+        list(as_table(report))
+        json.dumps(report)
     with suppress(CheckpointError), open_checkpoint(path) as checkpoint:
         checkpoint.to_safetensors(path.with_name("out.safetensors"))
 
