@@ -40,10 +40,11 @@ run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make o
 	@$(BIN)/npydata convert build/fsdp/step-000040/model build/fsdp/model.safetensors
 
 # nbval kills its kernels, which then leave their temporary files: they get a folder of their own.
+# Many tests wait, for processes and for clocks: three at a time keep two cores busy.
 test: $(READY)  ## Whatever a change can break: the library, the device path, every notebook cell (minutes)
 	@echo "[test] the library, and beside it the device path on a simulated accelerator (build/accelerator.log)"
 	@mkdir -p build; $(BIN)/python -m pytest --quiet -m accelerator tests/accelerator > build/accelerator.log 2>&1 & beside=$$!; \
-		$(JUPYTER_QUIET) $(TESTS) tests; library=$$?; \
+		$(JUPYTER_QUIET) $(TESTS) --numprocesses 3 tests; library=$$?; \
 		wait $$beside; device=$$?; tail -n 3 build/accelerator.log; \
 		test $$device -eq 0 || { cat build/accelerator.log; exit 1; }; exit $$library
 	@echo "[test] every notebook, cell by cell"
