@@ -162,6 +162,7 @@ def test_promises_hold_on_the_solutions_and_each_card_breaks_its_own(number, fol
         assert all(reasons[1:])
 
 
+@pytest.mark.nightly
 @every_lesson
 @pytest.mark.timeout(300)
 def test_solved_every_build_is_right_and_all_promises_hold(number, folder):

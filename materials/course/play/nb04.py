@@ -236,7 +236,8 @@ def draw_pages(with_hints: Callable[..., Iterable[Any]]) -> int:
         "hints": partial(with_hints, ahead=AHEAD),
     }
     found = {name: cold_batches(how) for name, how in ways.items()}
-    left = int(found["hints"][1][: -2 * SHOWN].argmax())
+    # Those of some window: the first pages of the file were read when it was opened.
+    left = SHOWN // 2 + int(found["hints"][1][SHOWN : -2 * SHOWN].argmax())
     fills = {"in memory": COLOURS["chosen"], "not": COLOURS["token"]}
     lines = [
         (name, [("", fills["in memory" if there else "not"]) for there in pages[left:][:SHOWN]])
