@@ -145,9 +145,7 @@ def parse(bench, argv):
     parser.add_argument("--quick", action="store_true", help="about a minute, and rougher")
     parser.add_argument("--targets", action="store_true", help="say which targets are met")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of npydata")
-    parser.add_argument(
-        "--only", nargs="+", choices=sections, metavar="SECTION", help=f"of {', '.join(sections)}"
-    )
+    parser.add_argument("--only", nargs="+", choices=sections, help="these sections alone")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the figures")
     parser.add_argument("--dir", type=Path, default=Path(), help="the disk to measure (default .)")
@@ -176,7 +174,6 @@ def measure(bench, args):
             notes.append(f"{section}: {why}")
     result = {
         "benchmark": bench.name,
-        "version": 1,
         "machine": machine_facts(args.dir),
         "settings": {
             name: value

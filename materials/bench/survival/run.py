@@ -37,7 +37,6 @@ def main(argv=None):
     args = parser.parse_args(argv)
     result = {
         "benchmark": "survival",
-        "version": 2,
         "machine": machine_facts(args.dir),
         "settings": {"trials": args.trials},
     }
