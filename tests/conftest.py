@@ -69,7 +69,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in [*stats.get("passed", ()), *stats.get("failed", ())]:
         found = Counter({name: n for name, n in report.user_properties if name in FAULTS})
         counts += found
-        counts["lost"] += max(dict(report.user_properties).get("lost", 0), report.failed)
+        if found:
+            counts["lost"] += max(dict(report.user_properties).get("lost", 0), report.failed)
     if not any(counts[name] for name in FAULTS):
         return
     reasons = Counter(report.longrepr[2] for report in stats.get("skipped", ()))
