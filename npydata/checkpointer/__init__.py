@@ -1,13 +1,35 @@
 """Save training without stopping it, and without ever losing a checkpoint to a crash.
 
-How a tensor reaches the disk, in the order of the files here:
+How a save travels, one file a step::
 
-    checkpointer.py  save(): a Snapshot is planned, and one worker thread started
-    snapshot.py      state -> names and tree -> layout of the file -> copies into one staging buffer
-    device.py        the same copies from an accelerator, on a side stream
-    writer.py        staging buffer -> file, with O_DIRECT, each part as soon as it is copied
-    commit.py        temporary folder -> fsync -> rename -> ``latest`` -> old ones go
-    load.py          the way back, and verification
-    state.py         what else decides the next step: counters, random generators, the loader
-    verify.py        which checkpoint of a folder can be resumed from, whoever wrote it
+    checkpointer.py  save()          -> one Save in flight: its Snapshot, and its worker thread
+    snapshot.py      nested state    -> names, tree -> Layout of each file -> Copies into one buffer
+    device.py        Copies          -> the same from an accelerator, queued on a side stream
+    writer.py        buffer          -> files in a private folder, each part once it is filled
+    commit.py        private folder  -> manifest, rename, ``latest``; old checkpoints go
+    state.py         everything else -> training_state.json: counters, random generators, loader
+
+And back, which needs only the last two of these::
+
+    commit.py        a root          -> latest_checkpoint: the newest complete folder
+    load.py          that folder     -> load_checkpoint, verify_checkpoint: all of one manifest
+    verify.py        any folder      -> scan: checkpoints of anyone in it, complete or not, and why
+
+A *root* is a folder of checkpoints. A *run* is the training run that commits into it, over as many
+processes as it takes: one that loads a checkpoint of a root goes on with that run there. Only a
+run's own checkpoints are removed by its ``keep_last``.
+
+Three sorts of threads take part. The one that trains calls ``save``, and alone can tell whether a
+tensor was changed before it was copied: it gives the *verdict*. Copy threads fill the buffer, then
+compute checksums. The worker starts them, writes what they have filled, waits for the verdict, and
+commits. When training may go on, and when the verdict comes, depends on ``snapshot=``::
+
+    host     CPU tensors are copied before save returns, and judged there. Those of a GPU are
+             queued, and later work on the training stream waits on the device until they were read
+    device   the same, but GPU tensors are first cloned on the GPU: training waits for the clone
+    overlap  what a protected optimizer changes is copied after save has returned; judged before
+             that optimizer's next step, in wait or the next save, or at exit
+
+Errors: what stops a save before it returns is raised there, and cancels it. Later ones are kept in
+``Save.error`` until ``wait`` or the next ``save`` raises them.
 """

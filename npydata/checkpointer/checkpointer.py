@@ -38,6 +38,11 @@ SnapshotMode = Literal["host", "overlap", "device"]
 THREAD_NAME = "npydata-save"
 """How the names of all threads begin that a save runs in."""
 
+LIVE: weakref.WeakSet["AsyncCheckpointer"] = weakref.WeakSet()
+"""All checkpointers: at exit and after a fork each has to be looked after."""
+ending = threading.Event()
+"""Set when the interpreter ends: a thread that it does not wait for begins nothing more."""
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -119,8 +124,8 @@ class AsyncCheckpointer:
         self._in_flight: list[Save] = []
         self._roots: dict[Path, Root]
         self._start_afresh()
-        self._finalizer = weakref.finalize(self, finish, self._in_flight)
-        self._finalizer.atexit = False  # see finish_at_exit
+        self._finalizer = weakref.finalize(self, wait_and_report, self._in_flight)
+        self._finalizer.atexit = False  # finish_at_exit does it, with the lock
         LIVE.add(self)
 
     @exclusive
@@ -149,14 +154,14 @@ class AsyncCheckpointer:
         folder = destination(dir)
         require_replaceable(folder)
         training = TrainingState() if training_state is None else training_state
-        files, values = without_collecting(files_of)(model_state, optimizer_state)
+        files, values = without_collecting(plan_files)(model_state, optimizer_state)
         small = serialized(values | {"training_state": encode_training(training)})
         snapshot = Snapshot(files, self._buffer)
         root = self._roots.setdefault(folder.parent, Root(folder.parent))
         keep = self.keep_last, self.keep_every
 
         def write() -> None:  # without self: dropping the checkpointer waits for it
-            with root.temporary() as temporary:
+            with root.temporary() as temporary:  # os.utime tells clear_stale that it is in use
                 entries = write_files(temporary, snapshot, {TRAINING: small})
                 snapshot.require_verdict(lambda: os.utime(temporary))
                 root.commit(temporary, folder, training.step, entries, *keep)
@@ -178,14 +183,14 @@ class AsyncCheckpointer:
     ) -> None:
         """Make the memory that a save of this state needs, so that the first save is fast too."""
         self._wait()
-        files, _ = files_of(model_state, optimizer_state, of_a_rank=True)
+        files, _ = plan_files(model_state, optimizer_state, of_a_rank=True)
         Snapshot(files, self._buffer, touch=True)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
         if optimizer not in self._protected:
             me = weakref.ref(self)
-            optimizer.register_step_pre_hook(lambda *_: settle(me()))
+            optimizer.register_step_pre_hook(lambda *_: judge_in_flight(me()))
             self._protected.add(optimizer)
 
     def __repr__(self) -> str:
@@ -200,7 +205,7 @@ class AsyncCheckpointer:
         if error is None:
             self.wait()
         else:
-            finish(self._in_flight)
+            wait_and_report(self._in_flight)
 
     # How a save goes
 
@@ -210,34 +215,44 @@ class AsyncCheckpointer:
             error = self._in_flight[0].finish()
             self._in_flight.clear()
             if error is not None:
-                self._roots = {}  # which are looked at anew
+                self._roots = {}  # a failed commit may have changed one: look again
                 raise error
 
     def _start(self, save: "Save") -> None:
-        """Begin the copies and the write; return when the tensors may change."""
+        """Begin the copies and the write; return when the tensors may change.
+
+        With ``"overlap"`` that is now, as the protected optimizer waits in ``judge_in_flight``.
+        Otherwise it is when the copies in memory are made; those of a device are ordered by its
+        streams.
+        """
         snapshot = save.snapshot
         self._in_flight.append(save)
         try:
-            self._copy_first(snapshot)
+            self._begin_copies(snapshot)
             save.start()
             if self.snapshot != "overlap":
                 snapshot.copied.wait()
                 if snapshot.error is not None:
                     raise snapshot.error
-                save.judge(order=False)
+                save.judge(training_waits=False)
         except BaseException:
             save.cancel()
             save.join()
-            snapshot.finish()  # no device copies into memory that the next save uses
+            snapshot.join()  # no device copies into memory that the next save uses
             self._in_flight.clear()
             raise
         self.stats["stall_s"] = time.perf_counter() - save.begun
 
-    def _copy_first(self, snapshot: Snapshot) -> None:
-        """Make the copies that can't wait, and queue those that a device makes.
+    def _begin_copies(self, snapshot: Snapshot) -> None:
+        """Queue the copies that a device makes, and make those that can't wait for the worker.
 
-        With ``"overlap"`` those can wait that copy what a protected optimizer changes. Buffers,
-        such as the statistics of a batch norm, change in the forward pass.
+        Without ``"overlap"`` all copies are ``first``, and ``_start`` waits until the worker's
+        threads have made those in memory. With it, copies of what a protected optimizer changes
+        come ``later``, and the others are made here: buffers, such as the statistics of a batch
+        norm, change in the forward pass.
+
+        Watched, that is compared at the verdict, is what may change until it is copied: not what
+        is copied here, which is compared at once, nor what training waits for on the device.
         """
         overlap, clone = self.snapshot == "overlap", self.snapshot == "device"
         if overlap and not self._protected:
@@ -246,20 +261,20 @@ class AsyncCheckpointer:
             )
         owned = storages_of(self._protected) if overlap else set()
         first: list[Copy] = []
-        waiting: list[Copy] = []
+        later: list[Copy] = []
         for copy in snapshot.copies:
-            (waiting if owned and storage_of(copy.source) in owned else first).append(copy)
+            (later if owned and storage_of(copy.source) in owned else first).append(copy)
         if any(map(on_device, snapshot.copies)):
             snapshot.pending = PendingCopies()
             self._copier.start(snapshot.pending, filter(on_device, first), clone=clone)
-            self._copier.start(snapshot.pending, filter(on_device, waiting), order=False)
+            self._copier.start(snapshot.pending, filter(on_device, later), training_waits=False)
         first = [copy for copy in first if not on_device(copy)]
         if overlap:
             for copy in first:
                 copy.run()
             require_unchanged(first)
-            snapshot.watched = waiting
-            snapshot.copies = [copy for copy in waiting if not on_device(copy)]
+            snapshot.watched = later
+            snapshot.copies = [copy for copy in later if not on_device(copy)]
         else:
             snapshot.watched = snapshot.copies = first
 
@@ -271,8 +286,22 @@ class AsyncCheckpointer:
         self._roots = {}
 
 
+def save_checkpoint(
+    dir: str | os.PathLike[str],
+    model_state: Mapping[str, Any],
+    optimizer_state: Mapping[str, Any] | None = None,
+    training_state: TrainingState | None = None,
+) -> None:
+    """Save a checkpoint and wait until it is on the disk; see :meth:`AsyncCheckpointer.save`."""
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.save(dir, model_state, optimizer_state, training_state)
+
+
 class Save:
     """One save in flight: its snapshot, and the worker thread that writes and commits it.
+
+    The worker runs ``start``, ``write``, and sets ``ended``. The thread that trains calls
+    ``judge``, then ``join``, both of them by ``finish``; or ``cancel`` and ``join``.
 
     The thread is no daemon: the interpreter waits for it. An interrupt may come at any moment: the
     next call waits for what is left.
@@ -315,18 +344,19 @@ class Save:
                 name_file(error, self.folder)
             self.error = error
         finally:
-            self.snapshot.finish()
+            self.snapshot.join()
             self.ended.set()
 
-    def judge(self, *, order: bool = True) -> None:
-        """Let the worker commit if nothing has changed, now that everything is copied.
+    def judge(self, *, training_waits: bool = True) -> None:
+        """Wait for the copies in memory; let the worker commit if no tensor has changed.
 
-        With ``order`` a device first finishes its copies before it goes on with training.
+        With ``training_waits`` what is queued for training from now on waits, on the device, for
+        the copies that it makes.
         """
         if not self._judged:
             self.snapshot.copied.wait()
-            if order and self.snapshot.pending is not None:
-                self._copier.order(self.snapshot.pending)
+            if training_waits and self.snapshot.pending is not None:
+                self._copier.make_training_wait(self.snapshot.pending)
             self.snapshot.judge()
             self._judged = True
 
@@ -338,23 +368,26 @@ class Save:
             self.ended.set()
 
     def join(self) -> None:
-        """Wait for the end."""
+        """Wait until the worker has ended, however it ends."""
         self.ended.wait()
         if self._thread.is_alive():
             self._thread.join()
 
     def finish(self) -> BaseException | None:
-        """Wait until it is committed, or not; return what went wrong with one that was wanted."""
+        """Give the verdict and wait for the worker; return what went wrong.
+
+        Nothing goes wrong with a cancelled save: what stopped it has been raised.
+        """
         if not self.snapshot.cancelled:
             self.judge()
         self.join()
         return None if self.snapshot.cancelled else self.error
 
 
-def files_of(
+def plan_files(
     model: Any, optimizer: Any, *, of_a_rank: bool = False
 ) -> tuple[Files, dict[str, Any]]:
-    """Return the files of a save, and by part what of its state is no tensor.
+    """Return the files of a save, and by part the tree of its state, without the tensors.
 
     With ``of_a_rank`` tensors may be spread over processes: then of each the part that is here.
     """
@@ -395,22 +428,21 @@ def storage_of(tensor: torch.Tensor) -> Any:
     return tensor.device, local(tensor).untyped_storage().data_ptr()
 
 
-def settle(checkpointer: AsyncCheckpointer | None) -> None:
-    """Before a protected step: wait for the copies of what it changes, and judge them."""
+# Called by an optimizer's step, the garbage collector, at exit and after a fork
+
+
+def judge_in_flight(checkpointer: AsyncCheckpointer | None) -> None:
+    """Before a protected optimizer's step: wait for the copies of what it changes; judge them."""
     if checkpointer is not None:
         for save in list(checkpointer._in_flight):
             save.judge()
 
 
-LIVE: weakref.WeakSet[AsyncCheckpointer] = weakref.WeakSet()
-ending = threading.Event()
-"""Set when the interpreter ends: a thread that it does not wait for begins nothing more."""
-
-
-def finish(in_flight: list[Save]) -> None:
+def wait_and_report(in_flight: list[Save]) -> None:
     """Wait for what is in flight; print what went wrong, as there is nobody left to raise to."""
     for save in list(in_flight):
-        if threading.current_thread().name.startswith(THREAD_NAME):  # a collector runs anywhere
+        # Garbage is collected in any thread; one that a save runs in could wait for itself.
+        if threading.current_thread().name.startswith(THREAD_NAME):
             save.snapshot.abandoned = True
             return
         if (error := save.finish()) is not None:
@@ -422,8 +454,9 @@ def finish_at_exit() -> None:
     """Wait for saves, also of threads that the interpreter does not wait for; begin no more."""
     ending.set()
     for checkpointer in list(LIVE):
-        with checkpointer._lock:  # a daemon would be ended within a copy, which aborts the process
-            finish(checkpointer._in_flight)
+        # With the lock, as a daemon thread that is ended within a copy aborts the process.
+        with checkpointer._lock:
+            wait_and_report(checkpointer._in_flight)
 
 
 def leave_all_to_parent() -> None:
@@ -434,14 +467,3 @@ def leave_all_to_parent() -> None:
 
 os.register_at_fork(after_in_child=leave_all_to_parent)
 atexit.register(finish_at_exit)
-
-
-def save_checkpoint(
-    dir: str | os.PathLike[str],
-    model_state: Mapping[str, Any],
-    optimizer_state: Mapping[str, Any] | None = None,
-    training_state: TrainingState | None = None,
-) -> None:
-    """Save a checkpoint and wait until it is on the disk; see :meth:`AsyncCheckpointer.save`."""
-    with AsyncCheckpointer() as checkpointer:
-        checkpointer.save(dir, model_state, optimizer_state, training_state)

@@ -2,7 +2,8 @@
 
 All files of a save are written into a temporary folder beside their destination. Only when the
 disk has them all, the manifest last, is that folder renamed. Then ``latest`` names it, and older
-ones go.
+ones go. ``Root`` does that in the order of its methods; the functions below are its steps, and the
+last section finds a checkpoint again.
 
 Killed at any moment, or after a power cut, the checkpoint that ``latest`` names loads, whole and
 verified: the one before until the new one is in place. Nothing unfinished bears the name of one.
@@ -40,36 +41,45 @@ from npydata.system.atomic import current_umask, name_file, sync_folder
 LATEST = "latest"
 TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
 """Host, boot, PID namespace, process, when that began, and a random number."""
-LOOKS = 100
-"""So often a name is tried that other processes take and free."""
+MAX_TRIES = 100
+"""How often a name is tried that other processes take and free."""
 STALE_S = 3600
 """After so long without a change, a temporary of another machine is taken for a dead one's."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
-CAN_NOT_TELL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
-"""Errors of the machine or the disk, which say nothing about a checkpoint."""
+INCONCLUSIVE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
+"""Errors of the machine or the disk, after which it is open whether there is a checkpoint."""
 DENIED = {errno.EACCES, errno.EPERM}
 
 libc = ctypes.CDLL(None, use_errno=True)
 _runs: dict[tuple[int, str], str] = {}
-"""The run that each process commits into a root; a forked one begins a run of its own."""
+"""By process and root, the run that commits; a forked process begins a run of its own."""
 
 
 @dataclass(slots=True)
 class Root:
-    """A folder of checkpoints, as one training run sees it."""
+    """A folder of checkpoints, as one training run sees it.
+
+    A run is a random text in its manifests. A process that loaded a checkpoint of this root goes on
+    with that one's run (``continue_run`` noted it); any other begins a new one.
+    """
 
     path: Path
     committed: dict[str, Manifest] = field(default_factory=dict)
     """This run's checkpoints, by name."""
     run: str = ""
-    newest: int = 0
-    """The largest sequence number seen."""
+    """Empty until ``find_run``."""
+    last_sequence: int = 0
+    """The largest of any run's that was seen; the next commit's is one more."""
     warned: set[str] = field(default_factory=set)
+    """Names of those that could not be removed, which is said once."""
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """Make this root and yield a new private folder in it; what is left at the end goes."""
+        """Make this root and yield a new private folder in it; what is left at the end goes.
+
+        After a commit, what is left is the checkpoint that the new one replaced.
+        """
         make_folder(self.path)
         folder = new_temporary(self.path)
         folder.mkdir(mode=0o700)
@@ -77,13 +87,13 @@ class Root:
         try:
             if not self.run:
                 clear_stale(self.path, now=folder.stat().st_mtime)
-                self.look()
+                self.find_run()
             yield folder
         finally:
             if os.getpid() == owner:  # a forked process has this frame, but not its job
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def look(self) -> None:
+    def find_run(self) -> None:
         """Find out which run this is, and what it has committed.
 
         Raises:
@@ -92,7 +102,7 @@ class Root:
         key = os.getpid(), os.path.realpath(self.path)
         found = list_checkpoints(self.path)
         for folder, manifest in found:
-            self.note(folder, manifest)
+            self.note_sequence(folder, manifest)
         run = _runs.setdefault(key, loaded_run(self.path) or secrets.token_hex(8))
         self.committed = {
             folder.name: manifest
@@ -101,14 +111,14 @@ class Root:
         }
         self.run = run
 
-    def note(self, folder: Path, manifest: Manifest) -> None:
-        """Take up the number of a commit."""
+    def note_sequence(self, folder: Path, manifest: Manifest) -> None:
+        """Let later commits have larger numbers than this one."""
         if manifest.sequence >= MAX_SEQUENCE:
             raise CheckpointError(
                 f"{folder}: its manifest has sequence {manifest.sequence}, expected less than "
                 f"{MAX_SEQUENCE}, or no later save could be told from it: move it away"
             )
-        self.newest = max(self.newest, manifest.sequence)
+        self.last_sequence = max(self.last_sequence, manifest.sequence)
 
     def commit(
         self,
@@ -119,11 +129,11 @@ class Root:
         keep_last: int | None,
         keep_every: int | None,
     ) -> None:
-        """Make a folder of files that the disk has the checkpoint ``folder``, and the latest."""
-        with there_may_be_none():  # another job may have committed; no other manifest is read
+        """Make a folder of files the checkpoint ``folder``, and the latest; the disk has them."""
+        with suppress_missing():  # another job may have committed; no other manifest is read
             if (latest := named_latest(self.path)) is not None:
-                self.note(latest, read_manifest(latest))
-        manifest = Manifest(self.newest + 1, step, self.run, folder.name, dict(entries))
+                self.note_sequence(latest, read_manifest(latest))
+        manifest = Manifest(self.last_sequence + 1, step, self.run, folder.name, dict(entries))
         write_small(temporary / MANIFEST, manifest.to_json())
         mask = current_umask()
         for path in (temporary, *temporary.rglob("*")):
@@ -132,7 +142,7 @@ class Root:
         for inner in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
             sync_folder(inner)
         put_in_place(temporary, folder)
-        self.newest = manifest.sequence
+        self.last_sequence = manifest.sequence
         self.committed[folder.name] = manifest
         name_latest(folder)
         if keep_last is not None:
@@ -163,172 +173,7 @@ class Root:
                         )
 
 
-# Names of temporaries
-
-
-@cache
-def here() -> tuple[str, str, str]:
-    """Return what tells this host, its boot and this PID namespace from others."""
-
-    def read(path: str) -> str:
-        with suppress(OSError):
-            return str(Path(path).readlink()) if "ns" in path else Path(path).read_text()
-        return ""
-
-    facts = (
-        platform.node() + read("/etc/machine-id"),
-        read("/proc/sys/kernel/random/boot_id"),
-        read("/proc/self/ns/pid"),
-    )
-    host, boot, space = (hashlib.sha256(fact.encode()).hexdigest()[:8] for fact in facts)
-    return host, boot, space
-
-
-def began(process: int) -> int | None:
-    """Return when a process began, in ticks since the boot; None if it is dead."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else 0
-
-
-def new_temporary(root: Path) -> Path:
-    """Return a name for a temporary folder or file of this process."""
-    process = os.getpid()
-    parts = *here(), str(process), str(began(process) or 0), secrets.token_hex(6)
-    return root / f".{'-'.join(parts)}.npydata-tmp"
-
-
-def clear_stale(root: Path, now: float) -> None:
-    """Remove what dead writers left behind.
-
-    Of this host that is what belongs to another boot, or to no living process. Locks mean nothing
-    on other hosts, so of theirs it is what nobody has changed for ``STALE_S``, by the clock of the
-    file system: a writer touches its folder while it waits. Each is renamed before it is removed:
-    if its owner lives after all, its save fails by name, and can't commit a half removed folder.
-    """
-    for entry in root.iterdir():
-        if (name := TEMPORARY.fullmatch(entry.name)) is None:
-            continue
-        host, boot, space, process, start = name.groups()
-        with suppress(OSError):
-            if (host, boot, space) == here():
-                live = began(int(process)) == int(start)
-            elif host == here()[0] and boot != here()[1]:
-                live = False
-            else:
-                paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
-                live = now - max(path.lstat().st_mtime for path in paths) < STALE_S
-            if not live:
-                doomed = entry.rename(new_temporary(root))
-                shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
-
-
-# Steps of a commit
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; a power cut takes none of them away."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        try:
-            folder.mkdir(exist_ok=True)
-        except FileExistsError:
-            why = "is a file, or a link that leads nowhere, expected a folder"
-            raise NotADirectoryError(errno.ENOTDIR, why, str(folder)) from None
-        sync_folder(folder.parent)
-
-
-def put_in_place(temporary: Path, folder: Path) -> None:
-    """Give a folder its final name; what had that name before is loadable until then.
-
-    Raises:
-        CheckpointError: Something else has the name, or names can't be exchanged here.
-    """
-    for _ in range(LOOKS):
-        require_replaceable(folder)
-        try:
-            temporary.rename(folder)  # nothing is there, or an empty folder
-            break
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        with suppress(FileNotFoundError):  # another process of the run has just removed it
-            if not exchange(temporary, folder):
-                raise CheckpointError(
-                    f"{folder}: this file system can't replace a folder: choose a new folder"
-                )
-            if foreign_files(temporary):  # they came a moment ago
-                exchange(temporary, folder)
-                require_replaceable(folder)
-            break
-    sync_folder(folder.parent)
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; return whether this system and file system can."""
-    if not hasattr(libc, "renameat2"):
-        return False
-    names = os.fsencode(one), os.fsencode(other)
-    if libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
-        return True
-    if (code := ctypes.get_errno()) in NO_EXCHANGE:
-        return False
-    raise OSError(code, os.strerror(code), str(other))
-
-
-def name_latest(folder: Path) -> None:
-    """Let ``latest`` name a checkpoint of its root; a link of that name is replaced."""
-    temporary = new_temporary(folder.parent)
-    try:
-        write_small(temporary, os.fsencode(folder.name))
-        with suppress(PermissionError):
-            temporary.chmod(0o666 & ~current_umask())
-        temporary.replace(folder.parent / LATEST)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        name_file(error, folder.parent / LATEST)
-        raise
-    sync_folder(folder.parent)
-
-
-def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
-    """Remove a checkpoint: in one step it is none any more, then its files go.
-
-    One that holds somebody else's files stays.
-
-    Raises:
-        CheckpointError: Another one has taken its name meanwhile, and stays.
-        OSError: It can't be removed, and stays.
-    """
-    doomed, known = new_temporary(folder.parent), known or read_manifest(folder)
-    if foreign_files(folder):
-        return
-    try:
-        folder.rename(doomed)
-    except FileNotFoundError:  # another process was faster
-        return
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        doomed = folder  # a lower layer of overlayfs: what is there can't be renamed
-    try:
-        if read_manifest(doomed) != known or foreign_files(doomed):  # they came a moment ago
-            raise CheckpointError(f"{folder}: is not what was committed")
-        sync_folder(folder.parent)  # or a power cut could leave the name, and not the manifest
-        (doomed / MANIFEST).unlink()
-    except (CheckpointError, OSError):
-        if doomed != folder:  # else it would be hidden, and its space taken
-            doomed.rename(folder)
-        raise
-    if doomed == folder:
-        sync_folder(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-# What is in a root
+# Where a checkpoint may stand
 
 
 def destination(dir: str | os.PathLike[str]) -> Path:
@@ -369,52 +214,176 @@ def foreign_files(folder: Path) -> list[str]:
     return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
 
 
-def list_checkpoints(root: Path) -> list[tuple[Path, Manifest]]:
-    """Return each checkpoint of a root with its manifest, the newest first.
+# Temporaries
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; a power cut takes none of them away."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            why = "is a file, or a link that leads nowhere, expected a folder"
+            raise NotADirectoryError(errno.ENOTDIR, why, str(folder)) from None
+        sync_folder(folder.parent)
+
+
+@cache
+def this_machine() -> tuple[str, str, str]:
+    """Return hashes that tell this host, its boot and this PID namespace from others."""
+
+    def read(path: str) -> str:
+        with suppress(OSError):
+            return str(Path(path).readlink()) if "ns" in path else Path(path).read_text()
+        return ""
+
+    facts = (
+        platform.node() + read("/etc/machine-id"),
+        read("/proc/sys/kernel/random/boot_id"),
+        read("/proc/self/ns/pid"),
+    )
+    host, boot, space = (hashlib.sha256(fact.encode()).hexdigest()[:8] for fact in facts)
+    return host, boot, space
+
+
+def start_ticks(process: int) -> int | None:
+    """Return when a process began, in ticks since the boot; None if it is dead."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else 0
+
+
+def new_temporary(root: Path) -> Path:
+    """Return a name for a temporary folder or file of this process."""
+    process = os.getpid()
+    parts = *this_machine(), str(process), str(start_ticks(process) or 0), secrets.token_hex(6)
+    return root / f".{'-'.join(parts)}.npydata-tmp"
+
+
+def clear_stale(root: Path, now: float) -> None:
+    """Remove what dead writers left behind.
+
+    The name says whose it is. Of this host and boot, that process must be dead; of an earlier boot
+    of this host, it is. Of another host or PID namespace its life can't be told: there, a temporary
+    must be unchanged for ``STALE_S``, by the clock of the file system, as a writer touches its
+    folder while it waits. Each is renamed before it is removed: if its owner lives after all, its
+    save fails by name, and can't commit a half removed folder.
+    """
+    for entry in root.iterdir():
+        if (name := TEMPORARY.fullmatch(entry.name)) is None:
+            continue
+        host, boot, space, process, start = name.groups()
+        with suppress(OSError):
+            if (host, boot, space) == this_machine():
+                live = start_ticks(int(process)) == int(start)
+            elif host == this_machine()[0] and boot != this_machine()[1]:
+                live = False
+            else:
+                paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
+                live = now - max(path.lstat().st_mtime for path in paths) < STALE_S
+            if not live:
+                doomed = entry.rename(new_temporary(root))
+                shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
+
+
+# Steps of a commit
+
+
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Give a folder its final name; what had that name is loadable until then.
+
+    That has the name of ``temporary`` afterwards, and goes with it.
 
     Raises:
-        OSError: The disk or the machine failed, which says nothing about checkpoints.
+        CheckpointError: Something else has the name, or names can't be exchanged here.
     """
-    found = []
-    for folder in root.iterdir():
-        if folder.is_symlink() or folder.name.endswith(".npydata-tmp"):
-            continue
-        with there_may_be_none():
-            manifest = read_manifest(folder)
-            age = manifest.sequence, folder.stat().st_mtime_ns, folder.name
-            found.append((age, folder, manifest))
-    return [one[1:] for one in sorted(found, key=lambda one: one[0], reverse=True)]
+    for _ in range(MAX_TRIES):
+        require_replaceable(folder)
+        try:
+            temporary.rename(folder)  # nothing is there, or an empty folder
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with suppress(FileNotFoundError):  # another process of the run has just removed it
+            if not exchange(temporary, folder):
+                raise CheckpointError(
+                    f"{folder}: this file system can't replace a folder: choose a new folder"
+                )
+            if foreign_files(temporary):  # they came a moment ago: put the old one back
+                exchange(temporary, folder)
+                require_replaceable(folder)
+            break
+    sync_folder(folder.parent)
 
 
-@contextmanager
-def there_may_be_none(can_not_tell: Set[int] = CAN_NOT_TELL) -> Iterator[None]:
-    """End a block quietly that found no checkpoint, whatever else is there."""
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; return whether this system and file system can."""
+    if not hasattr(libc, "renameat2"):
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
+        return True
+    if (code := ctypes.get_errno()) in NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def name_latest(folder: Path) -> None:
+    """Let ``latest`` name a checkpoint of its root; a link of that name is replaced."""
+    temporary = new_temporary(folder.parent)
     try:
-        yield
-    except CheckpointError:
-        pass
+        write_small(temporary, os.fsencode(folder.name))
+        with suppress(PermissionError):
+            temporary.chmod(0o666 & ~current_umask())
+        temporary.replace(folder.parent / LATEST)
     except OSError as error:
-        if error.errno in can_not_tell:
+        with suppress(OSError):
+            temporary.unlink()
+        name_file(error, folder.parent / LATEST)
+        raise
+    sync_folder(folder.parent)
+
+
+def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
+    """Remove a checkpoint: in one step it is none any more, then its files go.
+
+    One that holds somebody else's files stays. ``known`` is the manifest that it was committed
+    with; without it, whatever checkpoint has the name goes.
+
+    Raises:
+        CheckpointError: Another one has taken its name meanwhile, and stays.
+        OSError: It can't be removed, and stays.
+    """
+    doomed, known = new_temporary(folder.parent), known or read_manifest(folder)
+    if foreign_files(folder):
+        return
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:  # another process was faster
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
             raise
+        doomed = folder  # a lower layer of overlayfs: what is there can't be renamed
+    try:
+        if read_manifest(doomed) != known or foreign_files(doomed):  # they came a moment ago
+            raise CheckpointError(f"{folder}: is not what was committed")
+        sync_folder(folder.parent)  # or a power cut could leave the name, and not the manifest
+        (doomed / MANIFEST).unlink()
+    except (CheckpointError, OSError):
+        if doomed != folder:  # else it would be hidden, and its space taken
+            doomed.rename(folder)
+        raise
+    if doomed == folder:
+        sync_folder(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
-def is_complete(folder: Path, manifest: Manifest | None = None) -> bool:
-    """Whether every file of a checkpoint is there, and as long as it was written."""
-    complete = False
-    with there_may_be_none():
-        check_sizes(folder, manifest or read_manifest(folder))
-        complete = True
-    return complete
-
-
-def named_latest(root: Path) -> Path | None:
-    """Return the folder that ``latest`` names, whatever is there; None if it names none."""
-    name = ""
-    with there_may_be_none(CAN_NOT_TELL | DENIED):
-        name = os.fsdecode(read_small(root / LATEST, 4096)).removesuffix("\n")
-    if name in ("", ".", "..") or name != Path(name).name or "\0" in name:
-        return None
-    return root / name
+# What is in a root
 
 
 def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
@@ -432,7 +401,58 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
         return None
     named = named_latest(root)
     if named is not None and not named.is_symlink():
-        with there_may_be_none(CAN_NOT_TELL | DENIED):
+        with suppress_missing(INCONCLUSIVE | DENIED):
             check_sizes(named, read_manifest(named))
             return named
     return next((folder for folder, _ in list_checkpoints(root) if is_complete(folder)), None)
+
+
+def named_latest(root: Path) -> Path | None:
+    """Return the folder that ``latest`` names, if there or not; None if it names none."""
+    name = ""
+    with suppress_missing(INCONCLUSIVE | DENIED):
+        name = os.fsdecode(read_small(root / LATEST, 4096)).removesuffix("\n")
+    if name in ("", ".", "..") or name != Path(name).name or "\0" in name:
+        return None
+    return root / name
+
+
+def is_complete(folder: Path, manifest: Manifest | None = None) -> bool:
+    """Whether every file of a checkpoint is there, and as long as it was written."""
+    complete = False
+    with suppress_missing():
+        check_sizes(folder, manifest or read_manifest(folder))
+        complete = True
+    return complete
+
+
+def list_checkpoints(root: Path) -> list[tuple[Path, Manifest]]:
+    """Return each checkpoint of a root with its manifest, the newest first.
+
+    Raises:
+        OSError: The disk or the machine failed, which says nothing about checkpoints.
+    """
+    found = []
+    for folder in root.iterdir():
+        if folder.is_symlink() or folder.name.endswith(".npydata-tmp"):
+            continue
+        with suppress_missing():
+            manifest = read_manifest(folder)
+            age = manifest.sequence, folder.stat().st_mtime_ns, folder.name
+            found.append((age, folder, manifest))
+    return [one[1:] for one in sorted(found, key=lambda one: one[0], reverse=True)]
+
+
+@contextmanager
+def suppress_missing(inconclusive: Set[int] = INCONCLUSIVE) -> Iterator[None]:
+    """Suppress the errors that mean: there is no checkpoint that can be read here.
+
+    Raised are those system errors that are ``inconclusive``: there may be one.
+    """
+    try:
+        yield
+    except CheckpointError:
+        pass
+    except OSError as error:
+        if error.errno in inconclusive:
+            raise

@@ -43,11 +43,12 @@ class DeviceCopier:
 
     def start(
         self, pending: PendingCopies, copies: Iterable[Copy], *, clone: bool = False,
-        order: bool = True,
+        training_waits: bool = True,
     ) -> None:  # fmt: skip
         """Queue copies into pinned memory; with ``clone`` by way of memory on the same device.
 
-        With ``order`` each training stream waits, on the device, until its tensors have been read.
+        With ``training_waits`` each training stream waits, on the device, until its tensors have
+        been read.
         Whatever stops it, no copy is under way afterwards that ``pending`` doesn't know of.
         """
         by_device: dict[Any, list[Copy]] = {}
@@ -67,15 +68,15 @@ class DeviceCopier:
                     for copy in clones or its:
                         copy.run(non_blocking=True)
                     pending.events[device] = side.record_event()
-                if order:
+                if training_waits:
                     training.wait_event(read or pending.events[device])
         except BaseException:
             for side in self._side.values():
                 side.synchronize()
             raise
 
-    def order(self, pending: PendingCopies) -> None:
-        """Make each training stream wait, on the device, until everything has been copied."""
+    def make_training_wait(self, pending: PendingCopies) -> None:
+        """Make each training stream wait, on the device, until all pending copies are made."""
         for device, event in list(pending.events.items()):
             self.streams.current_stream(device).wait_event(event)
 

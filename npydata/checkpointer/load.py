@@ -1,4 +1,8 @@
-"""Load and verify checkpoints."""
+"""Load and verify a checkpoint of ours: one folder that commit.py put in place.
+
+``opened`` is the middle of both: it opens all files of one manifest, whatever is saved meanwhile.
+(verify.py looks at folders of anybody's checkpoints, and compares no bytes.)
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -34,7 +38,7 @@ from npydata.system.accelerator import why_unusable
 from npydata.system.progress import ProgressBar
 
 MAX_TRIES = 100
-"""So often a folder may be replaced under a reader before it gives up."""
+"""How often a folder may be replaced under a reader before it gives up."""
 Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
 
 
@@ -88,12 +92,12 @@ def load_checkpoint(
         states = {}
         for part, tensors in parts.items():
             if part in targets:
-                held = tensors.load(into=targets[part])
+                loaded = tensors.load(into=targets[part])
             elif mapped:
-                held = {name: tensors[name] for name in tensors}
+                loaded = {name: tensors[name] for name in tensors}
             else:
-                held = tensors.load(device=device)
-            states[part] = nested(Path(tensors.path), values[part], held)
+                loaded = tensors.load(device=device)
+            states[part] = unflatten(Path(tensors.path), values[part], loaded)
         continue_run(Path(dir), manifest)
         return states["model"], states.get("optimizer"), training_state(Path(dir), values)
 
@@ -109,7 +113,7 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
     """
     with opened(Path(dir), verify=True, progress=progress) as (manifest, values, parts):
         for part, tensors in parts.items():
-            nested(Path(tensors.path), values[part], dict.fromkeys(tensors))
+            unflatten(Path(tensors.path), values[part], dict.fromkeys(tensors))
         training_state(Path(dir), values)
         return manifest
 
@@ -120,8 +124,9 @@ def opened(
 ) -> Iterator[tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]]:
     """Open all files of a checkpoint; yield its manifest, its values, and its tensors by part.
 
-    A save replaces the whole folder. What was opened between two reads of one manifest is of one
-    checkpoint, and stays so while it is open; else this begins again.
+    A save replaces the whole folder. What was opened between two reads of the same manifest is of
+    one checkpoint, and stays so while it is open. If the manifest is another afterwards, or an
+    error came from that, this begins again.
     """
     for _ in range(MAX_TRIES):
         manifest = manifest_in(folder)
@@ -139,7 +144,7 @@ def opened(
             except (CheckpointError, OSError):
                 if manifest_in(folder) == manifest:
                     raise
-                continue  # it was replaced meanwhile
+                continue  # it was replaced meanwhile, so the error says nothing
             if manifest_in(folder) == manifest:
                 yield manifest, values, parts
                 return
@@ -166,7 +171,10 @@ def manifest_in(folder: Path) -> Manifest:
 def compare(
     folder: Path, manifest: Manifest, parts: Mapping[str, LazyCheckpoint], *, progress: bool
 ) -> None:
-    """Compare every piece with its checksum, of tensors on the very files that are open."""
+    """Compare every piece of every file with its checksum.
+
+    Tensors are read from the open files, as by now the path may lead to another checkpoint.
+    """
     ranges = {file: manifest.files[os.path.relpath(file.path, folder)].ranges()
               for tensors in parts.values() for file in tensors.open_files}  # fmt: skip
     jobs = [one for tensors in parts.values() for one in tensors.checks(ranges)]
@@ -180,8 +188,8 @@ def compare(
             raise CheckpointError(f"{folder / name}: damaged, its checksum is another")
 
 
-def nested(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as it was nested, from its tensors by name."""
+def unflatten(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo ``flatten``: return a nested state from its tree and its tensors by name."""
     try:
         state = decode(tree, tensors.__getitem__)
         if not isinstance(state, dict):

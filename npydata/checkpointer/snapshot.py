@@ -4,6 +4,9 @@ The tensors are taken out of the nested state, and laid out as safetensors files
 elements, largest dtype first so that each is aligned and there is no gap. One page-aligned buffer
 holds the files one after the other, each from a new page on. It is kept from save to save: fresh
 memory costs a page fault for every page.
+
+Three parts: from a nested state to layouts, which costs no copy; the buffer and the copies into it;
+the Snapshot, which runs the copies and holds the verdict on them.
 """
 
 import json
@@ -39,8 +42,8 @@ CHUNK_BYTES = 1 << 24
 """Larger copies are cut into such chunks, so that threads share them."""
 SMALL_BYTES, BATCH = 4096, 2048
 """So many tensors of at most so many bytes are copied by one call of torch's."""
-LOOK_S = 0.5
-"""How often a worker that waits for the verdict looks whether the program has ended."""
+POLL_S = 0.5
+"""How often a worker that waits for the verdict gives a sign of life, and looks for the end."""
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -183,8 +186,8 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and tensor.data_ptr()
-    ):
-        return tensor.dtype, tuple(tensor.shape)  # few questions, for states of many tensors
+    ):  # most tensors pass by these few questions alone; the others below have a reason each
+        return tensor.dtype, tuple(tensor.shape)
     if is_dtensor(tensor):
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
     if torch.nn.parameter.is_lazy(tensor):
@@ -203,12 +206,12 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
     return tensor.dtype, tuple(tensor.shape)
 
 
+# Memory, and the copies into it
+
+
 def whole_pages(nbytes: int) -> int:
     """Return a size, rounded up to the end of a page, which is what direct writes want."""
     return -(-nbytes // PAGE) * PAGE
-
-
-# Memory for it
 
 
 class StagingBuffer:
@@ -229,6 +232,7 @@ class StagingBuffer:
             self._pages.unpin()
             self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # first give it back
             nbytes, self._pinned = max(nbytes, PAGE), pin
+            # Only CUDA and ROCm pin memory that is there already; others give new pinned memory.
             if pin and not hasattr(torch.get_device_module(with_streams()), "cudart"):
                 memory = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
                 begin = -memory.data_ptr() % PAGE
@@ -256,7 +260,8 @@ class Copy:
     """Where the slot ends in the staging buffer."""
     name: str
     version: int | None
-    """How many in-place changes torch had counted when the save began."""
+    """In-place changes that torch had counted when the save began; it counts none of inference
+    tensors, which have None."""
 
     def is_changed(self) -> bool:
         """Whether torch has counted a change since; it counts none made through ``.data``."""
@@ -276,7 +281,7 @@ class Copy:
         return self.source.is_cpu and self.source.is_contiguous() and not bits
 
     def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
-        """Yield the chunks of the copy, each with where it ends in the staging buffer."""
+        """Yield calls that make the copy in chunks, each with where it ends in the buffer."""
         if self.slot.numel() <= CHUNK_BYTES or not self.is_plain():
             yield self.end, self.run
             return
@@ -289,7 +294,7 @@ class Copy:
 
 
 def jobs_of(copies: Iterable[Copy]) -> Iterator[tuple[int, Callable[[], object]]]:
-    """Yield what makes the copies, each with where it ends in the staging buffer.
+    """Yield calls that make the copies, each with where it ends in the staging buffer.
 
     Small neighbours of one dtype are copied by one call.
     """
@@ -336,7 +341,7 @@ class StagedFile:
     begin: int
     nbytes: int
     crc32: list[int] = field(default_factory=list)
-    """Of each piece, once :meth:`Snapshot.finish` returns."""
+    """Of each piece, once :meth:`Snapshot.join` returns."""
 
 
 class Snapshot:
@@ -345,6 +350,9 @@ class Snapshot:
     Threads take the copies in the order of the files, and then compute checksums, while the worker
     writes what is filled. Whoever saved gives the verdict: only the thread that trains can tell
     that no tensor changed while it was copied.
+
+    Planned by the thread that trains, which then sets ``pending``, ``copies`` and ``watched`` as
+    its mode wants (``AsyncCheckpointer._begin_copies``), before the worker calls ``start``.
     """
 
     def __init__(self, files: Files, buffer: StagingBuffer, *, touch: bool = False) -> None:
@@ -355,21 +363,27 @@ class Snapshot:
         total = sum(whole_pages(layout.nbytes) for layout, _ in files.values())
         pin = any(is_queued(one) for _, tensors in files.values() for one in tensors.values())
         self.buffer = buffer
-        """Kept, for its memory must stay pinned while devices copy into it."""
+        """Kept, as its memory must stay pinned while devices copy into it."""
         self.memory = buffer.reserve(total, pin=pin, touch=touch)
         self.files: list[StagedFile] = []
         self.copies: list[Copy] = []
-        """Those that are to be made in memory."""
+        """Those that threads still have to make; empty once they are made or given up."""
         self.pending: Any = None
-        """What a device still copies; see :class:`~npydata.checkpointer.device.PendingCopies`."""
+        """The :class:`~npydata.checkpointer.device.PendingCopies` of a device, if one copies. Typed
+        as Any, as device.py imports this file."""
         self.copied = InterruptSafeEvent()
         """Set when nothing is left to copy in memory, even if that failed."""
         self.cancelled, self.abandoned = False, False
-        """Whether nobody wants it any more: what is not copied then stays so."""
+        """Cancelled: what is not copied stays so, and nothing is committed. Abandoned: nobody is
+        left to give the verdict, so the worker gives it itself."""
         self._verdict = SimpleQueue[str]()
-        self._ready, self._left = 0, 0
+        """Why it must not be committed; empty text if it may."""
+        self._filled, self._copies_left = 0, 0
+        """Up to where the buffer is filled; how many copies threads still have to make."""
         self.error: BaseException | None = None
+        """The first that a copy or a checksum raised."""
         self._changed = threading.Condition()
+        """Guards ``_filled``, ``_copies_left`` and ``error``."""
         self._threads: list[threading.Thread] = []
         begin = 0
         for name, (layout, tensors) in files.items():
@@ -390,22 +404,31 @@ class Snapshot:
         """Those whose tensors must not change before the verdict."""
 
     def start(self) -> None:
-        """Begin to copy: called by the worker, which nothing interrupts."""
+        """Begin to copy: called by the worker, which nothing interrupts.
+
+        All work is one list, of which each thread takes the next number::
+
+            wait for the devices | copies, in the order of the buffer | checksums of pieces
+
+        The buffer counts as filled up to where the last job ends of those that are done without a
+        gap. So nothing counts before the devices' copies have arrived: that job ends at 0.
+        """
         jobs = [(0, self.pending.wait)] if self.pending is not None else []
         first_copy = len(jobs)
         jobs += jobs_of(self.copies)
-        self._left = len(jobs) - first_copy
+        self._copies_left = len(jobs) - first_copy
+        # After the last copy nothing is missing: headers and zeros were written with the plan.
         ends = [*(end for end, _ in jobs[:-1]), self.memory.numel()]
         work = [job for _, job in jobs]
         for file in self.files:
             pieces = range(0, file.nbytes, PIECE_BYTES)
             file.crc32 = [0] * len(pieces)
             work += [partial(self._add_checksum, file, k) for k in range(len(pieces))]
-        if not self._left:
+        if not self._copies_left:
             self._end_copies()
-        if not jobs:
-            self._ready = self.memory.numel()
-        numbers, made = iter(range(len(work))), bytearray(len(jobs) + 1)
+        if not jobs:  # "overlap" has made all copies already, or there are none
+            self._filled = self.memory.numel()
+        numbers, done = iter(range(len(work))), bytearray(len(jobs) + 1)
 
         def run() -> None:
             for number in numbers:
@@ -416,15 +439,15 @@ class Snapshot:
                         work[number]()
                 except BaseException as error:
                     self._fail(error)
-                if number >= len(jobs):
+                if number >= len(jobs):  # a checksum: nobody waits for it but ``join``
                     continue
                 with self._changed:
-                    made[number] = 1
-                    if first := made.index(0):
-                        self._ready = ends[first - 1]
-                    self._left -= number >= first_copy
+                    done[number] = 1
+                    if count := done.index(0):
+                        self._filled = ends[count - 1]
+                    self._copies_left -= number >= first_copy
                     self._changed.notify_all()
-                if not self._left:
+                if not self._copies_left:
                     self._end_copies()
 
         for _ in range(min(torch.get_num_threads(), len(work))):
@@ -439,7 +462,7 @@ class Snapshot:
         file.crc32[k] = crc32(self.memory[begin:end].numpy().data, 0)
 
     def _end_copies(self) -> None:
-        self.copies = []  # the next save may be far: hold nobody's tensors until then
+        self.copies = []  # the next save may be far off: keep no tensor alive until then
         self.copied.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -456,18 +479,18 @@ class Snapshot:
         """
         end = upto + (file.begin if file is not None else 0)
         with self._changed:
-            self._changed.wait_for(lambda: self._ready >= end or self.error is not None)
+            self._changed.wait_for(lambda: self._filled >= end or self.error is not None)
             if self.error is not None:
                 raise CheckpointError("the snapshot was not completed") from self.error
 
     def entries(self) -> dict[str, FileEntry]:
         """Wait for the checksums; return what the manifest says of each file."""
-        self.finish()
+        self.join()
         self.wait_for(None, self.memory.numel())  # raises what went wrong
         return {file.name: FileEntry(file.nbytes, tuple(file.crc32)) for file in self.files}
 
-    def finish(self) -> None:
-        """Wait until nothing of the snapshot is under way, whatever came of it."""
+    def join(self) -> None:
+        """Wait until no copy or checksum is under way, whatever came of them."""
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -479,7 +502,7 @@ class Snapshot:
     # The verdict
 
     def judge(self) -> None:
-        """Let the worker commit, if no tensor has changed since the save began.
+        """Give the verdict: the worker may commit if no tensor has changed since the save began.
 
         Called by the thread that trains, once everything is copied: torch counts an operation in
         place when it ends, so no other thread can tell that one is under way.
@@ -492,23 +515,23 @@ class Snapshot:
         self.watched = []
 
     def cancel(self) -> None:
-        """Let the worker commit nothing, and copy no more; takes no lock, so any thread may."""
+        """Copy no more, and let the worker commit nothing; takes no lock, so any thread may."""
         self.cancelled = True
         self.watched = []
         self._verdict.put("the save was interrupted")
 
-    def require_verdict(self, alive: Callable[[], object]) -> None:
-        """Wait for the verdict; ``alive`` is called now and then.
+    def require_verdict(self, heartbeat: Callable[[], object]) -> None:
+        """Wait for the verdict; ``heartbeat`` is called meanwhile, every ``POLL_S``.
 
         Raises:
             CheckpointError: The snapshot must not be committed.
         """
         while True:
             with suppress(Empty):
-                if why := self._verdict.get(timeout=LOOK_S):
+                if why := self._verdict.get(timeout=POLL_S):
                     raise CheckpointError(why)
                 return
-            alive()
+            heartbeat()
             if self.abandoned or not threading.main_thread().is_alive():  # nothing trains any more
                 self.judge()
 

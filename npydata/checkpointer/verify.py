@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder can be resumed from, whoever wrote it.
+"""Which checkpoint of a folder can be resumed from, whoever wrote it: ``npydata verify FOLDER``.
 
 Looks at headers, sizes, indexes and zip directories alone: no tensor is loaded, no pickle is run.
 So it finds what a kill, a full disk or a power cut leaves: files that are missing or cut off. It

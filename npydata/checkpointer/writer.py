@@ -24,7 +24,7 @@ WRITE_BYTES = 1 << 26
 def write_files(
     folder: Path, snapshot: Snapshot, small: Mapping[str, bytes]
 ) -> dict[str, FileEntry]:
-    """Write the files of a snapshot as they fill, and short ones; the disk has them afterwards.
+    """Write the files of a snapshot as they fill, then the ``small`` ones; all are on disk then.
 
     Returns:
         What the manifest says of each, by name.
@@ -79,7 +79,7 @@ def write_all(descriptor: int, chunk: memoryview, offset: int) -> None:
             continue
         if count == 0:
             raise OSError(errno.EIO, "the disk took no bytes")
-        if count % PAGE:
+        if count % PAGE:  # what is left begins within a page, which direct writes refuse
             leave_direct(descriptor)
         chunk, offset = chunk[count:], offset + count
 

@@ -54,7 +54,9 @@ class ShardingConfig:
 class Coordinator:
     """One exchange of messages between the ranks of a group; rank 0 decides.
 
-    A message is a JSON object; ``{"error": text}`` says that its rank gives up.
+    A message is a JSON object; ``{"error": text}`` says that its rank gives up. ``agree`` is the
+    first part of every exchange, and all of it for a load; what follows uses ``send``, ``gather``,
+    ``missing`` and ``take``.
 
     Args:
         sharding: The group; one process without a group is a group of its own.
@@ -86,8 +88,11 @@ class Coordinator:
         ):
             if given is not None and given != found:
                 raise CheckpointError(f"{what}={given}, expected {found} as in the process group")
-        self.others = range(1, self.world_size)
+        self.others = range(1, self.world_size)  # than rank 0
         self.key, self.in_background = "", False
+        """Rank 0's random text for this exchange; whether a worker now answers for this rank."""
+
+    # The first part of an exchange
 
     def agree(
         self,
@@ -140,7 +145,7 @@ class Coordinator:
         return answers[0]
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """On another rank: send the plan to rank 0, wherever that is by now, and wait."""
+        """On another rank: send the plan under rank 0's newest key; wait for the answer."""
         end, pause, invited = time.monotonic() + 2 * self.timeout_s, FIRST_PAUSE_S, ""
         try:
             while True:
@@ -162,6 +167,8 @@ class Coordinator:
                 self.delete("plan", self.rank)
                 self.delete("answer", self.rank)
             raise
+
+    # Single messages
 
     def send(self, topic: str, message: dict[str, Any], rank: int | None = None) -> None:
         """Leave a message of this rank, or for another one."""
@@ -187,7 +194,7 @@ class Coordinator:
         Raises:
             RankError: One gave up, or gave no word in time.
         """
-        missing = self.wait(topic, self.others, timeout_s or self.timeout_s)
+        missing = self.missing(topic, self.others, timeout_s or self.timeout_s)
         messages, errors = [], []
         for rank in self.others:
             if rank not in missing:
@@ -202,8 +209,11 @@ class Coordinator:
             raise RankError(f"rank {some} gave no word in {timeout_s or self.timeout_s:g} s")
         return messages
 
-    def wait(self, topic: str, ranks: Iterable[int], timeout_s: float) -> list[int]:
-        """Wait for messages of ranks, or for them; return those whose are not there in time."""
+    def missing(self, topic: str, ranks: Iterable[int], timeout_s: float) -> list[int]:
+        """Wait for a message of each of ``ranks``, or for it; return the ranks that lack one then.
+
+        With ``timeout_s`` 0 this looks once.
+        """
         names = {self._name(topic, rank): rank for rank in ranks}
         end, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
         while names and not self._call("check", list(names)):

@@ -1,6 +1,7 @@
 """Load a checkpoint into a model and an optimizer, however either of them is spread.
 
-Each rank reads the slices that it needs, and no others, from whichever files hold them.
+Each rank first plans, which changes nothing: what it has is matched with what is saved. When all
+ranks could, each reads the slices that it needs, and no others, from whichever files hold them.
 """
 
 import json
@@ -89,9 +90,12 @@ def load_distributed(
 def plan_model(
     model: torch.nn.Module, saved: Any, tensors: LazyCheckpoint
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the model's tensors by the names that the checkpoint has for them.
+    """Return the model's tensors, which are to be filled, by the checkpoint's names for them.
 
-    With them, by the model's own names, what is saved beside tensors, as extra state.
+    Also, by the model's own names, what is saved that is no tensor: extra state.
+
+    Raises:
+        CheckpointError: The model has other names or shapes, or makes its tensors anew.
     """
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
@@ -131,19 +135,6 @@ def plain_name(name: str) -> str:
     return name
 
 
-def read_into(targets: Mapping[str, Any], tensors: LazyCheckpoint) -> None:
-    """Read into each tensor the part of it that this rank has."""
-    slices: dict[str, Any] = {}
-    into = {}
-    for name, target in targets.items():
-        slices[name], into[name] = ..., local(target).detach()
-        if is_dtensor(target):
-            (chunk,) = target.__create_chunk_list__()
-            begins = zip(chunk.offsets, chunk.sizes, strict=True)
-            slices[name] = tuple(slice(begin, begin + length) for begin, length in begins)
-    tensors.load(slices, into=into)
-
-
 def plan_optimizer(
     values: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Any:
@@ -163,7 +154,9 @@ def plan_optimizer(
 
 
 def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Return an optimizer's state by the numbers of its parameters, as its own ``state_dict``.
+    """Return an optimizer's state by the numbers of its parameters, as in its ``state_dict()``.
+
+    One that was saved by names (``get_optimizer_state_dict``) is numbered as this optimizer is.
 
     Raises:
         CheckpointError: Its groups are not those of this optimizer.
@@ -190,36 +183,6 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
         groups.append({**found[0], "params": [numbers[name] for name in mine]})
     state = {numbers[plain_name(name)]: one for name, one in saved["state"].items()}
     return {"state": state, "param_groups": groups}
-
-
-def load_optimizer(
-    tensors: LazyCheckpoint, numbered: Any, optimizer: torch.optim.Optimizer
-) -> None:
-    """Read an optimizer's state, each tensor spread as the parameter it belongs to, and set it."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    targets: dict[str, torch.Tensor] = {}
-
-    def filled(number: int, value: Any) -> Any:
-        if not isinstance(value, Named):
-            return value
-        if value.name not in targets:
-            info, owner = tensors.info(value.name), parameters[number]
-            if is_dtensor(owner) and tuple(owner.shape) == tuple(info.shape):
-                made = torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
-            else:
-                made = torch.empty(info.shape, dtype=info.dtype, device="cpu")
-            targets[value.name] = made
-        return targets[value.name]
-
-    state = {
-        number: {key: filled(number, value) for key, value in one.items()}
-        for number, one in numbered["state"].items()
-    }
-    read_into(targets, tensors)
-    try:
-        optimizer.load_state_dict({**numbered, "state": state})
-    except ValueError as error:
-        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
 
 
 def with_rng(
@@ -249,3 +212,46 @@ def with_rng(
         return replace(training, rng=decode(json.loads(content)))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: is not a state of generators: {error}") from None
+
+
+def load_optimizer(
+    tensors: LazyCheckpoint, numbered: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    """Read an optimizer's state into new tensors, each spread as its parameter is, and set it."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    targets: dict[str, torch.Tensor] = {}
+
+    def target_of(number: int, value: Any) -> Any:
+        if not isinstance(value, Named):
+            return value
+        if value.name not in targets:
+            info, owner = tensors.info(value.name), parameters[number]
+            if is_dtensor(owner) and tuple(owner.shape) == tuple(info.shape):
+                made = torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
+            else:
+                made = torch.empty(info.shape, dtype=info.dtype, device="cpu")
+            targets[value.name] = made
+        return targets[value.name]
+
+    state = {
+        number: {key: target_of(number, value) for key, value in one.items()}
+        for number, one in numbered["state"].items()
+    }
+    read_into(targets, tensors)
+    try:
+        optimizer.load_state_dict({**numbered, "state": state})
+    except ValueError as error:
+        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
+
+
+def read_into(targets: Mapping[str, Any], tensors: LazyCheckpoint) -> None:
+    """Read into each tensor the part of it that this rank has."""
+    slices: dict[str, Any] = {}
+    into = {}
+    for name, target in targets.items():
+        slices[name], into[name] = ..., local(target).detach()
+        if is_dtensor(target):
+            (chunk,) = target.__create_chunk_list__()
+            begins = zip(chunk.offsets, chunk.sizes, strict=True)
+            slices[name] = tuple(slice(begin, begin + length) for begin, length in begins)
+    tensors.load(slices, into=into)

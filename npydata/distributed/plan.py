@@ -1,4 +1,4 @@
-"""Who writes what: replicated tensors once, each shard of the others by a rank that has it.
+"""Who writes what: replicated tensors once, each shard of the others by one rank that has it.
 
 Which shard a rank has, a ``DTensor`` says itself; who writes it, torch's planner decides, that of
 ``torch.distributed.checkpoint``.
@@ -58,6 +58,8 @@ class Shard(NamedTuple):
 class LocalState:
     """A model's or an optimizer's state, as this rank has it.
 
+    ``shards`` and ``tree`` go to rank 0; its answer counts among ``shards``; ``tensors`` stay here.
+
     Raises:
         CheckpointError: Something in it can't be stored; the message names its place.
     """
@@ -92,7 +94,10 @@ class LocalState:
         return {"shards": json.dumps(self.shards), "tree": self.tree}
 
     def file(self, chosen: Sequence[int]) -> tuple[Layout, dict[str, torch.Tensor]]:
-        """Return the layout of a file with these shards, whose header says where they belong."""
+        """Return the layout of a file with these shards, and their tensors.
+
+        ``chosen`` are numbers in ``shards``. The header says where each stands in its whole tensor.
+        """
         shards = [self.shards[k] for k in chosen]
         tensors = {shard.name: self.tensors[shard.name] for shard in shards}
         offsets = {
@@ -105,9 +110,9 @@ class LocalState:
 
 @lru_cache(maxsize=4)
 def share_out(plans: tuple[str, ...]) -> list[list[int]]:
-    """Return which of its shards each rank writes, from the JSON that each sent.
+    """Return which of its shards each rank writes, by number, from the JSON that each sent.
 
-    From save to save they send the same, and a thousand ranks take seconds.
+    Kept from save to save, as ranks send the same again, and a thousand of them take seconds.
 
     Raises:
         CheckpointError: The ranks' states don't make up whole tensors.
@@ -151,7 +156,7 @@ def merged(trees: Sequence[Any]) -> Any:
 
 
 def merge(first: Any, other: Any) -> Any:
-    """Return a nested value, with what another rank has beyond it."""
+    """Add to a nested value what another rank has beyond it, and return it."""
     if not isinstance(first, dict) or not isinstance(other, dict):
         return first
     for key, value in other.items():

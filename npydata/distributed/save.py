@@ -2,7 +2,7 @@
 
 The ranks exchange messages twice. In the foreground each sends what it has, and rank 0 answers who
 writes what; then training goes on. In the background each sends what it wrote, and rank 0 commits
-when every shard is on the disk, or says why not.
+when every shard is on the disk, or says why not. The package lists the messages.
 """
 
 import os
@@ -71,7 +71,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
         states: dict[str, LocalState] = {}
         small: dict[str, bytes] = {}
 
-        def plan() -> dict[str, Any]:
+        def plan() -> dict[str, Any]:  # what it raises, ``agree`` tells the other ranks
             self._wait()
             self._roots[folder.parent] = root
             require_replaceable(folder)
@@ -87,7 +87,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             }
 
         with ExitStack() as resources:
-
+            # On rank 0 alone: ``resources`` holds the private folder there, and nothing elsewhere.
             def decide(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 values = {"training_state": encode_training(replace(training, rng=None)),
                           "world_size": coordinator.world_size}  # fmt: skip
@@ -107,7 +107,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
 
             answer = coordinator.agree(plan, decide)
             temporary = folder.with_name(answer["temporary"])
-            held = resources.pop_all()
+            cleanup = resources.pop_all()
         try:
             files = {}
             for part, state in states.items():
@@ -118,7 +118,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             keep = self.keep_last, self.keep_every
 
             def write() -> None:
-                with held:
+                with cleanup:
                     entries = write_share(coordinator, temporary, snapshot, small)
                     if coordinator.rank == 0:
                         root.commit(temporary, folder, training.step, entries, *keep)
@@ -129,17 +129,17 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             )  # fmt: skip
             self._start(save)
         except BaseException as error:
-            if not coordinator.in_background:
+            if not coordinator.in_background:  # else with_outcome does this, in the worker
                 with suppress(RankError):
-                    (hear if coordinator.rank else tell)(coordinator, error)
-            held.close()
+                    (await_outcome if coordinator.rank else publish_outcome)(coordinator, error)
+            cleanup.close()
             raise
 
 
 def write_share(
     coordinator: Coordinator, temporary: Path, snapshot: Snapshot, small: Mapping[str, bytes]
 ) -> dict[str, FileEntry]:
-    """Write this rank's files; on rank 0, return what all ranks wrote."""
+    """Write this rank's files, and tell rank 0; on rank 0, return what all ranks wrote."""
     entries = write_files(temporary, snapshot, small)
     for inner in {Path(name).parent for name in entries} - {Path()}:
         sync_folder(temporary / inner)
@@ -161,7 +161,7 @@ def write_share(
 
 
 def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write: Any) -> None:
-    """Write, and let all ranks know how it ended.
+    """Call ``write``, and exchange its outcome with the other ranks.
 
     Raises:
         CheckpointError: Another rank failed, or it isn't known what became of the save.
@@ -174,9 +174,9 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
         failed = error
     try:
         if coordinator.rank == 0:
-            tell(coordinator, failed)
+            publish_outcome(coordinator, failed)
         else:
-            hear(coordinator, failed)
+            await_outcome(coordinator, failed)
     except RankError as error:
         if failed is None or isinstance(failed, FileNotFoundError):
             failed = error  # rank 0 gave up first, and has removed the folder
@@ -189,7 +189,7 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
     raise failed
 
 
-def tell(coordinator: Coordinator, failed: BaseException | None) -> None:
+def publish_outcome(coordinator: Coordinator, failed: BaseException | None) -> None:
     """On rank 0: tell the others what became of the save, and wait until they know."""
     message = {} if failed is None else coordinator.error_message(failed)
     for rank in coordinator.others:
@@ -199,12 +199,16 @@ def tell(coordinator: Coordinator, failed: BaseException | None) -> None:
     coordinator.delete("done", *coordinator.others)
 
 
-def hear(coordinator: Coordinator, failed: BaseException | None) -> None:
-    """On another rank: tell rank 0 what failed here, and wait for what became of the save."""
+def await_outcome(coordinator: Coordinator, failed: BaseException | None) -> None:
+    """On another rank: tell rank 0 what failed here, unless it has given up; wait for the outcome.
+
+    Raises:
+        RankError: The save failed on any rank, or rank 0 gave no word.
+    """
     mine = coordinator.rank
-    if failed is not None and coordinator.wait("outcome", [mine], 0):
+    if failed is not None and coordinator.missing("outcome", [mine], 0):
         coordinator.send("done", coordinator.error_message(failed))
-    if coordinator.wait("outcome", [mine], 2 * coordinator.timeout_s):
+    if coordinator.missing("outcome", [mine], 2 * coordinator.timeout_s):
         raise RankError(
             f"rank 0 gave no word in {2 * coordinator.timeout_s:g} s: it isn't known to be saved"
         )

@@ -124,10 +124,10 @@ MUTANTS = [
     (DeviceCopier.start, READ, stepped("host")),
     (DeviceCopier.start, READ, stepped("device")),
     (DeviceCopier.start, "side.synchronize()", stopped(snapshots.failing_copy)),
-    (DeviceCopier.order, ORDER, stepped("overlap")),
+    (DeviceCopier.make_training_wait, ORDER, stepped("overlap")),
     (PendingCopies.wait, "self.events[device].synchronize()", written),
-    (Saver._start, "snapshot.finish()", stopped(snapshots.failing_start)),
-    (Save.judge, "self._copier.order(self.snapshot.pending)", stepped("overlap")),
+    (Saver._start, "snapshot.join()", stopped(snapshots.failing_start)),
+    (Save.judge, "self._copier.make_training_wait(self.snapshot.pending)", stepped("overlap")),
 ]
 CAUGHT = AssertionError, CheckpointError  # a loader or a reader may notice first
 
