@@ -128,14 +128,15 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 dtype is converted. Of tied or overlapping ones the last in ``into`` counts. Hooks
                 of ``load_state_dict`` are not called.
             progress: Show a bar, if it takes longer than a second.
-            verify: Compare what is read, and the headers, with the checksums of a checkpoint of
-                ours. Tensors that don't lie in the file as in memory are then read twice.
+            verify: First compare what will be read, and the headers, with the checksums of a
+                checkpoint of ours. All of it is read twice, the second time from the page cache if
+                it fits there.
 
         Raises:
-            CheckpointError: A tensor can't be read; or ``into`` lacks one, has one more, or one
-                that can't be filled: nothing was written then. Or a file was changed since it was
-                opened; or, with ``verify``, there are no checksums, or a piece of a file is not
-                what was written: some of ``into`` may be filled by then.
+            CheckpointError: ``into`` lacks a tensor, has one more, or one that can't be filled; or,
+                with ``verify``, there are no checksums, or a piece of a file is not what was
+                written: nothing was filled then. Or a tensor can't be read, or a file was changed
+                since it was opened: some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
         """
@@ -169,7 +170,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             check_targets(self._tensors, targets_of(into), exactly=True)
 
     def checks(self, ranges: Checksums) -> list[Job]:
-        """Return jobs that compare every byte of the files with checksums; each may raise."""
+        """Return jobs that compare every byte of the files with checksums; each may raise.
+
+        For ``verify_checkpoint``, which runs those of several files together.
+        """
         return list(comparisons(self.open_files, ranges, self._tensors, whole=True))
 
     def info(self, name: str) -> TensorInfo:
@@ -190,7 +194,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             name, spec.dtype, spec.shape, spec.stride,
             math.prod(spec.shape) * spec.dtype.itemsize,
             spec.storage.key if spec.chunks is None else None, offset, file_offset,
-            self._same[alias_key(spec)], spec.kind, spec.requires_grad, path,
+            self._alias_groups[spec_alias_key(spec)], spec.kind, spec.requires_grad, path,
         )  # fmt: skip
 
     def get_slice(self, name: str) -> "TensorSlice":
@@ -217,7 +221,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     @property
     def open_files(self) -> tuple[Any, ...]:
-        """The same as they were opened, whatever bears their names by now."""
+        """The same as :class:`~npydata.reader.file.File`, whatever bears their names by now."""
         return tuple(self._contents.files)
 
     def tree(self) -> Any:
@@ -230,7 +234,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def ties(self) -> dict[str, str]:
         """Return the other names of tied tensors, each with the name that stands for it."""
-        return {name: names[0] for names in self._same.values() for name in names[1:]}
+        return {name: names[0] for names in self._alias_groups.values() for name in names[1:]}
 
     def to_safetensors(
         self,
@@ -271,11 +275,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         self.close()
 
     @cached_property
-    def _same(self) -> dict[Any, tuple[str, ...]]:
-        """The names of the very same elements."""
+    def _alias_groups(self) -> dict[Any, tuple[str, ...]]:
+        """All names of each tensor: groups of one, or of several that are tied."""
         same: dict[Any, list[str]] = {}
         for name, spec in self._tensors.items():
-            same.setdefault(alias_key(spec), []).append(name)
+            same.setdefault(spec_alias_key(spec), []).append(name)
         return {key: tuple(names) for key, names in same.items()}
 
     def _spec(self, name: str) -> TensorSpec:
@@ -334,8 +338,11 @@ class TensorSlice:
             return read_part(part)
 
 
-def alias_key(spec: TensorSpec) -> Any:
-    """Return what is equal for names of the very same tensor."""
+def spec_alias_key(spec: TensorSpec) -> Any:
+    """Return what is equal for names of the very same elements in the file.
+
+    Tensors in memory have ``targets.alias_key``.
+    """
     key = (spec.storage.start, spec.shape, spec.stride, spec.offset, spec.conj, spec.neg)
     return id(spec.storage.root), spec.dtype, str(key)  # as text: a file can't choose its hash
 
@@ -361,7 +368,10 @@ class Metadata(Mapping[str, Any]):
 
 
 def plain_value(path: Path | str, name: str, value: Any) -> Any:
-    """Return a value that no code has to make, and whose members have no names of their own."""
+    """Return a value, or refuse one that code would have to make, or that holds such a value.
+
+    A tensor can only be found here in a set: lists and tuples with tensors were flattened.
+    """
     if isinstance(value, Global | UnresolvedObject):
         needed = value.qualname if isinstance(value, UnresolvedObject) else str(value)
         raise UnsafeCheckpointError(

@@ -31,7 +31,7 @@ MAX_GROWTH = 8
 """How many times larger than the source the tensors may be, when an expanded one is written out."""
 MAX_VALUES = 1 << 24
 """Characters that values in the header may have in all; those beyond are left out."""
-INDEX = "model.safetensors.index.json"
+INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def chosen(checkpoint: Any, prefix: str) -> tuple[list[Slot], dict[str, str]]:
     The largest elements come first, so that all are aligned.
     """
     slots, ties = [], {}
-    for names in checkpoint._same.values():
+    for names in checkpoint._alias_groups.values():
         kept = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         if not kept:
             continue
@@ -194,7 +194,7 @@ def write_folder(folder: Path, shards: list[tuple[list[Slot], bytes]], bar: Prog
     if len(shards) > 1:
         total = sum(slot.nbytes for slots, _ in shards for slot in slots)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: ProgressBar) -> None:

@@ -1,4 +1,8 @@
-"""One file to read from: local, by pread and private maps; or remote, by ranges of its URL.
+"""One file to read from, and ranges of it: what every format and every read is made of.
+
+A ``File`` is a local file (``LocalFile``, by pread and private maps), a part of one (``FilePart``),
+or a URL (``RemoteFile`` in remote.py). An ``Extent`` is some bytes of a File. A ``Folder`` opens
+Files.
 
 A local file is opened once and never again by name, so that what was checked is what is read. Only
 where a set has more files than a process may have open are some closed in between; they must be the
@@ -34,6 +38,7 @@ DIRECT_BYTES = 1 << 18
 MAP_PRIVATE, MAP_NORESERVE = 2, 0x4000 if sys.platform == "linux" else 0
 PROT_READ_WRITE = 3
 MAP_FAILED = ctypes.c_void_p(-1).value
+# Not Python's mmap: it keeps a descriptor open for each map, and a checkpoint has many tensors.
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
@@ -59,25 +64,6 @@ def naming(path: object) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error!s:.500}") from error
 
 
-class Descriptor:
-    """A file descriptor that is closed when no reader refers to it any more."""
-
-    def __init__(self, path: Any, flags: int = 0, folder: "Descriptor | None" = None) -> None:
-        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not wait
-        self.number: int = os.open(path, flags, dir_fd=None if folder is None else folder.number)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an open file can't be copied or pickled: open the checkpoint again")
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "number"):
-            close(self.number)
-
-
-OPEN_FILES: "deque[weakref.ref[LocalFile]]" = deque()
-"""The oldest first."""
-
-
 class File:
     """Bytes that are read by ranges: of a local file, of a URL, or part of a file."""
 
@@ -85,7 +71,7 @@ class File:
     path: Any
     size: int
     identity: Any
-    """Tells a file from another, and from itself once it has been written to."""
+    """Tells a file from another, and from itself once it has been written to; no part has one."""
 
     def pread_into(self, target: Any, offset: int) -> None:
         """Fill memory with the bytes from ``offset`` on."""
@@ -107,7 +93,10 @@ class File:
         return self.copy(offset, nbytes)
 
     def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
-        """Return a range that was read past the page cache, or None if that can't be done."""
+        """Return the bytes from ``begin`` to ``end``, read past the page cache into ``buffer``.
+
+        ``None`` if that can't be done, or isn't worth it.
+        """
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""
@@ -119,8 +108,58 @@ class File:
                               f"which has {self.size:,}")  # fmt: skip
 
 
+@dataclass(slots=True)
+class Extent:
+    """Some bytes of a file, such as those of a storage.
+
+    Call :meth:`check` or :meth:`part` before you use ``offset``. In some formats each storage's
+    bytes follow a header of their own, which ``zip.Record`` and ``legacy.CountedExtent`` compare in
+    :meth:`check`; a ``zip.Record`` learns its offset there.
+    """
+
+    file: File
+    offset: int
+    nbytes: int
+
+    def check(self) -> None:
+        """Refuse bytes that aren't what the file's description says."""
+
+    def part(self, offset: int, nbytes: int) -> "Extent":
+        """Return a range of these bytes, checked."""
+        self.check()
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} of {self.nbytes:,}")
+        return Extent(self.file, self.offset + offset, nbytes)
+
+
+class Descriptor:
+    """A file descriptor that is closed when no reader refers to it any more.
+
+    So :meth:`LocalFile.close` and the limit on open files never cut off a read in another thread.
+    """
+
+    def __init__(self, path: Any, flags: int = 0, folder: "Descriptor | None" = None) -> None:
+        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not wait
+        self.number: int = os.open(path, flags, dir_fd=None if folder is None else folder.number)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an open file can't be copied or pickled: open the checkpoint again")
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
+        if hasattr(self, "number"):
+            close(self.number)
+
+
+OPEN_FILES: "deque[weakref.ref[LocalFile]]" = deque()
+"""The oldest first: what :class:`LocalFile` closes when too many are open."""
+
+
 class LocalFile(File):
-    """A regular file, open for reading until :meth:`close`."""
+    """A regular file, open for reading until :meth:`close`.
+
+    ``open_`` opens its descriptor, at once and whenever it was closed as one too many; by default
+    from the path.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], open_: Callable[[], Descriptor] | None = None,
@@ -201,8 +240,9 @@ class LocalFile(File):
         return np.asarray(MappedRange(address, before, nbytes))
 
     def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
-        """Return a range that was read past the page cache into a page-aligned buffer.
+        """Return the bytes from ``begin`` to ``end``, read past the page cache into ``buffer``.
 
+        The buffer begins on a page and has a page to spare at each end: whole pages are read.
         ``None`` if that can't be done, or if the range is in the cache, or small.
         """
         first = begin - begin % mmap.PAGESIZE
@@ -231,6 +271,7 @@ class MappedRange:
     """What numpy makes an array of: part of a map, which is unmapped when the array is gone."""
 
     def __init__(self, address: int, before: int, nbytes: int) -> None:
+        # Not at exit, when tensors may still be in use: the system unmaps what is left.
         weakref.finalize(self, libc.munmap, address, before + nbytes).atexit = False
         self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1",
                                     "data": (address + before, False)}  # fmt: skip
@@ -265,25 +306,6 @@ class FilePart(File):
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened."""
         self.whole.require_unchanged()
-
-
-@dataclass(slots=True)
-class Extent:
-    """Some bytes of a file, such as those of a storage."""
-
-    file: File
-    offset: int
-    nbytes: int
-
-    def check(self) -> None:
-        """Refuse bytes that aren't what the file's description says; called before any is read."""
-
-    def part(self, offset: int, nbytes: int) -> "Extent":
-        """Return a range of these bytes."""
-        self.check()
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} of {self.nbytes:,}")
-        return Extent(self.file, self.offset + offset, nbytes)
 
 
 class Folder:

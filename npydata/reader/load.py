@@ -29,9 +29,9 @@ from npydata.reader.tensor import (
     elements_before,
     extents_of,
     is_contiguous,
+    memory_key,
     read_part,
     span_of,
-    storage_key,
     swap,
     tensor_in,
     whole_extent,
@@ -40,7 +40,7 @@ from npydata.system.page_cache import HUGE_PAGE, huge_memory
 from npydata.system.progress import ProgressBar
 from npydata.system.threads import without_collecting
 
-PIECE_BYTES, REMOTE_PIECE_BYTES, THREADS = 1 << 21, 1 << 23, 4
+READ_BYTES, REMOTE_READ_BYTES, THREADS = 1 << 21, 1 << 23, 4
 TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
 """Smaller storages that are neighbours in the file come together in so much memory."""
 ALIGNMENT = 16
@@ -50,6 +50,64 @@ BUFFERS = deque[Bytes](maxlen=THREADS)
 Part = TypeVar("Part", "Read", Extent)
 Job = tuple[int, Callable[[], None]]
 """How many bytes it reads, and what reads them."""
+
+
+@without_collecting
+def load_new(
+    specs: Mapping[str, TensorSpec], slices: set[str], device: torch.device, progress: bool,
+    ranges: Checksums | None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return tensors by name in new memory; those that share a storage share memory.
+
+    Of a storage only what they span together is read. Those of ``slices`` have memory of their own.
+    """
+    plan = Plan()
+    made: dict[str, torch.Tensor] = {}
+    sharing = defaultdict[Any, list[TensorSpec]](list)
+    for name, spec in specs.items():
+        if name in slices or spec.chunks is not None:
+            made[name] = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+            plan.fill(spec, made[name])
+        else:
+            sharing[memory_key(spec)].append(spec)
+    begins: dict[Any, int] = {}
+    extents: dict[Any, Extent] = {}
+    for key, some in sharing.items():
+        spans = [span_of(spec) for spec in some]
+        begin = min(begin for begin, _ in spans) // ALIGNMENT * ALIGNMENT
+        begins[key], end = begin, max(end for _, end in spans)
+        extents[key] = whole_extent(some[0].storage).part(begin, end - begin)
+    memory = plan.memory_for(extents)
+    plan.carry_out(progress, ranges, specs)
+    storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
+                for key, content in memory.items()}  # fmt: skip
+    made = {name: one.to(device) for name, one in made.items()}
+    for name, spec in specs.items():
+        if name not in made:
+            key = memory_key(spec)
+            before = elements_before(spec, begins[key])
+            made[name] = tensor_in(storages[key], spec, spec.stride, before)
+    return {name: made[name] for name in specs}
+
+
+def load_into(
+    specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], progress: bool,
+    ranges: Checksums | None,
+) -> None:  # fmt: skip
+    """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
+    last = {alias_key(targets[name]): name for name in specs}
+    for target in targets.values():
+        if alias_key(target) in last:  # what is saved for a backward pass must notice
+            increment_version(target)
+    # Threads read in any order: only copies, one after the other, let the last one count.
+    overlap, reach = False, 0
+    for begin, end in sorted(filter(None, (byte_range(targets[name]) for name in last.values()))):
+        overlap, reach = overlap or begin < reach, max(reach, end)
+    plan = Plan()
+    for name in targets:
+        if name in specs and last[alias_key(targets[name])] == name:
+            plan.fill(specs[name], targets[name].detach(), directly=not overlap)
+    plan.carry_out(progress, ranges, specs)
 
 
 @dataclass(slots=True)
@@ -72,7 +130,7 @@ class Plan:
     def __init__(self) -> None:
         self.reads: list[Read] = []
         self.indirect: list[tuple[TensorSpec, torch.Tensor]] = []
-        """What is read after the others, and copied into place."""
+        """What can't be read straight to its place: read after the others, and copied there."""
 
     def fill(self, spec: TensorSpec, target: torch.Tensor, *, directly: bool = True) -> None:
         """Plan to fill a tensor that is there."""
@@ -131,7 +189,10 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
 
 
 def neighbours(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
-    """Yield ranges of files in their order, those together that lie within ``most`` bytes."""
+    """Yield ranges of files in their order, those together that lie within ``most`` bytes.
+
+    In one piece of memory for all, each begins at a multiple of 8, as the elements need it.
+    """
     some: list[Part] = []
     for part in sorted(parts, key=lambda one: (id(one.file), one.offset)):
         if some and not (
@@ -156,10 +217,10 @@ def requests(reads: Iterable[Read]) -> Iterator[Job]:
     parts = [
         Read(read.file, read.offset + at, read.target[at : at + most])
         for read in reads
-        for most in [REMOTE_PIECE_BYTES if read.file.is_remote else PIECE_BYTES]
+        for most in [REMOTE_READ_BYTES if read.file.is_remote else READ_BYTES]
         for at in range(0, read.nbytes, most)
     ]
-    for some in neighbours(parts, PIECE_BYTES):
+    for some in neighbours(parts, READ_BYTES):
         yield sum(one.nbytes for one in some), partial(fulfil, some)
 
 
@@ -172,7 +233,7 @@ def fulfil(reads: list[Read]) -> None:
     try:
         buffer = BUFFERS.pop()
     except IndexError:
-        buffer = np.frombuffer(mmap(-1, PIECE_BYTES + 2 * PAGESIZE), np.uint8)
+        buffer = np.frombuffer(mmap(-1, READ_BYTES + 2 * PAGESIZE), np.uint8)
     content = file.read_direct(begin, begin + span(reads), buffer)
     for read in reads:
         if content is None:
@@ -199,8 +260,8 @@ def comparisons(
 
 def compare(file: File, begin: int, end: int, crc: int, names: list[str]) -> None:
     """Read a range and compare its checksum."""
-    found, buffer = 0, np.empty(min(PIECE_BYTES, end - begin), np.uint8)
-    for at in range(begin, end, PIECE_BYTES):
+    found, buffer = 0, np.empty(min(READ_BYTES, end - begin), np.uint8)
+    for at in range(begin, end, READ_BYTES):
         content = buffer[: end - at]
         file.pread_into(content, at)
         found = crc32(content.data, found)
@@ -218,7 +279,7 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
     todo, finished, errors = iter(jobs), list[int](), list[BaseException]()
     process = os.getpid()
 
-    def help() -> None:
+    def worker() -> None:
         for nbytes, work in todo:
             if errors:
                 return
@@ -228,7 +289,7 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
                 errors.append(error)
             finished.append(nbytes)
 
-    threads = [threading.Thread(target=help, name="npydata-read")
+    threads = [threading.Thread(target=worker, name="npydata-read")
                for _ in range(min(THREADS, len(jobs)) - 1)]  # fmt: skip
     try:
         with suppress(RuntimeError):  # no more threads, or the interpreter ends
@@ -261,60 +322,3 @@ def copy_into(spec: TensorSpec, target: torch.Tensor) -> None:
     """Read a tensor and copy it into one that is there."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
         target.copy_(read_part(spec).resolve_neg())  # torch forgets it between some dtypes
-
-
-@without_collecting
-def load_new(
-    specs: Mapping[str, TensorSpec], slices: set[str], device: torch.device, progress: bool,
-    ranges: Checksums | None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Return tensors by name in new memory; those that share a storage share memory.
-
-    Of a storage only what they span together is read. Those of ``slices`` have memory of their own.
-    """
-    plan = Plan()
-    made: dict[str, torch.Tensor] = {}
-    sharing = defaultdict[Any, list[TensorSpec]](list)
-    for name, spec in specs.items():
-        if name in slices or spec.chunks is not None:
-            made[name] = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
-            plan.fill(spec, made[name])
-        else:
-            sharing[storage_key(spec)].append(spec)
-    begins: dict[Any, int] = {}
-    extents: dict[Any, Extent] = {}
-    for key, some in sharing.items():
-        spans = [span_of(spec) for spec in some]
-        begin = min(begin for begin, _ in spans) // ALIGNMENT * ALIGNMENT
-        begins[key], end = begin, max(end for _, end in spans)
-        extents[key] = whole_extent(some[0].storage).part(begin, end - begin)
-    memory = plan.memory_for(extents)
-    plan.carry_out(progress, ranges, specs)
-    storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
-                for key, content in memory.items()}  # fmt: skip
-    made = {name: one.to(device) for name, one in made.items()}
-    for name, spec in specs.items():
-        if name not in made:
-            key = storage_key(spec)
-            before = elements_before(spec, begins[key])
-            made[name] = tensor_in(storages[key], spec, spec.stride, before)
-    return {name: made[name] for name in specs}
-
-
-def load_into(
-    specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], progress: bool,
-    ranges: Checksums | None,
-) -> None:  # fmt: skip
-    """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
-    last = {alias_key(targets[name]): name for name in specs}
-    for target in targets.values():
-        if alias_key(target) in last:  # what is saved for a backward pass must notice
-            increment_version(target)
-    overlap, reach = False, 0
-    for begin, end in sorted(filter(None, (byte_range(targets[name]) for name in last.values()))):
-        overlap, reach = overlap or begin < reach, max(reach, end)
-    plan = Plan()
-    for name in targets:
-        if name in specs and last[alias_key(targets[name])] == name:
-            plan.fill(specs[name], targets[name].detach(), directly=not overlap)
-    plan.carry_out(progress, ranges, specs)

@@ -64,12 +64,16 @@ def size_of(value: Any) -> int:
 
 
 def is_entry(value: Any, inner: list[Any]) -> bool:
-    """Whether a value is an entry itself: an object is one beside its parts, a container isn't."""
+    """Whether a value has a name of its own, given its parts, ``inner``.
+
+    What has no parts has one, an empty container too. An object has one beside its parts, unless it
+    is a module: that is a container of its parameters.
+    """
     return not inner or (isinstance(value, UnresolvedObject) and not is_module(value))
 
 
 def as_value(value: Any) -> Any:
-    """Return what numpy would make of a description, a bare storage as a tensor, others as is."""
+    """Return a leaf as the caller sees it: numpy's arrays made, a bare storage as a tensor."""
     if isinstance(value, NumpyObject):
         return value.value()
     if isinstance(value, Storage):
@@ -119,7 +123,7 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 def nest(root: Any, leaf: Any) -> Any:
     """Return containers as they are nested in the file, with ``leaf(value)`` for each entry."""
-    known: dict[int, Any] = {}
+    known: dict[int, Any] = {}  # one that stands in two places is made once, and shared again
 
     def of(value: Any) -> Any:
         if id(value) not in known:

@@ -15,9 +15,9 @@ from npydata.reader.formats import (
     START_BYTES,
     Checksums,
     Contents,
+    contents_of,
     foreign_file,
     foreign_folder,
-    nested,
 )
 from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
@@ -34,6 +34,7 @@ from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
 INDEX = ".index.json"
+"""How the name of a sharded set's index ends."""
 MAX_INDEX_BYTES = 1 << 27
 MAX_TRIES = 100
 """How often a save may replace a folder under a reader before it gives up."""
@@ -126,7 +127,10 @@ def formats_of(start: bytes) -> list[tuple[str, Callable[[File], Contents]]]:
 
 
 def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
-    """Open every file that an index names; what they hold beside its tensors is passed over."""
+    """Open every file that an index names; what they hold beside its tensors is passed over.
+
+    ``open_beside`` opens a file beside the index by its name.
+    """
     if index.size > MAX_INDEX_BYTES:
         raise FormatError(f"an index of {index.size:,} bytes, expected {MAX_INDEX_BYTES:,} at most")
     try:
@@ -174,7 +178,7 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
 
 
 def joined(shards: list[Contents], leaves: dict[str, Any]) -> Contents:
-    """Return the tensors of a set as one checkpoint."""
+    """Return the tensors of a set as one checkpoint: by name only, so root and leaves are one."""
     files = [file for one in shards for file in one.files]
     unknown = {name for one in shards for name in one.unknown}
     format = "sharded" if len(shards) > 1 else shards[0].format
@@ -200,7 +204,7 @@ def read_folder(folder: Folder) -> Contents:
         return open_training(folder)
     if ours.TRAINING in names:
         file, begin = folder.open(ours.TRAINING), ours.TRAINING_BEGIN
-        if file.read(0, min(file.size, len(begin))) == begin:
+        if file.read(0, min(file.size, len(begin))) == begin:  # others have files called so
             raise FormatError(f"has no {ours.MANIFEST}: a save of it was not finished, or it was "
                               "copied in part; name the file to open what it holds")  # fmt: skip
     if METADATA in names:
@@ -221,6 +225,38 @@ def read_folder(folder: Folder) -> Contents:
         return open_index(file, folder.open) if name.endswith(INDEX) else read_file(file)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
+
+
+def open_training(folder: Folder) -> Contents:
+    """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values.
+
+    ``training_state.json`` gives the nesting, with a name where each tensor stands; the tensors are
+    those of the safetensors files.
+    """
+    raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
+    manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
+    values = ours.read_values(folder, manifest)
+    root: dict[str, Any] = {}
+    checksums: Checksums = {}
+    try:
+        for part in ours.PARTS:
+            shards = open_shards(ours.files_of(part, manifest.files), folder.open)
+            if shards:
+                tensors = join_shards(list(shards.values()))
+                root[part] = ours.decode(values[part], tensors.__getitem__)
+            for name, one in shards.items():
+                checksums[one.files[0]] = manifest.files[name].ranges()
+        root["training_state"] = ours.decode(values["training_state"])
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
+    root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
+    if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
+        raise FormatError("was changed while it was opened")
+
+    nbytes = sum(file.size for file in checksums) + len(raw)
+    made = contents_of("npydata", [*checksums], root, nbytes)
+    made.checksums, made.on_load = checksums, lambda: ours.continue_run(folder.path, manifest)
+    return made
 
 
 def only_checkpoint(folder: Folder, names: list[str]) -> str:
@@ -249,31 +285,3 @@ def only_checkpoint(folder: Folder, names: list[str]) -> str:
         )
     raise FormatError("holds no checkpoint, expected one of "
                       + ", ".join(one for patterns in IN_FOLDER for one in patterns))  # fmt: skip
-
-
-def open_training(folder: Folder) -> Contents:
-    """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values."""
-    raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
-    manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
-    values = ours.read_values(folder, manifest)
-    root: dict[str, Any] = {}
-    checksums: Checksums = {}
-    try:
-        for part in ours.PARTS:
-            shards = open_shards(ours.files_of(part, manifest.files), folder.open)
-            if shards:
-                tensors = join_shards(list(shards.values()))
-                root[part] = ours.decode(values[part], tensors.__getitem__)
-            for name, one in shards.items():
-                checksums[one.files[0]] = manifest.files[name].ranges()
-        root["training_state"] = ours.decode(values["training_state"])
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
-    root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
-    if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
-        raise FormatError("was changed while it was opened")
-
-    nbytes = sum(file.size for file in checksums) + len(raw)
-    made = nested("npydata", [*checksums], root, nbytes)
-    made.checksums, made.on_load = checksums, lambda: ours.continue_run(folder.path, manifest)
-    return made

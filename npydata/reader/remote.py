@@ -28,7 +28,10 @@ def is_url(path: object) -> bool:
 
 
 class RemoteFile(File):
-    """A file behind a URL; its bytes are fetched when they are asked for."""
+    """A file behind a URL; its bytes are fetched when they are asked for.
+
+    It is never mapped: ``map`` copies. That it is unchanged shows with every answer.
+    """
 
     is_remote = True
 
@@ -41,7 +44,7 @@ class RemoteFile(File):
         http = urlsplit(url).scheme.lower() in ("http", "https")
         self._fetch = HttpRanges(url) if http else DriverRanges(url)
         self._block = lru_cache(BLOCKS)(lambda k: self._fetched(k * BLOCK_BYTES, BLOCK_BYTES))
-        self._block(0)
+        self._block(0)  # an answer gives the size
 
     def _fetched(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of the file, fewer at its end."""
@@ -81,20 +84,6 @@ def closed(offset: int, nbytes: int) -> bytes:
     raise FormatError("the checkpoint is closed")
 
 
-class FewRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows a few redirects, and never to another scheme but from http to https."""
-
-    max_redirections = MAX_REDIRECTS
-
-    def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
-                         headers: Any, newurl: str) -> urllib.request.Request | None:  # fmt: skip
-        """Return the next request."""
-        before, after = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
-        if after not in ("http", "https") or (before, after) == ("https", "http"):
-            raise FormatError(f"is redirected from {before} to {after}, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
 class HttpRanges:
     """Fetches ranges of a URL by HTTP; every answer must be of the same file."""
 
@@ -130,6 +119,20 @@ class HttpRanges:
         if self.size >= 0 and (self.size, self.tag) != (int(said[2]), tag):
             raise FormatError("was changed on the server since it was opened: open it again")
         self.size, self.tag = int(said[2]), tag
+
+
+class FewRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a few redirects, and never to another scheme but from http to https."""
+
+    max_redirections = MAX_REDIRECTS
+
+    def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
+                         headers: Any, newurl: str) -> urllib.request.Request | None:  # fmt: skip
+        """Return the next request."""
+        before, after = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
+        if after not in ("http", "https") or (before, after) == ("https", "http"):
+            raise FormatError(f"is redirected from {before} to {after}, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class DriverRanges:

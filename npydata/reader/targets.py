@@ -24,7 +24,7 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
             filling them would change nothing.
     """
     found: dict[str, torch.Tensor] = {}
-    for (name, value, may_be_other), (_, again, _) in zip(leaves(into), leaves(into), strict=True):
+    for (name, value, may_be_other), (_, again, _) in zip(walk(into), walk(into), strict=True):
         if isinstance(value, torch.Tensor):
             if byte_range(value) != byte_range(again):
                 raise FormatError(f"{name}: its state_dict() makes it anew: {INSTEAD}")
@@ -36,17 +36,17 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def leaves(value: Any, path: tuple[Any, ...] = (), may_be_other: bool = False) -> Iterator[Any]:
+def walk(value: Any, path: tuple[Any, ...] = (), may_be_other: bool = False) -> Iterator[Any]:
     """Yield what modules, optimizers and nested mappings hold; and whether it may be no tensor."""
     if hasattr(value, "state_dict") and not isinstance(value, type):
         value = value.state_dict()
     if isinstance(value, Mapping):
         for key, one in value.items():
             settings = key == "param_groups" and "state" in value
-            yield from leaves(one, (*path, key), may_be_other or settings)
+            yield from walk(one, (*path, key), may_be_other or settings)
     elif isinstance(value, list | tuple):
         for key, one in enumerate(value):
-            yield from leaves(one, (*path, key), may_be_other)
+            yield from walk(one, (*path, key), may_be_other)
     else:
         yield ".".join(map(str, path)), value, may_be_other or value is None
 

@@ -1,5 +1,9 @@
 """From a description to a tensor: checked views, private memory, slices, and chunks put together.
 
+``read_tensor`` makes a tensor over the memory of its whole storage, mapped where that can be done,
+which other tensors may share. ``read_part`` reads the bytes of one tensor into memory of its own;
+``sliced`` describes ``tensor[index]`` for it. ``check_spec`` is called once, when a file is opened.
+
 Offsets and strides count elements, as in torch. All sums are of Python's integers, which don't
 overflow, so a file can't make them come out wrong.
 """
@@ -40,6 +44,9 @@ class Chunk:
     def region(self) -> Region:
         """The part of the whole that it is."""
         return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
+
+
+# Where the bytes of a tensor lie
 
 
 @lru_cache(1024)
@@ -83,8 +90,12 @@ def extents_of(spec: TensorSpec) -> list[Extent]:
     return [whole_extent(spec.storage).part(first, end - first)]
 
 
-def storage_key(spec: TensorSpec) -> tuple[int, int]:
-    """Return what is equal for tensors that may share memory: the storage, and how to turn it."""
+def memory_key(spec: TensorSpec) -> tuple[int, int]:
+    """Return what is equal for tensors that may share memory.
+
+    That is the storage, and how many bytes are turned around together, if its byte order is not
+    this machine's: two dtypes of one storage then need two memories.
+    """
     root = spec.storage.root
     return id(root), component_bytes(spec.dtype) if root.swapped else 1
 
@@ -119,7 +130,7 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
         if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
             return read_tensor(spec.chunks[0].resolve()).contiguous()
         return read_part(spec)
-    root, (_, component) = spec.storage.root, storage_key(spec)
+    root, (_, component) = spec.storage.root, memory_key(spec)
     if root.loaded is None:
         root.loaded = WeakValueDictionary()
     if (storage := root.loaded.get(component)) is None:
@@ -129,7 +140,10 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
 
 
 def storage_memory(root: Storage, component: int) -> Bytes:
-    """Return the bytes of a storage: mapped if they can be used as they lie, else read."""
+    """Return the bytes of a storage: mapped if they can be used as they lie, else read.
+
+    They can if they needn't be turned around, and are aligned.
+    """
     extent = whole_extent(root)
     if root.swapped or extent.offset % 8:
         memory = swap(extent.file.copy(extent.offset, extent.nbytes), component)
@@ -140,7 +154,7 @@ def storage_memory(root: Storage, component: int) -> Bytes:
 
 
 def whole_extent(storage: Storage) -> Extent:
-    """Return where the bytes of a whole storage lie, checked."""
+    """Return where the bytes of the root of a storage lie, after ``Extent.check``."""
     assert storage.root.extent is not None
     extent = storage.root.extent
     return extent.part(0, extent.nbytes)
@@ -210,6 +224,8 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
 
 def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Chunk]:
     """Yield the parts of a tensor's chunks that are chosen, by their place in the result."""
+    # In each dimension, the chosen indices that fall into the chunk are those from the ``first`` to
+    # before the ``end``: `some[first]` is the smallest that is not before it.
     for chunk in spec.chunks or ():
         here: list[Any] = []
         offsets, sizes = [], []
@@ -234,7 +250,8 @@ def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Ch
 def gather(spec: TensorSpec) -> Bytes:
     """Return the bytes of a tensor's elements in their order, without gaps.
 
-    The span is halved until the parts hold about what is wanted, or are too small to be worth it.
+    What it spans may have gaps, of a column for example. The span is halved until its parts have
+    few, or are so small that reading what isn't wanted costs less than another request.
     """
     itemsize, whole_view = spec.dtype.itemsize, (spec.shape, spec.stride, spec.offset)
     whole: Any = np.empty(spec.shape, ELEMENT[itemsize])

@@ -1,4 +1,9 @@
-"""The formats of checkpoints, and what other files are that people take for one.
+"""What every format returns, and what other files are that people take for a checkpoint.
+
+Each format is a file here with a function ``read_FORMAT(file) -> Contents``: zip, legacy and tar
+are torch's, and hold a pickle; safetensors has a header in JSON; dcp reads a folder. sharded.py
+joins files that hold pieces of the same tensors, and training.py has what is ours: the manifest,
+its checksums, and values as typed JSON. Which one reads a file is decided in ``open.py``.
 
 A file is known by its first bytes, or by a name that only one program gives.
 """
@@ -21,28 +26,36 @@ Checksums = dict[File, list[tuple[int, int, int]]]
 
 @dataclass(slots=True)
 class Contents:
-    """Everything that a checkpoint holds; nothing of its tensors has been read."""
+    """Everything that a checkpoint holds; nothing of its tensors has been read.
+
+    ``root`` and ``leaves`` have the same objects, nested and by name. A format without nesting has
+    one dictionary for both.
+    """
 
     format: str
     """``zip``, ``legacy``, ``tar``, ``safetensors``, ``sharded``, ``dcp`` or ``npydata``."""
     files: list[File]
     root: Any
-    """Values and tensors as they are nested."""
+    """Values and :class:`TensorSpec` objects as they are nested."""
     leaves: dict[str, Any]
-    """What stands in ``root`` under each name."""
+    """What stands in ``root`` under each name, as ``flatten`` gives it."""
     byteorder: str = "little"
     unknown: set[str] = field(default_factory=set)
     """Names that only the program which wrote the file can look up."""
     values: dict[str, Any] = field(default_factory=dict)
-    """What the format keeps beside the tensors."""
+    """What the format keeps beside the tensors: the metadata of safetensors."""
     checksums: Checksums | None = None
     """What was written, in our own folders."""
     on_load: Callable[[], None] | None = None
     """Called when all of it has been loaded."""
 
 
-def nested(format: str, files: list[File], root: Any, nbytes: int, **others: Any) -> Contents:
-    """Return what a pickle of ``nbytes`` describes, by name, with every tensor checked."""
+def contents_of(format: str, files: list[File], root: Any, nbytes: int, **others: Any) -> Contents:
+    """Return the contents of nested values: their leaves by name, with every tensor checked.
+
+    ``nbytes`` is the size of the pickle, or of the files, that they come from: it limits how many
+    leaves there may be.
+    """
     leaves = flatten(root, nbytes)
     checked = set()
     for name, value in leaves.items():

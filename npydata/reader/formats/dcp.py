@@ -29,33 +29,6 @@ HONEST = (f"{MODULE}.", STORAGE_INFO, "pathlib.")
 """What an honest metadata names; anything else is listed."""
 
 
-class Item:
-    """An item of a ``.distcp`` file, which is opened when somebody looks into it."""
-
-    def __init__(self, file: File, begin: int, nbytes: int) -> None:
-        self.file, self.begin, self.nbytes = file, begin, nbytes
-
-    @cached_property
-    def contents(self) -> Contents:
-        """What it holds."""
-        try:
-            return read_zip(FilePart(self.file, self.begin, self.nbytes))
-        except FormatError as error:
-            place = f"{self.file.path.name}: item at byte {self.begin:,}"
-            raise FormatError(f"{place}: {error}") from None
-
-    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
-        """Return the description of the tensor in it; it must be what the metadata says."""
-        spec, name = self.contents.root, self.file.path.name
-        if not isinstance(spec, TensorSpec):
-            raise FormatError(f"{name} has {brief(spec)} for a chunk")
-        is_plain = not (spec.conj or spec.neg) and math.prod(spec.shape) <= spec.storage.numel
-        if (spec.dtype, spec.shape) != (dtype, shape) or not is_plain:
-            raise FormatError(f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
-                              f"metadata a plain one of {dtype} {list(shape)}")  # fmt: skip
-        return spec
-
-
 def read_dcp(folder: Folder) -> Contents:
     """Read what the metadata of a folder describes.
 
@@ -92,6 +65,36 @@ def read_dcp(folder: Folder) -> Contents:
             root[free_name(nested, root)] = value
     files = {id(item.file): item.file for item in items.values()}
     return Contents("dcp", [*files.values()], root, root, unknown=unknown)
+
+
+class Item:
+    """An item of a ``.distcp`` file, a zip file that is opened when it is needed.
+
+    One that is a chunk of a tensor is opened when the chunk is read, one with other values at once.
+    """
+
+    def __init__(self, file: File, begin: int, nbytes: int) -> None:
+        self.file, self.begin, self.nbytes = file, begin, nbytes
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What it holds."""
+        try:
+            return read_zip(FilePart(self.file, self.begin, self.nbytes))
+        except FormatError as error:
+            place = f"{self.file.path.name}: item at byte {self.begin:,}"
+            raise FormatError(f"{place}: {error}") from None
+
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
+        """Return the description of the tensor in it; it must be what the metadata says."""
+        spec, name = self.contents.root, self.file.path.name
+        if not isinstance(spec, TensorSpec):
+            raise FormatError(f"{name} has {brief(spec)} for a chunk")
+        is_plain = not (spec.conj or spec.neg) and math.prod(spec.shape) <= spec.storage.numel
+        if (spec.dtype, spec.shape) != (dtype, shape) or not is_plain:
+            raise FormatError(f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
+                              f"metadata a plain one of {dtype} {list(shape)}")  # fmt: skip
+        return spec
 
 
 def fields(made: Any, qualname: str) -> dict[str, Any]:

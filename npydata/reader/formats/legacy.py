@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
-from npydata.reader.formats import Contents, nested
+from npydata.reader.formats import Contents, contents_of
 from npydata.reader.pickle.machine import no_storage, run_at
 from npydata.reader.pickle.objects import brief
 from npydata.reader.pickle.torch import StorageTable
@@ -56,10 +56,10 @@ def read_legacy(file: File) -> Contents:
         storage = table.storages[key]
         storage.extent = CountedExtent(file, at + COUNT_BYTES, storage.nbytes, storage.numel)
         at += COUNT_BYTES + storage.nbytes
-    rest = file.size - at
+    rest = file.size - at  # torch.save can append to an open file; torch.load reads the first
     if rest < 0 or (rest and not is_legacy(file.read(at, min(MAGIC_BYTES, rest)))):
         raise FormatError(f"its storages end at byte {at:,}, the file at {file.size:,}")
-    return nested("legacy", [file], root, pickled, unknown=machine.unknown)
+    return contents_of("legacy", [file], root, pickled, unknown=machine.unknown)
 
 
 def read_facts(file: Extent, at: int) -> tuple[Any, int]:

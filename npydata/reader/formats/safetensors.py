@@ -1,5 +1,6 @@
 """safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
 
+``read_safetensors`` reads the header and checks it; ``header_bytes`` makes one for our writers.
 The format and its limits are those of the safetensors project's README.
 """
 
@@ -140,7 +141,10 @@ def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
 
 
 def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> None:
-    """Undo what our writers did to fit the format; leave the shapes of chunked tensors."""
+    """Undo what our writers did to fit the format: change ``tensors`` and ``metadata`` in place.
+
+    The shapes of tensors in chunks stay in the metadata: sharded.py looks there.
+    """
     try:
         notes = json.loads(metadata.pop(NOTES, "{}"))
         for name, text in notes.get("dtypes", {}).items():

@@ -79,7 +79,7 @@ def join_chunks(
         raise FormatError(f"{name}: its chunks have {len(first.shape)} dimensions, it {len(whole)}")
     ends = [[o + n for o, n in zip(offsets, spec.shape, strict=True)] for spec, offsets in chunks]
     shape = whole or tuple(map(max, zip(*ends, strict=True)))
-    # what is found is known already: a copy of it
+    # Nothing is left to resolve: each chunk's description is known already.
     made = [Chunk(offsets, spec.shape, partial(replace, spec)) for spec, offsets in chunks]
     check_chunks(name, shape, made)
     for spec, _ in chunks:

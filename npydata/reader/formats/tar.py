@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
-from npydata.reader.formats import Contents, nested
+from npydata.reader.formats import Contents, contents_of
 from npydata.reader.pickle.machine import PickleMachine, no_storage, run_at
 from npydata.reader.pickle.objects import MAX_DIMS, Global, Storage, TensorSpec, brief, count
 from npydata.reader.pickle.torch import STORAGES, part_of, require_location
@@ -42,7 +42,7 @@ def read_tar(file: File) -> Contents:
         return replace(found)
 
     machine = PickleMachine(file.read(pickled.offset, pickled.nbytes), 0, load_id)
-    return nested("tar", [file], machine.run(), pickled.nbytes, unknown=machine.unknown)
+    return contents_of("tar", [file], machine.run(), pickled.nbytes, unknown=machine.unknown)
 
 
 def read_members(file: File) -> dict[str, Extent]:

@@ -3,7 +3,9 @@
 A folder holds ``model.safetensors`` and ``optimizer.safetensors`` (or folders of these names with a
 file per rank), ``training_state.json`` with everything that isn't a tensor, and ``manifest.json``,
 which is written last: a folder without it is not a checkpoint of ours. Its CRC-32 checksums find
-accidents, not attacks.
+accidents, not attacks. ``open_training`` in open.py puts it together; the checkpointer writes it.
+
+The typed JSON is also how values come into the header of a safetensors file.
 
 JSON has no tuples, no bytes, no NaN, and only text for keys. What it lacks is an object with one
 key that begins with ``$``: ``{"$tuple": [1, 2]}``. A subclass comes back as its base: a member of
@@ -244,12 +246,13 @@ class Named(NamedTuple):
     name: str
 
 
-Path_ = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
+"""The keys and positions that lead to a value in nested ones."""
 VERSIONS = "_metadata"
 """Where torch keeps the versions of a model's modules: an attribute of its state dict."""
 
 
-def few(keys: Collection[Any]) -> list[Any]:
+def require_few(keys: Collection[Any]) -> list[Any]:
     """Return keys, or refuse more of them than may be compared with each other."""
     chosen = sum(type(key) is not int or abs(key) >= 1 << 31 for key in keys)
     if chosen > MAX_CHOSEN_KEYS:
@@ -269,7 +272,7 @@ def from_base64(text: str) -> bytes:
 
 def from_pairs(pairs: Any) -> dict[Any, Any]:
     """Return a dict whose keys are not all text."""
-    few([key for key, _ in pairs])
+    require_few([key for key, _ in pairs])
     return dict(pairs)
 
 
@@ -282,8 +285,8 @@ def state_dict(pair: Any) -> Any:
 
 KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
-    set: ("$set", few, lambda items: set(few(items))),
-    frozenset: ("$frozenset", few, lambda items: frozenset(few(items))),
+    set: ("$set", require_few, lambda items: set(require_few(items))),
+    frozenset: ("$frozenset", require_few, lambda items: frozenset(require_few(items))),
     Counter: ("$counter", dict, lambda items: Counter(dict(items))),
     OrderedDict: ("$ordered", dict, OrderedDict),
     bytes: ("$bytes", to_base64, from_base64),
@@ -302,8 +305,8 @@ MADE_OF: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def encode(value: Any, take: Callable[[torch.Tensor, Path_], str] | None = None,
-           path: Path_ = ()) -> Any:  # fmt: skip
+def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = None,
+           path: KeyPath = ()) -> Any:  # fmt: skip
     """Return a nested value as JSON can hold it.
 
     Args:
@@ -337,7 +340,7 @@ def encode(value: Any, take: Callable[[torch.Tensor, Path_], str] | None = None,
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {str.__str__(key): encode(one, take, (*path, key)) for key, one in value.items()}
         return {"$dict": [[encode(key, None, path), encode(value[key], take, (*path, key))]
-                          for key in few(value)]}  # fmt: skip
+                          for key in require_few(value)]}  # fmt: skip
     if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -374,7 +377,7 @@ def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
         raise ValueError(f"{tag:.40}: {error!s:.200}") from None
 
 
-def refused(path: Path_, why: str) -> CheckpointError:
+def refused(path: KeyPath, why: str) -> CheckpointError:
     """Return the error for a value that can't be stored, with its place as Python writes it."""
     place = "".join(f"[{key!r:.60}]" for key in path) or "the state"
     return CheckpointError(f"{place}: {why}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
-from npydata.reader.formats import Contents, nested
+from npydata.reader.formats import Contents, contents_of
 from npydata.reader.pickle.machine import PickleMachine
 from npydata.reader.pickle.objects import Storage
 from npydata.reader.pickle.torch import StorageTable
@@ -91,12 +91,15 @@ def read_zip(file: File) -> Contents:
         raise FormatError(f"{len(content) - machine.at:,} bytes follow the pickle in data.pkl")
     swapped = byteorder.decode() != sys.byteorder
     locate(table.storages.values(), inner, swapped)
-    return nested("zip", [file], root, len(content), byteorder=byteorder.decode(),
-                  unknown=machine.unknown)  # fmt: skip
+    return contents_of("zip", [file], root, len(content), byteorder=byteorder.decode(),
+                       unknown=machine.unknown)  # fmt: skip
 
 
 def locate(storages: Iterable[Storage], records: dict[str, Record], swapped: bool) -> None:
-    """Give each storage its record; torch reads no more of one, or refuses it."""
+    """Give each storage its record, of at most its length: torch reads no more, or refuses it.
+
+    A record that is missing or too short is refused by ``check_spec``, with the tensor's name.
+    """
     for storage in storages:
         storage.extent, storage.swapped = records.get(f"data/{storage.key}"), swapped
         if storage.extent is not None and storage.extent.nbytes > storage.nbytes:

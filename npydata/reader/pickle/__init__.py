@@ -1,1 +1,13 @@
-"""Pickles as inert descriptions: the machine, and what torch's names and calls stand for in it."""
+"""A pickle machine that runs nothing, and what torch's and numpy's calls mean to it.
+
+How a pickle becomes values, one file a step::
+
+    machine.py   bytes             -> opcodes: values, containers, a memo; nothing is called
+    torch.py     names, storages'  -> Global, Storage, TensorSpec: what the opcodes for names, ids
+                 ids and calls        and calls push in place of what they would import and run
+    plain.py     calls that make   -> dictionaries, sets, bytes, numpy's arrays
+                 plain values
+    objects.py   the descriptions that all of these make: they have no behaviour
+
+Where each storage lies is not in the pickle: the format (zip.py, legacy.py, tar.py) sets it after.
+"""

@@ -42,6 +42,9 @@ class TruncatedError(FormatError):
 class PickleMachine:
     """Runs the opcodes of a pickle in ``data`` from byte ``at`` on.
 
+    :meth:`run` looks each opcode up in ``HANDLERS``, at the end of this file: how to read its
+    argument, and what to do with it.
+
     ``load_id(id)`` returns what stands in the place of a persistent id: torch's are storages.
     """
 
@@ -51,7 +54,7 @@ class PickleMachine:
         self.metastack: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
-        """Names that are neither known nor looked up."""
+        """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
         self._compared_left = MAX_COMPARED
         self._copies_left = FREE_COPIES + len(data) - at
 
@@ -320,6 +323,9 @@ class PickleMachine:
 def run_at(part: Extent, at: int, load_id: Callable[[Any], Any]) -> tuple[Any, PickleMachine]:
     """Return what the pickle at byte ``at`` builds, and the machine; no more is read than it takes.
 
+    Where it ends is found out by trying: if it goes on, it is run again from its beginning, on more
+    bytes. So ``load_id`` may get the same ids again.
+
     Raises:
         TruncatedError: It goes on after the end of ``part``.
         FormatError: It is malformed, or asks for too much.
@@ -425,8 +431,8 @@ CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()
 EMPTY_CONTAINERS = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 STOP = ord(".")
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-LEFT_OUT = {"STOP", "INST", "GET", "PUT", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER",
-            "DUP", "LIST", "DICT"}  # fmt: skip
+REFUSED = {"STOP", "INST", "GET", "PUT", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER",
+           "DUP", "LIST", "DICT"}  # fmt: skip
 """Opcodes that no honest checkpoint has; nor has it others whose argument is a line."""
 
 
@@ -444,5 +450,5 @@ def handler(name: str) -> Callable[..., None]:
 HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {
     ord(one.code): (READERS[one.arg.name] if one.arg else None, handler(one.name))
     for one in pickletools.opcodes
-    if one.name not in LEFT_OUT and (one.arg is None or one.arg.name in READERS)
+    if one.name not in REFUSED and (one.arg is None or one.arg.name in READERS)
 }  # fmt: skip

@@ -25,7 +25,11 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file that tensors look into."""
+    """A run of bytes in the file that tensors look into.
+
+    The bytes are those of ``root.extent``, from byte ``start`` on: a part has a ``root``, and only
+    roots have an extent.
+    """
 
     key: str
     dtype: torch.dtype
@@ -36,12 +40,13 @@ class Storage:
     swapped: bool = False
     """Whether its numbers have the other byte order than this machine's."""
     base: "Storage | None" = None
-    """The whole storage, if this is a part of one (legacy files)."""
+    """The whole storage, if this is a part of one (legacy and tar files), or the same of another
+    dtype."""
     start: int = 0
     """Bytes of the whole storage before this part."""
     loaded: Any = None
-    """Memory of it in which a tensor still lies, held weakly, by the size of swapped numbers: tied
-    tensors that are read one after the other share it."""
+    """Its bytes in memory while a tensor lies in them, so that tied tensors share them: a
+    ``WeakValueDictionary`` from the second part of ``tensor.memory_key`` to torch's storage."""
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +61,10 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class TensorSpec:
-    """A tensor as the file describes it; offset and strides count elements."""
+    """A tensor as the file describes it; offset and strides count elements.
+
+    Its first element is at byte ``storage.start + offset * dtype.itemsize`` of the root storage.
+    """
 
     storage: Storage
     """An empty one that no file has, for a tensor in chunks."""

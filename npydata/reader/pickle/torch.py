@@ -4,6 +4,10 @@ torch writes a tensor as a call: ``_rebuild_tensor_v2(storage, offset, size, str
 call that it writes for plain data has a function here, which checks the arguments and describes the
 result. Every other call becomes an :class:`~npydata.reader.pickle.objects.UnresolvedObject`. The
 calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``.
+
+A function in ``CALLS`` takes the machine, for its limits, and then the arguments in the file: its
+signature is the check of their number. ``machine`` is a ``PickleMachine``, whose module imports
+this one.
 """
 
 from collections.abc import Callable
@@ -54,8 +58,8 @@ NESTING = {
     "torch._utils._rebuild_nested_tensor": 4,
     "torch._utils._rebuild_meta_tensor_no_storage": 4,
 }
-"""Calls that nest plain tensors or none, and how many arguments they have: what they would make is
-listed, and so are its parts."""
+"""Calls that torch writes and that are not described here, and how many arguments they have. Each
+becomes an UnresolvedObject, and the plain tensors among its arguments get names."""
 
 
 def find_class(machine: Any, module: str, name: str) -> Any:
@@ -84,6 +88,7 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
         if len(args) != NESTING.get(name, len(args)):
             raise ValueError(f"calls {name} with {len(args)} arguments")
         return UnresolvedObject(name, args)
+    # A call with an unresolved object as an argument, such as an unknown storage, becomes one too.
     for arg in args[:MAX_DIMS]:
         machine.spend(len(arg) if hasattr(arg, "__len__") else 1)
         for part in arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,):
@@ -134,7 +139,7 @@ class StorageTable:
                 f"storage {brief(key)} has {first.nbytes:,} and {storage.nbytes:,} bytes, or is a "
                 "view of another"
             )
-        if first.dtype != dtype:  # since torch 2.15
+        if first.dtype != dtype:  # each tensor has its own record's dtype, as since torch 2.15
             first = Storage(key, dtype, storage.numel, base=first)
         return first if not view or view[0] is None else self.view(first, view[0])
 
