@@ -53,14 +53,15 @@ def test_to_ask_for_a_page_says_whether_it_is_there(cold, monkeypatch, kernel):
     if brings:
         monkeypatch.setattr(pages, "SYSCALL", None)
     with open(cold, "rb") as file:
-        assert not pages.is_cached(file.fileno(), TOKENS) or brings
+        descriptor = file.fileno()
+        assert not pages.is_cached(descriptor, TOKENS) or brings
         assert resident_pages(cold).sum() <= brings
-        os.pread(file.fileno(), 1, TOKENS)
-        assert pages.is_cached(file.fileno(), TOKENS)
-        assert not pages.is_cached(file.fileno(), TOKENS, 9 * PAGE) or brings
-        os.pread(file.fileno(), 10 * PAGE, TOKENS)
-        assert pages.is_cached(file.fileno(), TOKENS, 9 * PAGE)
-        assert not pages.is_cached(file.fileno(), 10 * TOKENS) or brings
+        os.pread(descriptor, 1, TOKENS)
+        assert pages.is_cached(descriptor, TOKENS)
+        assert not pages.is_cached(descriptor, TOKENS, 9 * PAGE) or brings
+        os.pread(descriptor, 10 * PAGE, TOKENS)
+        assert pages.is_cached(descriptor, TOKENS, 9 * PAGE)
+        assert not pages.is_cached(descriptor, 10 * TOKENS)
 
 
 def test_an_empty_file_has_no_pages(tmp_path):
