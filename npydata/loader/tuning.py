@@ -231,7 +231,7 @@ def sweep(
             return AsyncDataLoader(ours, batch_size=batch_size, num_workers=workers,
                                    prefetch_factor=prefetch, seed=0)  # fmt: skip
         dataset = ours if name == "ours in DataLoader" else naive
-        return DataLoader[Any](dataset, batch_size, shuffle=True, num_workers=workers,
+        return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers,
                                prefetch_factor=prefetch or None)  # fmt: skip
 
     if unknown := set(loaders) - set(LOADERS):
@@ -255,14 +255,17 @@ def plot_sweep(rows: Sequence[dict[str, Any]]) -> "Figure":
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, color in zip(dict.fromkeys(row["name"] for row in rows), COLORS, strict=False):
-        mine = sorted((row for row in rows if row["name"] == name), key=lambda r: r["workers"])
-        best = {row["workers"]: row for row in sorted(mine, key=lambda r: r["median"])}
+    for name, color, marker in zip(
+        dict.fromkeys(row["name"] for row in rows), COLORS, "os^", strict=False
+    ):
+        mine = (row for row in rows if row["name"] == name)
+        best = {row["workers"]: row for row in sorted(mine, key=lambda row: row["median"])}
         x = sorted(best)
         low, middle, high = ([best[w][key] for w in x] for key in ("min", "median", "max"))
         panel.fill_between(x, low, high, color=color, alpha=0.25)
-        panel.plot(x, middle, "o-", color=color, label=name)
+        panel.plot(x, middle, f"{marker}-", color=color, label=name)
     panel.set(yscale="log", xlabel="workers (threads of ours, else processes)", ylabel="Mtok/s",
               title="Each loader at its best prefetch factor")  # fmt: skip
+    panel.locator_params(axis="x", integer=True)
     panel.legend()
     return figure

@@ -15,7 +15,7 @@ from course.play.cells import COLOURS
 TOKENS = nb00.TOKENS
 THIRDS = ("#eef4fb", "#bcd7f2", "#7fb2e5")
 """The numbers of the first, second and last third of a grid, wherever they move to."""
-RANKS = ("#cfe3f5", "#7fb2e5", "#1b4f72", "#fbdca0")
+RANKS = ("#e3eef9", "#9cc4ea", "#4f86bd", "#173f5f")
 WINDOWS = 63_488
 """Windows of 33 tokens in 64 rows of 1,024."""
 

@@ -259,10 +259,10 @@ def shares(Mixture: Any) -> Callable[..., Any]:
         for ax, (title, given) in zip(axes, panels.items(), strict=True):
             for k, (name, colour) in enumerate(SOURCES.items()):
                 ax.plot(after, owed[:, k] / after, color=colour, lw=6, alpha=0.25)
-                ax.plot(after, given[:, k] / after, color=colour, label=name)
-            ax.axvline(change_at, color="#6b7280", lw=1, ls=":")
+                ax.plot(after, given[:, k] / after, color=colour, lw=3 - k, label=name)
+            ax.axvline(change_at, color="#6b7280", ls=":")
             ax.set(title=title, xlabel="samples so far", ylabel="share so far")
-        axes[0].legend(frameon=False)
+        axes[0].legend()
         return figure, "\n".join(
             f"{title}: at most {abs(given - owed).max():.1f} samples from its share"
             for title, given in panels.items()
