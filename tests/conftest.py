@@ -6,7 +6,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say which frameworks the clients' tests run with, and which are absent."""
     if config.option.markexpr != "clients":
         return []
-    found = {name: find_version(name) for name in ("torch", *FRAMEWORKS)}
+    found = {name: find_spec(name) and version(name) for name in ("torch", *FRAMEWORKS)}
     return ["clients: " + ", ".join(f"{name} {found[name] or 'ABSENT'}" for name in found)]
-
-
-def find_version(name: str) -> str | None:
-    """Return the version of an installed package."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 FAULTS = ("kills", "replayed power cuts", "power cuts of a disk")
