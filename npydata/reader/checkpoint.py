@@ -221,7 +221,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     @property
     def open_files(self) -> tuple[Any, ...]:
-        """The same as :class:`~npydata.reader.file.File`, whatever bears their names by now."""
+        """What was opened under the names in ``files``, whatever has these names by now."""
         return tuple(self._contents.files)
 
     def tree(self) -> Any:

@@ -1,9 +1,7 @@
 """What lesson 08 kills, cuts off and draws."""
 
 import json
-import tempfile
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 import torch
 from matplotlib.figure import Figure
@@ -12,6 +10,7 @@ from course import lab
 from course.lesson import ROOT, defined
 from course.play import cells
 from course.play.charts import bars
+from course.play.nb07 import scratch as scratch
 from course.play.power import ends, left_by_kills, left_by_power_cuts, loads
 from course.play.toy_disk import STEPS, in_a_word, states_after
 
@@ -31,16 +30,6 @@ SAVERS = {
 }
 """Rows of the page of verdicts, by the name that they have here."""
 FAULTS = {"kill": "#7fb2e5", "power cut": "#1b4f72"}
-
-
-@cache
-def _scratch():
-    return tempfile.TemporaryDirectory(prefix="npydata-commits-")
-
-
-def scratch():
-    """Return a folder that goes when the kernel ends."""
-    return Path(tempfile.mkdtemp(dir=_scratch().name))
 
 
 # Attacks

@@ -151,26 +151,19 @@ c10::Allocator* device_memory() { return &device_allocator; }
 // What the tests turn and read, by way of ctypes.
 extern "C" {
 void sim_seed(uint64_t seed) { sim::scheduler().seed(seed); }
-size_t sim_pending() { return sim::scheduler().pending(); }
 void sim_fail_next(const char* name) { sim::scheduler().fail_next(name); }
-void sim_label(const void* pointer, const char* name) { sim::label(pointer, name); }
 void sim_capacity(int device, size_t bytes) { sim::set_capacity(device, bytes); }
 size_t sim_live_bytes(int device) { return sim::live_bytes(device); }
 void sim_pin(void* pointer, size_t bytes) { sim::pin_range(pointer, bytes); }
 int sim_unpin(void* pointer) { return sim::unpin_range(pointer) ? 0 : 1; }
 uint64_t sim_random_state(int device) { return sim::random_states[device]; }
 void sim_set_random_state(int device, uint64_t state) { sim::random_states[device] = state; }
-void sim_keep_journal(int keep) {
-  std::lock_guard guard(sim::scheduler().lock);
-  sim::scheduler().keeps_journal = keep;
-  sim::scheduler().journal.clear();
-}
 void sim_reset_counts() {
   std::lock_guard guard(sim::scheduler().lock);
   sim::scheduler().host_waits.clear();
   sim::scheduler().executed.clear();
 }
-// Lines "kind<tab>what<tab>count", then the journal's.
+// Lines "kind<tab>what<tab>count".
 const char* sim_report() {
   thread_local std::string answer;
   std::lock_guard guard(sim::scheduler().lock);
@@ -179,7 +172,6 @@ const char* sim_report() {
     answer += "wait\t" + what + "\t" + std::to_string(count) + "\n";
   for (auto& [what, count] : sim::scheduler().executed)
     answer += "ran\t" + what + "\t" + std::to_string(count) + "\n";
-  for (auto& line : sim::scheduler().journal) answer += "journal\t" + line + "\t1\n";
   return answer.c_str();
 }
 }

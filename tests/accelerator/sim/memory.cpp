@@ -24,7 +24,6 @@ struct Block {
   bool live = true;
   std::set<int64_t> used_on = {};      // other streams, as record_stream said
   std::vector<MarkPtr> pending = {};   // where those were when it was freed
-  std::string label = "a tensor";
 };
 
 struct Arena {
@@ -94,7 +93,7 @@ void name_the_tensor(int, siginfo_t* info, void*) {
     size_t offset = static_cast<char*>(info->si_addr) - in->locked - (found ? found->first : 0);
     int length = std::snprintf(
         text, sizeof text, "sim: the CPU touched device memory: byte %zu of %s%s on sim:%d\n", offset,
-        found ? found->second.label.c_str() : "nothing",
+        found ? "a tensor" : "nothing",
         found && !found->second.live ? " (freed)" : "", in->device);
     if (write(2, text, length) < 0) _exit(139);
   }
@@ -168,11 +167,6 @@ void* writable(const void* pointer) {
 int device_of(const void* pointer) {
   auto* in = arena_of(pointer);
   return in ? in->device : -1;
-}
-
-void label(const void* pointer, const char* name) {
-  Guard guard(scheduler().lock);
-  if (auto* in = arena_of(pointer)) block_of(*in, pointer)->second.label = name;
 }
 
 void set_capacity(int device, size_t bytes) {

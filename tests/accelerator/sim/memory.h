@@ -19,7 +19,6 @@ void free(void* pointer);
 void record_use(const void* pointer, int64_t stream);
 void* writable(const void* pointer);  // of a device's memory; others as they are
 int device_of(const void* pointer);   // -1: not a device's
-void label(const void* pointer, const char* name);
 void set_capacity(int device, size_t bytes);
 size_t live_bytes(int device);
 

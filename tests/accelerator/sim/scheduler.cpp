@@ -35,10 +35,6 @@ bool Scheduler::chance(double probability) {
   return probability > 0 && std::uniform_real_distribution<>(0, 1)(random_) < probability;
 }
 
-void Scheduler::note(const std::string& line) {
-  if (keeps_journal) journal.push_back(line);
-}
-
 static std::string name_of(const Queue& queue) {
   return "sim:" + std::to_string(queue.device) + " stream " + std::to_string(queue.stream);
 }
@@ -46,7 +42,6 @@ static std::string name_of(const Queue& queue) {
 void Scheduler::push(int device, int64_t stream, std::string name, std::function<void()> run) {
   Guard guard(lock);
   auto& to = queue(device, stream);
-  note(name_of(to) + ": " + name);
   to.waiting.push_back({std::move(name), std::move(run), nullptr, nullptr});
   stray();
 }
@@ -62,7 +57,6 @@ MarkPtr Scheduler::record(int device, int64_t stream) {
 void Scheduler::wait(int device, int64_t stream, MarkPtr mark) {
   Guard guard(lock);
   auto& to = queue(device, stream);
-  note(name_of(to) + ": wait for " + name_of(*mark->queue));
   if (!mark->done && mark->queue != &to) to.waiting.push_back({"", nullptr, std::move(mark), nullptr});
 }
 
@@ -125,7 +119,6 @@ void Scheduler::finish(const MarkPtr& mark, const std::string& why) {
   if (dawdles_ && why == "event.synchronize") std::this_thread::sleep_for(std::chrono::milliseconds(3));
   Guard guard(lock);
   ++host_waits[why];
-  note("host: wait for " + name_of(*mark->queue) + " (" + why + ")");
   while (!mark->done) {
     if (chance(beside_)) run_any();
     if (!mark->done) run_towards(*mark->queue);
@@ -163,13 +156,6 @@ bool Scheduler::is_empty(int device, int64_t stream) {
 void Scheduler::fail_next(std::string name) {
   Guard guard(lock);
   failing_ = std::move(name);
-}
-
-size_t Scheduler::pending() const {
-  size_t count = 0;
-  for (auto& [_, each] : queues_)
-    for (auto& operation : each.waiting) count += operation.run != nullptr;
-  return count;
 }
 
 }  // namespace sim

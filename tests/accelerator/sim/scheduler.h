@@ -59,13 +59,9 @@ class Scheduler {
 
   // Make the next operation whose name contains the text fail, as a device would.
   void fail_next(std::string name);
-  size_t pending() const;
 
   std::map<std::string, uint64_t> host_waits;  // by what for
   std::map<std::string, uint64_t> executed;    // by operation
-  std::vector<std::string> journal;            // what was queued and what ran, while it is kept
-  bool keeps_journal = false;
-  void note(const std::string& line);
 
  private:
   Queue& queue(int device, int64_t stream);

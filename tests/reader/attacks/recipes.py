@@ -41,9 +41,6 @@ from pickle_code import (
 MADE_UP = name("made.up.f")
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 
-Recipe = tuple[str, int, str, int]
-"""What is said once, how much of it, what is done with it, and how often."""
-
 
 def recipe_program(said: str, size: int, again: str, times: int) -> bytes:
     """The pickle of a recipe: a value so large, and what is done with it so often."""
