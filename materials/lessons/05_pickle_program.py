@@ -46,6 +46,7 @@ import sys
 sys.path.append("../materials")
 
 import os
+import pickletools
 
 import torch
 
@@ -102,17 +103,17 @@ reveal("called", "yes" if (play.SCRATCH / "surprise").exists() else "no")
 
 # %% [markdown]
 """
-No line of your script mentions `makedirs`. It could have been anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why so many scripts do say it.
-
-Four things to fix:
+No line of your script mentions `makedirs`. It could have been anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why so many scripts do say it. And there is the waste that you met in lesson 00. Here is a second file, of 50 MB. What does it cost to learn what it holds?
 """
 
 # %%
-before = play.exam()
+large = play.twelve_matrices()
+print("the file with the surprise:", play.what_happens(lambda: torch.load(sent)).split(":")[0])
+print(f"the file of 50 MB: {play.kilobytes(lambda: torch.load(large)):,} KB are read")
 
 # %% [markdown]
 """
-The third line is the waste you met in lesson 00: to learn what a file of 50 MB holds, `torch.load` reads all of it. The last one is what Python's own pickle machine raises, and `torch.load` with it. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
+So there are three things to fix: a file runs what it likes; where it may not, its weights are lost as well; and all of a file is read to learn what is in it. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
 
 ## A machine with a stack · core
 
@@ -120,7 +121,7 @@ A pickle is written as a program for a small machine. Python can list it:
 """
 
 # %%
-play.dis(pickle.dumps({"step": 300}, protocol=2))
+pickletools.dis(pickle.dumps({"step": 300}, protocol=2))
 
 # %% [markdown] tags=["term:opcode"]
 """
@@ -555,19 +556,15 @@ predict(
 )
 
 # %% tags=["reveal:listed"]
-after = play.exam(describe)
-reveal("listed", play.kilobytes_to_list(describe))
-
-# %%
-play.compare(before, after)
+reveal("listed", play.kilobytes(lambda: describe(play.record(large, "data.pkl"))))
 
 # %% [markdown]
 """
-The numbers stay where they are, however many there may be.
+It was 50,000 KB. The numbers stay where they are, however many there may be.
 """
 
 # %%
-script = write("reader.py")
+write("reader.py")
 play.put_beside("opcodes.py")
 promises("reader.py")
 

@@ -4,7 +4,7 @@
 
 [07 Save without stopping](07_async_checkpointer.ipynb) · **08** · next: [10 Train, crash, resume](10_train_crash_resume.ipynb), or first [09 Scale out](09_scale_out.ipynb) if you have several GPUs
 
-**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here you kill your own save of lesson 00 after each call that makes a folder, renames or syncs, and then you cut the power. Does it survive both? Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
+**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here your own save of lesson 00 is killed after each of its calls, and then you cut the power. Does it survive both? Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
 
 **The idea in five lines.** Two are open; you fill them in the first sitting. Everything else makes the five right for many files, and finds the result again:
 
@@ -64,23 +64,13 @@ import zlib
 """
 ## Sitting 1 · Kill your save · core
 
-The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 was saved undisturbed. Now a process saves step 20, and is killed in the middle of it with SIGKILL: first after one call to the system, then, in a new folder, after two, and so on. (Calls that make a folder, rename or sync are counted. A kill between two writes leaves part of a file, under a name that nobody reads.) Each time your `latest` says which checkpoint to load.
+The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 is saved. Now you save step 20, and `play.film` keeps what the folder holds after each call that makes a folder, renames or syncs: that is what `kill -9` at this moment leaves. (A kill between two writes leaves part of a file, under a name that no reader looks for.) For each of these moments your `latest` says which checkpoint to load:
 """
 
-# %% tags=["prediction:killed"]
-predict(
-    "killed",
-    "What does the worst of these kills leave?",
-    "a whole checkpoint",
-    "a damaged checkpoint",
-    mine=...,
-)
-
-# %% tags=["reveal:killed"]
+# %%
 first = play.first_saver(write_checkpoint, latest, read_tensor)
-kills = play.kill(*first)
-play.table({"killed after this call": kills})
-reveal("killed", play.worst(kills))
+kills, cuts = play.film(*first)
+play.table(killed=kills)
 
 # %% [markdown]
 """
@@ -101,9 +91,8 @@ predict(
 )
 
 # %% tags=["reveal:power"]
-cuts = play.cut(*first)
-play.table({"no power after this call": cuts})
-reveal("power", play.worst(cuts))
+play.table(killed=kills, power_cut=cuts)
+reveal("power", f"a {'damaged' if 'an error' in str(cuts) else 'whole'} checkpoint")
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -234,8 +223,8 @@ def save_in_place(disk, content):
 
 
 matrix = play.crash_matrix(save_in_place, save_unsynced, save_committed)
-safe = [name for name, row in matrix["killed"].items() if "nothing" not in row.values()]
-print(safe)
+safe = [name for name, row in matrix.items() if "kill" in name and "nothing" not in row.values()]
+print(*safe, sep="\n")
 reveal("safe", {3: "all", 2: "the last two", 1: "only the last"}[len(safe)])
 
 # %% tags=["nbval-ignore-output"]
@@ -489,19 +478,17 @@ Now attack your own commit. Step 10 was saved; two files of step 20 are written 
 predict(
     "first",
     "Killed after which call does step 20 load for the first time?",
-    "the fsync of the manifest",
-    "the rename of the folder",
-    "the replacement of latest",
+    "fsync step-20.tmp/manifest.json",
+    "rename step-20.tmp",
+    "replace latest.tmp",
     mine=...,
 )
 
 # %% tags=["reveal:first"]
 mine = play.saver_of(commit, latest_in)
-kills = play.kill(*mine)
-play.table({"killed after this call": kills})
-call = next(call for call, what in kills.items() if what == "step 20").split()[1]
-calls = {"fsync": "fsync of the manifest", "rename": "rename of the folder"}
-reveal("first", f"the {calls.get(call, 'replacement of latest')}")
+kills, cuts = play.film(*mine)
+play.table(killed=kills)
+reveal("first", next(call[3:] for call, what in kills.items() if what == "step 20"))
 
 # %% [markdown]
 """
@@ -511,8 +498,8 @@ Now the power fails after each call. On the left with your syncs; on the right t
 """
 
 # %%
-cuts = play.cut(*mine)
-play.table({"with your syncs": cuts, "without": play.cut(*mine, syncs=False)})
+_, unsynced = play.film(*mine, syncs=False)
+play.table(with_your_syncs=cuts, without=unsynced)
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -524,7 +511,7 @@ Each line below is a promise, tested on your `commit.py`: three of your five bui
 """
 
 # %%
-script = write("commit.py")
+write("commit.py")
 promises("commit.py")
 
 # %% [markdown]
@@ -574,8 +561,8 @@ predict(
 )
 
 # %% tags=["nbval-ignore-output", "reveal:survivors"]
-play.verdicts(kills, cuts)
-reveal("survivors", play.saved_share("torch.save, over the last one", "power cut"))
+rows = play.verdicts(kills, cuts)
+reveal("survivors", rows["torch.save"]["power cut"])
 
 # %% [markdown] tags=["takeaway"]
 """

@@ -36,7 +36,7 @@ temporary.rename(folder)                         # by one of them, once all note
 
 | sitting | what you do | minutes |
 |---|---|---|
-| 1 | who gets which sample, who writes what; three ranks read what two have written | 25 |
+| 1 | who writes what; three ranks read what two have written | 20 |
 | 2 | all or nothing, though one of them may be killed | 20 |
 """
 
@@ -45,11 +45,10 @@ import sys
 
 sys.path.append("../materials")
 
-from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.lab import begin, card, check, predict, promises, reveal, write
 from course.play import nb09 as play
 
 begin("09")
-MyOrder, rank_slice = earlier("02", "MyOrder", "rank_slice")
 
 # %% tags=["given", "file:ranks.py"]
 import json
@@ -85,48 +84,7 @@ for end in play.start(3, hello):
 
 # %% [markdown]
 """
-## Who gets which sample · core
-
-Two ranks run a script that was made for one. There are 240 samples, and each rank takes 20 steps with 6 of them: just enough for all. First both shuffle with the same seed. Then somebody notices, and gives each rank a seed of its own.
-"""
-
-# %% tags=["prediction:own seeds"]
-predict(
-    "own seeds",
-    "With a seed of their own, how many of the 240 samples do the two see?",
-    "120",
-    "about 180",
-    "240",
-    mine=...,
-)
-
-# %% tags=["reveal:own seeds"]
-print("the same seed:  ", play.coverage(MyOrder(240, 6, seed=0), MyOrder(240, 6, seed=0)))
-print("own seeds:      ", play.coverage(MyOrder(240, 6, seed=0), MyOrder(240, 6, seed=1)))
-reveal("own seeds", "about 180")  # as counted above
-
-# %% [markdown]
-"""
-Neither gives an error or a warning, and both would train. With the same seed the second rank does nothing new. With its own seed, each rank shuffles *all* samples and takes half of them, so with a chance of one in four both miss a sample.
-
-The remedy is your `rank_slice` of lesson 02: one order for all, and each rank takes its slice of every step.
-"""
-
-# %%
-print("one order:      ", play.coverage(*(MyOrder(240, 6, rank=k, world_size=2) for k in range(2))))
-
-# %% [markdown]
-"""
-Why a slice of each step, and not half of the epoch for each? Because some day a machine is taken away, or one is added. Above, two ranks for four steps; below, a third one joins after two of them:
-"""
-
-
-# %% tags=["nbval-ignore-output"]
-play.draw_moved(rank_slice)
-
-# %% [markdown] tags=["takeaway"]
-"""
-Each step takes the same twelve positions in both rows, only the owners differ. What is done is always a beginning of the order, so one number says where all ranks are. That holds as long as batch size x number of ranks stays what it was, here 12.
+Who gets which *sample* is settled since lesson 02: one order for all, and each rank takes its slice of every step. Two common mistakes there give no error, and the run trains on. If every rank shuffles with the same seed and takes no slice, the second one does nothing new. If each has a seed of its own, each takes half of *all* samples: with a chance of one in four, both miss a sample.
 
 ## Who writes what · core
 
@@ -232,26 +190,13 @@ def overlap(wanted, held):
 The library does the same in every dimension, and with steps.
 """
 
-# %% [markdown]
-"""
-**Turn it.** When does every rank read just one file?
-"""
-
-# %% tags=["play", "nbval-ignore-output"]
-sliders(
-    play.readers_of(overlap),
-    ranks_that_wrote=(2, [1, 2, 3, 4]),
-    ranks_that_read=(3, [1, 2, 3, 4]),
-    rows=(10, [4, 6, 8, 10, 12]),
-)
-
 # %% tags=["reveal:files"]
 read = [held for held in (range(0, 5), range(5, 10)) if overlap(range(4, 8), held)]
 reveal("files", ("none", "one", "two")[len(read)])
 
-# %% [markdown] tags=["takeaway"]
+# %% [markdown]
 """
-A rank reads several files only where its piece, in the lower row, lies under several of the upper row. No rank reads more than its own part, and nobody puts the whole model together.
+A rank reads several files only where its rows lie in several of them. No rank reads more than its own part, and no process ever holds the whole model.
 
 Now in earnest. `save` and `load` are given, and call what you wrote. A shard's name in a file is `name@first_row`.
 """
@@ -289,7 +234,7 @@ def load(folder, wanted):
 
 
 # %%
-saved = play.save_on(2, write_share, rows=10)
+saved = play.save_on(2, write_share)
 play.load_on(3, load, saved)
 
 # %% [markdown]
@@ -300,24 +245,8 @@ Three ranks have what two had saved, to the last bit. **This is a good place to 
 
 One process that dies in a save leaves the old checkpoint: that was lesson 08. Now there are many, and each writes a part. If one part is missing, the whole is worthless.
 
-The obvious way is a collective. All write, then comes a *barrier*: a collective that does nothing but wait until all are there. Then rank 0 renames. But a rank that was killed never comes to the barrier, and the others stand there until `torch.distributed` loses its patience.
-"""
+The obvious way is a collective. All write, then comes a *barrier*: a collective that does nothing but wait until all are there. Then rank 0 renames. But a rank that was killed never comes to the barrier, and the others stand there until `torch.distributed` loses its patience: by default after half an hour.
 
-# %% tags=["prediction:patience"]
-predict(
-    "patience",
-    "How long does a collective of gloo wait by default?",
-    "30 seconds",
-    "5 minutes",
-    "30 minutes",
-    mine=...,
-)
-
-# %% tags=["reveal:patience"]
-reveal("patience", play.patience())
-
-# %% [markdown]
-"""
 It gets worse. Files are written by a background thread, and training calls collectives of its own. If one rank is in the barrier first and another in `all_reduce`, nothing moves again.
 
 So the ranks leave each other notes instead, in the small store that the rendezvous has set up: *I have written this*, or *I give up, because ...*. Nobody meets anybody, and each wait has an end.
@@ -436,7 +365,7 @@ def save(root, step, rank, ranks, state, store, patience=600.0):
     notes = Notes(dist.PrefixStore(f"step-{step}", store))
     try:
         notes.leave(rank, {"files": write_share(temporary, rank, ranks, state)})
-    except OSError as error:  # the others are told, and so don't wait in vain
+    except OSError as error:  # the others hear of it, and don't wait in vain
         notes.leave(rank, {"error": str(error)})
     if rank == 0:
         commit_all(temporary, folder, notes, ranks, patience)
@@ -485,16 +414,6 @@ card("not seen by rank 0", mine=...)
 # %% tags=["play"]
 card("pieces counted", mine=...)
 
-# %% [markdown]
-"""
-The counter from the beginning, with another rank after ten steps:
-"""
-
-# %%
-before = [MyOrder(240, 6, rank=k, world_size=2) for k in range(2)]
-after = [MyOrder(240, 4, given=120, rank=k, world_size=3) for k in range(3)]
-print("2 ranks, then 3:", play.coverage(*before, then=after, steps=10))
-
 # %% [markdown] tags=["closing"]
 """
 **With the library** it is two calls in the training loop that you know, and behind them are the parts that you wrote: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
@@ -516,8 +435,7 @@ torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id my_run \
 
 **You can now explain**
 
-- why two ranks with the same seed learn everything twice, and with seeds of their own miss a quarter;
-- why each rank takes a slice of every step, and why batch size x number of ranks should stay the same;
+- why ranks with seeds of their own miss a quarter of the samples;
 - who writes a shard, and who a tensor that all ranks have;
 - how three ranks read what two have written, without anybody reading all of it;
 - why a save across ranks must not wait in a collective, and what the survivors of a crash see.

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
-from course.play.nb08 import cut, make_root, saver_of
+from course.play.nb08 import film, make_root, saver_of
 from course.play.toy_disk import NAME, NEW, OLD, ToyDisk
 
 GIVEN = defined("08")
@@ -172,7 +172,7 @@ def commit_seen(answer, keep_last, first):
         lacks.add(new.exists() and not GIVEN["is_complete"](new))
         return load(root)
 
-    cuts = cut(save, before, noted)
+    _, cuts = film(save, before, noted)
     with TemporaryDirectory() as folder:
         before(Path(folder))
         save(Path(folder))

@@ -4,43 +4,35 @@ import json
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
-from math import prod
 
 import numpy as np
 import torch
+from files import File, Remote, first_pickles, slice_view
 from safetensors.torch import save_file
 
 from course.grading.child import what_happens
 from course.play import cells
 from course.play.charts import compare, put_beside
-from course.play.nb00 import bytes_read
-from course.play.nb05 import SCRATCH, saved, twelve_matrices
+from course.play.nb05 import SCRATCH, kilobytes, saved, twelve_matrices
 from npydata import open_checkpoint
 from npydata.system.page_cache import evict, resident_pages
 
 __all__ = ["compare", "put_beside", "what_happens"]
 
-given = import_module("files")
-File = given.File
 CORNER = np.s_[2:5, :10]
-PAGES = 6
+PAGES = 8
 """Those of a corner, on a machine that can count them."""
 
 # Files that lie
 
 
-def with_header(path, entries, data):
-    header = json.dumps(entries).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
-    return path
-
-
 def false_header():
     """Write a file of two tensors in whose header the second points to the first."""
     entry = {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}
+    header, path = json.dumps({"a": entry, "b": entry}).encode(), SCRATCH / "liar.safetensors"
     data = torch.arange(12.0).numpy().tobytes()
-    return with_header(SCRATCH / "liar.safetensors", {"a": entry, "b": entry}, data)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
 
 
 def two_in_one():
@@ -52,41 +44,32 @@ def two_in_one():
 
 
 def header_of(path):
+    """Return the header of a safetensors file, and where it ends."""
     data = path.read_bytes()
-    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), end
 
 
 def places_in(path):
     """Return where tensors begin and stop, where the first should begin, and the file's end."""
-    header, data = header_of(path), path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    places = [[begin + at for at in entry["data_offsets"]] for entry in header.values()]
-    return [tuple(one) for one in places], begin, len(data)
+    header, begin = header_of(path)
+    places = [tuple(begin + at for at in entry["data_offsets"]) for entry in header.values()]
+    return places, begin, path.stat().st_size
 
 
 # Counting
 
 
-def exam(read_safetensors, read):
-    """Count what goes wrong with two readers; they may be one."""
+def exam(read):
+    """Count what a reader costs."""
     new = twelve_matrices()
     old = saved(torch.load(new), old=True)
     pages = pages_read(lambda: read(new, "layer.7")[CORNER].clone())
     return {
-        "a header that points to another tensor": ended(read_safetensors, false_header(), "b"),
-        "a file that is two files": ended(read_safetensors, two_in_one(), "w"),
-        "copied for 1 of 12 matrices": f"{kilobytes(read, new):,} KB",
-        "the same, in a file from before 2020": f"{kilobytes(read, old):,} KB",
+        "copied for 1 of 12 matrices": f"{kilobytes(lambda: read(new, 'layer.7')):,} KB",
+        "the same, in a file from before 2020": f"{kilobytes(lambda: read(old, 'layer.7')):,} KB",
         "pages read for 10 columns of 3 rows": f"{len(pages):,}",
     }
-
-
-def kilobytes(read, path):
-    return round(bytes_read(lambda: read(path, "layer.7")) / 1000)
-
-
-def ended(read, path, name):
-    return what_happens(lambda: len(read(path, name)) and "it is read").split(":")[0]
 
 
 def pages_read(read):
@@ -101,7 +84,7 @@ def pages_read(read):
 
 def after_the_pickles(describe):
     path = saved({"a": torch.ones(6), "b": torch.ones(6)}, old=True)
-    _, at = given.first_pickles(File(path), 5, describe)
+    _, at = first_pickles(File(path), 5, describe)
     return path.read_bytes()[at:]
 
 
@@ -117,7 +100,7 @@ def serve(path):
             size = path.stat().st_size
             asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=")
             first, _, last = asked.partition("-")
-            begin, end = int(first), min(int(last or size), size - 1) + 1
+            begin, end = int(first), min(int(last or size) + 1, size)
             sent.append((begin, end - begin))
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")
@@ -144,7 +127,7 @@ def large_file():
 def over_http(MyCheckpoint, describe):
     """Read a corner of one matrix from a server; print what was sent, and return the sizes."""
     url, sent = serve(large_file())
-    MyCheckpoint(given.Remote(url), describe).slice("layer.40", CORNER)
+    MyCheckpoint(Remote(url), describe).slice("layer.40", CORNER)
     mine = [nbytes for _, nbytes in sent]
     for number, (begin, nbytes) in enumerate(sent, 1):
         print(f"{number:2} {nbytes:>7,} bytes from byte {begin:,} on")
@@ -166,7 +149,7 @@ def where_the_directory_leads(path):
         entry = archive.getinfo(f"{path.stem}/data/0")
     begin = entry.header_offset + 30 + len(entry.filename) + len(entry.extra)
     found = path.read_bytes()[begin : begin + 8]
-    return "the numbers" if found == bytes(8) else f"other bytes, such as {found}"
+    return f"other bytes, such as {found}" if any(found) else "the numbers"
 
 
 # A view of a storage
@@ -175,21 +158,18 @@ def where_the_directory_leads(path):
 def slices(byte_span):
     """Return what the sliders draw: a slice of a matrix of 4 x 6, and its storage below."""
 
-    def draw(first_row, rows, first_column, column_step):
-        index = np.s_[first_row : first_row + rows, first_column:6:column_step]
-        seen = given.slice_view(((4, 6), (6, 1), 0), index)
+    def draw(rows, column_step):
+        index = np.s_[1 : 1 + rows, ::column_step]
+        seen = slice_view(((4, 6), (6, 1), 0), index)
         first, stop = byte_span(seen, 4)
-        chosen = set(np.arange(24).reshape(4, 6)[index].flat)
-        figure, (ax,) = cells.panels(1, 8, 2.6)
-        title = f"The matrix, and its storage: the slice spans bytes {first} to {stop}"
-        cells.frame(ax, 24, 6, title)
-        for k in range(24):
-            role = "read ahead" if first <= 4 * k < stop else "not read"
-            fill = cells.COLOURS["chosen" if k in chosen else role]
-            cells.cell(ax, 9 + k % 6, k // 6, k, fill)
-            cells.cell(ax, k, 5, k, fill)
-        return figure, "shape {}, strides {}, offset {}".format(*seen) + (
-            f": wanted {4 * prod(seen[0])} bytes, spanned {stop - first}, of 96"
-        )
+        chosen = np.arange(24).reshape(4, 6)[index]
+        storage = [(k, "read ahead" if first <= 4 * k < stop else "not read") for k in range(24)]
+        for k in chosen.flat:
+            storage[k] = k, "chosen"
+        lines = [(f"row {k}", storage[6 * k : 6 * k + 6]) for k in range(4)]
+        title = f"matrix[1:{1 + rows}, ::{column_step}] spans bytes {first} to {stop}"
+        text = "shape {}, strides {}, offset {}".format(*seen)
+        text += f": wanted {4 * chosen.size} bytes, spanned {stop - first}, of 96"
+        return cells.rows([*lines, ("storage", storage)], title), text
 
     return draw

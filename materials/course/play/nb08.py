@@ -1,18 +1,21 @@
 """What lesson 08 kills, cuts off and draws."""
 
 import json
-from functools import partial
+import os
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import torch
-from matplotlib.figure import Figure
 
 from course import lab
 from course.lesson import ROOT, defined
 from course.play import cells
 from course.play.charts import bars
 from course.play.nb07 import scratch as scratch
-from course.play.power import ends, left_by_kills, left_by_power_cuts, loads
-from course.play.toy_disk import STEPS, in_a_word, states_after
+from course.play.toy_disk import NAME, NEW, OLD, Filmed, ToyDisk
 
 COLOURS = {
     "old": "#7fb0a8",
@@ -54,57 +57,102 @@ def first_saver(write, latest, read):
     return partial(save, 20), partial(save, 10), load
 
 
-def kill(save, before, load):
-    """Kill a save after each of its calls."""
-    return {call: loads(files, load) for call, files in left_by_kills(save, before).items()}
+def film(save, before, load, syncs=True):
+    """Save into a folder where `before` has happened. Return what loads, for each call that changes
+    names or flushes: if the process is killed after it, and if the power fails."""
+    left = {}
+    with TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        before(root)
+        disk = Filmed(root)
+
+        def note(call):
+            left[call] = [disk.seen()], list(disk.power_cuts())
+
+        def noted(name):
+            real = getattr(os, name)
+
+            def call(path, *given, **options):
+                real(path, *given, **options)
+                disk.look()
+                note(f"{len(left) + 1:2} {name} {os.path.relpath(path, root)}")
+
+            return call
+
+        def fsync(descriptor):
+            disk.look()
+            inode = os.fstat(descriptor).st_ino
+            if syncs:
+                disk.sync(inode)
+            paths = {one: path for path, one in disk.paths(disk.names)}
+            note(f"{len(left) + 1:2} fsync {paths.get(inode, 'the root')}")
+
+        calls = {name: noted(name) for name in ("mkdir", "rename", "replace")}
+        with patch.multiple(os, fsync=fsync, **calls):
+            save(root)
+        disk.look()
+        note("   (returned)")
+
+    @cache
+    def loaded(*files):
+        with TemporaryDirectory() as folder:
+            for name, content in files:
+                path = Path(folder, name)
+                path.mkdir() if content is None else path.write_bytes(content)
+            return load(Path(folder))
+
+    def what_loads(states):
+        return " or ".join(sorted({loaded(*sorted(files.items())) for files in states}))
+
+    return [{call: what_loads(both[k]) for call, both in left.items()} for k in (0, 1)]
 
 
-def cut(save, before, load, syncs=True):
-    """Cut the power after each call of a save."""
-    return ends(left_by_power_cuts(save, before, syncs), load)
-
-
-def worst(found):
-    """Say what the worst of some ends has left."""
-    damaged = any("error" in what for what in found.values())
-    return "a damaged checkpoint" if damaged else "a whole checkpoint"
-
-
-def table(columns):
-    """Print what loads, by the call after which a save ended, in one column or several."""
-    print(f"{'':<44}" + "".join(f"{name:<28}" for name in columns).rstrip())
-    for call in next(iter(columns.values())):
-        print(f"{call:<44}" + "".join(f"{one[call]:<28}" for one in columns.values()).rstrip())
+def table(**columns):
+    """Print what loads, by the call after which a save ended."""
+    for call in ["", *next(iter(columns.values()))]:
+        words = (f"{one.get(call, name.replace('_', ' ')):<28}" for name, one in columns.items())
+        print("".join([f"{call:<44}", *words]).rstrip())
 
 
 # The toy disk
 
 
-def crash_matrix(*protocols):
-    """Return what loads after each step of each save, killed and without power."""
-    found = {one.__name__.replace("_", " "): states_after(one) for one in protocols}
-    killed = {n: {s: in_a_word({now}) for s, (now, _) in one.items()} for n, one in found.items()}
-    cut = {n: {s: in_a_word(cuts) for s, (_, cuts) in one.items()} for n, one in found.items()}
-    return {"killed": killed, "power cut": cut}
+def crash_matrix(*saves):
+    """Return what loads after each step of each save: `{"NAME, killed": {step: word}}`, and then
+    the same after power cuts."""
+    killed, cut = {}, {}
+    for save in saves:
+        disk, name = ToyDisk({NAME: OLD}), save.__name__.replace("_", " ")
+        now = killed[f"{name}, killed"] = {}
+        later = cut[f"{name}, power cut"] = {}
+
+        def note(step, disk=disk, now=now, later=later):
+            now[step], later[step] = in_a_word([disk.seen()]), in_a_word(disk.power_cuts())
+
+        disk.did = note
+        save(disk, NEW)
+    return killed | cut
+
+
+def in_a_word(finds):
+    """Return which checkpoint loads where one of these may be found."""
+    words = {{OLD: "old", NEW: "new"}.get(files.get(NAME), "nothing") for files in finds}
+    if "nothing" in words:
+        return "nothing" if len(words) == 1 else "maybe nothing"
+    return " or ".join(sorted(words, reverse=True))
 
 
 def draw_matrix(matrix):
-    """Show what loads after each step: a panel for kills, one for power cuts."""
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
-    lines = []
-    for ax, (fault, table) in zip(figure.subplots(2, 1), matrix.items(), strict=True):
-        ax.axis("off")
-        cells.frame(ax, len(STEPS), len(table) + 0.9, f"{fault} after ...")
-        ax.set_xlim(-1.6, len(STEPS) + 0.1)
-        for x, step in enumerate(STEPS):
-            cells.name(ax, x + 0.5, len(table) + 0.1, step.replace(" ", "\n"), ha="center")
-        for y, (name, row) in enumerate(table.items()):
-            cells.name(ax, -1.6, y, name)
-            lines.append(f"{name}, {fault}: {', '.join(row.values())}")
-            for x, step in enumerate(STEPS):
-                word = row.get(step, "·")
-                cells.cell(ax, x, y, word.replace(" ", "\n", 1), COLOURS.get(word, "#ffffff"))
-    lab.picture(figure, "\n".join(lines))
+    """Show what loads after each step."""
+    steps = max(matrix.values(), key=len)
+    rows = {"": {step: step for step in steps}} | matrix
+    lines = [
+        (name, [(row.get(step, "·").replace(" ", "\n", 1), COLOURS.get(row.get(step), "#ffffff"))
+                for step in steps])
+        for name, row in rows.items()
+    ]  # fmt: skip
+    text = "\n".join(f"{name}: {', '.join(row.values())}" for name, row in matrix.items())
+    lab.picture(cells.rows(lines, "What loads after each step"), text)
 
 
 # The commit
@@ -149,22 +197,22 @@ def saver_of(commit, latest_in, keep_last=1):
 # The page of verdicts
 
 
-def saved_share(saver, fault):
-    """Percent of the trials in the saved run after which a complete checkpoint loaded."""
+def verdicts(*found):
+    """Show in percent after how many moments a complete checkpoint loads: those of the saved run,
+    and the learner's own."""
     page = json.loads((ROOT / "materials/results/survival.json").read_text(encoding="utf-8"))
-    found = next(one for one in page["savers"] if one["name"] == saver)["cells"][fault]
-    return round(100 * (found.get("whole", 0) + found.get("older", 0)) / sum(found.values()))
-
-
-def verdicts(kills, cuts):
-    """Show the page of verdicts, with a row for the learner's own."""
-    rows = {name: {fault: saved_share(saver, fault) for fault in FAULTS}
-            for name, saver in SAVERS.items()}  # fmt: skip
-    rows["yours"] = {
-        fault: round(100 * sum({"nothing", "damaged"}.isdisjoint(what.split()) for what in found)
-                     / len(found))
-        for fault, found in {"kill": kills.values(), "power cut": cuts.values()}.items()
-    }  # fmt: skip
+    ends = {one["name"]: one["cells"] for one in page["savers"]}
+    rows = {}
+    for name, saver in SAVERS.items():
+        for fault in FAULTS:
+            cells = Counter(ends[saver][fault])
+            share = (cells["whole"] + cells["older"]) / cells.total()
+            rows.setdefault(name, {})[fault] = round(100 * share)
+    rows["yours"] = {}
+    for fault, mine in zip(FAULTS, found, strict=True):
+        whole = [{"nothing", "damaged"}.isdisjoint(what.split()) for what in mine.values()]
+        rows["yours"][fault] = round(100 * sum(whole) / len(whole))
     title = "Moments after which a complete checkpoint loads"
     lines = [f"{name:<27}{row['kill']:>4} % {row['power cut']:>4} %" for name, row in rows.items()]
     lab.picture(bars(rows, FAULTS, title, "%"), "\n".join(lines))
+    return rows

@@ -5,6 +5,8 @@ disk.write("checkpoint.new", b"new")       # programs see it; the disk need not 
 disk.fsync("checkpoint.new")               # now the disk has its bytes ...
 disk.fsync_folder()                        # ... and its name
 disk.power_cuts()                          # all files that may be found after a power cut
+
+A `Filmed` disk keeps the same account of a real folder, below which a save is at work.
 """
 
 import itertools
@@ -14,14 +16,15 @@ NAME = "checkpoint"
 
 
 class ToyDisk:
-    """One folder in two halves: the names and bytes that programs see, and those on the disk."""
+    """Names and bytes in two halves: those that programs see, and those on the disk."""
+
+    root = 0
+    """The folder whose names are whole paths; a folder is any key, and so is a file."""
 
     def __init__(self, files=None):
-        # A file is the list of its contents since the last sync: the disk may have any of them,
-        # programs see the last.
-        self.names = {}
-        self.synced_names = {}
-        self.changes = []  # names, and what they lead to now
+        self.names, self.synced_names = {}, {}  # (folder, name): what has that name
+        self.contents = {}  # of each file, since its last sync: the disk may have any of them
+        self.changes = []  # of names, and what they lead to now
         self.did = lambda step: None  # called after each step
         for name, content in (files or {}).items():
             self.write(name, content)
@@ -29,77 +32,95 @@ class ToyDisk:
         self.fsync_folder()
 
     def write(self, name, content):
-        if name not in self.names:
-            self._change({name: []})
+        if (self.root, name) not in self.names:
+            self.change({(self.root, name): object()})
         half = len(content) // 2
         for step, part in [("opened", 0), ("half written", half), ("written", len(content))]:
-            self.names[name].append(content[:part])
+            self.contents.setdefault(self._file(name), []).append(content[:part])
             self.did(step)
 
     def fsync(self, name):
-        del self._file(name)[:-1]
+        self.sync(self._file(name))
         self.did("file synced")
 
     def rename(self, old, new):
-        self._change({new: self._file(old), old: None})
+        self.change({(self.root, new): self._file(old), (self.root, old): None})
         self.did("renamed")
 
     def remove(self, name):
         self._file(name)
-        self._change({name: None})
+        self.change({(self.root, name): None})
         self.did("removed")
 
     def fsync_folder(self):
-        self.synced_names = dict(self.names)
-        self.changes.clear()
+        self.sync(self.root)
         self.did("folder synced")
+
+    def change(self, names):
+        """Let programs see a change of names; the disk takes over all of it, or nothing."""
+        self.changes.append(names)
+        now = self.names | names
+        self.names = {at: one for at, one in now.items() if one is not None}
+
+    def sync(self, one):
+        """Have the disk take over the bytes of a file, or the names in a folder."""
+        del self.contents.get(one, [])[:-1]
+        for change in self.changes:
+            for at in [at for at in change if at[0] == one]:
+                self.synced_names[at] = change.pop(at)
 
     def seen(self):
         """What programs see now, and what is left when only the process dies."""
-        return {name: file[-1] for name, file in self.names.items()}
+        found = self.paths(self.names)
+        return {path: self.contents.get(one, [None])[-1] for path, one in found}
 
     def power_cuts(self):
-        """All that may be left: of what was not synced, the disk may have done any part."""
-        for done in itertools.product([False, True], repeat=len(self.changes)):
+        """What may be left: of the bytes that were not synced the disk may have any part; of the
+        changes of names none, all, each one alone, or all but one."""
+        changes = [change for change in self.changes if change]
+        every = set(range(len(changes)))
+        for done in (set(), every, *({k} for k in every), *(every - {k} for k in every)):
             names = dict(self.synced_names)
-            for change in itertools.compress(self.changes, done):
-                names |= change
-            names = {name: file for name, file in names.items() if file is not None}
-            for contents in itertools.product(*names.values()):
-                yield dict(zip(names, contents, strict=True))
+            for k in sorted(done):
+                names |= changes[k]
+            paths = dict(self.paths(names))
+            for contents in itertools.product(
+                *(self.contents.get(one, [None]) for one in paths.values())
+            ):
+                yield dict(zip(paths, contents, strict=True))
+
+    def paths(self, names, folder=None, before=""):
+        """Yield (path, file or folder) of what the names lead to."""
+        for (parent, name), one in names.items():
+            if one is not None and parent == (folder or self.root):
+                yield before + name, one
+                yield from self.paths(names, one, f"{before}{name}/")
 
     def _file(self, name):
-        if name not in self.names:
-            raise FileNotFoundError(f"no file has the name {name!r}; there are {list(self.names)}")
-        return self.names[name]
-
-    def _change(self, change):
-        self.changes.append(change)
-        now = self.names | change
-        self.names = {name: file for name, file in now.items() if file is not None}
+        if (self.root, name) not in self.names:
+            there = [name for _, name in self.names]
+            raise FileNotFoundError(f"no file has the name {name!r}; there are {there}")
+        return self.names[self.root, name]
 
 
-# The crash matrix
+class Filmed(ToyDisk):
+    """A real folder, and what of it the disk was told to keep; files and folders go by inodes."""
 
-STEPS = ("opened", "half written", "written", "file synced", "renamed", "folder synced")
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.root = path, path.stat().st_ino
+        self.look()
+        for one in {*self.contents, *(folder for folder, _ in self.names)}:
+            self.sync(one)
 
-
-def states_after(protocol):
-    """Return for each step of a save what `checkpoint` holds if the process dies after it, and
-    all that it may hold if the power fails."""
-    disk, found = ToyDisk({NAME: OLD}), {}
-
-    def note(step):
-        found[step] = disk.seen().get(NAME), {files.get(NAME) for files in disk.power_cuts()}
-
-    disk.did = note
-    protocol(disk, NEW)
-    return found
-
-
-def in_a_word(contents):
-    """Return which checkpoint loads where one of these may be found."""
-    words = {{OLD: "old", NEW: "new"}.get(one or b"", "nothing") for one in contents}
-    if "nothing" in words:
-        return "nothing" if len(words) == 1 else "maybe nothing"
-    return " or ".join(sorted(words, reverse=True))
+    def look(self):
+        """Note what was changed since the last look."""
+        names = {}
+        for path in self.path.rglob("*"):
+            inode = path.stat().st_ino
+            names[path.parent.stat().st_ino, path.name] = inode
+            if path.is_file():
+                kept, now = self.contents.setdefault(inode, [b""]), path.read_bytes()
+                kept.extend([now] * (now != kept[-1]))
+        places = self.names.keys() | names.keys()
+        self.change({at: names.get(at) for at in places if self.names.get(at) != names.get(at)})

@@ -9,7 +9,7 @@ import torch
 from course.exercises import nb05
 from course.grading.child import in_one_line
 from course.lab import Card
-from course.play.nb05 import Folder, record, saved
+from course.play.nb05 import record, saved
 from course.promises.nb01 import expect
 from npydata import CheckpointError
 
@@ -36,9 +36,9 @@ def values_come_back(mine):
 
 def nothing_is_called(mine):
     """Nothing that a file names is called or imported"""
-    folder = Path("made").absolute()
-    found, _ = mine.describe(record(saved({"note": Folder(folder)}), "data.pkl"))
-    expect((found["note"].name, folder.exists()), ("os.makedirs", False), "note, folder exists")
+    found, _ = mine.describe(b"cos\nmakedirs\nX\x04\0\0\0made\x85R.")
+    seen = found.name, Path("made").exists()
+    expect(seen, ("os.makedirs", False), "note, folder exists")
     found, _ = mine.describe(b"cno_such_module\nfly\n)R.")
     expect(found.name, "no_such_module.fly", "a module that doesn't exist")
 

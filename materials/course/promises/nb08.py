@@ -2,7 +2,7 @@
 
 from course.exercises import nb08
 from course.lab import Card
-from course.play.nb08 import cut, kill, saver_of
+from course.play.nb08 import film, saver_of
 from course.promises.nb01 import expect
 
 
@@ -14,17 +14,17 @@ def only_whole(found):
 
 def a_kill_leaves_a_whole_one(mine):
     """Whatever call a kill comes after, the old checkpoint loads or the new one, whole"""
-    only_whole(kill(*saver_of(mine.commit, mine.latest_in)))
+    only_whole(film(*saver_of(mine.commit, mine.latest_in))[0])
 
 
 def a_power_cut_leaves_a_whole_one(mine):
     """Whatever call the power fails after, the old checkpoint loads or the new one, whole"""
-    only_whole(cut(*saver_of(mine.commit, mine.latest_in)))
+    only_whole(film(*saver_of(mine.commit, mine.latest_in))[1])
 
 
 def returned_means_durable(mine):
     """When the commit has returned, the new checkpoint loads, whatever happens"""
-    found = cut(*saver_of(mine.commit, mine.latest_in))
+    _, found = film(*saver_of(mine.commit, mine.latest_in))
     expect(found["   (returned)"], "step 20", "after the return")
 
 

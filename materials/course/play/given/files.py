@@ -8,6 +8,7 @@ import zipfile
 
 import numpy as np
 import torch
+from opcodes import Stored
 
 from npydata import CheckpointError
 
@@ -51,10 +52,10 @@ class Remote:
 
     def __init__(self, url):
         self.url = url
-        self.size = int(self.ask({"Range": "bytes=0-0"})[1].rpartition("/")[2])
+        self.size = int(self.ask(0, 0)[1].rpartition("/")[2])
 
-    def ask(self, headers):
-        request = urllib.request.Request(self.url, headers=headers)
+    def ask(self, first, last):
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={first}-{last}"})
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=10) as answer:
             return answer.read(), answer.headers["Content-Range"]
@@ -62,50 +63,31 @@ class Remote:
     def read(self, at, nbytes):
         """Return bytes from a place on: one request."""
         last = min(at + nbytes, self.size) - 1
-        return self.ask({"Range": f"bytes={at}-{last}"})[0] if last >= at else b""
+        return self.ask(at, last)[0] if last >= at else b""
 
     def map(self, at, nbytes):
         """Return an array of bytes of the file; over a network they are fetched at once."""
         return np.frombuffer(bytearray(self.read(at, nbytes)), np.uint8)
 
 
-class Stream(io.RawIOBase):
-    """What Python's zipfile reads from."""
-
-    def __init__(self, file):
-        self.file, self.at = file, 0
-
-    def seekable(self):
-        return True
-
-    def readable(self):
-        return True
-
-    def seek(self, offset, whence=0):
-        self.at = offset + (0, self.at, self.file.size)[whence]
-        return self.at
-
-    def readinto(self, target):
-        data = self.file.read(self.at, len(target))
-        target[: len(data)] = data
-        self.at += len(data)
-        return len(data)
-
-
 def directory(file):
     """Return (place of its header, size) of each entry of a torch file, by its name."""
-    found = {}
-    try:
-        entries = zipfile.ZipFile(Stream(file)).infolist()
-    except zipfile.BadZipFile as error:
-        raise ValueError(error) from None
+    found, nbytes, entries = {}, 1 << 13, None
+    while entries is None:  # the directory is at the end; Python's zipfile counts from `begin`
+        begin = max(0, file.size - nbytes)
+        try:
+            entries = zipfile.ZipFile(io.BytesIO(file.read(begin, nbytes))).infolist()
+        except zipfile.BadZipFile as error:
+            if not begin:
+                raise ValueError(error) from None
+        nbytes *= 4  # cut off, perhaps: read more of it
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{entry.filename!r:.80} is compressed")
         name = entry.filename.partition("/")[2]
         if name in found:
             raise ValueError(f"{name!r:.80} is there twice")
-        found[name] = entry.header_offset, entry.file_size
+        found[name] = begin + entry.header_offset, entry.file_size
     return found
 
 
@@ -133,13 +115,10 @@ def slice_view(view, index):
 
 
 def tensors_in(value, prefix=""):
-    """Return the tensors of a nested description by their dotted names."""
-    if type(value).__name__ == "Stored":
+    """Return the tensors of nested dictionaries by their dotted names."""
+    if isinstance(value, Stored):
         return {prefix: value}
-    items = value.items() if isinstance(value, dict) else ()
-    items = enumerate(value) if isinstance(value, list | tuple) else items
-    return {
-        name: tensor
-        for key, one in items
-        for name, tensor in tensors_in(one, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
+    found = {}
+    for key, one in value.items() if isinstance(value, dict) else ():
+        found |= tensors_in(one, f"{prefix}.{key}" if prefix else str(key))
+    return found

@@ -74,13 +74,7 @@ STORAGES = {
 def persistent_id(machine):
     """Push the storage that an id stands for: ("storage", type, key, device, count)."""
     kind, name, key, _, numel, *view = machine.stack.pop()
-    if (
-        any(view)
-        or kind != "storage"
-        or type(key) is not str
-        or type(numel) is not int
-        or numel < 0
-    ):
+    if any(view) or kind != "storage" or type(numel) is not int:
         raise ValueError(f"an id of {kind!r:.40}, expected a storage")
     machine.stack.append(Storage(key, STORAGES[name], numel))
 
@@ -96,15 +90,9 @@ def describe_tensor(storage, offset, shape, stride, *_):
     return Stored(storage, shape, stride, offset)
 
 
-def describe_parameter(tensor, *_):
-    if not isinstance(tensor, Stored):
-        raise ValueError("a parameter that is no tensor")
-    return tensor
-
-
 CALLS = {
     "torch._utils._rebuild_tensor_v2": describe_tensor,
-    "torch._utils._rebuild_parameter": describe_parameter,
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "collections.OrderedDict": lambda: {},
 }
 """The calls that torch writes, and a function of ours for each."""
@@ -160,19 +148,9 @@ def fill(machine, items):
         raise ValueError(f"fills {target!r:.60}")
 
 
-def set_item(machine):
-    value, key = machine.stack.pop(), machine.stack.pop()
-    fill(machine, [key, value])
-
-
 def long_integer(machine):
     digits = machine.take(machine.number("<B"))
     machine.stack.append(int.from_bytes(digits, "little", signed=True))
-
-
-def check_version(machine):
-    if machine.number("<B") > pickle.HIGHEST_PROTOCOL:
-        raise ValueError("a pickle of a later version")
 
 
 def stop(machine):
@@ -180,7 +158,7 @@ def stop(machine):
 
 
 PLAIN = {
-    pickle.PROTO: check_version,
+    pickle.PROTO: lambda machine: machine.take(1),  # the version
     pickle.STOP: stop,
     pickle.NONE: push(lambda: None),
     pickle.NEWTRUE: push(lambda: True),
@@ -198,7 +176,7 @@ PLAIN = {
     pickle.TUPLE3: last_values(3),
     pickle.APPEND: lambda machine: fill(machine, [machine.stack.pop()]),
     pickle.APPENDS: lambda machine: fill(machine, machine.pop_to_mark()),
-    pickle.SETITEM: set_item,
+    pickle.SETITEM: lambda machine: fill(machine, [machine.stack.pop(-2), machine.stack.pop()]),
     pickle.SETITEMS: lambda machine: fill(machine, machine.pop_to_mark()),
     pickle.BUILD: lambda machine: machine.stack.pop(),  # attributes: not needed here
     pickle.BINPERSID: persistent_id,
