@@ -19,7 +19,7 @@ Most of each is given; you write three to six lines. They are small and honest, 
 
 **You need** Python and a first acquaintance with PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/course/glossary.md).
 
-**Core: about 75 to 90 min**, estimated, in three sittings; after each there is a good place to stop. Where you see `...`, write; it is checked at once. What you leave open, or what is not right yet, the solution stands in for, so every cell runs.
+**Core: about 75 to 90 min**, estimated, in three sittings; after each there is a good place to stop. Where you see `...`, write; it is checked at once. Where you leave it open, or it is not right yet, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -235,7 +235,7 @@ The queue is what makes it safe: one side puts batches in, the other takes them 
 # %% tags=["prediction:pace"]
 predict(
     "pace",
-    "With the next batch fetched while the model computes, how long does a step take in all?",
+    "With the next batch fetched while the model computes, how long does a step take?",
     "as long as both together",
     "as long as the slower of the two",
     "as long as the faster of the two",
@@ -636,10 +636,12 @@ The next cell starts your script in a process of its own, as `python lab/mine/tr
 # %% tags=["nbval-ignore-output"]
 import signal
 
-training = play.start(script)
-play.wait_for_step(training, 30)
+training = play.start(script, fresh=True)
+killed = play.losses(training, until=30)
 os.kill(training.pid, signal.SIGKILL)  # kill -9: no warning, no last words
-play.what_is_left(training)
+killed |= play.losses(training)  # what it had printed before the kill came
+print("It ended by signal", -training.wait(), "and has left:")
+print(*sorted(os.listdir(script.with_name("checkpoints"))))
 
 # %% [markdown]
 """
@@ -659,7 +661,7 @@ predict(
 )
 
 # %% tags=["nbval-ignore-output", "reveal:resume"]
-resumed = play.run_to_the_end(script)
+resumed = play.losses(play.start(script))
 reveal("resume", play.how_it_began(resumed))
 
 # %% [markdown]
@@ -668,11 +670,12 @@ That is your training, resumed, and below it the bars that your script prints by
 """
 
 # %% tags=["nbval-ignore-output"]
-undisturbed = play.run_to_the_end(script, "undisturbed", quiet=True)
-play.compare_losses(undisturbed, training, resumed)
+undisturbed = play.undisturbed(script)
+play.compare_losses(undisturbed, killed, resumed)
 
 # %%
-print("killed and resumed, the losses are the same:", play.agree(undisturbed, training, resumed))
+both = killed.items() | resumed.items()
+print(f"{len(both)} losses; they are those of the undisturbed run:", both == undisturbed.items())
 
 # %% [markdown]
 """
@@ -726,7 +729,7 @@ predict(
 )
 
 # %% tags=["nbval-ignore-output", "reveal:asked"]
-reveal("asked", play.bytes_read(play.one_naive_batch))
+reveal("asked", play.bytes_read(lambda: next(iter(play.naive_batches()))))
 print("your Windows asks for:", play.bytes_read(lambda: windows.fetch(range(64))))
 
 # %% [markdown]
@@ -743,7 +746,7 @@ Each of the 64 samples opens the file anew, and each opening reads its first 8 K
 - why a batch is one indexing, and a save a copy, a thread, and a rename;
 - what a run needs to go on after `kill -9`: a finished checkpoint, and the number of the next batch.
 
-**The number to remember: 1 / (1 - share).** It is the most that a part can bring. So look at the bar before you make anything faster.
+**The number to remember: 1 / (1 - share).** It is the most you can gain from one part. So look at the bar before you make anything faster.
 
 **Yours to keep**: `lab/mine/train.py`, which trains, survives, and draws its own bar.
 

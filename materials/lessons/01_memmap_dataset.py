@@ -4,7 +4,7 @@
 
 [00 Start here](00_start_here.ipynb) · **01** · next: [02 An order without a list](02_order_without_a_list.ipynb)
 
-**Why you should care.** In lesson 00 you wrote `Windows`, which cuts a whole batch out of a file on disk by one indexing. It is fast. It also fails in the middle of a run when somebody tokenises the text again, glues the end of one document to the start of the next, and shows the model the same few windows in every epoch. Here you break it in these three ways, then fix all three, and it stays fast.
+**Why you should care.** In lesson 00 you wrote `Windows`, which cuts a whole batch out of a file on disk by one indexing. It is fast. But it dies in the middle of a run when somebody tokenises the text again. It glues the end of one document to the start of the next. And it shows the model the same few windows in every epoch. Here you break it in these three ways, then fix all three, and it stays fast.
 
 **The idea in five lines.** All the rest makes these lines safe and repeatable:
 
@@ -40,7 +40,7 @@ import sys
 
 sys.path.append("../materials")
 
-from course.lab import begin, card, check, earlier, predict, promises, reveal, sliders, write
+from course.lab import begin, card, check, earlier, predict, promises, reveal, write
 from course.play import nb01 as play
 
 begin("01")
@@ -83,17 +83,18 @@ predict(
 )
 
 # %% tags=["reveal:shrinks"]
-reveal("shrinks", play.after_it_shrinks(Windows))
+reveal("shrinks", play.after_it_shrinks(lambda path: Windows(path, 32).fetch, range(100, 164)))
 
 # %% [markdown]
 """
 No exception, no traceback. `SIGBUS` is the signal for an address with no page behind it, and a process dies of it. (The cell ran it in a process of its own, or this notebook would be gone.) On a cluster, all that is left is a line like *exit code 135*.
 
-That is the first of three things to count. Here are all of them, on a file of 64 rows of 1,024 tokens; each row is a document:
+That is the first of three things to count. Here are all of them, on a file of 64 rows of 1,024 tokens, each row a document, with `seq_len` 32. So a window can begin at 992 places in each row, 63,488 in the file:
 """
 
 # %%
 before = play.exam(Windows)
+play.compare(before)
 
 # %% [markdown]
 """
@@ -154,7 +155,7 @@ One question to the system before each gather, which is nothing beside the gathe
 """
 
 # %%
-play.gather_after_it_shrinks(TokenFile)
+print(play.after_it_shrinks(lambda path: TokenFile(path).gather, np.array([50_000]), 9))
 
 # %% [markdown]
 """
@@ -191,7 +192,7 @@ play.draw_shift()
 
 **Write `shifted_pair`.** `tokens` are gathered windows, an array of shape `(B, T + 1)`. Return two int64 tensors of shape `(B, T)`.
 
-They must be contiguous, because people write `y.view(-1)`, and two slices of one array fail there. So the caller brings memory for both: `out`, an int64 array of shape `(2, B, T)`. Fill its two halves, and return *them* as tensors. (A loader hands out memory that was used before: that is cheaper than new memory.)
+They must be contiguous, because people write `y.view(-1)`, which raises an error on a slice of a wider array. So the caller brings memory for both: `out`, an int64 array of shape `(2, B, T)`. Fill its two halves, and return *them* as tensors. (A loader hands out memory that was used before: that is cheaper than new memory.)
 """
 
 # %% [markdown] tags=["hint:shifted_pair"]
@@ -233,13 +234,13 @@ The first of your three lines is fixed: a file that changes is an error that nam
 
 ## Sitting 2 · Break it: the wrong windows · core
 
-Your `Windows` ignores the rows of the file: it flattens them and counts on. So at the end of each document it teaches the model to predict the first word of another one. And it begins at multiples of `seq_len` only: most windows of the file are never shown.
+Your `Windows` ignores the rows of the file: it flattens them and keeps counting. So at the end of each document it teaches the model to predict the first word of another one. And it begins at multiples of `seq_len` only: most windows of the file are never shown.
 
 Here is the cure in a small file: rows of 9 tokens, windows of 4 (so `seq_len` is 3), and a **stride** of 4. The stride is the distance from one window's start to the next. Windows are numbered consecutively, row after row.
 """
 
 # %% tags=["play"]
-play.draw_rows(row_len=9, seq_len=3, stride=4, rows=2)
+play.draw_rows()
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -309,7 +310,7 @@ def window_offsets(windows, per_row, row_len, stride):
 
 # %% [markdown] tags=["solution:window_offsets"]
 """
-Each row that was passed adds what it has left over. `windows // per_row * row_len + windows % per_row * stride` is the same, in one division more.
+Each row that was passed adds what it has left over. `windows // per_row * row_len + windows % per_row * stride` is the same, with one more division.
 """
 
 # %% [markdown]
@@ -404,8 +405,7 @@ The three lines from the beginning, with your dataset in place of `Windows`. Ten
 """
 
 # %%
-after = play.exam(MyWindows)
-play.compare(before, after)
+play.compare(before, play.exam(MyWindows, by_epoch=True))
 
 # %% [markdown]
 """
@@ -419,66 +419,7 @@ play.draw_waits(Windows, MyWindows)
 """
 Beside the naive script's wait, the cost of the guard, the hash and the rows is hardly visible.
 
-**This is the end of the core, and a good place to stop.** What follows is optional.
-
-## Afterwards: what the disk really reads · optional
-
-Your windows are small, and the disk reads whole pages. Here the system first drops a file of 8 MB from the page cache; then you look at *one* token in its middle: two bytes.
-"""
-
-# %% tags=["prediction:look"]
-predict("look", "How many bytes come from the disk?", unit="bytes", within=1.5, mine=...)
-
-# %% tags=["nbval-ignore-output", "reveal:look"]
-reveal("look", play.bytes_for_one_look())
-
-# %% [markdown]
-"""
-The system reads on beyond what you touch, on the guess that you will go on. This is **readahead**. How far it reads on is a setting of the disk: 128 KiB on most machines, several MB on some virtual ones, which here is the whole file. So "you pay only for what you look at" holds for memory; for the disk it holds to within one readahead. The guess is good for a film, and bad for random windows.
-
-How much is *needed*? The pages from that of the first byte to that of the last one:
-"""
-
-
-# %%
-def pages_touched(start, count, itemsize=2, offset=128, page_size=4096):
-    """Return the first and the last page that hold `count` tokens from token `start` on."""
-    first_byte = offset + start * itemsize  # the tokens begin after a header of 128 bytes
-    last_byte = first_byte + count * itemsize - 1  # not the first byte that isn't needed
-    return first_byte // page_size, last_byte // page_size
-
-
-# %% tags=["prediction:pages"]
-predict(
-    "pages",
-    "A window of 1,025 tokens of 2 bytes is half a page. How many pages does it touch on average?",
-    "1.0",
-    "1.5",
-    "2.0",
-    mine=...,
-)
-
-# %% tags=["reveal:pages"]
-spans = [pages_touched(start, 1025) for start in range(0, 10**6, 7)]
-reveal("pages", f"{np.mean([last - first + 1 for first, last in spans]):.1f}")
-
-# %% [markdown]
-"""
-Half of all windows run into the next page. 1.5 pages are 6,144 bytes for 2,050 useful ones: **three bytes read for each one used**, and readahead comes on top.
-
-**Turn it.** Three windows in a file of 64 pages. In JupyterLab, move the length of a window and the number of pages read ahead. How long must a window be before readahead costs little?
-"""
-
-# %% tags=["play", "nbval-ignore-output"]
-sliders(
-    play.pages(pages_touched),
-    tokens_in_a_window=(1025, [65, 257, 1025, 2049, 4097, 8193]),
-    pages_read_ahead=(10, [0, 1, 3, 10, 31, 63]),
-)
-
-# %% [markdown] tags=["takeaway"]
-"""
-Readahead costs most where a window is shorter than what is read ahead. In lesson 04 you tell the system in advance which windows you want; then only what is needed is read.
+One cost doesn't show in this bar, because the file is in memory: a disk reads whole pages. A window of 1,025 tokens of 2 bytes is half a page, and half of all windows run into the next page. That makes 1.5 pages on average, 6,144 bytes for 2,050 useful ones: **three bytes read for each one used**. On top of that the system reads on beyond what you touch, on the guess that you will go on there (*readahead*). The guess is good for a film, and bad for random windows; in lesson 04 you tell the system which windows you want.
 """
 
 # %% [markdown] tags=["closing"]
@@ -490,7 +431,7 @@ Readahead costs most where a window is shorter than what is read ahead. In lesso
 - how to count windows without losing the last one or crossing a row;
 - why a hash of (seed, epoch, index) beats a generator.
 
-**The number to remember: 3.** With 2-byte tokens and `seq_len` 1,024, windows that begin anywhere make the disk deliver at least 3 bytes for each useful one.
+**The number to remember: 3.** With 2-byte tokens and `seq_len` 1,024, windows that begin anywhere make a disk deliver at least 3 bytes for each useful one.
 
 **Yours to keep**: `lab/mine/dataset.py`. The library's [datasets.py](../npydata/dataset/datasets.py) does the same for lists of files, five more formats and cold files.
 

@@ -44,7 +44,7 @@ from course.lab import begin, card, check, earlier, predict, promises, reveal, s
 from course.play import nb02 as play
 
 begin("02")
-Windows, Loader, steps = earlier("00", "Windows", "Loader", "steps")
+Loader, steps = earlier("00", "Loader", "steps")
 random_windows = earlier("01", "random_windows")
 
 # %% tags=["given", "file:order.py"]
@@ -74,7 +74,9 @@ predict(
 )
 
 # %% tags=["reveal:never"]
-reveal("never", play.never_drawn(random_windows))
+drawn = random_windows(np.arange(play.WINDOWS), play.WINDOWS, seed=0, epoch=0)
+never = play.never_drawn(drawn)
+reveal("never", never)
 
 # %% [markdown]
 """
@@ -248,10 +250,9 @@ Any three of a trillion, and no list. One question is left: why three rounds, an
 # %% tags=["prediction:neighbours"]
 predict(
     "neighbours",
-    "After two rounds, how often are the samples of two neighbours in neighbouring columns again?",
-    "as often as by chance",
-    "about twice as often",
-    "about ten times as often",
+    "Two neighbours, two rounds: how many times as often as by chance are their columns neighbours?",
+    unit="times",
+    within=1.5,
     mine=...,
 )
 
@@ -301,7 +302,7 @@ def epoch_seed(seed, epoch):
 """
 ## Shared by several processes · core
 
-Several processes may train together. Each is a **rank**, numbered from 0, and how many there are is the **world size**. In each step every rank has a batch of its own, and at the end of a step they wait for each other. So a rank with one batch more than the others would wait for ever.
+Several processes may train together. Each is a **rank**, numbered from 0, and how many there are is the **world size**. In each step every rank has a batch of its own, and at the end of a step they wait for each other. So a rank with one batch more than the others would wait forever.
 
 The epoch's order is one line of positions. In each step the ranks together take the next `batch_size * world_size` of them: rank 0 the first slice, rank 1 the next one. Here are 11 positions for two ranks with batches of 4:
 
@@ -342,20 +343,15 @@ The ranks never talk: each computes its own slice. Beyond the end `size` is 0 or
 
 # %% [markdown]
 """
-**Turn it.** 30 positions, dealt out by your `rank_slice`, one step a line. Move the batch size, the ranks, and what was given before. How many positions can be dropped at most?
+**Turn it.** 30 positions, dealt out by your `rank_slice`, one step a line. Move the batch size and the ranks. How many positions can be dropped at most?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(
-    play.dealt(rank_slice),
-    batch_size=(4, [3, 4, 5, 6]),
-    ranks=(4, [1, 2, 3, 4]),
-    given_before=(0, list(range(0, 31))),
-)
+sliders(play.dealt(rank_slice), batch_size=(4, [3, 4, 5, 6]), ranks=(4, [1, 2, 3, 4]))
 
 # %% [markdown] tags=["takeaway"]
 """
-What was given is always one piece, from 0 up to some position, whatever the batch size and the number of ranks. So where an epoch stands is *one number*.
+At most one position less than there are ranks. After each step, what was given is one piece, from 0 up to some position, whatever the batch size and the number of ranks. So where an epoch stands is *one number*.
 
 ## Break it: resume with another batch size · core
 
@@ -374,13 +370,14 @@ predict(
 )
 
 # %% tags=["reveal:skipped"]
-reveal("skipped", play.skipped(Loader, steps))
+missed = play.skipped(Loader, steps)
+reveal("skipped", missed)
 
 # %% [markdown]
 """
 A number of batches means nothing without their size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made that the model was never given.
 
-**Write `resumed`**, all that a resume has to get right. An epoch's samples come as in `order`, cut into batches of `batch_size`. When the run was killed, `made` batches had been made, and `delivered` of them given to the model. Return the list of batches that are still to come, each a piece of `order`, in batches of `new_batch_size`.
+**Write `resumed`**, all that a resume has to get right. An epoch's samples come as in `order`, cut into batches of `batch_size`; the last may be shorter. When the run was killed, `made` batches had been made, and `delivered` of them given to the model. Return the list of batches that are still to come, each a piece of `order`, in batches of `new_batch_size`.
 """
 
 # %% [markdown] tags=["hint:resumed"]
@@ -411,7 +408,7 @@ def resumed(order, batch_size, made, delivered, new_batch_size):
 """
 ## Put it together · core
 
-An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before.
+An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before. (The file takes three of your five functions: `shuffled` and `resumed` were for the idea, and `MyShuffle` and `MyOrder` do the same with whole arrays.)
 """
 
 
@@ -457,19 +454,10 @@ Both numbers, before and with your order:
 """
 
 # %%
-play.compare(random_windows, Loader, steps, MyOrder)
-
-# %% [markdown]
-"""
-And a batch in your order, from the dataset of lesson 00:
-"""
-
-# %%
-windows = Windows(play.TOKENS, 32)
-for samples in MyOrder(len(windows), batch_size=4, given=2_000):
-    x, y = windows.fetch(samples)
-    print("windows", samples, "-> x", tuple(x.shape))
-    break
+epoch = np.concatenate(list(MyOrder(play.WINDOWS, 64)))
+print(f"windows never seen in an epoch: {never} % -> {play.never_drawn(epoch)} %")
+seen = np.concatenate([*list(MyOrder(96, 4))[:6], *MyOrder(96, 8, given=24)])
+print(f"samples skipped, if batches of 4 become 8: {missed} of 96 -> {96 - len({*seen})} of 96")
 
 # %% [markdown] tags=["closing"]
 """

@@ -18,7 +18,7 @@ buffer.close()                     # it is over: everybody wakes up, and ends
 
 **Three questions** on lesson 00:
 
-1. With the next batch fetched while the model computes, how long does a step take in all?
+1. With the next batch fetched while the model computes, how long does a step take?
 2. What does a queue's `put` do while the queue is full?
 3. After a crash, with which batch does a run go on?
 
@@ -32,7 +32,7 @@ buffer.close()                     # it is over: everybody wakes up, and ends
 
 **You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -60,7 +60,7 @@ import threading
 
 The last cell brought back your `Loader` of lesson 00 (or the solution, if you have none). Its thread is called `produce`. Here is a dataset in which one sample can't be read: batch 3 raises a `ValueError`, inside `produce`.
 
-**Predict.** What does the training loop hear of it?
+**Predict.** What does the training loop notice?
 """
 
 # %% tags=["prediction:bad sample"]
@@ -78,9 +78,9 @@ reveal("bad sample", play.three_ways(Loader))
 
 # %% [markdown] tags=["takeaway", "term:thread", "term:GIL"]
 """
-The first line: the error ended the thread, and nobody puts anything into the queue any more. The loop stands in `get`, for good: no traceback, no line in a log, and a GPU at 0 %.
+The error ended the thread, so nothing is put into the queue any more. The loop is stuck in `get`, forever: it gets no exception, and the GPU is at 0 %.
 
-The other lines show two more things that are wrong with it. *Leaving*: you leave the loop by `break`, and the thread stands in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
+The last two lines show what else is wrong. *Leaving*: you leave the loop by `break`, and the thread is stuck in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
 
 That is the list for this lesson. At its end you call `three_ways` again.
 
@@ -90,11 +90,25 @@ First, why threads at all? A **thread** is a second line of execution in your pr
 
 Python has a catch, the **GIL** (global interpreter lock). Only the thread that holds it can run Python code. A thread has to offer it to the others every 5 ms. Long calls into numpy and torch, such as a gather, give it away meanwhile, and so do reads from a disk.
 
-In the next cell a second thread runs one of these jobs. Meanwhile the main thread counts 1, 2, 3, ... and offers the lock after each number. We stretch the 5 ms to 30 seconds, so that nobody is *forced* to give the lock away.
+In the next cell a second thread runs one of these jobs. Meanwhile the main thread counts 1, 2, 3, ... and offers the lock before each number. We stretch the 5 ms to 30 seconds, so that no thread is *forced* to give the lock away.
 """
 
 # %%
-play.show(play.python_loop, play.numpy_gathers)
+import numpy as np
+
+rows, order = np.ones((1_000, 250)), np.random.permutation(1_000)
+
+
+def python_loop():
+    total = 0
+    for number in range(2_000_000):
+        total += number
+
+
+def numpy_gathers():
+    for _ in range(400):
+        rows[order]
+
 
 # %% tags=["prediction:beside"]
 predict(
@@ -107,12 +121,12 @@ predict(
 )
 
 # %% tags=["reveal:beside"]
-print("beside the gathers, beyond 10:", play.counted_beside(play.numpy_gathers) > 10)
-reveal("beside", play.how_far(play.counted_beside(play.python_loop)))
+print("beside the gathers, beyond 10:", play.counted_beside(numpy_gathers) > 10)
+reveal("beside", str(play.counted_beside(python_loop)))
 
 # %% [markdown]
 """
-The main thread counts to 0. It hands the lock over so that the other thread can begin, and gets it back only when the loop is done.
+The main thread never gets to 1. It offers the lock so that the other thread can begin, and gets it back only when the loop is done.
 
 | two threads | meanwhile the other one |
 |---|---|
@@ -136,11 +150,11 @@ predict(
 )
 
 # %% tags=["reveal:made"]
-reveal("made", play.made_with_a_queue(workers=2, room=4))
+reveal("made", play.made_with(play.shared_queue))
 
 # %% [markdown]
 """
-The consumer has one, four lie in the queue, and each worker stands in `put` with one more in its hand. The queue bounds what is *ready*. What costs memory is what *exists*. And it gives out batches in the order in which they were finished.
+The consumer has one, four lie in the queue, and each worker waits in `put` with one more in its hand. The queue bounds what is *ready*. What costs memory is what *exists*. And it gives out batches in the order in which they were finished.
 
 Two rules repair both. *Claim a place before you make the batch.* And *what comes early waits for its turn*. A buffer that keeps them is a **reorder buffer**.
 
@@ -265,7 +279,7 @@ Buffer.put = put
 
 # %% [markdown]
 """
-**Write `take_next`**: here the order comes back. Wait in `self.ready` until the *next* result is there, even if later ones are ready. Count it as taken, wake a worker that waits for room, and return the result: it must not stay in `self.results`. If the result isn't there and the buffer is closed, raise a `RuntimeError`.
+**Write `take_next`**: here the order comes back. Wait in `self.ready` until the *next* result is there, even if later ones are ready. Count it as taken, wake a worker that waits for room, and return the result: it must not stay in `self.results`. A closed buffer gets no more results: if yours isn't there then, raise a `RuntimeError`.
 """
 
 # %% [markdown] tags=["hint:take_next"]
@@ -307,21 +321,25 @@ Four workers finish in the order 2, 0, 3, 1. The queue would have handed the bat
 """
 
 # %%
-play.finish_in([2, 0, 3, 1], Buffer(4, capacity=4))
+buffer = Buffer(4, capacity=4)
+print("claimed:         ", *[buffer.claim() for _ in range(4)])
+for number in (2, 0, 3, 1):
+    buffer.put(number, number)
+print("the consumer got:", *[buffer.take_next() for _ in range(4)])
 
 # %% [markdown]
 """
-Now turn it: your buffer between two workers and a consumer, event by event. Move the step. For which batch does batch 1 wait? Then move the capacity: with which one does only a single worker have something to do?
+Now run it step by step: your buffer between two workers and a consumer, with a capacity of 3. Move the step. For which batch does batch 1 wait?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.steps_of(Buffer), step=(4, list(range(1, 31))), capacity=(3, [1, 2, 3, 4, 6, 8]))
+sliders(play.steps_of(Buffer), step=(4, list(range(1, 18))))
 
 # %% [markdown] tags=["takeaway"]
 """
-<details><summary>Answers</summary>
+<details><summary>Answer</summary>
 
-For batch 0. With a capacity of 1.
+For batch 0.
 
 </details>
 
@@ -337,29 +355,34 @@ The order is back, and the memory is bounded. **This is a good place to stop.** 
 
 ## Sitting 2 · The way out · core
 
-You leave an epoch early: by a `break`, by an error in your own code, by Ctrl-C. With a queue, the worker then stands in `put`. Many loaders try this: make room, so that the worker can go on, and then *join* it, which means: wait until it has ended.
+You leave an epoch early: by a `break`, by an error in your own code, by Ctrl-C. With a queue, the worker is then stuck in `put`. Many loaders try this: make room, so that the worker can go on, and then *join* it, which means: wait until it has ended.
 """
 
+
 # %%
-play.show(play.drain_and_join)
+def drain_and_join(ready, worker):
+    while not ready.empty():
+        ready.get()  # make room, so that the worker can go on
+    worker.join()  # and wait until it has ended
+
 
 # %% tags=["prediction:leaving"]
 predict(
     "leaving",
-    "The consumer took one batch of 10,000, and leaves like this. Does it get out?",
+    "The consumer took one batch, and leaves like this. Does it get out?",
     "yes",
     "no",
     mine=...,
 )
 
 # %% tags=["reveal:leaving"]
-reveal("leaving", play.left_early())
+reveal("leaving", play.left_by(drain_and_join))
 
 # %% [markdown] tags=["takeaway", "term:deadlock"]
 """
-The worker used the room for more batches, and stands in `put` again. Follow the last column of the table: the waits go round. Threads that wait for each other, and so for good, are in a **deadlock**. There is no error, and no line in any log.
+The worker used the room for more batches, and waits in `put` again. Follow the last column of the table: the waits go round in a circle. Threads that wait for each other, and so forever, are in a **deadlock**. There is no error, and no line in any log.
 
-| who | stands in | waits for |
+| who | is in | waits for |
 |---|---|---|
 | worker | `put` | room in the queue |
 | queue | full | the consumer, to take a batch |
@@ -461,8 +484,8 @@ Now the part that your training loop sees. The given `batches` and `make` are th
 **Write `__iter__`.**
 
 1. Make a `Buffer` for the batches that are left: all but the first `self.given`.
-2. Start `self.workers` threads that run `work`, as `daemon=True`. Number 0 of the buffer is batch number `first`, which the given `make` takes care of.
-3. Take result after result. A `Failed` is raised as its error. Otherwise count it as given, then `yield` it. After the last one, `self.given` is 0 again: the next loop is a new epoch.
+2. Start `self.workers` threads that run `work`, as `daemon=True`. The buffer counts from 0; the given `make` adds `first`, so you need not.
+3. Take as many results as there are batches left. A `Failed` is raised as its error. Otherwise count it as given, then `yield` it. After the last one, `self.given` is 0 again: the next loop is a new epoch.
 4. However the loop is left, close the buffer. In a generator, `try: ... finally:` does this: its `finally` runs at the end, at an error, and after a `break`.
 """
 
@@ -520,7 +543,7 @@ It counts before `yield`: while your loop works on a batch, that batch has been 
 """
 ## Watch it work · core
 
-Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. At the top, the same batches made one after the other. What is the smallest setting with which the consumer waits only at the start?
+Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. At the top, the same batches without a worker, one after the other. What is the smallest setting with which the consumer waits only at the start?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -592,7 +615,7 @@ card("put after close", mine=...)
 - why a bounded queue holds more than its bound, and loses the order;
 - why whoever wakes up has to look again;
 - why an error travels in the place of its batch;
-- why draining a queue before `join` can hang for good;
+- why draining a queue before `join` can hang forever;
 - why a resume counts what was given, not what was made.
 
 **The number to remember**: with 2 workers and a prefetch factor of 2, at most **4** batches are in memory beyond the one you hold.

@@ -58,7 +58,7 @@ from npydata.dataset.windows import stream_key  # one key out of several numbers
 """
 ## Sitting 1 · Break it: what your windows hold · core
 
-Our file has 400 short documents, of 4 to 64 tokens, 27 on average, one after the other. A token that stands for nothing else ends each of them: the *end-of-text token*, here 0. Your `Windows` of lesson 00 cuts the file wherever 64 tokens are full, and knows nothing of it.
+Our file has 400 short documents, of 4 to 64 tokens, 27 on average, one after the other. Each ends with a token that is used for nothing else: the *end-of-text token*, here 0. Your `Windows` of lesson 00 cuts the file wherever 64 tokens are full, and knows nothing of it.
 
 **Predict.** In such a window, a token sees all that come before it.
 """
@@ -77,11 +77,11 @@ reveal("seeing", play.score_windows(Windows))
 
 # %% [markdown]
 """
-No place in the windows is wasted, and most tokens can be misled. Almost a third can't see how their own document begins, because that was left in the window before.
+Every place in the windows is used, but most tokens see text that misleads them. Almost a third can't see how their own document begins, because that was left in the window before.
 
 ## The leak · core
 
-How bad is it? Take one row of three documents, and a small model with one layer of attention and, like any transformer, a position id for each token. Its weights are set by hand: it looks at everything it may see, and expects those words again. That is a good guess, since each of our documents is made of only four words. (A model that knows nothing gives each of the 64 words a probability of 1/64. Its loss is -ln(1/64) = 4.16.)
+How bad is it? Take one row of three documents, and a small model with one layer of attention and, like any transformer, a position id for each token. Its weights are set by hand: it attends alike to everything it may see, and expects those words again. That is a good guess, since each of our documents is made of only four words. (A model that knows nothing gives each of the 64 words a probability of 1/64. Its loss is -ln(1/64) = 4.16.)
 
 **Predict.** The third document is read twice: alone, and after the other two.
 """
@@ -102,7 +102,7 @@ reveal("loss", play.measure_leak(row))
 
 # %% [markdown] tags=["term:block-diagonal mask"]
 """
-More context, and a worse guess: four fifths of what the third document looks at is about something else.
+More context, and a worse guess: of the 45 to 64 tokens that the third document looks at, 44 are about something else.
 
 The remedy is a mask. A **block-diagonal mask** lets each position see itself and those that come before it in its own document. For a row of two documents, of 3 and 2 tokens, it looks like this; line `q` has a 1 for each position that position `q` sees:
 
@@ -167,7 +167,7 @@ reveal("exactly", play.who_is_as_alone(row, mask))
 """
 The neighbours are out of sight, but their lengths still show. A model knows the place of a token from its **position id**. Here the ids run from 0 to 63 through the whole row, so the third document believes that it begins at 44.
 
-**Write `within_groups`.** `counts` is an array with the documents' lengths. Return the place of each token in its own document, one document after the other: `[3, 2]` gives `[0, 1, 2, 0, 1]`. A length may be 0.
+**Write `within_groups`.** `counts` is an array with the documents' lengths. Return the place of each token in its own document, one document after the other: `[3, 2]` gives `[0, 1, 2, 0, 1]`. A length may be 0, and there may be no documents at all: then the answer is an empty array.
 """
 
 # %% [markdown] tags=["hint:within_groups"]
@@ -235,7 +235,7 @@ Every row begins with a position 0, so after `roll` the last token of the row is
 """
 
 # %%
-targets = targets_in_row(row.tokens[0], positions)
+targets = targets_in_row(row.tokens, positions)
 print("targets in the row:", int((targets != IGNORE_INDEX).sum()), "of", len(targets))
 print("of the documents alone:", sum(len(losses) for losses in play.losses_alone(row)))
 
@@ -245,7 +245,7 @@ Mask, positions, targets: with these three, documents can share a row and know n
 
 ## Sitting 2 · Rows that are full · core
 
-Three documents that make exactly 64 tokens: that was luck. A row for each document would be safe, too, and more than half empty. **Packing** means to fill rows with several whole documents each. A simple way, hard to beat, is *best fit*. A row begins with the longest document that is left, since that is the hardest to place. Then it takes the longest that still fits, again and again, until none does.
+Three documents that make exactly 64 tokens: that was luck. A row for each document would be safe, too, and more than half empty. **Packing** means to fill rows with several whole documents each. A simple way, hard to beat, is *best fit*. A row begins with the longest document left, since that is the hardest to place. Then it takes the longest that still fits, again and again, until none does.
 
 **Write `fit_slowly`.** `sizes` has the lengths of some documents, none larger than `room`. Return the rows: for each row the list of its documents' numbers, in the order in which it took them. With `room = 8`:
 
@@ -288,19 +288,15 @@ Long documents go first, because short ones find a place everywhere.
 
 # %% [markdown]
 """
-**Turn it.** On the left, windows cut the file; on the right it is packed by you. In JupyterLab, move how many documents are packed together, and the length of a row. How much stays empty with 4 documents, and how much with 96?
+**Turn it.** On the left, windows cut the file; on the right it is packed by you. In JupyterLab, move how many documents are packed together. How much stays empty with 4 documents, and how much with 96?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(
-    play.rows(fit_slowly),
-    documents=(32, [4, 8, 16, 32, 48, 64, 96]),
-    row_length=(64, [32, 64, 96, 128]),
-)
+sliders(play.rows(fit_slowly), documents=(32, [4, 8, 16, 32, 48, 64, 96]))
 
 # %% [markdown] tags=["takeaway"]
 """
-A stretch of one colour is a document. What is grey has lost its beginning, and white is empty. With many documents, something fits almost everywhere: that is why so little is white.
+Each stretch of one colour is a document; a grey one has lost its beginning, and white is empty. With 4 documents 14 % stays empty, with 96 about 5 %, and with all 400 hardly 1 %: the more there are to choose from, the better they fit.
 
 A corpus has billions of documents. The library shuffles them, and packs them in blocks of 4,096. Where a row can't be filled, it may cut off the end of a document, and counts what is lost.
 
@@ -339,7 +335,7 @@ So the counts have to add up to `n`, and from `n` to `n + 1` exactly one may go 
 
 With the web served, 1 sample is left for books and code, whose weights are 2 and 1: so the share of books is 2 of 3.
 
-**Write `counts_after`.** `samples` is the `n`, and `weights` a list of whole numbers above 0. Return the list of counts: `counts_after(4, [7, 2, 1])` is `[3, 1, 0]`. Either neighbour is right where a share ends in exactly one half.
+**Write `counts_after`.** `samples` is the `n`, and `weights` a list of whole numbers above 0. Return the list of counts: `counts_after(4, [7, 2, 1])` is `[3, 1, 0]`. Where a share ends in exactly .5, rounding up and down are both right.
 """
 
 # %% [markdown] tags=["hint:counts_after"]
@@ -371,7 +367,7 @@ def counts_after(samples, weights):
 
 # %% [markdown]
 """
-The library's `MixtureDataset` does the same for whole batches. This is what it makes of the counts; read it once. A source that comes to its end begins its next epoch, in another order, by a shuffle as in lesson 02. And weights can change in the middle: `phases` says from which sample on which weights hold.
+The library's `MixtureDataset` does the same for whole batches. Here is what it makes of the counts; read it once. A source that comes to its end begins its next epoch, in another order, by a shuffle as in lesson 02. And weights can change in the middle: `phases` says from which sample on which weights hold.
 """
 
 
@@ -405,17 +401,15 @@ print("sample 10^12 is", mixture[10**12])
 
 # %% [markdown]
 """
-**Turn it.** 200 samples. In JupyterLab, move the weight of the web, in tenths, and the sample at which all weights change. Broad lines are what each source is owed, thin ones what it has given.
+**Turn it.** 200 samples. After the first 100 the weights of web, books and code change to 2, 2 and 6. In JupyterLab, move the weight that the web has before that, in tenths. Broad lines are what each source is owed, thin ones what it has given.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(
-    play.shares(Mixture), web=(7, list(range(1, 10))), change_at=(100, list(range(20, 200, 20)))
-)
+sliders(play.shares(Mixture), web=(7, list(range(1, 10))))
 
 # %% [markdown] tags=["takeaway"]
 """
-The die is worst at the beginning, and never quite settles. The computed lines stay with what is owed, also to the right of the dotted line, where the weights change. Such a change is called a *schedule*: more code towards the end, say.
+The die is worst at the beginning, and never quite settles. The computed lines stay with what is owed, also after sample 100, where the weights change. Such a change is called a *schedule*: more code towards the end, say.
 
 **Predict.** After 600 samples you want other weights, 4, 4 and 2. The obvious way is to stop, and to begin a new mixture with them.
 """
@@ -490,7 +484,7 @@ Your rows are almost as full as the windows were, and no token sees what it shou
 - how counts that pass on what is left keep shares at every sample, without a die;
 - why a change of weights must take into account what was given before.
 
-**The number to remember: 1.** Of three sources, none is ever more than one sample away from its share, counted from where the weights were set; and one number resumes all of them.
+**The number to remember: 1.** Of three sources, none is ever more than one sample away from its share since the last change of weights.
 
 **Yours to keep**: `lab/mine/documents.py`. The library's [packed.py](../npydata/dataset/packed.py), [packing.py](../npydata/dataset/packing.py) and [mixture.py](../npydata/dataset/mixture.py) do the same, with files, blocks and any number of sources: `PackedDataset` and `MixtureDataset`. The mask is in [masks.py](../examples/masks.py), with another one for `flex_attention`.
 

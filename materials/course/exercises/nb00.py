@@ -332,7 +332,7 @@ step > done >> step >= done | The batch of step `done` was trained on already.
 start=1 >> start=done + 1 | After a resume the loader begins at the first batch again: its number stays 1.
 step > total >> step >= total | The last step is missing.
 step > total >> False | The steps end with `total`.
-yield step, batch >> yield batch | Asked is a pair: the step and its batch.
+yield step, batch >> yield batch | The loop wants a pair: the step and its batch.
 """,
     others={
         "You fetch all the batches before the first step: the training waits for them.": all_steps

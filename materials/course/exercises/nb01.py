@@ -35,14 +35,18 @@ def gather_seen(answer, count, starts, width, then):
         try:
             windows = file.gather(asked, width)
         except (ValueError, OSError, RuntimeError, AssertionError) as error:
-            facts = {"file": "tokens.npy", "size found": then, "size expected": opened}
-            said = {f"names the {what}": str(fact) in str(error) for what, fact in facts.items()}
-            return {"raised": type(error).__name__} | said
-        return {
-            "windows": windows,
-            "dtype": str(windows.dtype),
-            "Python loops over the starts": Starts.loops > 0,
-        }
+            facts = {"the file": "tokens.npy", "the size found": then, "the size expected": opened}
+            named = [what for what, fact in facts.items() if str(fact) in str(error)]
+            return f"{type(error).__name__}, which names {', '.join(named) or 'no fact'}"
+        return (
+            "windows, and no error"
+            if then
+            else {
+                "windows": windows,
+                "dtype": str(windows.dtype),
+                "Python loops over the starts": Starts.loops > 0,
+            }
+        )
 
 
 def gather_text(count, starts, width, then):
@@ -116,10 +120,10 @@ NUM_WINDOWS = Exercise(
     num_windows,
     st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 8)),
     misconceptions="""
+num_tokens < width >> False | A row that is too short for one window gets a negative number of them.
 width = seq_len + 1 >> width = seq_len | You count a window as seq_len tokens; what does its last position predict?
 // stride + 1 >> // stride | You count the strides between the windows, so one window is missing.
 (num_tokens - width) // stride + 1 >> (num_tokens - seq_len) // stride | You round down: a window begins in the last stride, too, even if that stride is cut short.
-num_tokens < width >> False | A row that is too short for one window gets a negative number of them.
 """,
 )
 
@@ -138,7 +142,6 @@ WINDOW_OFFSETS = Exercise(
 windows * stride + windows // per_row * left_over >> windows * stride | Your windows cross from one row into the next.
 windows * stride + windows // per_row * left_over >> windows // per_row * row_len | You count rows, and forget where in its row the window begins.
 windows * stride + windows // per_row * left_over >> windows % per_row * stride | You count from the beginning of each row, and forget the rows before it.
-windows * stride + windows // per_row * left_over >> windows % per_row * row_len + windows // per_row * stride | Row and place are exchanged: // gives the row, and % the window in it.
 """,
 )
 
@@ -182,7 +185,6 @@ RANDOM_WINDOWS = Exercise(
 hash_of(indices, seed, epoch) >> hash_of(indices, seed) | Every epoch draws the same windows.
 hash_of(indices, seed, epoch) >> hash_of(indices, epoch) | Every seed draws the same windows.
 hash_of(indices, seed, epoch) >> hash_of(indices, seed + epoch) | Seed 1 in epoch 0 draws what seed 0 draws in epoch 1.
-np.array(count, np.uint64) >> np.uint64(count - 1) | The last window is never drawn.
 .view(np.int64) >> | You return uint64; together with an int64 it turns into a float.
 """,
 )

@@ -46,7 +46,7 @@ CLAIM = method(
     ],
     """
     self.has_room() >> True | You hand out a number although there is no room.
-    while >> if | You look once. Who wakes up may still find no room: another worker was quicker.
+    while >> if | You look once. Whoever wakes up may still find no room: another worker was quicker.
     self.closed or self.claimed == self.count or self.has_room() >> self.closed or self.has_room() | You wait for room or a close; after the last number no room will come.
     not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait. A close must end it, too, and so must the end of the numbers.
     if self.closed or self.claimed == self.count >> if self.claimed == self.count | To a worker of a closed buffer the answer is None.
@@ -84,9 +84,8 @@ TAKE_NEXT = method(
         (9, 4, "close", "take_next"),
     ],
     """
-    while >> if | You look once. Who wakes up may still find nothing.
+    while >> if | You look once. Whoever wakes up may still find nothing.
     if self.closed: >> if False: | Only a result ends your wait; a close must end it, too.
-    raise RuntimeError("the buffer was closed") >> return None | None could be a batch: an error can't be mistaken for one.
     self.room.notify() >> pass | There is room now, and no worker hears of it.
     self.taken not in self.results >> not self.results | You wait for any result, and not for the next one.
     self.results.pop(self.taken - 1) >> self.results.pop(next(iter(self.results))) | You take whatever came first: that is the order in which workers finish.
@@ -108,6 +107,7 @@ CLOSE = method(
     self.room.notify_all() >> self.room.notify() | You wake one worker; several may be asleep.
     self.room.notify_all() >> pass | The workers sleep on.
     self.ready.notify_all() >> pass | The consumer sleeps on: it may be waiting in another thread.
+    with self.lock: >> if True: | You close the buffer without holding its lock.
     """,
 )
 
@@ -158,7 +158,7 @@ WORK = Exercise(
     worked,
     """
     (number := buffer.claim()) is not None >> number := buffer.claim() | The first number is 0, and you take it for none.
-    except BaseException >> except Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits for good.
+    except BaseException >> except Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits forever.
     result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
     result = Failed(error) >> continue | The batch is just missing, and the consumer waits for it.
     result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch: wrap it.
@@ -185,17 +185,16 @@ class Numbers:
 def looped(answer, length, batch_size, workers, given, how):
     """Observe a loop over a loader, which is perhaps left early."""
     loader = answer(Numbers(length, how.get("fails_at")), batch_size, prefetch=2, workers=workers)
-    loader.given, got, ahead = given, [], 0
-    seen = {}
+    loader.given, got, seen = given, [], {}
     with threads() as counted:
         try:
             for batch in loader:
                 got.append(batch if isinstance(batch, list) else type(batch).__name__)
-                ahead = max(ahead, loader.given - given - len(got))
                 if len(got) == how.get("leave_after"):
                     break
         except Exception as error:
             seen["raised"] = type(error).__name__
+        ahead = loader.given > given + len(got)
         seen |= {"batches": got, "given": "more than the loop got" if ahead else loader.given}
         return seen | counted()
 
@@ -220,10 +219,10 @@ LOADER = Exercise(
     looped,
     """
     raise batch.error >> yield batch | You hand the loop a Failed in place of a batch: raise its error.
-    self.given += 1 >> pass | A resume would begin again at the first batch: nobody counts what was given.
+    yield batch >> self.given -= 1; yield batch; self.given += 1 | You count after the yield: on break the generator stops at the yield, and that line never runs.
     self.given += 1 >> self.given = buffer.claimed | You count what was claimed. A resume would skip what the loop never saw.
     self.given = 0  # the next loop >> pass  # | After the last batch comes a new epoch, and it begins at 0.
-    buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, for good.
+    buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, forever.
     self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.
     """,
     show=loader_text,

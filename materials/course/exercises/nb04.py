@@ -22,6 +22,7 @@ IDLE_SHARE = Exercise(
         st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6).map(spans)
     ),
     misconceptions="""
+    return 1 - worked / (busy[-1][1] - busy[0][0]) >> return (busy[-1][1] - busy[0][0] - worked) / worked | You divide by the time it was busy, not by the whole time.
     return 1 - worked >> return worked | That is the share of the time in which it was busy.
     - busy[0][0] >> - 0 | The clock need not begin at 0: time counts from the first begin.
     busy[-1][1] >> busy[-1][0] | The last piece of work has an end, too; time counts up to there.
@@ -111,7 +112,6 @@ FOLLOW = Exercise(
     trips[k - window].taken >> trips[k - window].made | A batch takes up room until it is taken; you give its place away when it is made.
     trips[k - window].taken >> trips[k - window].done | A place is free as soon as its batch is taken; you wait for its step, too.
     made = free[worker] = begun + fetch[k] >> made = begun + fetch[k] | Your workers are always free: a worker is busy until its batch is made.
-    if k >= window >> if k > window | Batches are counted from 0: batch `window` needs a place already.
     max(made, trips[-1].done) if trips else made >> made | Your consumer takes a batch before it is done with the one before.
     """,
 )

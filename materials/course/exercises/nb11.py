@@ -45,8 +45,9 @@ TARGETS_IN_ROW = Exercise(
     st.lists(st.integers(1, 4), min_size=1, max_size=4).map(row_of),
     misconceptions="""
 tokens.roll(-1) >> tokens.roll(1) | That is the token before, not the one to predict.
-tokens.roll(-1) >> tokens.clone() | The target of a token is the next one; yours is the token itself.
 position_ids.roll(-1) == 0 >> position_ids == 0 | The first token of a document has a target; it is the last one that has none.
+position_ids.roll(-1) == 0 >> position_ids.roll(1) == 0 | You are off by one: the last token of a document comes before a position 0.
+position_ids.roll(-1) == 0 >> torch.cat([position_ids[1:] == 0, torch.tensor([False])]) | The last token of the row has no next one; yours is the first token.
 position_ids.roll(-1) == 0 >> -1 | The row has several documents: the last token of each has no target.
 targets[position_ids.roll(-1) == 0] = IGNORE_INDEX >> pass | The last token of a document is asked for the first of the next.
 """,
@@ -67,8 +68,8 @@ FIT_SLOWLY = Exercise(
     rows_seen,
     misconceptions="""
 waiting.pop(fitting - 1) >> waiting.pop(0) | You take the shortest that is left; it would fit anywhere later.
+sum(sizes[item] <= left for item in waiting) >> len(waiting) * all(sizes[item] <= left for item in waiting[-1:]) | A row that can't take the next document may still take a shorter one.
 <= left >> < left | A document may fill the row to its end.
-left -= sizes[row[-1]] >> pass | The room gets less with each document.
 row, left = [], room >> row, left = [waiting.pop(0)], room; left -= sizes[row[0]] | A row begins with the longest that is left, not with the shortest.
 key=lambda item: sizes[item] >> key=lambda item: item | Documents stand in the order of the file: those that fit are not the first ones.
 """,
@@ -86,12 +87,10 @@ def counts_seen(counts_after, *weights):
         "one goes up by 1": [True, *((steps == 0) | (steps == 1)).all(1) & (steps.sum(1) == 1)],
         "they are near their shares": away <= (len(weights) - 1) / 2,
     }
-    return {what: wrong_at(np.logical_not(good), counts) for what, good in holds.items()}
-
-
-def wrong_at(wrong, counts):
-    n = int(np.argmax(wrong))
-    return f"not after {n} samples: {counts[n].tolist()}" if wrong[n] else "always"
+    return {
+        what: "always" if all(good) else f"not for n = {np.argmin(good)}"
+        for what, good in holds.items()
+    }
 
 
 COUNTS_AFTER = Exercise(

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from course import lab
 from course.lesson import GIVEN
+from course.play import cells
 
 
 def put_beside(*names):
@@ -44,11 +45,19 @@ def bars(rows, colours, title, unit):
 
 
 def strips(rows, colours, title, unit):
-    """Return a lane of strips for each row; a strip is where it begins and ends, and its kind."""
+    """Return a lane of strips for each row.
+
+    A strip is where it begins and ends, its kind, and perhaps a number, shown where there is room.
+    """
     figure, ax = axes(1.2 + 0.32 * len(rows), title, xlabel=unit)
+    room = 0.012 * max(end for row in rows.values() for _, end, *_ in row)
     for y, row in enumerate(rows.values()):
-        for begin, end, kind in row:
-            ax.barh(y, end - begin, left=begin, color=colours[kind], ec="#6b7280", label=kind)
+        for begin, end, kind, *number in row:
+            fill = colours[kind]
+            ax.barh(y, end - begin, left=begin, color=fill, ec="#6b7280", label=kind)
+            if number and end - begin > room * len(str(*number)):
+                ink = cells.ink_on(fill)
+                cells.name(ax, (begin + end) / 2, y, *number, ha="center", color=ink, fontsize=9)
     name_rows(ax, rows)
     return figure
 

@@ -2,23 +2,23 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from model import Stopwatch, new_model, state_of, train_step
 from torch.utils.data import DataLoader, Dataset
 
 from course import lab
 from course.grading.observers import bytes_read as bytes_read
-from course.lesson import GIVEN, ROOT
+from course.lesson import ROOT
+from course.play.charts import put_beside
 
 TOKENS = ROOT / "materials" / "train_smoke.npy"
 SEQ_LEN, BATCH, SAVE_EVERY = 32, 64, 10
@@ -27,8 +27,6 @@ STEPS, MEASURED = 60, 30
 SHOWN = "model.mlp.0.weight"
 COLOURS = {"data wait": "#f2b84b", "compute": "#1b4f72", "save stall": "#c2410c", "load": "#dbe7f3"}
 
-Bar = dict[str, float]
-
 
 # Measuring
 
@@ -36,10 +34,10 @@ Bar = dict[str, float]
 class NaiveWindows(Dataset):
     """The script's dataset: it opens the file for each sample."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return STEPS * BATCH
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index):
         tokens = np.load(TOKENS, mmap_mode="r").reshape(-1)
         window = tokens[index * SEQ_LEN : index * SEQ_LEN + SEQ_LEN + 1]
         window = torch.from_numpy(window.astype(np.int64))
@@ -49,33 +47,31 @@ class NaiveWindows(Dataset):
 class SlowDisk:
     """A dataset whose batches take some milliseconds longer, as from a disk."""
 
-    def __init__(self, data: Any, ms: float) -> None:
+    def __init__(self, data, ms):
         self.data, self.ms = data, ms
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.data)
 
-    def fetch(self, indices: Sequence[int]) -> Any:
+    def fetch(self, indices):
         time.sleep(self.ms / 1000)
         return self.data.fetch(indices)
 
 
-def naive_batches() -> Iterable[Any]:
+def naive_batches():
     return DataLoader(NaiveWindows(), batch_size=BATCH)
 
 
-def one_after_the_other(data: Any) -> Iterable[Any]:
-    """Batches that are fetched when they are asked for."""
+def one_after_the_other(data):
+    """Return batches that are fetched when they are asked for."""
     return (data.fetch(range(at, at + BATCH)) for at in range(0, len(data) - BATCH + 1, BATCH))
 
 
-def measure(
-    *parts: str,
-    batches: Iterable[Any] | None = None,
-    saver: Any = None,
-    read: Callable[[Path, str], Any] | None = None,
-) -> Bar:
-    """Train as the script does, some of its parts replaced; milliseconds a step of each part."""
+def measure(*parts, batches=None, saver=None, read=None):
+    """Train as the script does, some of its parts replaced; milliseconds a step of each part.
+
+    `parts` says which of them are wanted, by default all.
+    """
     watch, threads = Stopwatch(), torch.get_num_threads()
     with TemporaryDirectory() as scratch:
         model, optimizer = new_model()
@@ -83,29 +79,28 @@ def measure(
         for step, (x, y) in zip(range(1, MEASURED + 1), source, strict=False):
             with watch("compute"):
                 train_step(model, optimizer, x, y)
-            if step % SAVE_EVERY == 0 and (not parts or {*parts} & {"save stall", "load"}):
-                folder = Path(scratch) / f"step-{step:06d}"
+            if step % SAVE_EVERY == 0:
+                path = Path(scratch, f"step-{step:06d}")
                 with watch("save stall"):
                     state = state_of(model, optimizer, step)
-                    saver.save(folder, state) if saver else torch.save(state, f"{folder}.pt")
+                    saver.save(path, state) if saver else torch.save(state, path)
         saver and saver.wait()  # the loop is over: it waits for nothing
-        for path in sorted(Path(scratch).glob("step-*")):
+        for path in Path(scratch).glob("step-*"):
             with watch("load"):
-                read(path / "state.safetensors", SHOWN) if read else saver or torch.load(path)[
-                    SHOWN
-                ]
+                if read:
+                    read(path / "state.safetensors", SHOWN)
+                elif not saver:
+                    torch.load(path)[SHOWN]
     torch.set_num_threads(threads)
     bar = watch.ms_a_step(MEASURED)
-    return {part: bar[part] for part in parts} if parts else bar
+    return {part: bar[part] for part in parts or bar}
 
 
 # Drawing
 
 
-def bars(rows: dict[str, Bar], unit: str = "ms a step") -> Any:
-    """Draw bars, one above the other, on one scale."""
-    from matplotlib.figure import Figure
-
+def bars(rows, unit="ms a step"):
+    """Draw bars of several parts, one above the other, on one scale."""
     figure = Figure(figsize=(8, 1.1 + 0.5 * len(rows)), layout="constrained")
     ax = figure.subplots()
     for y, parts in enumerate(rows.values()):
@@ -117,43 +112,33 @@ def bars(rows: dict[str, Bar], unit: str = "ms a step") -> Any:
         ax.text(left, y, f" {left:.3g} {unit}", va="center", fontsize=9)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.25 * max(sum(parts.values()) for parts in rows.values()))
+    ax.set_xlim(0, 1.25 * ax.dataLim.x1)
     ax.set_xlabel(unit)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS), frameon=False)
     return figure
 
 
-def draw(unit: str = "ms a step", **rows: Bar) -> None:
+def draw(unit="ms a step", **rows):
     """Show bars, and their numbers as text."""
-    width = max(map(len, [*rows, unit])) + 2
-    lines = [f"{unit:<{width}}" + "".join(f"{name:>{width}}" for name in rows)]
+    lines = [f"{unit:<12}" + "".join(f"{name:>14}" for name in rows)]
     for part in next(iter(rows.values())):
-        cells = (f"{row[part]:{width}.1f}" for row in rows.values())
-        lines.append(f"{part:<{width}}" + "".join(cells))
-    totals = (f"{sum(row.values()):{width}.1f}" for row in rows.values())
-    lines.append(f"{'total':<{width}}" + "".join(totals))
+        lines.append(f"{part:<12}" + "".join(f"{row[part]:14.1f}" for row in rows.values()))
     lab.picture(bars(rows, unit), "\n".join(lines))
 
 
-def draw_beside_guess(before: Bar) -> None:
+def draw_beside_guess(before):
     """Show the measured bar below the guessed one, in percent."""
     total = sum(before.values())
     measured = {part: 100 * ms / total for part, ms in before.items()}
     guess = lab.predicted("bar")
-    rows = ({"your guess": guess} if guess else {}) | {"measured": measured}
-    draw("%", **rows)
-    print(f"The whole: {total:.0f} ms a step, {total - before['compute']:.0f} of them are waits.")
-    if guess:
-        waits = [part for part in before if part != "compute"]
-        largest, thought = (max(waits, key=bar.__getitem__) for bar in (before, guess))
-        print(f"The largest wait is {largest}; you said {thought}.")
+    draw("%", **({"your guess": guess} if guess else {}), measured=measured)
 
 
-def faster(before: Bar) -> Callable[..., tuple[Any, str]]:
+def faster(before):
     """Return what the slider draws: the run with a faster data wait."""
 
-    def draw_at(data_wait_is_faster_by: float) -> tuple[Any, str]:
+    def draw_at(data_wait_is_faster_by):
         turned = before | {"data wait": before["data wait"] / data_wait_is_faster_by}
         gain = sum(before.values()) / sum(turned.values())
         rows = {"measured": before, f"{data_wait_is_faster_by} x": turned}
@@ -165,38 +150,30 @@ def faster(before: Bar) -> Callable[..., tuple[Any, str]]:
 # Looking
 
 
-def pace(in_turns: Bar, beside: Bar) -> str:
+def pace(in_turns, beside):
     """Say which of three times a step takes, given what was measured."""
     # Computing is the same code in both: what differs is how long the loop waits for its batch.
     hidden = 1 - beside["data wait"] / in_turns["data wait"]
     print(f"{hidden:.0%} of the wait for the disk is hidden behind the computing")
-    if hidden < 0.5:
-        print("(This machine is too busy to show it clearly: on a quiet one nearly all of it is.)")
     return "as long as " + ("the slower of the two" if hidden > 0 else "both together")
 
 
-def save_live_weights() -> str:
+def save_live_weights():
     """Write weights one tensor after the other while training goes on; say what is in the file."""
     model, optimizer = new_model()
-    batches, file, history = iter(naive_batches()), {}, []
-    for name, tensor in model.state_dict().items():
-        history.append({name: one.clone() for name, one in model.state_dict().items()})
-        file[name] = tensor.clone()
-        train_step(model, optimizer, *next(batches))
-    steps = [
-        next(k for k, state in enumerate(history) if torch.equal(state[name], tensor))
-        for name, tensor in file.items()
-    ]
-    print(
-        "in the file:",
-        ", ".join(f"{name} of step {k}" for name, k in zip(file, steps, strict=True)),
-    )
-    if len({*steps}) > 1:
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    as_saved = []
+    for (name, tensor), batch in zip(model.state_dict().items(), naive_batches(), strict=False):
+        as_saved.append(torch.equal(tensor, saved[name]))
+        step = "the step of the save" if as_saved[-1] else "a later step"
+        print(f"{name:<14} in the file is of {step}")
+        train_step(model, optimizer, *batch)
+    if any(as_saved) and not all(as_saved):
         return "some weights of one step, some of another"
-    return "a later step" if steps[0] else "the step at which it was saved"
+    return "the step at which it was saved" if any(as_saved) else "a later step"
 
 
-def one_checkpoint(write: Callable[[Path, Any], None]) -> Path:
+def one_checkpoint(write):
     """Write a checkpoint of the model after one step, and return the path of its file."""
     model, optimizer = new_model()
     train_step(model, optimizer, *next(iter(naive_batches())))
@@ -206,116 +183,71 @@ def one_checkpoint(write: Callable[[Path, Any], None]) -> Path:
     return folder / "state.safetensors"
 
 
-def show_header(path: Path) -> None:
+def show_header(path):
     with open(path, "rb") as file:
         n = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(n))
-    print(f"the file: {path.stat().st_size:,} bytes; n = {n}")
+    print(f"the file: {path.stat().st_size:,} bytes; n = {n}, {len(header)} entries, such as")
     for name in ("model.mlp.0.weight", "model.pairs.weight", "step"):
         print(f'"{name}": {json.dumps(header[name])}')
-    print(f"... {len(header)} entries")
-
-
-def one_naive_batch() -> Any:
-    return next(iter(naive_batches()))
 
 
 # The script in a process of its own
 
 
-class Training(subprocess.Popen):
-    """A running script, and the lines it has printed."""
-
-    lines: list[str]
-    root: Path
-
-    def losses(self) -> dict[int, str]:
-        """The loss of each step it printed, as text."""
-        words = [line.split() for line in self.lines if line.startswith("step ")]
-        return {int(word[1]): word[3] for word in words if len(word) == 4}
-
-
-def write_the_rest(before: Bar) -> None:
+def write_the_rest(before):
     """Put beside train.py what it needs: the model, and the settings."""
-    shutil.copy(GIVEN / "model.py", lab.folder() / "model.py")
+    put_beside("model.py")
     settings = {"tokens": str(TOKENS.resolve()), "before": before}
     (lab.folder() / "settings.json").write_text(json.dumps(settings, indent=1))
     print("beside it: model.py (given) and settings.json (the data file, your first bar)")
 
 
-def start(script: Path, name: str = "checkpoints", fresh: bool = True) -> Training:
-    """Start a training script in a process of its own."""
+def start(script, root="checkpoints", fresh=False):
+    """Start a training script in a process of its own; a fresh one has no checkpoints."""
     if fresh:
-        shutil.rmtree(script.with_name(name), ignore_errors=True)
-    run = Training(
-        [sys.executable, script.name, name],
+        shutil.rmtree(script.with_name(root), ignore_errors=True)
+    return subprocess.Popen(
+        [sys.executable, script.name, root],
         cwd=script.parent,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    run.lines, run.root = [], script.with_name(name)
-    return run
 
 
-def wait_for_step(run: Training, step: int) -> None:
-    """Print what the script prints until it has done so many steps."""
-    for line in _lines(run):
-        print(line)
-        if line.startswith(f"step {step:2d} "):
-            return
-
-
-def _lines(run: Training) -> Iterable[str]:
-    assert run.stdout is not None
+def losses(run, until=0):
+    """Print what a script prints, up to a step or to its end; return each step's loss, as text."""
+    found = {}
     for line in run.stdout:
-        run.lines.append(line.rstrip("\n"))
-        yield run.lines[-1]
+        print(line, end="")
+        if line.startswith("step "):
+            _, step, _, loss = line.split()
+            found[int(step)] = loss
+            if int(step) == until:
+                break
+    return found
 
 
-def what_is_left(run: Training) -> None:
-    """Wait until a killed script is gone, and list the checkpoints it has left."""
-    for _ in _lines(run):  # what it had printed, and nobody had read
-        pass
-    print(f"It is gone: it ended by {signal.Signals(-run.wait()).name}, after step", end=" ")
-    print(max(run.losses(), default=0))
-    print("It has left:", *sorted(path.name for path in run.root.iterdir()))
+def undisturbed(script):
+    """Return the losses of a script that nobody kills."""
+    with TemporaryDirectory() as root, redirect_stdout(None):
+        return losses(start(script, root))
 
 
-def run_to_the_end(script: Path, name: str = "checkpoints", quiet: bool = False) -> Training:
-    """Run a script until it ends by itself; an "undisturbed" one begins anew."""
-    run = start(script, name, fresh=name != "checkpoints")
-    for line in _lines(run):
-        if not quiet:
-            print(line)
-    if run.wait():
-        print(*run.lines[-5:], sep="\n")
-        print(f"It ended with exit code {run.returncode}.")
-    if name != "checkpoints":
-        shutil.rmtree(run.root, ignore_errors=True)
-    return run
-
-
-def how_it_began(run: Training) -> str:
+def how_it_began(resumed):
     """Say which of three ways a run began."""
-    first = min(run.losses(), default=0)
+    first = min(resumed, default=0)
     if first == 1:
         return "begin again at step 1"
-    whole = (first - 1) % SAVE_EVERY == 0
+    whole = first % SAVE_EVERY == 1
     return "go on " + ("after the newest finished checkpoint" if whole else "at the very step")
 
 
-def agree(undisturbed: Training, *parts: Training) -> bool:
-    """Whether the parts of a run have, step by step, the losses of an undisturbed one."""
-    whole = undisturbed.losses()
-    seen = [pair for run in parts for pair in run.losses().items()]
-    return set(seen) == set(whole.items()) != set()
-
-
-def compare_losses(undisturbed: Training, killed: Training, resumed: Training) -> None:
-    """Print some losses side by side: around the kill, and the last."""
-    runs = [run.losses() for run in (undisturbed, killed, resumed)]
-    begin, end = min(runs[2], default=1), max(runs[1], default=1)
+def compare_losses(*runs):
+    """Print some losses of three runs side by side: around the kill, and the last."""
+    whole, killed, resumed = runs
+    begin, end = min(resumed, default=1), max(killed, default=1)
     print("step   undisturbed        killed       resumed")
-    for step in sorted({1, begin - 1, begin, end, end + 1, STEPS} & set(runs[0])):
+    for step in sorted({1, begin - 1, begin, end, end + 1, STEPS} & whole.keys()):
         print(f"{step:4d}", *(f"{run.get(step, '-'):>13}" for run in runs))

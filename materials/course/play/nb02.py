@@ -1,18 +1,11 @@
 """What lesson 02 breaks, counts and draws."""
 
-from collections.abc import Callable
-from itertools import islice
-from typing import Any
-
 import numpy as np
-import torch
-from matplotlib.figure import Figure
 
 from course import lab
-from course.play import cells, nb00
+from course.play import cells
 from course.play.cells import COLOURS
 
-TOKENS = nb00.TOKENS
 THIRDS = ("#eef4fb", "#bcd7f2", "#7fb2e5")
 """The numbers of the first, second and last third of a grid, wherever they move to."""
 RANKS = ("#e3eef9", "#9cc4ea", "#4f86bd", "#173f5f")
@@ -26,87 +19,84 @@ WINDOWS = 63_488
 class Numbers:
     """A dataset whose samples are their own numbers."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples):
         self.samples = samples
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.samples
 
-    def fetch(self, indices: Any) -> Any:
-        return torch.tensor(indices), torch.tensor(indices)
+    def fetch(self, indices):
+        return list(indices)
 
 
-def never_drawn(random_windows: Callable[..., Any]) -> int:
-    """Percent of the windows that an epoch of random draws misses."""
-    drawn = np.unique(random_windows(np.arange(WINDOWS), WINDOWS, 0, 0))
-    return round(100 * (1 - len(drawn) / WINDOWS))
+def never_drawn(samples):
+    """Return the percentage of the windows that is not among the samples of an epoch."""
+    return round(100 * (1 - len(np.unique(samples)) / WINDOWS))
 
 
-def skipped(Loader: Any, steps: Any) -> int:
-    """Samples that two runs miss, of 96: 6 batches of 4, and then the rest in batches of 8."""
-    seen: set[int] = set()
+def skipped(Loader, steps):
+    """Count what two runs miss of 96 samples: 6 batches of 4, and then the rest in batches of 8."""
+    seen = set()
     for batch_size, done, total in ((4, 0, 6), (8, 6, 12)):
-        loader = Loader(Numbers(96), batch_size, prefetch=2)
-        for _, (x, _) in steps(loader, done, total):
-            seen |= set(x.tolist())
+        for _, samples in steps(Loader(Numbers(96), batch_size, prefetch=2), done, total):
+            seen |= {*samples}
     return 96 - len(seen)
 
 
-def compare(random_windows: Any, Loader: Any, steps: Any, MyOrder: Any) -> None:
-    """Print what goes wrong with the parts of lessons 00 and 01, and with this lesson's order."""
-    epoch = np.concatenate(list(MyOrder(WINDOWS, 64)))
-    never = round(100 * (1 - len(np.unique(epoch)) / WINDOWS))
-    print(f"windows never seen in an epoch: {never_drawn(random_windows)} % -> {never} %")
-    batches = [*islice(MyOrder(96, 4), 6), *MyOrder(96, 8, given=24)]
-    missed = 96 - len(np.unique(np.concatenate(batches)))
-    before = skipped(Loader, steps)
-    print(f"samples skipped, if batches of 4 become 8: {before} of 96 -> {missed} of 96")
+def neighbours(MyShuffle, side=50, seeds=40):
+    """Count how often neighbours stay in neighbouring columns; return it for two rounds."""
+    times = {}
+    for rounds in (1, 2, 3):
+        found = 0
+        for seed in range(seeds):
+            column = MyShuffle(side**2, seed, rounds)(np.arange(side**2)) % side
+            found += np.sum(np.diff(column.reshape(side, side), axis=1) % side == 1)
+        times[rounds] = round(found / (seeds * (side - 1)), 1)
+        print(f"rounds {rounds}: {times[rounds]} times as often as by chance")
+    return times[2]
 
 
 # Drawing
 
 
-def draw_grid(ax: Any, values: Any, title: str, samples: int = 0) -> None:
+def draw_grid(ax, values, title, samples):
     """Draw a grid of numbers, coloured by thirds; those that are no samples are white."""
-    values, count = np.asarray(values), np.size(values)
-    samples = samples or count
-    for cell, value in enumerate(values.ravel().tolist()):
+    for cell, value in enumerate(values.flat):
         y, x = divmod(cell, values.shape[1])
-        fill = THIRDS[3 * value // count] if cell < samples else COLOURS["wrong"]
-        spare = value >= samples
-        cells.cell(ax, x, y, f"({value})" if spare else value, "#ffffff" if spare else fill)
+        fill = THIRDS[3 * value // values.size] if cell < samples else COLOURS["wrong"]
+        if value >= samples:
+            value, fill = f"({value})", "#ffffff"
+        cells.cell(ax, x, y, value, fill)
     cells.frame(ax, values.shape[1], len(values), title)
 
 
-def draw_round() -> None:
+def draw_round():
     """Draw a grid of 3 x 3, its rows shifted, and then its columns."""
-    grid = np.arange(9).reshape(3, 3)
-    across, down = (1, 0, 2), (2, 1, 0)
-    shifted = np.array([np.roll(row, by) for row, by in zip(grid, across, strict=True)])
-    done = np.array([np.roll(column, by) for column, by in zip(shifted.T, down, strict=True)]).T
+    grids = {
+        "0 to 8, row by row": [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
+        "rows, by (1, 0, 2)": [[2, 0, 1], [3, 4, 5], [7, 8, 6]],
+        "then columns, by (2, 1, 0)": [[3, 8, 1], [7, 0, 5], [2, 4, 6]],
+    }
     figure, axes = cells.panels(3, 8, 2.0)
-    titles = ("0 to 8, row by row", f"rows, by {across}", f"then columns, by {down}")
-    for ax, title, values in zip(axes, titles, (grid, shifted, done), strict=True):
-        draw_grid(ax, values, title)
-    text = "\n".join(
-        "   ".join(" ".join(map(str, row[k])) for row in (grid, shifted, done)) for k in range(3)
-    )
-    lab.picture(figure, text)
+    for ax, (title, grid) in zip(axes, grids.items(), strict=True):
+        draw_grid(ax, np.array(grid), title, 9)
+    lines = zip(*grids.values(), strict=True)
+    lab.picture(figure, "\n".join("   ".join(str(row)[1:-1] for row in line) for line in lines))
 
 
-def rounds(scramble: Callable[..., Any]) -> Callable[..., tuple[Figure, str]]:
+def rounds(scramble):
     """Return what the slider draws: where numbers have moved to after 0 to 3 rounds."""
 
-    def draw(samples: int) -> tuple[Figure, str]:
+    def draw(samples):
         columns = int(np.ceil(np.sqrt(samples)))
         rows = -(-samples // columns)
-        keys = [(11, 12), (13, 14), (15, 16)]
-        sides, numbers = (np.uint64(rows), np.uint64(columns)), np.arange(rows * columns)
+        numbers = np.arange(rows * columns, dtype=np.uint64)
         figure, axes = cells.panels(4, 10, 0.6 + 0.36 * rows)
         for k, ax in enumerate(axes):
-            moved = np.asarray(scramble(numbers.astype(np.uint64), *sides, keys[:k])).astype(int)
+            keys = [(11, 12), (13, 14), (15, 16)][:k]
+            moved = np.asarray(scramble(numbers.copy(), np.uint64(rows), np.uint64(columns), keys))
             grid = np.argsort(moved).reshape(rows, columns)  # the number that is in each cell
-            draw_grid(ax, grid, f"{k} round{'s' * (k != 1)}", samples)
+            draw_grid(ax, grid, f"rounds: {k}", samples)
         red = int((moved[:samples] >= samples).sum())
         return figure, (
             f"{samples} samples in {rows} x {columns} cells: after 3 rounds, {red} of {samples} "
@@ -116,40 +106,23 @@ def rounds(scramble: Callable[..., Any]) -> Callable[..., tuple[Figure, str]]:
     return draw
 
 
-def neighbours(MyShuffle: Any, side: int = 50, seeds: int = 40) -> str:
-    """Count how often neighbours in a row stay in neighbouring columns; say it of two rounds."""
-    times = {}
-    for number in (1, 2, 3):
-        found = 0
-        for seed in range(seeds):
-            column = MyShuffle(side**2, seed, rounds=number)(np.arange(side**2)) % side
-            found += np.sum(np.diff(column.reshape(side, side), axis=1) % side == 1)
-        times[number] = found / (seeds * (side - 1))
-        print(f"rounds {number}: {times[number]:.1f} times as often as by chance")
-    names = {1: "as often as by chance", 2: "about twice as often", 10: "about ten times as often"}
-    return names[min(names, key=lambda one: abs(np.log(times[2] / one)))]
-
-
-def dealt(rank_slice: Callable[..., range]) -> Callable[..., tuple[Figure, str]]:
+def dealt(rank_slice):
     """Return what the sliders draw: which rank gets which of 30 positions, one step a line."""
-    samples = 30
 
-    def draw(batch_size: int, ranks: int, given_before: int) -> tuple[Figure, str]:
-        lines = [("given before", [(k, "before") for k in range(given_before)])]
-        for batch in range(samples):
-            slices = [
-                rank_slice(batch, given_before, samples, batch_size, rank, ranks)
+    def draw(batch_size, ranks):
+        lines, given = [], 0
+        for step in range(30):
+            line = [
+                (k, RANKS[rank])
                 for rank in range(ranks)
+                for k in rank_slice(step, 0, 30, batch_size, rank, ranks)
             ]
-            step = [(k, RANKS[rank]) for rank, own in enumerate(slices) for k in own]
-            if step:
-                lines.append((f"step {batch}", step))
-        shown = {k for _, line in lines for k, _ in line}
-        rest = [(k, "wrong") for k in range(samples) if k not in shown]
-        lines = [line for line in [*lines, ("dropped", rest)] if line[1]]
+            if line:
+                lines.append((f"step {step}", line))
+                given += len(line)
+        text = f"{len(lines)} batches for each rank, {30 - given} positions dropped"
+        lines.append(("dropped", [(k, "wrong") for k in range(given, 30)]))
         fills = {f"rank {rank}": RANKS[rank] for rank in range(ranks)}
-        figure = cells.rows(lines, "30 positions, dealt out to the ranks", fills, 9)
-        steps = sum(name.startswith("step") for name, _ in lines)
-        return figure, f"{steps} batches for each rank, {len(rest)} positions dropped"
+        return cells.rows(lines, "30 positions, dealt out to the ranks", fills, 9), text
 
     return draw

@@ -4,223 +4,180 @@ The documents are made up: each has four words of its own out of 63, so that wha
 another document misleads it, and by how much can be measured.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from torch.nn.functional import cross_entropy, one_hot
 
-from course.lesson import ROOT
-
-sys.path.append(str(ROOT / "examples"))
-import masks
-
-EOT = 0
-WORDS, OWN_WORDS = 64, 4
+EOT, WORDS, OWN_WORDS = 0, 64, 4
 ROW = 64
 """Tokens in a row; no document is longer."""
 SURE = 8.0
 """What all of its attention adds to the logit of a word."""
-FILLS = ("#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5", "#9ca3af")
-"""Of the documents in a row, in turn; the last is for one that has lost its beginning."""
-SOURCES = {"web": "#1b4f72", "books": "#c2410c", "code": "#0f766e"}
-"""The sources of the mixture, and the colour of each in every line."""
-
-Pieces = list[list[tuple[int, int, int]]]
-"""Rows; of each piece in them its document, where in the document it begins, and its length."""
+POSITIONS = 0.02 * torch.randn(ROW, WORDS, generator=torch.Generator().manual_seed(0))
+FILLS = ("#ffffff", "#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5", "#9ca3af")
+"""Empty, the documents in a row in turn, and one that has lost its beginning."""
+SOURCES = {"web": ("#1b4f72", "-"), "books": ("#c2410c", "--"), "code": ("#0f766e", ":")}
+"""The sources of the mixture: the colour and the style of their lines."""
 
 
 # Documents
 
 
-def corpus() -> np.ndarray:
+def corpus():
     """Return 400 documents of 4 to 64 tokens, one after the other; the token 0 ends each."""
     chance = np.random.default_rng(0)
     lengths = np.exp(chance.normal(3.2, 0.6, 400)).astype(int).clip(4, ROW)
     return np.concatenate([document(length, chance) for length in lengths]).astype(np.uint16)
 
 
-def document(length: int, chance: np.random.Generator) -> np.ndarray:
+def document(length, chance):
     """Return a document of four words, in any order, and the token that ends it."""
     words = chance.choice(np.arange(1, WORDS), OWN_WORDS, replace=False)
     return np.append(chance.choice(words, length - 1), EOT)
 
 
-def lengths_of(tokens: np.ndarray) -> list[int]:
+def lengths_of(tokens):
     return np.diff(np.flatnonzero(tokens == EOT) + 1, prepend=0).tolist()
 
 
-class Row(NamedTuple):
-    """Documents that share a row; both tensors are `(1, T)`."""
-
-    tokens: torch.Tensor
-    document_ids: torch.Tensor
-    lengths: np.ndarray
-
-    def parts(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield what each document has of a tensor `(1, T)`."""
-        for begin, end in pairwise([0, *np.cumsum(self.lengths).tolist()]):
-            yield values[:, begin:end]
-
-
-def three_documents() -> Row:
-    """Return a row of 20, 24 and 20 tokens."""
+def three_documents():
+    """Return a row of 20, 24 and 20 tokens, and which document each token is of."""
     lengths, chance = np.array([20, 24, 20]), np.random.default_rng(5)
     tokens = np.concatenate([document(length, chance) for length in lengths])
-    ids = np.repeat(np.arange(len(lengths)), lengths)
-    return Row(torch.from_numpy(tokens)[None], torch.from_numpy(ids)[None], lengths)
+    ids = torch.from_numpy(np.arange(3).repeat(lengths))[None]
+    return SimpleNamespace(tokens=torch.from_numpy(tokens), document_ids=ids, lengths=lengths)
 
 
 # The leak
 
 
-@cache
-def model() -> masks.TinyModel:
-    """Return a model that expects the words that it sees, the more so the more often it sees them.
+def losses_of(tokens, mask, positions=None):
+    """Return the loss of a model at each position; the last has no next token, and no meaning.
 
-    Its attention goes to all that it may see alike, and a little depends on the position.
+    The model attends alike to all that it may see, and expects those words again, the more so the
+    more often it sees them. A little depends on the position.
     """
-    torch.manual_seed(0)
-    reader = masks.TinyModel(WORDS, ROW, width=WORDS, heads=1).double().requires_grad_(False)
-    for bias in (reader.project.bias, reader.head.bias):
-        bias.zero_()
-    reader.tokens.weight.copy_(torch.eye(WORDS))
-    reader.positions.weight.mul_(0.02)
-    reader.project.weight.zero_()[-WORDS:].copy_(torch.eye(WORDS))
-    reader.head.weight.copy_(SURE * torch.eye(WORDS))
-    return reader
+    positions = torch.arange(len(tokens)) if positions is None else positions
+    sees = one_hot(tokens, WORDS).double() + POSITIONS[positions]
+    attention = mask.reshape(len(tokens), -1).double()
+    logits = SURE * attention / attention.sum(1, keepdim=True) @ sees
+    return cross_entropy(logits, tokens.roll(-1), reduction="none")
 
 
-def causal(length: int) -> torch.Tensor:
+def causal(length):
     """Return the mask of ordinary training: a position sees all that come before it."""
-    return torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+    return torch.ones(length, length).tril()
 
 
-def losses_alone(row: Row) -> list[torch.Tensor]:
+def losses_alone(row):
     """Return the losses of each document as if it were the only one."""
-    return [losses_of(tokens, causal(tokens.shape[1]))[0, :-1] for tokens in row.parts(row.tokens)]
+    parts = row.tokens.split(row.lengths.tolist())
+    return [losses_of(tokens, causal(len(tokens)))[:-1] for tokens in parts]
 
 
-def losses_of(tokens: torch.Tensor, mask: torch.Tensor, positions: Any = None) -> torch.Tensor:
-    """Return the loss at each position; the last has no next token, and its loss no meaning."""
-    if positions is None:
-        positions = torch.arange(tokens.shape[1])
-    return masks.losses(model()(tokens, positions.reshape(1, -1), mask), tokens.roll(-1))
+def losses_in_row(row, mask, positions=None):
+    """Return the losses of each document where it is."""
+    parts = losses_of(row.tokens, mask, positions).split(row.lengths.tolist())
+    return [losses[:-1] for losses in parts]
 
 
-def measure_leak(row: Row) -> str:
+def measure_leak(row):
     """Print the loss of each document, alone and in the row; say what the last one's is."""
-    seen = causal(row.tokens.shape[1])
-    packed = row.parts(losses_of(row.tokens, seen))
-    other = row.document_ids[:, :, None] != row.document_ids[:, None, :]
-    shares = row.parts((seen[0] & other).sum(-1) / seen[0].sum(-1))
-    alone, here = torch.empty(0), torch.empty(0)
-    for k, (own, loss, share) in enumerate(zip(losses_alone(row), packed, shares, strict=True)):
-        alone, here = own.mean(), loss[0, :-1].mean()
-        print(f"document {k}: loss alone {alone:.2f}, in the row {here:.2f}; "
-              f"{share.mean():.0%} of its attention goes to others")  # fmt: skip
-    return "higher" if here > alone else "lower" if here < alone else "the same"
+    packed = losses_in_row(row, causal(len(row.tokens)))
+    for k, (alone, here) in enumerate(zip(losses_alone(row), packed, strict=True)):
+        print(f"document {k}: loss alone {alone.mean():.2f}, in the row {here.mean():.2f}")
+    return "higher" if here.mean() > alone.mean() else "lower"
 
 
-def changed(row: Row, mask: torch.Tensor, positions: Any = None) -> list[int]:
+def changed(row, mask, positions=None):
     """Return how many losses of each document are not what they are alone."""
-    packed = row.parts(losses_of(row.tokens, mask, positions))
+    packed = losses_in_row(row, mask, positions)
     return [
-        int((~torch.isclose(alone, here[0, :-1], rtol=1e-9, atol=1e-12)).sum())
+        int((~torch.isclose(alone, here, rtol=1e-9, atol=1e-12)).sum())
         for alone, here in zip(losses_alone(row), packed, strict=True)
     ]
 
 
-def who_is_as_alone(row: Row, mask: torch.Tensor, positions: Any = None) -> str:
+def who_is_as_alone(row, mask, positions=None):
     """Print how many losses differ from those alone; say for which documents none does."""
     differ = changed(row, mask, positions)
     print("losses that differ, by document:", differ)
     return "all of them" if not any(differ) else "none" if differ[0] else "only the first"
 
 
-# Rows
+# Rows: the number of the document that each token is of, -1 where a row is empty
 
 
-def cut_rows(lengths: Sequence[int], room: int) -> Pieces:
-    """Return the rows of a file that is cut wherever a row is full."""
-    rows: Pieces = []
-    at = 0
-    for number, length in enumerate(lengths):
-        start = 0
-        while start < length:
-            if at % room == 0:
-                rows.append([])
-            size = min(room - at % room, length - start)
-            rows[-1].append((number, start, size))
-            start, at = start + size, at + size
-    return rows
+def documents_in(rows, lengths, room=ROW):
+    """Return rows of whole documents."""
+    table = np.full((len(rows), room), -1)
+    for line, row in zip(table, rows, strict=True):
+        ids = np.repeat(row, [lengths[item] for item in row])
+        line[: len(ids)] = ids
+    return table
 
 
-def whole_rows(rows: list[list[int]], lengths: Sequence[int]) -> Pieces:
-    """Return rows of whole documents, in the same form."""
-    return [[(item, 0, lengths[item]) for item in row] for row in rows]
+def cut_off(rows):
+    """Return which tokens are of a document that began in the row before."""
+    return (rows == np.roll(rows[:, -1:], 1, axis=0)) & (rows >= 0)
 
 
-def score(name: str, rows: Pieces, masked: bool = False) -> int:
+def score(name, rows, masked=False):
     """Print a line of the scoreboard; return what percent can see another document."""
-    used = sum(size for row in rows for _, _, size in row)
-    seeing = sum(size for row in rows for _, _, size in row[1:]) * (not masked)
-    headless = sum(size for row in rows for _, start, size in row if start)
-    print(f"{name:<18}{used / (ROW * len(rows)):>4.0%} filled; of the tokens {seeing / used:>3.0%} "
-          f"see another document, {headless / used:>3.0%} not the beginning of theirs")  # fmt: skip
-    return round(100 * seeing / used)
+    used = rows >= 0
+    seeing = 0 if masked else (used & (rows != rows[:, :1])).sum() / used.sum()
+    headless = cut_off(rows).sum() / used.sum()
+    print(
+        f"{name:<18}{used.mean():>4.0%} filled; of the tokens {seeing:>3.0%} see another", end=" "
+    )
+    print(f"document, {headless:>3.0%} not the beginning of theirs")
+    return round(100 * seeing)
 
 
-def score_windows(Windows: Any) -> int:
+def score_windows(Windows):
     """Print and return what the learner's windows hold."""
-    tokens = corpus()
     with TemporaryDirectory() as folder:
-        np.save(path := Path(folder) / "tokens.npy", tokens)
+        np.save(path := Path(folder) / "tokens.npy", corpus())
         windows = Windows(path, ROW)
         x, _ = windows.fetch(range(len(windows)))
-    ends = np.minimum(np.cumsum(lengths_of(tokens)), x.numel())  # the last window may end earlier
-    return score("windows", cut_rows(np.diff(ends, prepend=0).tolist(), ROW))
+    ends = x.flatten().numpy() == EOT
+    return score("windows", (np.cumsum(ends) - ends).reshape(x.shape))
 
 
-def scoreboard(Windows: Any, fit: Callable[..., Any]) -> None:
+def scoreboard(Windows, fit):
     """Print windows, a row for each document, and what the learner packed."""
     lengths = lengths_of(corpus())
     score_windows(Windows)
-    score("a row for each", whole_rows([[k] for k in range(len(lengths))], lengths))
-    score("packed and masked", whole_rows(fit(lengths, ROW), lengths), masked=True)
+    score("a row for each", documents_in([[k] for k in range(len(lengths))], lengths))
+    score("packed and masked", documents_in(fit(lengths, ROW), lengths), masked=True)
 
 
-def rows(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what the sliders draw: rows as coloured documents, cut and packed."""
-    every = lengths_of(corpus())
+def rows(fit):
+    """Return what the slider draws: rows as coloured documents, cut and packed."""
 
-    def draw(documents: int, row_length: int) -> tuple[Figure, str]:
-        lengths = [min(length, row_length) for length in every[:documents]]
-        cut, packed = cut_rows(lengths, row_length), whole_rows(fit(lengths, row_length), lengths)
-        most = max(len(cut), len(packed))
-        figure = Figure(figsize=(9, 1.2 + 0.2 * most), layout="constrained")
+    def draw(documents):
+        lengths = lengths_of(corpus())[:documents]
+        in_line = documents_in([range(documents)], lengths, -(-sum(lengths) // ROW) * ROW)
+        cut, packed = in_line.reshape(-1, ROW), documents_in(fit(lengths, ROW), lengths)
+        figure = Figure(figsize=(9, 1.2 + 0.2 * len(packed)), layout="constrained")
         titles = {"Cut into windows": cut, "Packed by your code": packed}
-        for ax, (title, pieces) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-            fills = np.zeros((most, row_length))  # 0 is empty
-            for y, row in enumerate(pieces):
-                ends = np.cumsum([size for *_, size in row])
-                for k, (end, (_, start, size)) in enumerate(zip(ends, row, strict=True)):
-                    fills[y, end - size : end] = len(FILLS) if start else 1 + k % (len(FILLS) - 1)
-            colours = ListedColormap(["#ffffff", *FILLS])
-            ax.imshow(fills, cmap=colours, vmax=len(FILLS), aspect="auto", interpolation="none")
+        for ax, (title, ids) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+            begins = np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
+            fills = np.where(ids < 0, 0, 1 + np.cumsum(begins, axis=1) % 4)
+            fills[cut_off(ids)] = 5
+            ax.imshow(fills, ListedColormap(FILLS), vmin=0, vmax=5, aspect="auto")
             ax.set(title=title, xlabel="position in the row (tokens)", ylabel="row")
-        broken = len({number for row in cut for number, start, _ in row if start})
-        empty = 1 - sum(lengths) / (row_length * len(packed))
+            ax.yaxis.get_major_locator().set_params(integer=True)
+        broken = len(np.unique(cut[cut_off(cut)]))
         return figure, (
             f"cut: {len(cut)} rows, {broken} of {documents} documents in pieces\n"
-            f"packed: {len(packed)} rows, none in pieces, {empty:.1%} empty"
+            f"packed: {len(packed)} rows, none in pieces, {(packed < 0).mean():.1%} empty"
         )
 
     return draw
@@ -229,25 +186,24 @@ def rows(fit: Callable[..., Any]) -> Callable[..., Any]:
 # Sources
 
 
-def drawn(weights: np.ndarray) -> np.ndarray:
+def drawn(weights):
     """Return how many samples of each source a die has given; weights `(samples, sources)`."""
     shares = weights / weights.sum(axis=1, keepdims=True)
     return np.cumsum(np.random.default_rng(0).multinomial(1, shares), axis=0)
 
 
-def drawn_away(samples: int, weights: Sequence[int]) -> int:
+def drawn_away(samples, weights):
     """Return how many too many or too few one source has when a die decides, at most."""
     given = drawn(np.tile(weights, (samples, 1)))[-1]
     return round(max(abs(given - np.array(weights) * samples / sum(weights))))
 
 
-def shares(Mixture: Any) -> Callable[..., Any]:
-    """Return what the sliders draw: what each source has given, drawn and computed."""
+def shares(Mixture):
+    """Return what the slider draws: what each source has given, drawn and computed."""
 
-    def draw(web: int, change_at: int) -> tuple[Figure, str]:
-        first = [3 * web, 2 * (10 - web), 10 - web]  # books twice what code has
-        phases = {0: first, change_at: [2, 2, 6]}
-        weights = np.repeat([first, [2, 2, 6]], [change_at, 200 - change_at], axis=0)
+    def draw(web):
+        phases = {0: [3 * web, 2 * (10 - web), 10 - web], 100: [2, 2, 6]}  # books: twice code
+        weights = np.repeat(list(phases.values()), 100, axis=0)
         owed = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=0)
         mixture, after = Mixture([100] * 3, phases), np.arange(1, 201)
         panels = {
@@ -257,10 +213,9 @@ def shares(Mixture: Any) -> Callable[..., Any]:
         figure = Figure(figsize=(10, 3.6), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for ax, (title, given) in zip(axes, panels.items(), strict=True):
-            for k, (name, colour) in enumerate(SOURCES.items()):
+            for k, (name, (colour, style)) in enumerate(SOURCES.items()):
                 ax.plot(after, owed[:, k] / after, color=colour, lw=6, alpha=0.25)
-                ax.plot(after, given[:, k] / after, color=colour, lw=3 - k, label=name)
-            ax.axvline(change_at, color="#6b7280", ls=":")
+                ax.plot(after, given[:, k] / after, style, color=colour, lw=2, label=name)
             ax.set(title=title, xlabel="samples so far", ylabel="share so far")
         axes[0].legend()
         return figure, "\n".join(
