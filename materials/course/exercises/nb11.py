@@ -98,8 +98,12 @@ COUNTS_AFTER = Exercise(
     st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple),
     counts_seen,
     show=lambda *weights: f"counts_after(n, {list(weights)}) for n = 0, 1, 2, ...",
+    others={
+        "Each source is rounded by itself, and they don't add up.": lambda samples, weights: [
+            round(samples * weight / sum(weights)) for weight in weights
+        ],
+    },
     misconceptions="""
-samples, total = samples - counts[-1], total - weight >> pass | Each source is rounded by itself, and they don't add up.
 total - weight >> total | What is left is shared by the sources that are left: their weights, not all of them.
 samples - counts[-1] >> samples | A source has its share of what is left, not of all the samples.
 (samples * weight + total // 2) // total >> samples * weight // total | Rounded down, a source is behind all the time, and the last has it all.
