@@ -26,13 +26,13 @@ with_hints(data, batches, ahead)            # the disk reads while you compute
 
 1. The gather and the read. Both give the GIL away; the loop needs it.
 2. Four.
-3. Otherwise it would stand there with a batch for which there is no room.
+3. Otherwise it would sit there with a batch for which there is no room.
 
 </details>
 
 **You need** lessons 00 and 03. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. What you leave open, the solution stands in for, so every cell runs.
+**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -69,7 +69,7 @@ play.draw_steps(busy)
 
 # %% [markdown] tags=["takeaway"]
 """
-The steps come in bursts, with a gap before each: there the model waits for a slow batch, and for those behind it.
+The steps come in bursts, with a gap before each: there the model waits for a slow batch.
 """
 
 # %% tags=["prediction:idle"]
@@ -77,7 +77,7 @@ predict("idle", "What percentage of the time does the model stand still?", unit=
 
 # %% [markdown]
 """
-**Write `idle_share`**, the number for this whole lesson. `busy` is a list of pairs `(begin, end)`, one after the other: when somebody was at work. Return the share of the time, from the first begin to the last end, in which they were not: 0 for never idle, 0.5 for half of the time. With `[(10, 12), (13, 14)]` it is 1 of 4, so 0.25.
+**Write `idle_share`**, the number for this whole lesson. `busy` is a list of pairs `(begin, end)`, one after the other: when the model was at work. Return the share of the time, from the first begin to the last end, in which it was not: 0 for never idle, 0.5 for half of the time. With `[(10, 12), (13, 14)]` it is 1 of 4, so 0.25.
 """
 
 # %% [markdown] tags=["hint:idle_share"]
@@ -119,9 +119,9 @@ You will try many settings, and measure each. Measure something twice and you ge
 
 First: *throw the beginning away*. In its **warm-up** a program starts threads and touches memory for the first time. Training runs for days; you want to know what comes after.
 
-Second: *take turns*. A machine slows down while you measure: it gets warm, or a neighbour starts something. Whoever measures A to its end and then B compares two different machines. So measure A B, A B, A B.
+Second: *take turns*. A machine slows down while you measure: it gets warm, or a neighbour starts something. If you measure all of A and then all of B, you compare two different machines. So measure A B, A B, A B.
 
-**Predict.** A and B are *the same loader*. The machine slows down all the time, from 100 to 60 batches a second. You measure A to its end, and then B.
+**Predict.** A and B are *the same loader*. The machine slows down all the time, from 100 to 60 batches a second. You measure all of A, then all of B, and compare their medians.
 """
 
 # %% tags=["prediction:win"]
@@ -157,12 +157,12 @@ def in_turn(methods, repeats):
 `rounds[1:]` is the whole first habit.
 """
 
-# %% tags=["nbval-ignore-output", "reveal:win"]
-reveal("win", play.draw_drift(in_turn))
+# %% tags=["reveal:win"]
+reveal("win", play.win_of_a(in_turn))
 
-# %% [markdown] tags=["takeaway", "term:warm-up", "term:spread"]
+# %% [markdown] tags=["term:warm-up", "term:spread"]
 """
-Third: *say how far the repeats lie apart*, from the smallest to the largest. That is the **spread**. Above, the spreads don't overlap, and still A and B are the same: a spread can't save you from the wrong order. Below, both cover nearly the same range, and the few percent between them mean nothing. (White cells are the round that was thrown away.)
+Third: *say how far the repeats lie apart*, from the smallest to the largest. That is the **spread**. In the first line the spreads don't overlap, and still A and B are the same: a spread can't save you from the wrong order. In the second line both cover nearly the same range, and the few percent between them mean nothing.
 
 While two spreads overlap you have not shown a difference. All verdicts of this lesson are made like this:
 """
@@ -201,7 +201,11 @@ predict(
 
 # %% tags=["nbval-ignore-output", "reveal:processes"]
 rows = play.swept()
-reveal("processes", play.with_processes(rows, compare))
+ours, naive = play.spreads(rows, "ours"), play.spreads(rows, "naive DataLoader")
+print(
+    "4 workers of ours, beside 4 times 1 worker:", compare(ours[4], [4 * rate for rate in ours[1]])
+)
+reveal("processes", compare(max(naive[1], naive[2]), naive[0]))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -209,7 +213,7 @@ The picture has a line for each loader, each at its best prefetch factor, with t
 
 A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its nine settings. Where they overlap, nothing was shown, and most of them usually do. And four workers are not four times as fast as one (the line below the table): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its nine settings. Where they overlap, nothing was shown, and most of them usually do. And four workers are hardly ever four times as fast as one (the line below the table compares their spreads): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 
@@ -284,7 +288,7 @@ You know *that* a setting is fast. To know *why*, follow the batches: a worker *
 
 # %% tags=["given", "file:tuning.py"]
 class Trip(NamedTuple):
-    """The way of one batch: who made it, and when what happened."""
+    """The life of one batch: who made it, and when each thing happened."""
 
     worker: int
     begun: float
@@ -343,12 +347,7 @@ The uneven disk again, as a model. (Your first loader's queue of 1 is a window o
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(
-    play.model_of(follow),
-    step_ms=(4, [1, 2, 3, 4, 6, 8]),
-    workers=(1, [1, 2, 3, 4]),
-    window=(2, [1, 2, 4, 8, 16]),
-)
+sliders(play.model_of(follow), workers=(1, [1, 2, 3, 4]), window=(2, [1, 2, 4, 8, 16]))
 
 # %% [markdown] tags=["takeaway", "term:starved"]
 """
@@ -415,7 +414,7 @@ reveal("wait", " and ".join(name for name in loaders if verdicts[name] == "no ro
 """
 ## The model against the measurement · core
 
-Is the model any good? Below, your real `Loader` with real threads runs at 36 settings: steps of 1 to 8 ms, one, two or four workers, and prefetch factors of 1, 2 and 4. For each the model has *predicted* how long a batch takes in all. It knows the times of the disk and nothing else.
+Is the model any good? Below, your real `Loader` with real threads runs at 36 settings: steps of 1 to 8 ms, one, two or four workers, and prefetch factors of 1, 2 and 4. For each the model has *predicted* how long a batch takes on average. It knows the times of the disk and nothing else.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -423,9 +422,9 @@ play.draw_model(follow, Loader)
 
 # %% [markdown] tags=["takeaway"]
 """
-A point on the line is a prediction that came true. Points lie a little to the right of it, since the model treats waking a thread as free.
+A point on the line is a prediction that came true. Points lie a little to the right of it, since the model treats waking a thread as free; on a busy machine they lie far to the right.
 
-Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: four workers, four times as fast. The last line of that table said otherwise. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
+Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: four workers, four times as fast. See what the line below that table said. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
 
 ## A file that is not in memory · core
 
@@ -469,7 +468,7 @@ A sliding window once more: what is asked for and not yet fetched is never more 
 
 # %% [markdown]
 """
-The next cell evicts a file of 134 MB from memory, and fetches 16 batches of 8 windows from it: first without hints, then with yours, `ahead=4`.
+The next cell evicts a file of 134 MB from memory, and fetches 16 batches of 8 windows from it: first without hints, then with yours, `ahead=4`. A window of this file is 2 KiB, so it lies in one or two pages of 4 KiB. Reading ahead fetches 128 KiB around each on many machines, 1 MiB and more on others: 32 to 300 pages.
 """
 
 # %% tags=["prediction:pages"]
@@ -482,20 +481,17 @@ predict(
 )
 
 # %% tags=["nbval-ignore-output", "reveal:pages"]
-times_fewer = play.draw_pages(with_hints)
-reveal("pages", times_fewer)
+reveal("pages", play.times_fewer_pages(with_hints))
 
 # %% [markdown] tags=["takeaway"]
 """
-Without hints, whole stretches of the file are in memory. With hints, there are the pages that windows lie in, and no others.
-
-With hints the disk reads the pages that you need and no others, many at a time. The library's loader gives such hints by itself, and checks less and less often whether they are needed when a file turns out to be in memory: there a hint costs time and brings nothing.
+Without hints, whole stretches of the file came into memory. With hints, the disk reads the pages that the windows lie in and hardly any others, many at a time. The library's loader gives such hints by itself, and checks less and less often whether they are needed when a file turns out to be in memory: there a hint costs time and brings nothing.
 
 ## Prove it · core
 """
 
 # %%
-script = write("tuning.py")
+write("tuning.py")
 promises("tuning.py")
 
 # %% [markdown]
@@ -514,22 +510,20 @@ card("a hint at the last moment", mine=...)
 
 # %% [markdown]
 """
-And the number we began with: how much of the time the model stood still.
+And the number we began with: how long the model stands still, on the same disk.
 """
 
 # %% tags=["nbval-ignore-output"]
-play.draw_counter(before, after)
+print(f"lesson 00's loader {before:.0%} of the time, yours {after:.0%}")
 
-# %% [markdown] tags=["takeaway", "closing"]
+# %% [markdown] tags=["closing"]
 """
-From lesson 00's loader to yours: nearly all of the waiting is gone, on the same disk.
-
 **You can now explain**
 
 - why you throw the beginning away, take turns, and give the spread;
 - why more worker processes can make a loader slower;
 - how to tell a loader that is too slow from one that has no room, and what helps each;
-- what a model is for when it is wrong;
+- what a wrong model is good for;
 - why a hint needs no thread, and why it has to come early.
 
 **The number to remember**: a loader should be **2** times as fast as the step that it feeds. More is of no use; less starves the step on a busy day.

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch
 
-INK = "#1f2937"
+INK, BOX = "#1f2937", "round,pad=0,rounding_size=0.1"
 COLOURS = {
     "token": "#f3f4f6",
     "window": "#d5efe9",
@@ -25,54 +25,42 @@ COLOURS = {
 """The same colour for the same thing; in grey they differ in lightness where they meet."""
 
 
-def panels(count, width, height):
-    """Return a figure and its axes, side by side, without frames."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
-    for ax in axes:
-        ax.axis("off")
-    return figure, axes
+def rows(lines, title, fills=None, width=8):
+    """Return a picture of lines of cells; `fills` are named below."""
+    figure = Figure(figsize=(width, 0.7 + 0.38 * len(lines)), layout="constrained")
+    ax = figure.subplots()
+    draw(ax, lines, title)
+    if fills:
+        patches = [Patch(fc=fill, ec="#9ca3af", label=what) for what, fill in fills.items()]
+        ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(0, 0), ncols=6, frameon=False)
+    return figure
 
 
-def frame(ax, columns, rows, title):
-    """Show the cells of columns 0 to `columns` and rows 0 to `rows`, row 0 on top."""
-    ax.set_xlim(-0.1, columns + 0.1)
-    ax.set_ylim(rows - 0.5, -0.5)
+def draw(ax, lines, title):
+    """Draw lines of cells, the first on top, the name of each at its left.
+
+    A cell is a text and a fill, a colour or a key of COLOURS; None is a gap.
+    """
+    for y, (label, line) in enumerate(lines):
+        write(ax, -0.3, y, label, ha="right")
+        for x, (text, fill) in ((x, one) for x, one in enumerate(line) if one):
+            fill = COLOURS.get(fill, fill)
+            ax.add_patch(
+                FancyBboxPatch((x + 0.05, y - 0.36), 0.9, 0.72, BOX, fc=fill, ec="#9ca3af")
+            )
+            write(ax, x + 0.5, y, text, ha="center", color=ink_on(fill))
+    ax.axis("off")
+    ax.set_xlim(-0.1, max(len(line) for _, line in lines) + 0.1)
+    ax.set_ylim(len(lines) - 0.5, -0.5)
     ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
 
 
-def cell(ax, x, y, text="", fill=COLOURS["token"]):
-    """Draw one cell."""
-    box = "round,pad=0,rounding_size=0.1"
-    ax.add_patch(
-        FancyBboxPatch((x + 0.05, y - 0.36), 0.9, 0.72, boxstyle=box, fc=fill, ec="#9ca3af", lw=0.8)
-    )
-    name(ax, x + 0.5, y, text, ha="center", color=ink_on(fill))
+def write(ax, x, y, text, **options):
+    """Write a text beside a point."""
+    ax.text(x, y, text, **{"va": "center", "color": INK, "fontsize": 10} | options)
 
 
 def ink_on(fill):
     """Return the colour of a text that can be read on a fill: dark or white."""
     red, green, blue = (int(fill[k : k + 2], 16) / 255 for k in (1, 3, 5))
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
-
-
-def name(ax, x, y, text, **options):
-    ax.text(x, y, text, **{"va": "center", "color": INK, "fontsize": 10} | options)
-
-
-def rows(lines, title, fills=None, width=8):
-    """Draw lines of cells, the name of each at its left; `fills` are named below.
-
-    A cell is a text and a fill, a colour or a key of COLOURS; None is a gap.
-    """
-    figure, (ax,) = panels(1, width, 0.7 + 0.38 * len(lines))
-    for y, (label, line) in enumerate(lines):
-        name(ax, -0.3, y, label, ha="right")
-        for x, one in enumerate(line):
-            if one:
-                cell(ax, x, y, one[0], COLOURS.get(one[1], one[1]))
-    frame(ax, max(len(line) for _, line in lines), len(lines), title)
-    if fills:
-        patches = [Patch(fc=fill, ec="#9ca3af", label=what) for what, fill in fills.items()]
-        ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(0, 0), ncols=6, frameon=False)
-    return figure

@@ -57,7 +57,7 @@ def strips(rows, colours, title, unit):
             ax.barh(y, end - begin, left=begin, color=fill, ec="#6b7280", label=kind)
             if number and end - begin > room * len(str(*number)):
                 ink = cells.ink_on(fill)
-                cells.name(ax, (begin + end) / 2, y, *number, ha="center", color=ink, fontsize=9)
+                cells.write(ax, (begin + end) / 2, y, *number, ha="center", color=ink, fontsize=9)
     name_rows(ax, rows)
     return figure
 

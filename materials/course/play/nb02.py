@@ -1,10 +1,10 @@
 """What lesson 02 breaks, counts and draws."""
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from course import lab
 from course.play import cells
-from course.play.cells import COLOURS
 
 THIRDS = ("#eef4fb", "#bcd7f2", "#7fb2e5")
 """The numbers of the first, second and last third of a grid, wherever they move to."""
@@ -59,29 +59,31 @@ def neighbours(MyShuffle, side=50, seeds=40):
 # Drawing
 
 
-def draw_grid(ax, values, title, samples):
-    """Draw a grid of numbers, coloured by thirds; those that are no samples are white."""
-    for cell, value in enumerate(values.flat):
-        y, x = divmod(cell, values.shape[1])
-        fill = THIRDS[3 * value // values.size] if cell < samples else COLOURS["wrong"]
-        if value >= samples:
-            value, fill = f"({value})", "#ffffff"
-        cells.cell(ax, x, y, value, fill)
-    cells.frame(ax, values.shape[1], len(values), title)
+def draw_grids(grids, samples):
+    """Draw grids of numbers side by side, coloured by thirds; what is no sample is white."""
+    figure = Figure(figsize=(10, 0.8 + 0.36 * len(grids[0][1])), layout="constrained")
+    for ax, (title, grid) in zip(figure.subplots(1, len(grids)), grids, strict=True):
+        numbers, columns = np.ravel(grid).tolist(), len(grid[0])
+        line = [
+            (f"({number})", "to come") if number >= samples
+            else (number, THIRDS[3 * number // len(numbers)] if cell < samples else "wrong")
+            for cell, number in enumerate(numbers)
+        ]  # fmt: skip
+        lines = [("", line[k : k + columns]) for k in range(0, len(line), columns)]
+        cells.draw(ax, lines, title)
+    return figure
 
 
 def draw_round():
     """Draw a grid of 3 x 3, its rows shifted, and then its columns."""
-    grids = {
-        "0 to 8, row by row": [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
-        "rows, by (1, 0, 2)": [[2, 0, 1], [3, 4, 5], [7, 8, 6]],
-        "then columns, by (2, 1, 0)": [[3, 8, 1], [7, 0, 5], [2, 4, 6]],
-    }
-    figure, axes = cells.panels(3, 8, 2.0)
-    for ax, (title, grid) in zip(axes, grids.items(), strict=True):
-        draw_grid(ax, np.array(grid), title, 9)
-    lines = zip(*grids.values(), strict=True)
-    lab.picture(figure, "\n".join("   ".join(str(row)[1:-1] for row in line) for line in lines))
+    grids = [
+        ("0 to 8, row by row", [[0, 1, 2], [3, 4, 5], [6, 7, 8]]),
+        ("rows, by (1, 0, 2)", [[2, 0, 1], [3, 4, 5], [7, 8, 6]]),
+        ("then columns, by (2, 1, 0)", [[3, 8, 1], [7, 0, 5], [2, 4, 6]]),
+    ]
+    lines = zip(*(grid for _, grid in grids), strict=True)
+    text = "\n".join("   ".join(str(row)[1:-1] for row in line) for line in lines)
+    lab.picture(draw_grids(grids, 9), text)
 
 
 def rounds(scramble):
@@ -89,16 +91,14 @@ def rounds(scramble):
 
     def draw(samples):
         columns = int(np.ceil(np.sqrt(samples)))
-        rows = -(-samples // columns)
+        rows, grids = -(-samples // columns), []
         numbers = np.arange(rows * columns, dtype=np.uint64)
-        figure, axes = cells.panels(4, 10, 0.6 + 0.36 * rows)
-        for k, ax in enumerate(axes):
+        for k in range(4):
             keys = [(11, 12), (13, 14), (15, 16)][:k]
             moved = np.asarray(scramble(numbers.copy(), np.uint64(rows), np.uint64(columns), keys))
-            grid = np.argsort(moved).reshape(rows, columns)  # the number that is in each cell
-            draw_grid(ax, grid, f"rounds: {k}", samples)
+            grids.append((f"rounds: {k}", np.argsort(moved).reshape(rows, columns)))
         red = int((moved[:samples] >= samples).sum())
-        return figure, (
+        return draw_grids(grids, samples), (
             f"{samples} samples in {rows} x {columns} cells: after 3 rounds, {red} of {samples} "
             "numbers stand in a cell that is no sample"
         )
