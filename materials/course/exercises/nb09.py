@@ -1,4 +1,4 @@
-"""Lesson 09: who writes what, slices across files, and one commit for all ranks."""
+"""Lesson 09: slices across files, and one commit for all ranks."""
 
 import re
 from pathlib import Path
@@ -8,41 +8,6 @@ from hypothesis import strategies as st
 from course.grading.exercise import Exercise
 from course.grading.observers import files
 from course.lesson import solution
-
-COPIES = [("mean", 0, 8), ("scale", 0, 2), ("table", 0, 9)]
-
-
-def spread(rows, ranks, copies=tuple(COPIES)):
-    """Return the shards of each rank: some rows of `up`, and whole copies."""
-    each = -(-rows // ranks)
-    pieces = [range(min(k * each, rows), min(k * each + each, rows)) for k in range(ranks)]
-    return [[("up", one.start, len(one))] * bool(one) + [*copies] for one in pieces]
-
-
-def written(answer, *every):
-    """Observe what each rank writes, in any order."""
-    return {f"rank {k} writes": sorted(own) for k, own in enumerate(answer(list(every)))}
-
-
-SHARE_OUT = Exercise(
-    solution("09", "share_out"),
-    [
-        tuple(spread(4, 2, ())),
-        tuple(spread(4, 1)),
-        tuple(spread(4, 2, COPIES[:1])),
-        tuple(spread(10, 2)),
-        tuple(spread(7, 3)),
-    ],
-    written,
-    """
-    if have[shard] == 1 >> | What all ranks have is written by each of them.
-    have[shard] > 1 >> False | What several have, you let nobody write.
-    min(writes, key=lambda own: sum(rows for _, _, rows in own)) >> writes[0] | Rank 0 writes all that is shared, and the others wait for it.
-    sum(rows for _, _, rows in own) >> len(own) | You count shards; what takes time is their rows.
-    == 1 >> == len(every) | What a rank alone has, only that rank can write.
-    """,
-    show=lambda *every: f"share_out({list(every)})",
-)
 
 RANGES = st.tuples(st.integers(0, 9), st.integers(0, 6)).map(lambda at: range(at[0], sum(at)))
 

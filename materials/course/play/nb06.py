@@ -116,17 +116,12 @@ def serve(path):
     return f"http://127.0.0.1:{server.server_port}/model.pt", sent
 
 
-def large_file():
-    """Write a torch file of 2 GB that takes no room: only its descriptions are written."""
-    path = SCRATCH / "large.pt"
-    with torch.serialization.skip_data():
-        torch.save({f"layer.{k}": torch.empty(2048, 4096) for k in range(64)}, path)
-    return path
-
-
 def over_http(MyCheckpoint, describe):
-    """Read a corner of one matrix from a server; print what was sent, and return the sizes."""
-    url, sent = serve(large_file())
+    """Read a corner of one matrix out of 2 GB; print what was sent, and return the sizes."""
+    path = SCRATCH / "large.pt"
+    with torch.serialization.skip_data():  # only its descriptions are written: it takes no room
+        torch.save({f"layer.{k}": torch.empty(2048, 4096) for k in range(64)}, path)
+    url, sent = serve(path)
     MyCheckpoint(Remote(url), describe).slice("layer.40", CORNER)
     mine = [nbytes for _, nbytes in sent]
     for number, (begin, nbytes) in enumerate(sent, 1):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 import npydata
-from course.exercises.nb09 import spread
 from course.grading.child import in_child
 
 _SCRATCH = TemporaryDirectory(prefix="npydata-ranks-")
@@ -33,11 +32,19 @@ def start(ranks, work):
         return list(pool.map(lambda rank: in_child(lambda _: be(rank)), range(ranks)))
 
 
+def spread(ranks):
+    """Return the shards of each rank, `(name, first_row, rows)`: some of the 10 rows of `up`, and
+    whole copies."""
+    each = -(-10 // ranks)
+    copies = [("mean", 0, 8), ("scale", 0, 2), ("table", 0, 9)]
+    return [[("up", at, min(each, 10 - at)), *copies] for at in range(0, 10, each)]
+
+
 def state_of(rank, ranks):
     """Return a rank's shards; every element says which row of which tensor it is in."""
     return {
         (name, at, n): ord(name[0]) + torch.arange(8.0 * (at + n)).reshape(-1, 8)[at:]
-        for name, at, n in spread(10, ranks)[rank]
+        for name, at, n in spread(ranks)[rank]
     }
 
 

@@ -1,29 +1,10 @@
 """What the ranks of lesson 09 promise, and cards that break it."""
 
-from itertools import chain
-
 from course.exercises import nb09
 from course.lab import Card
 from course.promises.nb01 import expect
 
 NOTES = [{"a": 3}, {"b": 4}]
-
-
-def each_shard_is_written_once(mine):
-    """Each shard is written once, by a rank that has it"""
-    for rows, ranks in ((10, 1), (10, 2), (10, 3), (3, 4)):
-        every = nb09.spread(rows, ranks)
-        writes = mine.share_out(every)
-        owned = [shard in has for own, has in zip(writes, every, strict=True) for shard in own]
-        expect(all(owned), True, f"{ranks} ranks write what they have")
-        expect(sorted(chain(*writes)), sorted({*chain(*every)}), f"{ranks} ranks write")
-
-
-def the_work_is_shared(mine):
-    """No rank writes more than it must"""
-    copies = [("table", 0, 9), *((f"bias{k}", 0, 3) for k in range(3))]
-    rows = [sum(one[2] for one in own) for own in mine.share_out([copies, copies])]
-    expect(rows, [9, 9], "rows that two ranks write of copies with 9, 3, 3 and 3")
 
 
 def a_slice_of_files_is_the_slice(mine):
@@ -63,8 +44,6 @@ def all_parts_make_one(mine):
 
 
 PROMISES = [
-    each_shard_is_written_once,
-    the_work_is_shared,
     a_slice_of_files_is_the_slice,
     who_is_missing_is_named,
     who_gives_up_is_heard_at_once,
@@ -83,16 +62,6 @@ CARDS = {
             "raise; the line that did so is gone",
             "on one machine: saves take longer": "asking for the size of a file takes "
             "microseconds, and now it isn't even done",
-        },
-    ),
-    "pieces counted": Card(
-        nb09.SHARE_OUT,
-        "sum(rows for _, _, rows in own) >> len(own)",
-        the_work_is_shared,
-        {
-            "a save that takes longer on one rank than on the others": "",
-            "a checkpoint that lacks a tensor": "each shard is still dealt out once",
-            "an error on the rank that has no `table`": "only what all ranks have is dealt out",
         },
     ),
 }
