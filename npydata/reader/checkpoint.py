@@ -23,7 +23,7 @@ from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorInfo:
     """What the file says of a tensor; none of its bytes was read for it."""
 
@@ -47,11 +47,6 @@ class TensorInfo:
     requires_grad: bool = False
     path: Path | str | None = None
     """The file that holds it; of a tensor in chunks, the first of the set."""
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """Other names of the very same elements."""
-        return tuple(one for one in self.names if one != self.name)
 
 
 class LazyCheckpoint(Mapping[str, torch.Tensor]):
@@ -327,10 +322,6 @@ class TensorSlice:
         self.name, self.shape, self.dtype = name, spec.shape, spec.dtype
         self._checkpoint = checkpoint
 
-    def get_shape(self) -> list[int]:
-        """Return the shape, as ``safetensors`` names it."""
-        return list(self.shape)
-
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
         part = self._checkpoint._part(self.name, index)
@@ -373,10 +364,9 @@ def plain_value(path: Path | str, name: str, value: Any) -> Any:
     A tensor can only be found here in a set: lists and tuples with tensors were flattened.
     """
     if isinstance(value, Global | UnresolvedObject):
-        needed = value.qualname if isinstance(value, UnresolvedObject) else str(value)
         raise UnsafeCheckpointError(
-            f"{path}: {name:.200} needs {needed:.200}, which the file names; it is not called "
-            "here, but plain tensors in it can be read by their own names"
+            f"{path}: {name:.200} needs {value.qualname:.200}, which the file names; it is not "
+            "called here, but plain tensors in it can be read by their own names"
         )
     if isinstance(value, Storage | TensorSpec):
         raise CheckpointError(

@@ -84,14 +84,14 @@ def convert(
              if isinstance(value, str) and checkpoint.format == "safetensors"}  # fmt: skip
     shards = [(group, header_of(group, ties, texts, values)) for group in cut(slots, shard_size)]
     with closing(ProgressBar("converting", wanted, "B", show=progress)) as bar:
-        if shard_size is None:
-            with replacing(dst) as out:
+        opened: Any = replacing(dst) if shard_size is None else replacing_folder(dst)
+        with opened as out:
+            if shard_size is None:
                 write_file(out, *shards[0], bar)
-                require_unchanged(checkpoint)
-        else:
-            with replacing_folder(dst) as folder:
-                write_folder(folder, shards, bar)
-                require_unchanged(checkpoint)
+            else:
+                write_folder(out, shards, bar)
+            for file in checkpoint.open_files:  # what was read may be of two
+                file.require_unchanged()
     nbytes = sum(len(header) for _, header in shards) + wanted
     return Converted(len(slots) + len(ties), len(ties), nbytes, tuple(left_out))
 
@@ -175,12 +175,6 @@ def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         except (TypeError, ValueError, RecursionError) as error:
             left_out[name] = str(error)
     return held, left_out
-
-
-def require_unchanged(checkpoint: Any) -> None:
-    """Refuse files that were written to since they were opened."""
-    for file in checkpoint.open_files:
-        file.require_unchanged()
 
 
 def write_folder(folder: Path, shards: list[tuple[list[Slot], bytes]], bar: ProgressBar) -> None:

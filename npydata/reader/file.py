@@ -61,7 +61,8 @@ def naming(path: object) -> Iterator[None]:
             error.filename = str(path)
         raise
     except (MemoryError, RecursionError, RuntimeError) as error:  # the last: torch refuses
-        raise CheckpointError(f"{path}: {error!s:.500}") from error
+        why = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path}: {why:.500}") from error
 
 
 class File:
@@ -75,11 +76,23 @@ class File:
 
     def pread_into(self, target: Any, offset: int) -> None:
         """Fill memory with the bytes from ``offset`` on."""
+        view = memoryview(target).cast("B") if len(target) else memoryview(b"")
+        self.require_inside(offset, view.nbytes)
+        self._fill(view, offset)
+
+    def _fill(self, view: memoryview, offset: int) -> None:
         raise NotImplementedError
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly these bytes."""
         return self.copy(offset, nbytes).tobytes()
+
+    def content(self, most: int) -> bytes:
+        """Return all bytes of a file that has at most so many."""
+        if self.size > most:
+            name = str(self.path).rpartition("/")[2]
+            raise FormatError(f"{name} has {self.size:,} bytes, expected at most {most:,}")
+        return self.read(0, self.size)
 
     def copy(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes as an array of their own."""
@@ -100,6 +113,10 @@ class File:
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""
+
+    def placed(self, offset: int) -> tuple["File", int]:
+        """Return the file to read from and the place in it: of a part, those of the whole."""
+        return self, offset
 
     def require_inside(self, offset: int, nbytes: int) -> None:
         """Refuse a range that is not in the file."""
@@ -205,10 +222,7 @@ class LocalFile(File):
         """Let go of the file. Reads in other threads end well, later ones raise."""
         self._open = self._descriptor = None
 
-    def pread_into(self, target: Any, offset: int) -> None:
-        """Fill memory with the bytes from ``offset`` on."""
-        view = memoryview(target).cast("B") if len(target) else memoryview(b"")
-        self.require_inside(offset, view.nbytes)
+    def _fill(self, view: memoryview, offset: int) -> None:
         descriptor = self.descriptor()
         while view.nbytes:
             count = os.preadv(descriptor.number, [view], offset)
@@ -283,29 +297,21 @@ def identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 class FilePart(File):
-    """A range of a file that is a file of its own: an item of a ``.distcp`` file."""
+    """A range of a file that is a file of its own: an item of a ``.distcp`` file.
+
+    Its headers are read through it, and what they describe from the whole file.
+    """
 
     def __init__(self, whole: File, begin: int, nbytes: int) -> None:
         whole.require_inside(begin, nbytes)
         self.whole, self.begin, self.size, self.path = whole, begin, nbytes, whole.path
 
-    def pread_into(self, target: Any, offset: int) -> None:
-        """Fill memory with the bytes of the part from ``offset`` on."""
-        self.require_inside(offset, len(target))
-        self.whole.pread_into(target, self.begin + offset)
+    def _fill(self, view: memoryview, offset: int) -> None:
+        self.whole.pread_into(view, self.begin + offset)
 
-    def map(self, offset: int, nbytes: int) -> Bytes:
-        """Return these bytes of the part as private memory."""
-        self.require_inside(offset, nbytes)
-        return self.whole.map(self.begin + offset, nbytes)
-
-    def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
-        """Return a range of the part, read past the page cache."""
-        return self.whole.read_direct(self.begin + begin, self.begin + end, buffer)
-
-    def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened."""
-        self.whole.require_unchanged()
+    def placed(self, offset: int) -> tuple[File, int]:
+        """Return the whole file, and the same place in it."""
+        return self.whole, self.begin + offset
 
 
 class Folder:
@@ -349,10 +355,7 @@ class Folder:
 
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file of at most ``most`` bytes."""
-        file = self.open(name)
-        if file.size > most:
-            raise FormatError(f"{name} has {file.size:,} bytes, expected at most {most:,}")
-        return file.read(0, file.size)
+        return self.open(name).content(most)
 
     def is_current(self) -> bool:
         """Whether its path still leads to it."""

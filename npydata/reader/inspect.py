@@ -41,12 +41,11 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         ties = checkpoint.ties()
         rows = []
         for name in checkpoint:
-            info = checkpoint.info(name)
-            row = {one: getattr(info, one) for one in (
-                "name", "shape", "stride", "nbytes", "storage", "offset", "file_offset", "kind",
-                "requires_grad")}  # fmt: skip
-            row["dtype"] = str(info.dtype).removeprefix("torch.")
-            rows.append({**row, "file": printable(info.path or path), "same_as": ties.get(name)})
+            row = {**vars(checkpoint.info(name)), "same_as": ties.get(name)}
+            row["dtype"] = str(row["dtype"]).removeprefix("torch.")
+            row["file"] = printable(row.pop("path") or path)
+            del row["names"]
+            rows.append(row)
         metadata, other = typed_values(checkpoint.metadata)
         distinct = [row for row in rows if row["same_as"] is None]
         remote = [file for file in checkpoint.open_files if file.is_remote]

@@ -114,16 +114,13 @@ def read_file(file: File) -> Contents:
 
 def formats_of(start: bytes) -> list[tuple[str, Callable[[File], Contents]]]:
     """Return what a file may be that begins so, in words, and what reads it."""
-    return [
-        (name, read)
-        for name, read, matches in (
-            ("a zip file", read_zip, start[:4] == b"PK\3\4"),
-            ("a tar file", read_tar, is_tar(start)),
-            ("a file of torch before 1.6", read_legacy, is_legacy(start)),
-            ("a safetensors file", read_safetensors, is_safetensors(start)),
-        )
-        if matches
-    ]
+    formats = {
+        ("a zip file", read_zip): start[:4] == b"PK\3\4",
+        ("a tar file", read_tar): is_tar(start),
+        ("a file of torch before 1.6", read_legacy): is_legacy(start),
+        ("a safetensors file", read_safetensors): is_safetensors(start),
+    }
+    return [one for one, matches in formats.items() if matches]
 
 
 def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
@@ -131,10 +128,9 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
 
     ``open_beside`` opens a file beside the index by its name.
     """
-    if index.size > MAX_INDEX_BYTES:
-        raise FormatError(f"an index of {index.size:,} bytes, expected {MAX_INDEX_BYTES:,} at most")
+    content = index.content(MAX_INDEX_BYTES)
     try:
-        said = json.loads(index.read(0, index.size), object_pairs_hook=without_duplicates)
+        said = json.loads(content, object_pairs_hook=without_duplicates)
         weight_map = {name: plain_name(shard) for name, shard in said["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"is not an index with a weight_map: {error!s:.200}") from None
@@ -263,17 +259,15 @@ def only_checkpoint(folder: Folder, names: list[str]) -> str:
     """Return the name of the one checkpoint that a folder holds."""
     visible = [name for name in names if not any(fnmatchcase(name, one) for one in BESIDE)
                and (folder.path / name).is_file()]  # fmt: skip
-    found: list[str] = []
     for patterns in IN_FOLDER:
         found = [name for name in visible if any(fnmatchcase(name, one) for one in patterns)]
-        whole = not found or fnmatchcase(found[0], "*-00001-of-00001.*")
-        if len(found) == 1 and fnmatchcase(found[0], "*-?????-of-?????.*") and not whole:
-            raise FormatError(f"{found[0]} is one of several files by its name, and there is no "
-                              "index of them; name the file to open what it holds")  # fmt: skip
-        if len(found) == 1:
-            return found[0]
         if found:
             break
+    if len(found) == 1:
+        if fnmatchcase(found[0], "*-?????-of-?????.*") and "-00001-of-00001." not in found[0]:
+            raise FormatError(f"{found[0]} is one of several files by its name, and there is no "
+                              "index of them; name the file to open what it holds")  # fmt: skip
+        return found[0]
     if any((folder.path / name / ours.MANIFEST).is_file() for name in names):
         raise FormatError(f"is a folder of checkpoints, expected one of them: latest_checkpoint("
                           f"{os.fspath(folder.path)!r}) returns the newest")  # fmt: skip

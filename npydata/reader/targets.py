@@ -72,8 +72,6 @@ def why_not_filled(spec: TensorSpec, target: torch.Tensor) -> str | None:
     """Return why a tensor can't take another one's values, or None."""
     if target.is_meta or target.layout is not torch.strided or target.is_nested:
         return f"it has no memory of its own (device {target.device}, {target.layout})"
-    if torch.nn.parameter.is_lazy(target):
-        return "it has no shape yet, its module was not called"
     if tuple(target.shape) != spec.shape:
         return f"its shape is {tuple(target.shape)}, the checkpoint has {spec.shape}"
     reach = 0

@@ -19,13 +19,10 @@ import numpy as np
 import torch
 
 from npydata.reader.file import Bytes, Extent, FormatError
-from npydata.reader.pickle.objects import MAX_COUNT, MAX_DIMS, Storage, TensorSpec
+from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
-Region = tuple[slice, ...]
-"""The part of a tensor that lies in these indices of each dimension."""
-
 PORTION_BYTES = 1 << 24
 """What is read at once where the file holds more than is wanted."""
 ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
@@ -41,7 +38,7 @@ class Chunk:
     resolve: Callable[[], TensorSpec]
 
     @property
-    def region(self) -> Region:
+    def region(self) -> tuple[slice, ...]:
         """The part of the whole that it is."""
         return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
 
@@ -110,10 +107,9 @@ def check_spec(spec: TensorSpec) -> None:
             f"storage {storage.key!r:.80} has {root.extent.nbytes:,} bytes in the file, "
             f"{storage.start + storage.nbytes:,} by its description"
         )
-    numbers = (*spec.shape, *spec.stride, spec.offset)
-    if len(spec.shape) != len(spec.stride) or len(spec.shape) > MAX_DIMS or min(numbers) < 0:
+    if len(spec.shape) != len(spec.stride):
         raise FormatError(f"sizes {list(spec.shape)}, strides {list(spec.stride)} of a tensor")
-    if max(numbers) > MAX_COUNT or math.prod(size for size in spec.shape if size) > MAX_COUNT:
+    if math.prod(size for size in spec.shape if size) > MAX_COUNT:
         raise FormatError(f"sizes {list(spec.shape)} make more than 2^63 elements")
     first, end = span_of(spec)
     if first < end and end > storage.start + storage.nbytes:
@@ -224,24 +220,23 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
 
 def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Chunk]:
     """Yield the parts of a tensor's chunks that are chosen, by their place in the result."""
-    # In each dimension, the chosen indices that fall into the chunk are those from the ``first`` to
-    # before the ``end``: `some[first]` is the smallest that is not before it.
     for chunk in spec.chunks or ():
         here: list[Any] = []
         offsets, sizes = [], []
         for one, offset, size in zip(chosen, chunk.offsets, chunk.shape, strict=True):
             some = range(one, one + 1) if isinstance(one, int) else one
+            # Of the chosen indices, those from the `first` to before the `end` fall into the chunk.
             first = max(0, -(-(offset - some.start) // some.step))
             end = min(len(some), -(-(offset + size - some.start) // some.step))
             if first >= end:
                 break
-            start = some.start + first * some.step - offset
+            inside = range(size)[some[first] - offset : some[end - 1] - offset + 1 : some.step]
             if isinstance(one, int):
-                here.append(start)
+                here.append(inside[0])
             else:
-                here.append(slice(start, start + (end - first - 1) * one.step + 1, one.step))
+                here.append(slice(inside.start, inside.stop, inside.step))
                 offsets.append(first)
-                sizes.append(end - first)
+                sizes.append(len(inside))
         else:
             part = partial(lambda whole, index: sliced(whole.resolve(), index), chunk, tuple(here))
             yield Chunk(tuple(offsets), tuple(sizes), part)
@@ -250,48 +245,31 @@ def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Ch
 def gather(spec: TensorSpec) -> Bytes:
     """Return the bytes of a tensor's elements in their order, without gaps.
 
-    What it spans may have gaps, of a column for example. The span is halved until its parts have
-    few, or are so small that reading what isn't wanted costs less than another request.
+    What it spans may have gaps, of a column for example. Such a tensor is read in parts along its
+    longest stride, each of which spans a portion or has one index. Where most of it isn't wanted,
+    it is mapped, so that only the pages that are wanted come.
     """
-    itemsize, whole_view = spec.dtype.itemsize, (spec.shape, spec.stride, spec.offset)
-    whole: Any = np.empty(spec.shape, ELEMENT[itemsize])
+    itemsize, shape, stride = spec.dtype.itemsize, spec.shape, spec.stride
+    whole: Any = np.empty(shape, ELEMENT[itemsize])
     extent = whole_extent(spec.storage)
-    enough = 1 << 20 if extent.file.is_remote else 4096
-    for region, view in halves(whole_view, itemsize, enough):
-        first, end = byte_span(view, itemsize)
-        part = extent.part(spec.storage.start + first, end - first)
-        target = whole[region or ...]  # of a scalar, numpy would give a copy
-        if is_contiguous(*view[:2]) and target.flags.c_contiguous:
-            part.file.pread_into(target.reshape(-1).view(np.uint8), part.offset)
-            continue
-        steps = [step * itemsize * (size > 1) for size, step in zip(*view[:2], strict=True)]
-        content = part.file.copy(part.offset, part.nbytes)
-        target[...] = np.ndarray(view[0], ELEMENT[itemsize], content, strides=steps)
+    first, end = span_of(spec)
+    if is_contiguous(shape, stride):
+        part = extent.part(first, end - first)
+        part.file.pread_into(whole.reshape(-1).view(np.uint8), part.offset)
+    elif whole.size:
+        dim = max((dim for dim, size in enumerate(shape) if size > 1), key=stride.__getitem__)
+        inside = end - first - (shape[dim] - 1) * stride[dim] * itemsize
+        rows = 1 + max(0, PORTION_BYTES - inside) // max(1, stride[dim] * itemsize)
+        steps = [step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True)]
+        for begin in range(0, shape[dim], rows):
+            target = whole[(slice(None),) * dim + (slice(begin, begin + rows),)]
+            nbytes = inside + (target.shape[dim] - 1) * steps[dim]
+            part = extent.part(first + begin * steps[dim], nbytes)
+            read = part.file.copy if nbytes <= 2 * target.nbytes else part.file.map
+            content = read(part.offset, nbytes)
+            target[...] = np.ndarray(target.shape, ELEMENT[itemsize], content, strides=steps)
     extent.file.require_unchanged()
     return whole.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]
-
-
-def halves(
-    view: View, itemsize: int, enough: int, region: Region = ()
-) -> Iterator[tuple[Region, View]]:
-    """Yield parts of a view that span little more than they hold, or ``enough`` bytes at most."""
-    shape, stride, offset = view
-    region = region or tuple(slice(0, size) for size in shape)
-    first, end = byte_span(view, itemsize)
-    span, wanted = end - first, math.prod(shape) * itemsize
-    if not wanted:
-        return
-    most = PORTION_BYTES if span <= 2 * wanted else enough
-    if max(span, wanted) <= most:
-        yield region, view
-        return
-    dim = max((one for one, size in enumerate(shape) if size > 1), key=lambda one: stride[one])
-    half = shape[dim] // 2
-    for begin, size in ((0, half), (half, shape[dim] - half)):
-        at = region[dim].start + begin
-        part = (*shape[:dim], size, *shape[dim + 1 :]), stride, offset + begin * stride[dim]
-        inside = (*region[:dim], slice(at, at + size), *region[dim + 1 :])
-        yield from halves(part, itemsize, enough, inside)
 
 
 def ranges_of(index: Any, shape: tuple[int, ...]) -> list[range | int]:

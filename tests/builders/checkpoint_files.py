@@ -300,7 +300,8 @@ def tar_members(
 
     first = dump(len(storages) if storage_count is None else storage_count)
     for key, kind, count, data in storages:
-        first += dump((key, location, name("torch", kind))) + struct.pack("<q", count) + data
+        kind = kind if isinstance(kind, Code) else name("torch", kind)
+        first += dump((key, location, kind)) + struct.pack("<q", count) + data
     first += dump(list(views))
     second = dump(len(tensors) if tensor_count is None else tensor_count)
     for one in tensors:

@@ -125,8 +125,8 @@ def listed(way, unsafe):
     return [one for one in unsafe if one.rpartition(".")[2] in names]
 
 
-MAY_BE_REFUSED = {"storage_key", "persistent_id", "persistent_id_of_another_kind", "inst", "ext1",
-                  "ext2", "ext4"}  # fmt: skip
+MAY_BE_REFUSED = {"storage_key", "persistent_id", "persistent_id_of_another_kind", "inst", "obj",
+                  "ext1", "ext2", "ext4"}  # fmt: skip
 """A persistent id that is none of torch's, and opcodes that no checkpoint has, are malformed."""
 
 CASES = [(form, way) for form in FORMS for way in WAYS]
@@ -210,7 +210,7 @@ def whole(form, way):
     view = (None,) if form == "legacy" else ()
     good = tensor(storage("0", 4, "FloatStorage", "cpu", *view))
     if form == "legacy":
-        bad = bad.replace(storage()[:-2], storage("0", 4, "FloatStorage", "cpu", None)[:-2])
+        bad = bad.replace(storage()[-4:], storage("0", 4, "FloatStorage", "cpu", None)[-5:])
     return program(value({"first": good, "bad": Code(bad), "last": good}), protocol=protocol)
 
 

@@ -72,7 +72,7 @@ OPENING = {
         lambda f: safetensors_file(f / "a.safetensors", {"w": entry("U8", [1], 1, 2)}, b"ab"),
         "begins at byte 1"),
     "chained URL": (lambda _: "zip://a::file:///b", "chained"),
-    "no such scheme": (lambda _: "nosuchscheme://x/a.pt", "no driver"),
+    "no such scheme": (lambda _: "nosuchscheme://x/a.pt", "nosuchscheme"),
 }  # fmt: skip
 
 

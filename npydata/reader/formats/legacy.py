@@ -7,11 +7,10 @@ any other; its own count is compared before it is read.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
 from npydata.reader.formats import Contents, contents_of
-from npydata.reader.pickle.machine import no_storage, run_at
+from npydata.reader.pickle.machine import Cursor
 from npydata.reader.pickle.objects import brief
 from npydata.reader.pickle.torch import StorageTable
 
@@ -37,21 +36,20 @@ class CountedExtent(Extent):
 
 def read_legacy(file: File) -> Contents:
     """Read what a legacy file describes, and where its storages lie."""
-    whole = Extent(file, 0, file.size)
-    magic, at = read_facts(whole, 0)
-    version, at = read_facts(whole, at)
-    if (magic, version) != (MAGIC_NUMBER, PROTOCOL_VERSION):
-        raise FormatError(f"magic number and version {brief((magic, version))} of the format")
-    _, at = read_facts(whole, at)
+    cursor = Cursor(Extent(file, 0, file.size))
+    found = cursor.facts(), cursor.facts()
+    if found != (MAGIC_NUMBER, PROTOCOL_VERSION):
+        raise FormatError(f"magic number and version {brief(found)} of the format")
+    cursor.facts()  # of the writer's machine
     table = StorageTable(id_fields=6)
-    root, machine = run_at(whole, at, table.load)
-    keys, at = read_facts(whole, at + machine.at)
+    root, unknown = cursor.run(table.load)
+    keys, pickled = cursor.facts(), cursor.at
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("the list of storages is not a list of names")
     if len({*keys}) < len(keys) or (strange := {*keys} ^ table.storages.keys()):
         what = f"{min(strange)!r:.80}" if len({*keys}) == len(keys) else "twice one"
         raise FormatError(f"the list of storages and the object don't name the same: {what}")
-    pickled = at
+    at = pickled
     for key in keys:
         storage = table.storages[key]
         storage.extent = CountedExtent(file, at + COUNT_BYTES, storage.nbytes, storage.numel)
@@ -59,15 +57,7 @@ def read_legacy(file: File) -> Contents:
     rest = file.size - at  # torch.save can append to an open file; torch.load reads the first
     if rest < 0 or (rest and not is_legacy(file.read(at, min(MAGIC_BYTES, rest)))):
         raise FormatError(f"its storages end at byte {at:,}, the file at {file.size:,}")
-    return contents_of("legacy", [file], root, pickled, unknown=machine.unknown)
-
-
-def read_facts(file: Extent, at: int) -> tuple[Any, int]:
-    """Return what a pickle beside the object's says, numbers and keys, and where it ends."""
-    value, machine = run_at(file, at, no_storage)
-    if machine.unknown:
-        raise FormatError(f"a pickle beside the object's names {[*machine.unknown][:1]}")
-    return value, at + machine.at
+    return contents_of("legacy", [file], root, pickled, unknown=unknown)
 
 
 def is_legacy(start: bytes) -> bool:

@@ -34,13 +34,13 @@ DTYPES = {
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
     "F64": torch.float64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": getattr(torch, "float8_e8m0fnu", None),
-    "F4": getattr(torch, "float4_e2m1fn_x2", None),
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
+    "F4": torch.float4_e2m1fn_x2,
 }  # fmt: skip
-CODES = {dtype: code for code, dtype in DTYPES.items() if dtype is not None}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
 PACKED = "F4"
 """Of this dtype torch has two of the file's elements in one, along the last dimension."""
-BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8}
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """dtypes that torch lacks, at least for some shapes: read as bytes, and named by ``kind``, as is
 any dtype of a later version."""
 CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
@@ -88,8 +88,7 @@ def read_header(file: File) -> tuple[dict[str, Any], int]:
     text = file.read(LENGTH_BYTES, length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
-                            parse_int=whole_number if b"-0" in text else int,
-                            parse_constant=whole_number)  # fmt: skip
+                            parse_int=whole_number if b"-0" in text else int)  # fmt: skip
         if b"\\u" in text:  # half a character, which other readers refuse
             json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -108,9 +107,9 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def whole_number(text: str) -> int:
-    """Return an integer; ``-0``, NaN and Infinity are none in other readers of JSON."""
-    if text == "-0" or not text.lstrip("-").isdigit():
-        raise ValueError(f"{text} is not a number of JSON")
+    """Return an integer; ``-0`` is none in other readers of JSON."""
+    if text == "-0":
+        raise ValueError("-0 is not a whole number")
     return int(text)
 
 
@@ -123,20 +122,20 @@ def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise FormatError(f"has the entry {entry!r:.200}") from None
-    dtype = DTYPES.get(code)
-    if code == PACKED:
-        dtype = dtype if shape and shape[-1] % 2 == 0 else None
-        shape = (*shape[:-1], shape[-1] // 2) if dtype is not None else shape
-    numel = math.prod(shape)
+    dtype, numel = DTYPES.get(code), math.prod(shape)
     if math.prod(size for size in shape if size) > MAX_COUNT:
         raise FormatError("its shape makes more than 2^63 elements")
-    bits = 8 * dtype.itemsize if dtype is not None else BITS.get(code)
+    bits = BITS.get(code) if dtype is None or code == PACKED else 8 * dtype.itemsize
     if bits is not None and (end - begin) * 8 != numel * bits:
         raise FormatError(f"{end - begin:,} bytes for {numel:,} elements of {code}")
+    if code == PACKED and shape and shape[-1] % 2 == 0:
+        shape = (*shape[:-1], shape[-1] // 2)
+    elif code == PACKED:
+        dtype = None
     if dtype is None:
         raw = Storage(name, torch.uint8, end - begin)
         return TensorSpec(raw, torch.uint8, (end - begin,), (1,), kind=code), begin, end
-    whole = Storage(name, dtype, numel)
+    whole = Storage(name, dtype, math.prod(shape))
     return TensorSpec(whole, dtype, shape, contiguous_stride(shape)), begin, end
 
 

@@ -3,22 +3,19 @@
 The members' content is what ``legacy_load`` in ``torch/serialization.py`` reads.
 """
 
-import re
-import struct
 import tarfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
 from npydata.reader.formats import Contents, contents_of
-from npydata.reader.pickle.machine import PickleMachine, no_storage, run_at
+from npydata.reader.pickle.machine import Cursor, PickleMachine
 from npydata.reader.pickle.objects import MAX_DIMS, Global, Storage, TensorSpec, brief, count
 from npydata.reader.pickle.torch import STORAGES, part_of, require_location
 
 BLOCK = 512
 FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 MEMBERS = ("sys_info", "pickle", "storages", "tensors")
-TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 MAX_DIGITS = 20
 
 
@@ -71,48 +68,20 @@ def read_members(file: File) -> dict[str, Extent]:
     return members
 
 
-@dataclass(slots=True)
-class Cursor:
-    """A place in a member's content, where pickles and numbers alternate."""
-
-    member: Extent
-    at: int = 0
-
-    def pickle(self) -> Any:
-        """Read the next pickle, which has numbers, keys and types of tensors."""
-        value, machine = run_at(self.member, self.at, no_storage)
-        for name in machine.unknown:
-            if not TENSOR_TYPE.fullmatch(name):
-                raise FormatError(f"a pickle beside the object's names {name:.200}")
-        self.at += machine.at
-        return value
-
-    def skip(self, nbytes: int) -> Extent:
-        """Pass over some bytes and return where they lie."""
-        passed = self.member.part(self.at, nbytes)
-        self.at += nbytes
-        return passed
-
-    def numbers(self, format: str) -> tuple[int, ...]:
-        """Read packed numbers."""
-        place = self.skip(struct.calcsize(format))
-        return struct.unpack(format, place.file.read(place.offset, place.nbytes))
-
-
 def read_storages(cursor: Cursor) -> dict[str, Storage]:
     """Return the storages and the views of them, by number."""
     storages: dict[str, Storage] = {}
-    for _ in range(count(cursor.pickle(), "number of storages")):
-        key, location, kind = cursor.pickle()
+    for _ in range(count(cursor.facts(), "number of storages")):
+        key, location, kind = cursor.facts()
         require_location(location)
-        if (dtype := STORAGES.get(str(kind))) is None:
+        if (dtype := STORAGES.get(getattr(kind, "qualname", ""))) is None:
             raise FormatError(f"a storage of type {brief(kind)}, which is not known")
         (numel,) = cursor.numbers("<q")
         storage = Storage(as_key(key), dtype, count(numel, "elements of a storage"))
         storage.extent = cursor.skip(storage.nbytes)
         if storages.setdefault(storage.key, storage) is not storage:
             raise FormatError(f"two storages are called {storage.key!r:.80}")
-    views = cursor.pickle()
+    views = cursor.facts()
     for key, root, start, numel in views if isinstance(views, list | tuple) else ():
         if as_key(root) not in storages or as_key(key) in storages:
             raise FormatError(f"a view {brief(key)} of storage {brief(root)}")
@@ -123,8 +92,8 @@ def read_storages(cursor: Cursor) -> dict[str, Storage]:
 def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[str, TensorSpec]:
     """Return the tensors by number."""
     tensors: dict[str, TensorSpec] = {}
-    for _ in range(count(cursor.pickle(), "number of tensors")):
-        key, storage, _kind = cursor.pickle()
+    for _ in range(count(cursor.facts(), "number of tensors")):
+        key, storage, _kind = cursor.facts()
         found = storages.get(as_key(storage))
         if found is None or as_key(key) in storages or as_key(key) in tensors:
             raise FormatError(f"tensor {brief(key)} of storage {brief(storage)}")

@@ -22,7 +22,7 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.file import Folder
+from npydata.reader.file import Descriptor, Folder, LocalFile, naming
 from npydata.reader.pickle.torch import DTYPES
 
 FORMAT, VERSION = "npydata checkpoint", 4
@@ -88,16 +88,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the manifest as it is written; its last entry is the checksum of the others."""
-        files = {name: {"size": f.size, "crc32": [*f.crc32]} for name, f in self.files.items()}
-        fields = {
-            "format": FORMAT,
-            "version": VERSION,
-            "sequence": self.sequence,
-            "step": self.step,
-            "run": self.run,
-            "name": self.name,
-            "files": files,
-        }
+        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
         crc = zlib.crc32(json.dumps(fields).encode())
         return json.dumps({**fields, "crc32": crc}, indent=1).encode()
 
@@ -146,16 +137,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes; a link is not followed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            raise CheckpointError(f"{path}: expected a file of at most {most:,} bytes")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most + 1)
-    finally:
-        os.close(descriptor)
+    """Return the content of a regular file of at most ``most`` bytes, not following links."""
+    with naming(path):
+        return LocalFile(path, lambda: Descriptor(path, os.O_NOFOLLOW), mmap=False).content(most)
 
 
 def count(value: Any) -> int:
@@ -318,6 +302,7 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
     Raises:
         CheckpointError: Something has no place in JSON; the message names where it stands.
     """
+    value = value.item() if isinstance(value, np.generic) else value
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is str:
         return value
@@ -341,16 +326,12 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
             return {str.__str__(key): encode(one, take, (*path, key)) for key, one in value.items()}
         return {"$dict": [[encode(key, None, path), encode(value[key], take, (*path, key))]
                           for key in require_few(value)]}  # fmt: skip
-    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
-        value = value.item()
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, int):
         return int(value)
     if isinstance(value, str):
         return str.__str__(value)
-    if type(value) in KINDS:
-        return encode(value, take, path)
     raise refused(path, f"a {kind.__name__} has no place in JSON")
 
 

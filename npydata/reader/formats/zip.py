@@ -57,9 +57,10 @@ class Record(Extent):
             raise FormatError(f"record {self.name[:80]!r}: its two headers do not agree")
         if name != len(self.name) or raw[LOCAL.size :] != self.name:
             raise FormatError(f"record {self.name[:80]!r}: its own header has another name")
-        self.offset = self.header + LOCAL.size + name + extra
-        if self.offset + self.nbytes > self.stop:
+        begin = self.header + LOCAL.size + name + extra
+        if begin + self.nbytes > self.stop:
             raise FormatError(f"record {self.name[:80]!r} reaches into the next one")
+        self.file, self.offset = self.file.placed(begin)
         self.is_checked = True
 
     def content(self, most: int) -> bytes:

@@ -12,11 +12,13 @@ import re
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from npydata.reader.file import Extent, FormatError
-from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
-from npydata.reader.pickle.torch import TENSOR_CLASSES, find_class, is_called_only, reduce
+from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
+from npydata.reader.pickle.plain import NumpyObject
+from npydata.reader.pickle.torch import CALLS, TENSOR_CLASSES, find_class, reduce
 
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
@@ -30,6 +32,8 @@ FIRST_BYTES = 1 << 12
 SMALL_KEY, MAX_COMPARED = 1 << 20, 1 << 28
 """A file can choose numbers, and tuples of them, so that a table has to look at all its keys to
 find one. That many parts of keys may be looked at; smaller integers can't be chosen so."""
+
+TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 
 MALFORMED = (AttributeError, LookupError, OverflowError, struct.error, TypeError, ValueError)
 """What Python raises where the stack or an argument is not what an opcode needs."""
@@ -83,9 +87,10 @@ class PickleMachine:
         except MALFORMED as error:
             if begin >= len(data):
                 raise TruncatedError(f"the pickle ends at byte {begin:,} without a STOP") from None
-            why = error if data[begin] in HANDLERS or data[begin] == STOP else "is no opcode"
+            known = data[begin] in HANDLERS or data[begin] == STOP
+            why = str(error).partition("\n")[0] if known else "is no opcode"
             what = data[begin : begin + 1]
-            raise FormatError(f"{what!r} at byte {begin:,} of the pickle: {why!s:.300}") from None
+            raise FormatError(f"{what!r} at byte {begin:,} of the pickle: {why:.300}") from None
         raise FormatError(f"a pickle of more than {MAX_OPCODES:,} opcodes")
 
     def take(self, count: int) -> bytes:
@@ -176,43 +181,27 @@ class PickleMachine:
         items = self.pop_mark()
         self.stack.append(tuple(items))
 
-    def pop_tuple(self, count: int) -> None:
-        """Make a tuple of the newest values."""
+    def pop(self, count: int) -> list[Any]:
+        """Return the newest values and take them away."""
         if len(self.stack) < count:
             raise ValueError(f"needs {count} values, {len(self.stack)} are there")
-        self.stack[-count:] = [tuple(self.stack[-count:])]
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
 
     def op_frozenset(self) -> None:
         """Make a frozen set of what was collected."""
         items = self.pop_mark()
         self.stack.append(frozenset(self.add(set(), items)))
 
-    def op_append(self) -> None:
-        """Append the newest value to the list below it."""
-        item = self.stack.pop()
-        self.fill([item], list)
+    def fill(self, kind: type, count: int | None) -> None:
+        """Put the newest values, or what was collected, into the container below them.
 
-    def op_appends(self) -> None:
-        """Append what was collected to the list below it."""
-        self.fill(self.pop_mark(), list)
-
-    def op_setitem(self) -> None:
-        """Store the newest value under the key below it."""
-        value, key = self.stack.pop(), self.stack.pop()
-        self.fill([key, value])
-
-    def op_setitems(self) -> None:
-        """Store the keys and values that were collected."""
-        self.fill(self.pop_mark())
-
-    def op_additems(self) -> None:
-        """Add what was collected to the set below it."""
-        self.fill(self.pop_mark(), set)
-
-    def fill(self, items: list[Any], kind: type = dict) -> None:
-        """Put items into the newest container, or note on an object what would be put into it."""
+        On an object it is noted what would be put into it.
+        """
+        items = self.pop(count) if count else self.pop_mark()
         target = self.stack[-1]
-        unresolved = isinstance(target, UnresolvedObject)
+        unresolved = isinstance(target, UnresolvedObject) and not isinstance(target, NumpyObject)
         if not (isinstance(target, kind) or unresolved):
             raise ValueError(f"fills {brief(target)}, expected a {kind.__name__}")
         if kind is dict:
@@ -288,21 +277,14 @@ class PickleMachine:
     def op_newobj(self) -> None:
         """Where pickle would make an object without calling its ``__init__``."""
         args, function = self.stack.pop(), self.stack.pop()
-        if args != () and is_called_only(function):
+        if args != () and getattr(function, "qualname", None) in CALLS:
             raise ValueError(f"makes a {function} of arguments, at which only a call would look")
         self.call(function, args)
 
     def op_newobj_ex(self) -> None:
         """Where pickle would make an object with keyword arguments."""
         keywords, args, function = (self.stack.pop() for _ in range(3))
-        if not isinstance(function, Global):
-            raise ValueError(f"makes an object of {brief(function)}, expected a class")
-        self.stack.append(UnresolvedObject(str(function), (args, keywords)))
-
-    def op_obj(self) -> None:
-        """Where pickle would call the class that was collected first with the rest."""
-        function, *args = self.pop_mark()
-        self.call(function, tuple(args))
+        self.call(function, (args, keywords))
 
     def op_build(self) -> None:
         """Where pickle would set an object's state: note it on the object.
@@ -320,26 +302,55 @@ class PickleMachine:
             raise ValueError(f"sets the state of {brief(target)} to {brief(state)}")
 
 
-def run_at(part: Extent, at: int, load_id: Callable[[Any], Any]) -> tuple[Any, PickleMachine]:
-    """Return what the pickle at byte ``at`` builds, and the machine; no more is read than it takes.
+@dataclass(slots=True)
+class Cursor:
+    """A place in a file where pickles stand one after the other, or alternate with numbers."""
 
-    Where it ends is found out by trying: if it goes on, it is run again from its beginning, on more
-    bytes. So ``load_id`` may get the same ids again.
+    part: Extent
+    at: int = 0
 
-    Raises:
-        TruncatedError: It goes on after the end of ``part``.
-        FormatError: It is malformed, or asks for too much.
-    """
-    size = FIRST_BYTES
-    while True:
-        some = part.part(at, min(size, part.nbytes - at))
-        machine = PickleMachine(some.file.read(some.offset, some.nbytes), 0, load_id)
-        try:
-            return machine.run(), machine
-        except TruncatedError:
-            if size >= part.nbytes - at:
-                raise
-            size *= 8
+    def run(self, load_id: Callable[[Any], Any]) -> tuple[Any, set[str]]:
+        """Return what the next pickle builds, and the unknown names in it.
+
+        No more is read than it takes. Where it ends is found out by trying: if it goes on, it is
+        run again from its beginning, on more bytes. So ``load_id`` may get the same ids again.
+
+        Raises:
+            TruncatedError: It goes on after the end of the part.
+            FormatError: It is malformed, or asks for too much.
+        """
+        size, left = FIRST_BYTES, self.part.nbytes - self.at
+        while True:
+            some = self.part.part(self.at, min(size, left))
+            machine = PickleMachine(some.file.read(some.offset, some.nbytes), 0, load_id)
+            try:
+                value = machine.run()
+                break
+            except TruncatedError:
+                if size >= left:
+                    raise
+                size *= 8
+        self.at += machine.at
+        return value, machine.unknown
+
+    def facts(self) -> Any:
+        """Return what a pickle beside the object's says: numbers, keys and types of tensors."""
+        value, unknown = self.run(no_storage)
+        for name in unknown:
+            if not TENSOR_TYPE.fullmatch(name):
+                raise FormatError(f"a pickle beside the object's names {name:.200}")
+        return value
+
+    def skip(self, nbytes: int) -> Extent:
+        """Pass over some bytes and return where they lie."""
+        passed = self.part.part(self.at, nbytes)
+        self.at += nbytes
+        return passed
+
+    def numbers(self, format: str) -> tuple[int, ...]:
+        """Read packed numbers."""
+        place = self.skip(struct.calcsize(format))
+        return struct.unpack(format, place.file.read(place.offset, place.nbytes))
 
 
 def no_storage(saved: Any) -> Any:
@@ -431,8 +442,11 @@ CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()
 EMPTY_CONTAINERS = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 STOP = ord(".")
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-REFUSED = {"STOP", "INST", "GET", "PUT", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER",
-           "DUP", "LIST", "DICT"}  # fmt: skip
+FILLS = {"APPEND": (list, 1), "APPENDS": (list, None), "SETITEM": (dict, 2),
+         "SETITEMS": (dict, None), "ADDITEMS": (set, None)}  # fmt: skip
+"""What each fills, with how many values; None: those since the mark."""
+REFUSED = {"STOP", "INST", "OBJ", "GET", "PUT", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER",
+           "READONLY_BUFFER", "DUP", "LIST", "DICT"}  # fmt: skip
 """Opcodes that no honest checkpoint has; nor has it others whose argument is a line."""
 
 
@@ -441,7 +455,9 @@ def handler(name: str) -> Callable[..., None]:
     if name in CONSTANTS:
         return lambda machine: machine.stack.append(CONSTANTS[name])
     if name in TUPLES:
-        return lambda machine: machine.pop_tuple(TUPLES[name])
+        return lambda machine: machine.stack.append(tuple(machine.pop(TUPLES[name])))
+    if name in FILLS:
+        return lambda machine: machine.fill(*FILLS[name])
     if name in EMPTY_CONTAINERS:
         return lambda machine: machine.stack.append(EMPTY_CONTAINERS[name]())
     return getattr(PickleMachine, f"op_{name.lower()}", PickleMachine.push)

@@ -16,11 +16,10 @@ from npydata.reader.file import Extent, FormatError
 class Global:
     """The name of a class or function; it is never imported."""
 
-    module: str
-    name: str
+    qualname: str
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        return self.qualname
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@ from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, count
 ENCODINGS = ("latin1", "latin-1", "utf-8", "ascii")
 PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|S[1-9]\d{0,3}")
 """numpy's dtypes that are nothing but their bytes."""
+LAYOUTS = {str(one): str(one) for one in vars(torch).values() if isinstance(one, torch.layout)}
 
 
 def ordered_dict(machine: Any, pairs: Any = ()) -> dict[Any, Any]:
@@ -31,8 +32,11 @@ def ordered_dict(machine: Any, pairs: Any = ()) -> dict[Any, Any]:
 
 def default_dict(machine: Any, factory: Any = None) -> dict[Any, Any]:
     """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
-    known = str(factory).startswith("torch") and str(factory) not in machine.unknown
-    if factory is not None and (not isinstance(factory, Global) or known):
+    if isinstance(factory, Global):
+        refused = factory.qualname.startswith("torch") and factory.qualname not in machine.unknown
+    else:
+        refused = factory is not None
+    if refused:
         raise FormatError(f"a defaultdict that calls {brief(factory)}, expected a name")
     return {}
 
@@ -55,16 +59,10 @@ def encoded(_: Any, text: Any, encoding: Any = "utf-8") -> bytes:
 
 def byte_array(_: Any, content: Any = b"", *encoding: Any) -> bytearray:
     """Read ``bytearray``: of text with its encoding, or of bytes."""
-    if isinstance(content, str) and len(encoding) == 1:
-        return bytearray(encoded(_, content, *encoding))
-    if not isinstance(content, bytes) or encoding:
-        raise FormatError(f"a bytearray of {brief((content, *encoding))}")
+    content = encoded(_, content, *encoding) if encoding else content
+    if not isinstance(content, bytes):
+        raise FormatError(f"a bytearray of {brief(content)}, expected bytes")
     return bytearray(content)
-
-
-def plain_bytes(_: Any, content: Any = b"", *encoding: Any) -> bytes:
-    """Read ``bytes``, which Python 2 writes when it is empty."""
-    return bytes(byte_array(_, content, *encoding))
 
 
 def plain_set(machine: Any, items: Any = ()) -> set[Any]:
@@ -79,29 +77,15 @@ def members(items: Any) -> Any:
     return items
 
 
-def complex_number(_: Any, real: Any, imag: Any = 0.0) -> complex:
-    """Read ``complex``."""
-    if not all(isinstance(part, int | float) for part in (real, imag)):
-        raise FormatError(f"a complex number made of {brief((real, imag))}")
-    return complex(real, imag)
+def made_of(make: Callable[..., Any], *kinds: Any) -> Callable[..., Any]:
+    """Return how to read a call of ``make``, which takes arguments of these kinds at most."""
 
+    def read(_: Any, *args: Any) -> Any:
+        if not all(map(isinstance, args, kinds)):
+            raise FormatError(f"calls {make} with {brief(args)}")
+        return make(*args)
 
-def device(_: Any, kind: Any, *index: Any) -> torch.device:
-    """Read ``torch.device``."""
-    if not isinstance(kind, str) or not all(isinstance(one, int) for one in index):
-        raise FormatError(f"a device made of {brief((kind, *index))}")
-    try:
-        return torch.device(kind, *index)
-    except RuntimeError:
-        raise FormatError(f"a device made of {brief((kind, *index))}") from None
-
-
-def layout(_: Any, name: Any) -> str:
-    """Read ``torch.serialization._get_layout``."""
-    known = getattr(torch, name[6:], None) if isinstance(name, str) else None
-    if not isinstance(known, torch.layout) or str(known) != name:
-        raise FormatError(f"a layout called {brief(name)}")
-    return str(known)
+    return read
 
 
 def as_text(value: Any) -> Any:
@@ -167,9 +151,9 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Any) -> Any:
 
 def reconstructed(machine: Any, kind: Any, shape: Any, code: Any) -> UnresolvedObject:
     """Read ``_reconstruct``, which makes an empty array; its state follows."""
-    if isinstance(kind, Global) and str(kind) in machine.unknown:  # a subclass
-        return UnresolvedObject(str(kind), (shape, code))
-    if str(kind) != ARRAY or shape != (0,) or code not in (b"b", "b"):
+    if isinstance(kind, Global) and kind.qualname in machine.unknown:  # a subclass
+        return UnresolvedObject(kind.qualname, (shape, code))
+    if kind != Global(ARRAY) or shape != (0,) or code not in (b"b", "b"):
         raise FormatError(f"an array of numpy made as {brief((kind, shape, code))}")
     return NumpyObject(ARRAY, (shape, code))
 
@@ -197,18 +181,18 @@ def called_array(_: Any, *args: Any) -> Any:
 
 DTYPE, ARRAY = "numpy.dtype", "numpy.ndarray"
 PLAIN_CALLS: dict[str, Callable[..., Any]] = {
-    "torch.serialization._get_layout": layout,
+    "torch.serialization._get_layout": lambda _, name: LAYOUTS[name],
     "torch.Size": lambda _, sizes=(): torch.Size(counts(sizes, "torch.Size")),
-    "torch.device": device,
+    "torch.device": made_of(torch.device, str, int),
     "collections.OrderedDict": ordered_dict,
     "collections.defaultdict": default_dict,
     "collections.Counter": counter,
     "_codecs.encode": encoded,
     "builtins.bytearray": byte_array,
-    "builtins.bytes": plain_bytes,
+    "builtins.bytes": lambda *args: bytes(byte_array(*args)),  # Python 2 writes empty ones so
     "builtins.set": plain_set,
     "builtins.frozenset": lambda machine, items=(): frozenset(plain_set(machine, items)),
-    "builtins.complex": complex_number,
+    "builtins.complex": made_of(complex, int | float, int | float),
     DTYPE: lambda _, *args: NumpyObject(DTYPE, args),
     ARRAY: called_array,
     **{f"numpy.{core}.multiarray._reconstruct": reconstructed for core in ("core", "_core")},

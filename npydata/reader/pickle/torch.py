@@ -64,13 +64,12 @@ becomes an UnresolvedObject, and the plain tensors among its arguments get names
 
 def find_class(machine: Any, module: str, name: str) -> Any:
     """Return what a name stands for: a dtype, or the name itself."""
-    known = Global(PYTHON_2_MODULES.get(module, module), name)
-    text = str(known)
-    if (dtype := DTYPES.get(text)) is not None:
-        return dtype
-    if text not in KNOWN:
-        machine.unknown.add(text)
-    return known
+    known = f"{PYTHON_2_MODULES.get(module, module)}.{name}"
+    if known in DTYPES:
+        return DTYPES[known]
+    if known not in KNOWN:
+        machine.unknown.add(known)
+    return Global(known)
 
 
 def reduce(machine: Any, function: Any, args: Any) -> Any:
@@ -80,10 +79,8 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
     if not isinstance(args, tuple):
         raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a tuple")
     machine.spend(len(args))
-    if isinstance(function, UnresolvedObject):
-        return UnresolvedObject(function.qualname, args)
-    name = str(function)
-    rebuild = CALLS.get(name)
+    name = function.qualname
+    rebuild = CALLS.get(name) if isinstance(function, Global) else None
     if rebuild is None:
         if len(args) != NESTING.get(name, len(args)):
             raise ValueError(f"calls {name} with {len(args)} arguments")
@@ -94,15 +91,7 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
         for part in arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,):
             if isinstance(part, UnresolvedObject) and not isinstance(part, NumpyObject):
                 return UnresolvedObject(part.qualname, args)
-    try:
-        return rebuild(machine, *args)
-    except (TypeError, ValueError, AttributeError, OverflowError, FormatError) as error:
-        raise ValueError(f"{name} called with {brief(args)}: {error}") from None
-
-
-def is_called_only(function: Any) -> bool:
-    """Whether only a call of it, and not making an object of it, looks at the arguments."""
-    return isinstance(function, Global) and str(function) in CALLS
+    return rebuild(machine, *args)
 
 
 class StorageTable:
@@ -119,18 +108,19 @@ class StorageTable:
 
     def load(self, saved: Any) -> Any:
         """Return the storage that a persistent id stands for."""
-        if isinstance(saved, tuple) and saved[:1] == ("module",) and self.id_fields == 6:
-            return saved[1]  # the class of a module, followed by its source
-        if not isinstance(saved, tuple) or saved[:1] not in (("storage",), (b"storage",)):
+        tag, kind, *fields = saved if isinstance(saved, tuple) else (None, None)
+        if tag == "module" and self.id_fields == 6:
+            return kind  # the class of a module, followed by its source
+        if (
+            tag not in ("storage", b"storage") or len(saved) != self.id_fields
+            or not isinstance(kind, Global | UnresolvedObject)
+        ):  # fmt: skip
             raise FormatError(f"persistent id {brief(saved)}, expected ('storage', ...)")
-        kind = saved[1] if len(saved) in (5, 6) else None
-        if not isinstance(kind, Global | UnresolvedObject):
-            raise FormatError(f"persistent id {brief(saved)}, expected {self.id_fields} fields")
-        if (dtype := STORAGES.get(str(kind))) is None:
-            return UnresolvedObject(str(kind) if isinstance(kind, Global) else kind.qualname)
-        _, _, key, location, numel, *view = saved
-        if len(saved) != self.id_fields or not isinstance(key, str):
-            raise FormatError(f"persistent id {brief(saved)}, expected {self.id_fields} fields")
+        if (dtype := STORAGES.get(kind.qualname)) is None:
+            return UnresolvedObject(kind.qualname)
+        key, location, numel, *view = fields
+        if not isinstance(key, str):
+            raise FormatError(f"a storage called {brief(key)}, expected text")
         require_location(location)
         storage = Storage(key, dtype, count(numel, "elements of a storage"))
         first = self.storages.setdefault(key, storage)
@@ -223,17 +213,17 @@ def from_type(machine: Any, function: Any, kind: Any, args: Any, state: Any) -> 
     """Read ``_rebuild_from_type_v2``: a tensor with attributes, or of a subclass."""
     if not isinstance(function, Global) or not isinstance(kind, Global):
         raise FormatError(f"a tensor of type {brief(kind)}, expected a name")
-    if str(function) == WRAPPER:  # what it wraps are its attributes
-        return UnresolvedObject(str(kind), args, state)
-    if str(function) not in TENSOR_CALLS:  # nor this one: calls of calls could take forever
-        return UnresolvedObject(str(function), args, state)
+    if function.qualname == WRAPPER:  # what it wraps are its attributes
+        return UnresolvedObject(kind.qualname, args, state)
+    if function.qualname not in TENSOR_CALLS:  # nor this one: calls of calls could take forever
+        return UnresolvedObject(function.qualname, args, state)
     made = reduce(machine, function, args)
     if isinstance(made, UnresolvedObject):
         return UnresolvedObject(made.qualname, (made,), state)
-    if str(kind) in TENSOR_CLASSES | PARAMETER_CLASSES:
+    if kind.qualname in TENSOR_CLASSES | PARAMETER_CLASSES:
         require_attributes(machine, state)
-        return replace(made, is_parameter=str(kind) == PARAMETER)
-    return UnresolvedObject(str(kind), (made,), state)
+        return replace(made, is_parameter=kind.qualname == PARAMETER)
+    return UnresolvedObject(kind.qualname, (made,), state)
 
 
 def require_hooks(hooks: Any) -> None:

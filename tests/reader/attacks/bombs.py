@@ -12,6 +12,7 @@ from pickle_code import (
     EMPTY_LIST,
     EMPTY_SET,
     MARK,
+    NEWOBJ,
     NONE,
     ORDERED_DICT,
     POP,
@@ -270,7 +271,18 @@ SPARSE_OF_IT = call(
     "torch._utils._rebuild_sparse_tensor", "torch.sparse_coo",
     (get(DOUBLINGS), tensor(storage("0", 4), 0, (4,)), (4,)),
 )  # fmt: skip
-in_zip({"doubled_list_in_a_size": program(DOUBLED_LIST, call("torch.Size", DTYPE_OF_IT))})
+in_zip(
+    {
+        "doubled_list_in_a_size": program(DOUBLED_LIST, call("torch.Size", DTYPE_OF_IT)),
+        "doubled_list_for_a_class": program(
+            DOUBLED_LIST, call("numpy._core.multiarray._reconstruct", get(DOUBLINGS), (0,), b"b")
+        ),
+        "doubled_list_for_a_factory": program(
+            DOUBLED_LIST, call("collections.defaultdict", get(DOUBLINGS))
+        ),
+        "doubled_list_made_anew": program(DOUBLED_LIST, get(DOUBLINGS), value((1,)), NEWOBJ),
+    }
+)
 in_zip({
     "doubled_list_in_a_key": program(DOUBLED_LIST, EMPTY_DICT, DTYPE_OF_IT, NONE, SETITEM),
     "doubled_list_in_a_sparse_key": program(
