@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from checkpoint_tools import bits
+from agreement import shown_tensor
 from hypothesis import strategies as st
 
 DTYPES = [
@@ -99,19 +99,8 @@ def states(draw: Any, views: Any = tuple(VIEWS), dtypes: int = len(DTYPES)) -> A
 
 def seen(tensor: torch.Tensor, *, strides: bool = True) -> Any:
     """Everything of a tensor that can be seen, its elements bit by bit."""
-    plain = tensor.detach()
-    plain = torch._neg_view(plain) if plain.is_neg() else plain
-    plain = plain.conj() if plain.is_conj() else plain
-    return (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride() if strides else None,
-        bits(plain),
-        tensor.requires_grad,
-        type(tensor),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    shown = shown_tensor(tensor)
+    return [*shown[:6], *(shown[6:] if strides else shown[7:])]
 
 
 def tensors_of(value: Any, found: list[torch.Tensor] | None = None) -> list[torch.Tensor]:

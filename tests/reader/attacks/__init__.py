@@ -10,6 +10,7 @@ an attack of its own name, and ``each`` makes one attack of each case of a table
 Every byte of every record here is ``PAYLOAD``: a tensor with another byte in it leaks.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 FAMILIES = ("zip", "directory", "pickle", "bombs", "tensors", "legacy", "tar", "safetensors",
             "index", "shards", "places", "torch", "collisions")  # fmt: skip
 
+NO_WORD = re.compile(r"\W+", re.ASCII)
 Written = Path | Iterable[Path]
 
 
@@ -50,18 +52,29 @@ def register(
     return write
 
 
+def titled(cases: list[Any], begin: int = 0) -> dict[str, Any]:
+    """Return cases by a number and what they look like."""
+    return {f"{n}_{NO_WORD.sub('_', repr(one)[:40])}": one for n, one in enumerate(cases, begin)}
+
+
 def of_family(module: str) -> tuple[Any, Any, Any]:
     """Return ``each``, ``refused`` and ``harmless`` for the attacks of one module."""
     family = module.rpartition(".")[2]
 
     def each(
         write: Callable[[Path, Any], Written],
-        cases: Mapping[str, Any],
+        cases: Mapping[str, Any] | list[Any],
         name: str = "{}",
         *,
         caught: str = "refused",
     ) -> None:
-        """Register a file for each case, called like it; ``name`` says what else is in the name."""
+        """Register a file for each case; ``name`` says what else is in the name.
+
+        Cases in a list are called by a number of the family, and what they look like.
+        """
+        if isinstance(cases, list):
+            begin = sum(one.family == family for one in REGISTERED.values())
+            cases = titled(cases, begin)
         for title, case in cases.items():
             one = partial(lambda folder, case: write(folder, case), case=case)
             register(family, caught, one, name.format(title))

@@ -12,94 +12,94 @@ each, refused, harmless = of_family(__name__)
 FULL, FULL64 = 2**32 - 1, 2**64 - 1
 each(
     lambda folder, lies: stored(folder, {"lies": lies}),
-    {
-        "more_entries_than_listed": {"entries": 6, "64_entries": 6},  # count one entry too many
-        "fewer_entries_than_listed": {"entries": 4, "64_entries": 4},  # hide the last entry
-        "no_entries": {"entries": 0, "64_entries": 0},  # say the directory is empty
+    [
+        {"entries": 6, "64_entries": 6},  # count one entry too many
+        {"entries": 4, "64_entries": 4},  # hide the last entry
+        {"entries": 0, "64_entries": 0},  # say the directory is empty
         # lie on several disks
-        "entries_on_other_disks": {"entries_here": 2, "64_entries_here": 2},
-        "counts_that_differ": {"entries": 4},  # count differently in the two end records
-        "sizes_that_differ": {"size": 40},  # say 2 sizes of the directory
-        "offsets_that_differ": {"offset": 40},  # put the directory at two places
-        "comment_beyond_the_file": {"comment_length": 100},  # have a comment that isn't there
-        "locator_beyond_the_file": {"locator": 2**63},  # put the zip64 record beyond the file
-        "locator_at_0": {"locator": 0},  # have the first entry read as the zip64 record
-        "locator_overflows": {"locator": FULL64},  # wrap the zip64 record's place around
+        {"entries_here": 2, "64_entries_here": 2},
+        {"entries": 4},  # count differently in the two end records
+        {"size": 40},  # say 2 sizes of the directory
+        {"offset": 40},  # put the directory at two places
+        {"comment_length": 100},  # have a comment that isn't there
+        {"locator": 2**63},  # put the zip64 record beyond the file
+        {"locator": 0},  # have the first entry read as the zip64 record
+        {"locator": FULL64},  # wrap the zip64 record's place around
         # count 2**63 entries
-        "zip64_entries_of_2_to_63": {"entries": 65_535, "64_entries": 2**63},
-        "zip64_size_overflows": {"size": FULL, "64_size": FULL64},  # wrap the directory around
+        {"entries": 65_535, "64_entries": 2**63},
+        {"size": FULL, "64_size": FULL64},  # wrap the directory around
         # wrap its place around
-        "zip64_offset_overflows": {"offset": FULL, "64_offset": FULL64 - 16},
-        "zip64_size_of_1_tb": {"size": FULL, "64_size": 2**40},  # have a terabyte read
-        "zip64_record_of_2_to_63_bytes": {"64_record": 2**63},  # have a huge end record
-    },
+        {"offset": FULL, "64_offset": FULL64 - 16},
+        {"size": FULL, "64_size": 2**40},  # have a terabyte read
+        {"64_record": 2**63},  # have a huge end record
+    ],
 )
 each(
     lambda folder, lies: stored(folder, {"lies": lies, "zip64": False}),
-    {
+    [
         # put the directory beyond the file
-        "directory_beyond_the_file": {"offset": 2**31},
-        "directory_at_0": {"offset": 0},  # read entries for the directory
+        {"offset": 2**31},
+        {"offset": 0},  # read entries for the directory
         # begin the directory in its middle
-        "directory_one_byte_on": {"offset": 600},
-        "directory_of_4_gb": {"size": FULL - 1},  # have a huge directory read
-        "empty_directory": {"size": 0},  # say the directory has no bytes
+        {"offset": 600},
+        {"size": FULL - 1},  # have a huge directory read
+        {"size": 0},  # say the directory has no bytes
         # point to a zip64 record and have none
-        "missing_zip64_record": {"offset": FULL},
-    },
+        {"offset": FULL},
+    ],
 )
 each(
     with_weight,
-    {
-        "size_without_zip64_field": {"size": FULL},  # be 4 GB without a zip64 field
-        "offset_without_zip64_field": {"offset": FULL},  # lie at 4 GB without a zip64 field
+    [
+        {"size": FULL},  # be 4 GB without a zip64 field
+        {"offset": FULL},  # lie at 4 GB without a zip64 field
         # have 2**63 bytes
-        "zip64_size_of_2_to_63": {"size": FULL, "extra": zip64_extra(2**63, 2**63)},
+        {"size": FULL, "extra": zip64_extra(2**63, 2**63)},
         # have 2**64 bytes
-        "zip64_size_of_2_to_64": {"size": FULL, "extra": zip64_extra(FULL64, FULL64)},
+        {"size": FULL, "extra": zip64_extra(FULL64, FULL64)},
         # lie at 2**64
-        "zip64_offset_of_2_to_64": {"offset": FULL, "extra": zip64_extra(FULL64)},
+        {"offset": FULL, "extra": zip64_extra(FULL64)},
         # lie before the file
-        "zip64_offset_is_negative": {"offset": FULL, "extra": zip64_extra(2**63)},
+        {"offset": FULL, "extra": zip64_extra(2**63)},
         # end in a size
-        "zip64_field_cut_off": {"size": FULL, "extra": struct.pack("<2HI", 1, 4, 9)},
+        {"size": FULL, "extra": struct.pack("<2HI", 1, 4, 9)},
         # have a field beyond the extra
-        "zip64_field_too_long": {"size": FULL, "extra": struct.pack("<2HQ", 1, 24, 16)},
+        {"size": FULL, "extra": struct.pack("<2HQ", 1, 24, 16)},
         # have an extra field beyond the file
-        "extra_beyond_the_directory": {"extra_length": 60_000},
-        "entry_on_another_disk": {"disk": 7},  # lie on disk 7
-        "wrong_directory_signature": {"signature": b"PK\1\3"},  # be no entry
+        {"extra_length": 60_000},
+        {"disk": 7},  # lie on disk 7
+        {"signature": b"PK\1\3"},  # be no entry
         # be stored in fewer bytes than it has
-        "packed_and_full_size_differ": {"packed_size": 12},
-    },
+        {"packed_size": 12},
+    ],
 )
-each(with_weight, {
-    "extra_cut_off": {"extra": b"\1"},
+each(with_weight, [
+    {"extra": b"\1"},  # extra cut off
     # two sizes: refused, or read as torch reads it
-    "two_zip64_fields": {"size": FULL, "extra": zip64_extra(16, 16) + zip64_extra(64, 64)},
-}, caught="harmless")  # fmt: skip
-each(stored, {
-    "second_end_record_in_the_comment": {"comment": b"PK\5\6" + bytes(18)},
-    "bytes_after_the_end": {"after": SECRET},
-    "many_bytes_after_the_end": {"after": bytes(70_000)},  # more than a comment can have
-})  # fmt: skip
-each(stored, {
-    "zip64_record_of_0_bytes": {"lies": {"64_record": 0}},
-    "bytes_before_the_start": {"before": b"#!/bin/sh\n" + SECRET},  # a program
-    "bytes_before_the_directory": {"between": SECRET},
-    "plain_comment": {"comment": b"made by hand"},
-}, caught="harmless")  # fmt: skip
-each(written, {
-    "unlisted_entry": {"secret": Record("data/0", SECRET, listed=False)},
-    "comments_in_the_directory": {"pickle": Record("data.pkl", PICKLE, comment=program(b"N"))},
+    {"size": FULL, "extra": zip64_extra(16, 16) + zip64_extra(64, 64)},
+], caught="harmless")  # fmt: skip
+each(stored, [
+    {"comment": b"PK\5\6" + bytes(18)},  # second end record in the comment
+    {"after": SECRET},  # bytes after the end
+    {"after": bytes(70_000)},  # more than a comment can have
+])  # fmt: skip
+each(stored, [
+    {"lies": {"64_record": 0}},  # zip64 record of 0 bytes
+    {"before": b"#!/bin/sh\n" + SECRET},  # a program
+    {"between": SECRET},  # bytes before the directory
+    {"comment": b"made by hand"},  # plain comment
+], caught="harmless")  # fmt: skip
+each(written, [
+    {"secret": Record("data/0", SECRET, listed=False)},  # unlisted entry
+    {"pickle": Record("data.pkl", PICKLE, comment=program(b"N"))},  # comments in the directory
     # to which nothing refers
-    "twenty_thousand_entries": {
+    {
         str(n): Record(f"data/{n}", local_extra=b"") for n in range(2, 20_002)},
     # a check for each pair would take long
-    "five_thousand_overlapping_entries": {
+    {
         str(n): Record(f"data/{n}", payload(16), size=1 << 18, local_extra=b"")
         for n in range(2, 5_002)},
-}, caught="harmless")  # fmt: skip
+], caught="harmless")  # fmt: skip
 
 
 def another(folder) -> bytes:

@@ -30,27 +30,21 @@ def mapped(weight_map) -> dict:
     return {"metadata": {"total_size": 16}, "weight_map": weight_map}
 
 
-each(lambda folder, shard: index(folder, mapped({"a": shard})), {
-    "that_climbs": "../other.safetensors", "that_climbs_later": "x/../../other.safetensors",
-    "that_climbs_and_returns": f"../set/{SHARD}", "that_is_absolute": "/etc/passwd",
-    "with_a_nul": SHARD + "\0", "that_is_empty": "", "that_is_a_dot": ".", "that_is_two_dots": "..",
-    "that_is_the_index": "model.safetensors.index.json", "that_is_a_device": "/dev/zero",
-    "that_is_missing": "model-00002-of-00002.safetensors", "of_the_process": "/proc/self/environ",
-    "with_a_backslash": "..\\other.safetensors", "of_a_very_long_name": "x" * 5_000,
-    "at_home": "~/other.safetensors", "by_url": "file:///etc/passwd", "in_a_folder": f"./{SHARD}/",
-    "with_a_lone_surrogate": "\ud800", "of_number": 7, "of_null": None, "of_list": [SHARD],
-    "of_object": {}, "of_true": True,
-}, "shard_{}")  # fmt: skip
-each(index, {
-    "nothing": b"", "a_list": [], "a_number": 7, "null": None, "letters": b"abc", "no_map": {},
-    "a_map_of_a_list": mapped([SHARD]), "a_map_of_text": mapped(SHARD),
-    "a_map_of_null": mapped(None), "bad_utf8": b'{"weight_map": {"\xff": 1}}',
-    "100_000_brackets": b"[" * 100_000, "100_000_braces": b'{"a":' * 100_000, "nan": b"NaN",
-    "20_000_missing_shards": mapped({str(n): f"{n}.safetensors" for n in range(20_000)}),
-    "a_tensor_that_its_shard_lacks": mapped({"a": SHARD, "b": SHARD}),
-    "one_tensor_twice": f'{{"weight_map":{{"a":"{SHARD}","a":"other.safetensors"}}}}'.encode(),
-    "two_maps": f'{{"weight_map":{{"a":"{SHARD}"}},"weight_map":{{}}}}'.encode(),
-}, "index_of_{}")  # fmt: skip
+each(lambda folder, shard: index(folder, mapped({"a": shard})), [
+    "../other.safetensors", "x/../../other.safetensors", f"../set/{SHARD}", "/etc/passwd",
+    SHARD + "\0", "", ".", "..", "model.safetensors.index.json", "/dev/zero",
+    "model-00002-of-00002.safetensors",  # is missing
+    "/proc/self/environ", "..\\other.safetensors", "x" * 5_000, "~/other.safetensors",
+    "file:///etc/passwd", f"./{SHARD}/", "\ud800", 7, None, [SHARD], {}, True,
+], "shard_{}")  # fmt: skip
+each(index, [
+    b"", [], 7, None, b"abc", {}, mapped([SHARD]), mapped(SHARD), mapped(None),
+    b'{"weight_map": {"\xff": 1}}', b"[" * 100_000, b'{"a":' * 100_000, b"NaN",
+    mapped({str(n): f"{n}.safetensors" for n in range(20_000)}),
+    mapped({"a": SHARD, "b": SHARD}),  # lacks b
+    f'{{"weight_map":{{"a":"{SHARD}","a":"other.safetensors"}}}}'.encode(),  # one tensor twice
+    f'{{"weight_map":{{"a":"{SHARD}"}},"weight_map":{{}}}}'.encode(),
+], "index_of_{}")  # fmt: skip
 each(index, {
     "a_good_index": mapped({"a": SHARD}),
     "tensor_not_in_the_index": mapped({}),

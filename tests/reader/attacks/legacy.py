@@ -57,32 +57,32 @@ each(legacy, {
     "keys_in_bytes": {"keys": [b"0"]},
     "key_three_times": {"keys": ["0", "0", "0"]},
 }, caught="harmless")  # fmt: skip
-each(legacy, {
-    "magic_off_by_one": {"magic": MAGIC + 1},
-    "magic_of_text": {"magic": "magic"},
-    "magic_of_a_call": {"magic": RUNS},  # before the format is known
-    "version_1002": {"version": 1002},
-    "version_of_text": {"version": "1001"},
-    "version_of_a_call": {"version": RUNS},
-    "data_one_byte_short": {"storages": [("0", 4, payload(15))]},
-    "data_missing": {"storages": [("0", 4, b"")]},
-    "bytes_after_the_data": {"after": SECRET},
-    "one_byte_after_the_data": {"after": b"\0"},
-    "zip_after_the_data": {"after": b"PK\5\6" + bytes(18)},  # for who reads from the end
-    "storage_of_another_key": {"storages": [("7", 4, payload(16))]},
-    "more_keys_than_storages": {"keys": ["0", "1"]},
-    "fewer_keys_than_storages": {"keys": []},
-    "one_key_twice": {"storages": [*GOOD, ("0", 4, SECRET[:16])]},
-    "key_that_no_tensor_has": {"storages": [*GOOD, ("1", 16, SECRET)]},  # and so no type
-    "keys_are_text": {"keys": "0"},
-    "keys_are_a_number": {"keys": 1},
-    "keys_are_a_call": {"keys": RUNS},
-    "keys_are_a_storage": {"keys": [storage("0", 4, "FloatStorage", "cpu", None)]},
-    "keys_hold_a_list": {"keys": [[]]},
-    "keys_are_numbers": {"keys": [0]},
-    "a_million_keys": {"keys": call("builtins.list", "0" * 10)},
-    "keys_hold_themselves": {"keys": Code(b"]q\0h\0a")},
-})  # fmt: skip
+each(legacy, [
+    {"magic": MAGIC + 1},  # magic off by one
+    {"magic": "magic"},  # magic of text
+    {"magic": RUNS},  # before the format is known
+    {"version": 1002},  # version 1002
+    {"version": "1001"},  # version of text
+    {"version": RUNS},  # version of a call
+    {"storages": [("0", 4, payload(15))]},  # data one byte short
+    {"storages": [("0", 4, b"")]},  # data missing
+    {"after": SECRET},  # bytes after the data
+    {"after": b"\0"},  # one byte after the data
+    {"after": b"PK\5\6" + bytes(18)},  # for who reads from the end
+    {"storages": [("7", 4, payload(16))]},  # storage of another key
+    {"keys": ["0", "1"]},  # more keys than storages
+    {"keys": []},  # fewer keys than storages
+    {"storages": [*GOOD, ("0", 4, SECRET[:16])]},  # one key twice
+    {"storages": [*GOOD, ("1", 16, SECRET)]},  # and so no type
+    {"keys": "0"},  # keys are text
+    {"keys": 1},  # keys are a number
+    {"keys": RUNS},  # keys are a call
+    {"keys": [storage("0", 4, "FloatStorage", "cpu", None)]},  # keys are a storage
+    {"keys": [[]]},  # keys hold a list
+    {"keys": [0]},  # keys are numbers
+    {"keys": call("builtins.list", "0" * 10)},  # a million keys
+    {"keys": Code(b"]q\0h\0a")},  # keys hold themselves
+])  # fmt: skip
 
 COUNTS = {
     "0": 0, "3": 3, "5": 5, "minus_1": -1, "minus_4": -4, "2_to_31": 2**31, "2_to_61": 2**61,
@@ -95,29 +95,28 @@ for title, count in COUNTS.items():
         f"count_of_{title}_in_the_pickle_too": {**other, "pickle": program(over(numel=count))},
     })  # fmt: skip
 
-each(lambda folder, view: of_pickle(folder, over(view)), {
-    "beyond_the_end": ("v", 2, 4), "before_the_start": ("v", -1, 4),
-    "of_negative_size": ("v", 2, -2), "at_2_to_63": ("v", 2**63, 4), "at_2_to_64": ("v", 2**64, 4),
-    "of_2_to_64": ("v", 0, 2**64 + 4), "by_two_halves": ("v", 2**62, 2**62),
-    "at_a_float": ("v", value(0.0), 4), "of_text": ("v", 0, "4"), "of_none": ("v", None, None),
-    "of_two_fields": ("v", 0), "of_four_fields": ("v", 0, 4, 1), "as_a_number": 7, "as_text": "v04",
-    "shorter_than_the_tensor": ("v", 0, 3),
-}, "view_{}")  # fmt: skip
-each(of_pickle, {
-    "seven_fields_in_the_id": over(None, 7),
-    "module_of_nothing": persistent(("module",)),
-    "same_key_two_types": value([over(), over(kind="DoubleStorage")]),
-    "untyped_storage": over(kind="UntypedStorage"),  # bytes, counted as floats
-})  # fmt: skip
-each(of_pickle, {
-    "view_as_a_list": over(["v", 0, 4]),
-    "view_keyed_by_a_list": over(([], 0, 4)),
-    "view_with_its_root_key": over(("0", 0, 4)),
-    "five_fields_in_the_id": tensor(storage()),  # as in a zip file
-    "module_of_a_number": persistent(("module", 7, None, None)),
-    "module_of_a_path": persistent(("module", name("os.system"), "/etc/passwd", "source")),
-    "same_view_key_two_places": value([over(("v", at, 2), size=(2,)) for at in (0, 2)]),
-}, caught="harmless")  # fmt: skip
+each(lambda folder, view: of_pickle(folder, over(view)), [
+    ("v", 2, 4), ("v", -1, 4), ("v", 2, -2), ("v", 2**63, 4), ("v", 2**64, 4),
+    ("v", 0, 2**64 + 4),
+    ("v", 2**62, 2**62),  # overflows
+    ("v", value(0.0), 4), ("v", 0, "4"), ("v", None, None), ("v", 0), ("v", 0, 4, 1), 7, "v04",
+    ("v", 0, 3),  # shorter than the tensor
+], "view_{}")  # fmt: skip
+each(of_pickle, [
+    over(None, 7),  # seven fields in the id
+    persistent(("module",)),  # module of nothing
+    value([over(), over(kind="DoubleStorage")]),  # same key two types
+    over(kind="UntypedStorage"),  # bytes, counted as floats
+])  # fmt: skip
+each(of_pickle, [
+    over(["v", 0, 4]),  # view as a list
+    over(([], 0, 4)),  # view keyed by a list
+    over(("0", 0, 4)),  # view with its root key
+    tensor(storage()),  # as in a zip file
+    persistent(("module", 7, None, None)),  # module of a number
+    persistent(("module", name("os.system"), "/etc/passwd", "source")),  # module of a path
+    value([over(("v", at, 2), size=(2,)) for at in (0, 2)]),  # same view key two places
+], caught="harmless")  # fmt: skip
 damaged_everywhere(each, "legacy", small_legacy, needed=3)  # PROTO is not needed
 
 
@@ -127,10 +126,10 @@ def content(folder: Path, raw: bytes) -> Path:
     return path
 
 
-each(content, {
-    "many_pickles": program(value(MAGIC)) * 10_000,  # before the object
-    "magic_of_a_long_line": b"\x80\x02" + string_line("a" * 10**6),
-})  # fmt: skip
+each(content, [
+    program(value(MAGIC)) * 10_000,  # before the object
+    b"\x80\x02" + string_line("a" * 10**6),  # magic of a long line
+])  # fmt: skip
 
 
 # What runs, and is never looked at
@@ -143,13 +142,13 @@ def then(item: Any) -> Code:
 
 
 each(lambda folder, fields: legacy(
-    folder, {"pickle": program(value({"a": 1})), "storages": [], **fields}), {
-    "sys_info": {"sys_info": TRUE},
-    "sys_info_dropped": {"sys_info": then({})},
-    "magic": {"magic": then(MAGIC)},
-    "version": {"version": then(1001)},
-    "list_of_keys": {"keys": then([])},
-}, "{}_that_runs")  # fmt: skip
+    folder, {"pickle": program(value({"a": 1})), "storages": [], **fields}), [
+    {"sys_info": TRUE},  # sys info
+    {"sys_info": then({})},  # sys info dropped
+    {"magic": then(MAGIC)},  # magic
+    {"version": then(1001)},  # version
+    {"keys": then([])},  # list of keys
+], "{}_that_runs")  # fmt: skip
 
 
 def viewed(folder: Path, views: list[tuple[str, Any]]) -> Path:
@@ -162,13 +161,13 @@ def viewed(folder: Path, views: list[tuple[str, Any]]) -> Path:
     return legacy_file(folder / "a.pt", program(value(tensors)), storages)
 
 
-each(viewed, {
-    "with_two_ranges": [("0", ("v", 0, 2)), ("0", ("v", 4, 2))],
-    "of_two_storages": [("0", ("v", 0, 2)), ("1", ("v", 0, 2))],
-    "of_a_storage": [("0", ("0", 4, 2))],
-    "of_a_later_storage": [("0", ("1", 4, 2)), ("1", None)],
-    "that_is_a_list": [("0", ([], 4, 2))],
-}, "view_key_{}")  # fmt: skip
+each(viewed, [
+    [("0", ("v", 0, 2)), ("0", ("v", 4, 2))],  # with two ranges
+    [("0", ("v", 0, 2)), ("1", ("v", 0, 2))],  # of two storages
+    [("0", ("0", 4, 2))],  # of a storage
+    [("0", ("1", 4, 2)), ("1", None)],  # of a later storage
+    [("0", ([], 4, 2))],  # that is a list
+], "view_key_{}")  # fmt: skip
 each(lambda folder, count: legacy_file(
     folder / "a.pt", program(over()), GOOD, after=bytes(count)), {
     str(count): count for count in (1, 16, 22, 100)

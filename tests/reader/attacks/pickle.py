@@ -41,7 +41,7 @@ from pickle_code import (
     value,
 )
 
-from attacks import of_family
+from attacks import of_family, titled
 from attacks.containers import pickles
 
 each, refused, harmless = of_family(__name__)
@@ -204,32 +204,24 @@ def of_storage(**fields: Any) -> tuple[Any, ...]:
     return ("storage", *(good | fields).values())
 
 
-BAD_IDS = {
-    "none": None, "number": 7, "text": "storage", "list": ["storage"],
-}  # fmt: skip
-BAD_TUPLES = {
-    "empty": (), "no_fields": ("storage",), "other_kind": ("stolen", *of_storage()[1:]),
-    "kind_number": of_storage(kind=7), "kind_none": of_storage(kind=None),
-    "kind_text": of_storage(kind="FloatStorage"),
-    "kind_function": of_storage(kind=name("os.system")),
-    "kind_made_up": of_storage(kind=name("torch.EvilStorage")),
-    "kind_of_another_module": of_storage(kind=name("evil.FloatStorage")),
-    "key_none": of_storage(key=None), "key_list": of_storage(key=[]),
-    "key_dict": of_storage(key={}),
-    "key_climbs": of_storage(key="../data.pkl"), "key_absolute": of_storage(key="/etc/passwd"),
-    "key_with_nul": of_storage(key="0\0"), "key_empty": of_storage(key=""),
-    "key_missing": of_storage(key="99"), "numel_negative": of_storage(numel=-1),
-    "numel_2_to_62": of_storage(numel=2**62), "numel_2_to_63": of_storage(numel=2**63),
-    "numel_2_to_64": of_storage(numel=2**64 + 4), "numel_2_to_1000": of_storage(numel=2**1000),
-    "numel_bool": of_storage(numel=True), "numel_float": of_storage(numel=4.0),
-    "numel_text": of_storage(numel="4"), "numel_none": of_storage(numel=None),
-    "numel_list": of_storage(numel=[4]), "too_many_fields": (*of_storage(), None, 1, 2),
-}  # fmt: skip
+BAD_IDS = [None, 7, "storage", ["storage"]]
+BAD_TUPLES = [
+    (), ("storage",), ("stolen", *of_storage()[1:]),
+    *(of_storage(kind=one) for one in (
+        7, None, "FloatStorage", name("os.system"), name("torch.EvilStorage"),
+        name("evil.FloatStorage"))),
+    *(of_storage(key=one) for one in (
+        None, [], {}, "../data.pkl", "/etc/passwd", "0\0", "", "99")),
+    *(of_storage(numel=one) for one in (
+        -1, 2**62, 2**63, 2**64 + 4, 2**1000, True, 4.0, "4", None, [4])),
+    (*of_storage(), None, 1, 2),
+]  # fmt: skip
 
 
-def identified(ids: dict[str, Any]) -> dict[str, bytes]:
+def identified(ids: list[Any]) -> dict[str, bytes]:
     return {
-        f"persistent_id_{title}": program(value([persistent(one)])) for title, one in ids.items()
+        f"persistent_id_{title}": program(value([persistent(one)]))
+        for title, one in titled(ids).items()
     }
 
 

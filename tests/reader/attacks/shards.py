@@ -43,35 +43,30 @@ def folder_of(folder: Path, *, second=None, whole=None, **options) -> Path:
     return inside
 
 
-each(lambda folder, where: folder_of(folder, second=offsets(*where)), {
-    "on_each_other": (0, 0), "half_on_each_other": (1, 0), "beyond_the_end": (3, 0),
-    "beside": (2, 1), "far_away": (2**40, 0), "at_2_to_the_63": (MOST, 0),
-    "that_wrap_round": (MOST - 1, 0), "that_wrap_round_in_columns": (2, MOST),
-    "above_2_to_the_63": (2**63, 0), "of_200_digits": (10**200, 0), "below_0": (-2, 0),
-    "far_below_0": (-(2**63), 0), "of_a_fraction": (2.0, 0), "of_text": ("2", "0"),
-    "of_truth": (True, False), "of_nothing": (None, 0), "of_lists": ([2], [0]), "too_few": (2,),
-    "none": (), "too_many": (2, 0, 0), "a_million": (0,) * 1_000_000, "nan": (float("nan"), 0),
-}, "offsets_{}")  # fmt: skip
+each(lambda folder, where: folder_of(folder, second=offsets(*where)), [
+    (0, 0),  # on each other
+    (1, 0),  # half on each other
+    (3, 0), (2, 1), (2**40, 0), (MOST, 0),
+    (MOST - 1, 0),  # wraps round
+    (2, MOST),  # in columns
+    (2**63, 0), (10**200, 0), (-2, 0), (-(2**63), 0), (2.0, 0), ("2", "0"), (True, False),
+    (None, 0), ([2], [0]), (2,), (), (2, 0, 0), (0,) * 1_000_000, (float("nan"), 0),
+], "offsets_{}")  # fmt: skip
 
-each(lambda folder, info: folder_of(folder, second=info), {
-    "of_nothing": "", "of_letters": "abc", "of_a_list": [], "of_a_number": 7, "of_null": "null",
-    "without_the_tensor": {"b": {"saved_offsets": [2, 0]}}, "with_a_number": {"a": 7},
-    "with_null": {"a": None}, "without_offsets": {"a": {}}, "with_text": {"a": "saved_offsets"},
-    "with_an_object": {"a": {"saved_offsets": {"0": 2}}},
-    "with_null_offsets": {"a": {"saved_offsets": None}},
-    "nested_deeply": "[" * 100_000, "nested_deeply_in_it": '{"a":' * 100_000,
-    "of_a_huge_number": "9" * 100_000, "with_a_huge_offset": '{"a":{"saved_offsets":[%s,0]}}'
+each(lambda folder, info: folder_of(folder, second=info), [
+    "", "abc", [], 7, "null", {"b": {"saved_offsets": [2, 0]}}, {"a": 7}, {"a": None}, {"a": {}},
+    {"a": "saved_offsets"}, {"a": {"saved_offsets": {"0": 2}}}, {"a": {"saved_offsets": None}},
+    "[" * 100_000, '{"a":' * 100_000, "9" * 100_000,
+    '{"a":{"saved_offsets":[%s,0]}}'
     % ("9" * 100_000),
-}, "sharding_{}")  # fmt: skip
+], "sharding_{}")  # fmt: skip
 
-each(lambda folder, whole: folder_of(folder, whole={"a": whole}), {
-    "too_large": [8, 4], "too_small": [2, 4], "huge": [2**31, 2**31],
-    "of_2_to_the_126": [MOST, MOST],
-    "of_2_to_the_63": [2**63, 4], "below_0": [-4, -4], "turned": [2, 8], "of_one_dimension": [16],
-    "of_a_hundred_dimensions": [1] * 98 + [4, 4], "of_text": ["4", "4"], "of_fractions": [4.0, 4.0],
-    "of_truth": [True, True], "of_null": None, "of_a_number": 16, "of_an_object": {},
-    "with_a_zero": [0, 4], "empty_and_huge": [0, MOST],
-}, "whole_{}")  # fmt: skip
+each(lambda folder, whole: folder_of(folder, whole={"a": whole}), [
+    [8, 4], [2, 4], [2**31, 2**31], [MOST, MOST], [2**63, 4], [-4, -4],
+    [2, 8],  # turned
+    [16], [1] * 98 + [4, 4], ["4", "4"], [4.0, 4.0], [True, True], None, 16, {}, [0, 4],
+    [0, MOST],
+], "whole_{}")  # fmt: skip
 each(lambda folder, options: folder_of(folder, **options), {
     "of_another_dtype": {"dtype": "I32"},
     "of_other_columns": {"shape": (2, 3)},
@@ -145,13 +140,12 @@ def file_of_a_checkpoint_is_a_link(folder):
     return folder / "checkpoint"
 
 
-each(lambda folder, name: training(folder, ("model/rank_0.safetensors", name)), {
-    "that_climbs": "../../elsewhere.safetensors", "that_climbs_within": "model/../../x.safetensors",
-    "that_climbs_by_rank": "model/rank_0/../../rank_1.safetensors",
-    "that_is_absolute": "/etc/passwd", "of_another_folder": "other/rank_1.safetensors",
-    "of_no_rank": "model/rank_.safetensors", "of_a_fraction": "model/rank_1.5.safetensors",
-    "of_a_negative_rank": "model/rank_-1.safetensors",
-    "of_a_very_long_rank": f"model/rank_{'1' * 300}.safetensors",
-    "of_a_missing_rank": "model/rank_7.safetensors",
-    "with_a_newline": "model/rank_1.safetensors\n", "of_other_digits": "model/rank_١.safetensors",
-}, "name_{}")  # fmt: skip
+each(lambda folder, name: training(folder, ("model/rank_0.safetensors", name)), [
+    "../../elsewhere.safetensors", "model/../../x.safetensors",
+    "model/rank_0/../../rank_1.safetensors", "/etc/passwd", "other/rank_1.safetensors",
+    "model/rank_.safetensors", "model/rank_1.5.safetensors", "model/rank_-1.safetensors",
+    f"model/rank_{'1' * 300}.safetensors",
+    "model/rank_7.safetensors",  # is missing
+    "model/rank_1.safetensors\n",
+    "model/rank_١.safetensors",  # other digits
+], "name_{}")  # fmt: skip

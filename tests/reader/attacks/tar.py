@@ -6,9 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import Member, TarTensor, payload, small_tar, tar_file, tar_members
-from pickle_code import NONE, POP, Code, call, integer, name, persistent, program, storage, value
+from pickle_code import (
+    NONE,
+    POP,
+    Code,
+    call,
+    get,
+    integer,
+    name,
+    persistent,
+    program,
+    storage,
+    value,
+)
 
 from attacks import of_family
+from attacks.bombs import DOUBLED_LIST, DOUBLINGS
 from attacks.zip import SECRET
 
 each, refused, harmless = of_family(__name__)
@@ -33,70 +46,53 @@ def of_storage(folder: Path, storage: tuple[Any, ...]) -> Path:
     return tar(folder, {"storages": [FIRST, storage]})
 
 
-each(of_tensor, {
-    "one_element_too_many": {"size": (5,)},
-    "one_element_too_far": {"offset": 1},
-    "offset_minus_1": {"offset": -1, "size": (2,)},
-    "offset_of_2_to_62": {"offset": 2**62, "size": (1,)},
-    "offset_of_minus_2_to_63": {"offset": -(2**63), "size": (1,)},
-    "size_of_minus_1": {"size": (-1,)},
-    "two_negative_sizes": {"size": (-2, -2), "stride": (2, 1)},
-    "size_of_2_to_62": {"size": (2**62,)},
-    "size_of_2_to_63_minus_1": {"size": (2**63 - 1,)},
-    "negative_stride": {"size": (2,), "stride": (-1,)},
-    "stride_of_2_to_62": {"size": (5,), "stride": (2**62,)},
-    "product_that_overflows": {"size": (2**32, 2**32), "stride": (1, 1)},
-    "unknown_storage": {"storage": 99},
-    "ndim_minus_1": {"ndim": -1},
-    "ndim_of_a_million": {"ndim": 10**6},
-    "ndim_of_2_to_31": {"ndim": 2**31 - 1},
-    "ndim_of_one_more": {"ndim": 2},
-}, "tar_tensor_{}")  # fmt: skip
-each(of_tensor, {
-    "expanded_to_2_to_40": {"size": (2**40,), "stride": (0,)},  # 4 TB made of 4 bytes
-    "of_another_type": {"kind": "DoubleTensor"},
-    "of_no_type": {"kind": "EvilTensor"},
-}, "tar_tensor_{}", caught="harmless")  # fmt: skip
+each(of_tensor, [
+    {"size": (5,)}, {"offset": 1}, {"offset": -1, "size": (2,)}, {"offset": 2**62, "size": (1,)},
+    {"offset": -(2**63), "size": (1,)}, {"size": (-1,)}, {"size": (-2, -2), "stride": (2, 1)},
+    {"size": (2**62,)}, {"size": (2**63 - 1,)}, {"size": (2,), "stride": (-1,)},
+    {"size": (5,), "stride": (2**62,)}, {"size": (2**32, 2**32), "stride": (1, 1)},
+    {"storage": 99}, {"ndim": -1}, {"ndim": 10**6}, {"ndim": 2**31 - 1}, {"ndim": 2},
+], "tar_tensor_{}")  # fmt: skip
+each(of_tensor, [
+    {"size": (2**40,), "stride": (0,)}, {"kind": "DoubleTensor"}, {"kind": "EvilTensor"},
+], "tar_tensor_{}", caught="harmless")  # fmt: skip
 
-COUNTS = {"5": 5, "minus_1": -1, "2_to_40": 2**40, "text": "2", "none": NONE, "list": [],
-          "float": value(2.0), "0": 0}  # fmt: skip
+COUNTS = [
+    5, -1, 2**40, "2", NONE, [], value(2.0), 0,
+]  # fmt: skip
 for count in ("storage_count", "tensor_count"):
     each(lambda folder, n, count=count: tar(folder, {count: n}), COUNTS, f"{count}_{{}}")
 
-each(of_storage, {
-    "5": (10, "FloatStorage", 5, payload(16)),
-    "3": (10, "FloatStorage", 3, payload(16)),
-    "minus_1": (10, "FloatStorage", -1, payload(16)),
-    "2_to_62": (10, "FloatStorage", 2**62, payload(16)),
-    "2_to_63": (10, "FloatStorage", 2**63 - 1, payload(16)),
-    "no_type": (10, "EvilStorage", 4, payload(16)),
-}, "tar_storage_of_{}")  # fmt: skip
+each(of_storage, [
+    (10, "FloatStorage", 5, payload(16)), (10, "FloatStorage", 3, payload(16)),
+    (10, "FloatStorage", -1, payload(16)), (10, "FloatStorage", 2**62, payload(16)),
+    (10, "FloatStorage", 2**63 - 1, payload(16)), (10, "EvilStorage", 4, payload(16)),
+    (10, Code(DOUBLED_LIST + get(DOUBLINGS)), 4, payload(16)),
+], "tar_storage_of_{}")  # fmt: skip
 
 each(lambda folder, view: tar(
-    folder, {"views": [view], "tensors": [replace(TENSOR, storage=11)]}), {
-    "beyond_the_end": (11, 10, 2, 4), "before_the_start": (11, 10, -1, 2),
-    "of_negative_size": (11, 10, 4, -4), "of_2_to_63": (11, 10, 0, 2**63),
-    "at_2_to_64": (11, 10, 2**64, 4), "of_an_unknown_root": (11, 99, 0, 4),
-    "of_three_fields": (11, 10, 0), "of_five_fields": (11, 10, 0, 4, 1),
-    "of_text": (11, 10, "0", 4), "of_itself": (11, 11, 0, 4), "of_a_float": (11, 10, value(0.0), 4),
-    "keyed_by_a_list": ([], 10, 0, 4), "with_a_root_s_key": (9, 10, 0, 4),
-}, "tar_view_{}")  # fmt: skip
+    folder, {"views": [view], "tensors": [replace(TENSOR, storage=11)]}), [
+    (11, 10, 2, 4), (11, 10, -1, 2), (11, 10, 4, -4), (11, 10, 0, 2**63), (11, 10, 2**64, 4),
+    (11, 99, 0, 4),  # unknown
+    (11, 10, 0), (11, 10, 0, 4, 1), (11, 10, "0", 4),
+    (11, 11, 0, 4),  # of itself
+    (11, 10, value(0.0), 4), ([], 10, 0, 4),
+    (9, 10, 0, 4),  # the key of a storage
+], "tar_view_{}")  # fmt: skip
 
 
 def of_id(folder: Path, identifier: Any) -> Path:
     return tar(folder, {"pickle": program(value(identifier, python=2) + b"Q")})
 
 
-each(of_id, {
-    "text": "abc", "unknown": "99", "negative": "-1", "empty": (), "none": None, "list": [30],
-    "of_a_million_digits": "9" * 100_000,
-}, "tar_id_{}")  # fmt: skip
+each(of_id, [
+    "abc", "99", "-1", (), None, [30], "9" * 100_000,
+], "tar_id_{}")  # fmt: skip
 # a tuple is a module's class; of everything else torch makes a number
-each(of_id, {
-    "tuple": ("30",), "storage_tuple": Code(storage()[:-1]), "with_spaces": " 30 ",
-    "with_underscores": "3_0", "float": value(30.0),
-    "of_a_module_with_a_path": (name("os.system"), "/etc/passwd", "source"),
-}, "tar_id_{}", caught="harmless")  # fmt: skip
+each(of_id, [
+    ("30",), Code(storage()[:-1]), " 30 ", "3_0", value(30.0),
+    (name("os.system"), "/etc/passwd", "source"),
+], "tar_id_{}", caught="harmless")  # fmt: skip
 each(tar, {
     # one long number would be read for each tensor
     "number_of_thousands_of_digits": {
@@ -130,21 +126,21 @@ for place, which in enumerate(("sys_info", "pickle", "tensors", "storages")):
         """A good file with these fields of one member's header replaced."""
         return of_members(folder, lambda all: vars(all[place]).update(fields))
 
-    each(member, {
-        "of_8_gb": {"size": 8**11 - 1},
-        "of_negative_size": {"size": "-0000000001\0"},
-        "size_of_letters": {"size": "abcdefghijk\0"},
-        "in_binary_size": {"size": "\x80\0\1" + "\0" * 9},  # of 2**80 bytes
-        "in_negative_binary_size": {"size": "\xff" * 12},
-        "of_another_name": {"name": "other"},
-        "with_a_wrong_checksum": {"checksum": 1},
-        "is_a_link": {"kind": b"2", "link": "/etc/passwd"},
-        "is_a_hard_link": {"kind": b"1", "link": "storages"},
-        "is_a_device": {"kind": b"3"},
-        "is_a_pipe": {"kind": b"6"},
-        "is_a_folder": {"kind": b"5"},
-        "is_sparse": {"kind": b"S"},
-    }, f"{which}_{{}}")  # fmt: skip
+    each(member, [
+        {"size": 8**11 - 1},  # of 8 gb
+        {"size": "-0000000001\0"},  # of negative size
+        {"size": "abcdefghijk\0"},  # size of letters
+        {"size": "\x80\0\1" + "\0" * 9},  # of 2**80 bytes
+        {"size": "\xff" * 12},  # in negative binary size
+        {"name": "other"},  # of another name
+        {"checksum": 1},  # with a wrong checksum
+        {"kind": b"2", "link": "/etc/passwd"},  # is a link
+        {"kind": b"1", "link": "storages"},  # is a hard link
+        {"kind": b"3"},  # is a device
+        {"kind": b"6"},  # is a pipe
+        {"kind": b"5"},  # is a folder
+        {"kind": b"S"},  # is sparse
+    ], f"{which}_{{}}")  # fmt: skip
     each(member, {"is_empty": {"data": b""}}, f"{which}_{{}}",
          caught="refused" if place else "harmless")  # fmt: skip
 
@@ -181,33 +177,33 @@ each(last, {
     "name_that_climbs": Member("../../etc/passwd", SECRET),
     "absolute_name": Member("/etc/passwd", SECRET),
 }, "tar_{}", caught="harmless")  # fmt: skip
-each(first, {
-    "pax_header_renames": Member("pax", b"17 path=storagez\n", kind=b"x"),
-    "pax_header_resizes": Member("pax", b"15 size=999999\n", kind=b"x"),
-    "gnu_long_name": Member("././@LongLink", b"other\0", kind=b"L"),
-    "gnu_long_name_of_8_gb": Member("././@LongLink", kind=b"L", size=8**11 - 1),
-}, "tar_{}")  # fmt: skip
+each(first, [
+    Member("pax", b"17 path=storagez\n", kind=b"x"),  # pax header renames
+    Member("pax", b"15 size=999999\n", kind=b"x"),  # pax header resizes
+    Member("././@LongLink", b"other\0", kind=b"L"),  # gnu long name
+    Member("././@LongLink", kind=b"L", size=8**11 - 1),  # gnu long name of 8 gb
+], "tar_{}")  # fmt: skip
 OTHER = program(value({}))
-each(last, {
-    "hard_link": Member("pickle", OTHER, kind=b"1", link="storages"),
-    "symbolic_link": Member("pickle", OTHER, kind=b"2", link="storages"),
-    "device": Member("pickle", OTHER, kind=b"3"),
-    "contiguous": Member("pickle", OTHER, kind=b"7"),
-    "of_no_kind": Member("pickle", OTHER, kind=b"Z"),
-    "volume": Member("pickle", OTHER, kind=b"V"),
-    "by_a_dot": Member("./pickle", OTHER),
-    "by_a_climbing": Member("x/../pickle", OTHER),
-    "by_a_slash": Member("pickle/", OTHER),
-    "by_a_capitals": Member("PICKLE", OTHER),
-    "by_a_space": Member("pickle ", OTHER),
-}, "tar_pickle_again_{}", caught="harmless")  # fmt: skip
-each(first, {
-    "global_header_renames": Member("pax", b"15 path=pickle\n", kind=b"g"),
-    "gnu_long_link": Member("././@LongLink", b"storages\0", kind=b"K"),
-    "link_first": Member("storages_link", kind=b"2", link="/tmp"),
-    "pax_header_of_nonsense": Member("pax", b"999999999 a=b\n", kind=b"x"),
-    "pax_header_of_a_long_number": Member("pax", b"9" * 100_000 + b" a=b\n", kind=b"x"),
-}, "tar_{}", caught="harmless")  # fmt: skip
+each(last, [
+    Member("pickle", OTHER, kind=b"1", link="storages"),  # hard link
+    Member("pickle", OTHER, kind=b"2", link="storages"),  # symbolic link
+    Member("pickle", OTHER, kind=b"3"),  # device
+    Member("pickle", OTHER, kind=b"7"),  # contiguous
+    Member("pickle", OTHER, kind=b"Z"),  # of no kind
+    Member("pickle", OTHER, kind=b"V"),  # volume
+    Member("./pickle", OTHER),  # by a dot
+    Member("x/../pickle", OTHER),  # by a climbing
+    Member("pickle/", OTHER),  # by a slash
+    Member("PICKLE", OTHER),  # by a capitals
+    Member("pickle ", OTHER),  # by a space
+], "tar_pickle_again_{}", caught="harmless")  # fmt: skip
+each(first, [
+    Member("pax", b"15 path=pickle\n", kind=b"g"),  # global header renames
+    Member("././@LongLink", b"storages\0", kind=b"K"),  # gnu long link
+    Member("storages_link", kind=b"2", link="/tmp"),  # link first
+    Member("pax", b"999999999 a=b\n", kind=b"x"),  # pax header of nonsense
+    Member("pax", b"9" * 100_000 + b" a=b\n", kind=b"x"),  # pax header of a long number
+], "tar_{}", caught="harmless")  # fmt: skip
 
 
 @harmless
@@ -243,10 +239,10 @@ def tar_cut_off_at_every_byte(folder):
         yield path
 
 
-each(lambda folder, end: tar(folder, {}, end=end), {
-    "tar_without_its_end": b"",
-    "tar_with_bytes_after_its_end": bytes(1024) + SECRET,
-}, caught="harmless")  # fmt: skip
+each(lambda folder, end: tar(folder, {}, end=end), [
+    b"",  # tar without its end
+    bytes(1024) + SECRET,  # tar with bytes after its end
+], caught="harmless")  # fmt: skip
 
 
 @refused
@@ -293,9 +289,9 @@ def with_header(folder: Path, change: tuple[int, bytes]) -> Path:
     return path
 
 
-each(with_header, {
-    "name_with_a_nul": (0, b"pickle\0x"),
-    "name_with_a_slash": (0, b"pickle/\0"),
-    "name_with_a_prefix": (345, b"folder"),
-    "size_in_binary": (124, b"\x80" + bytes(10) + b"\4"),
-}, "tar_{}", caught="harmless")  # fmt: skip
+each(with_header, [
+    (0, b"pickle\0x"),  # name with a nul
+    (0, b"pickle/\0"),  # name with a slash
+    (345, b"folder"),  # name with a prefix
+    (124, b"\x80" + bytes(10) + b"\4"),  # size in binary
+], "tar_{}", caught="harmless")  # fmt: skip

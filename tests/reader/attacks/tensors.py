@@ -41,85 +41,82 @@ def legacy_of(folder, place):
     return legacy_file(folder / "a.pt", program(value(items)), storages)
 
 
-def shaped(cases: dict[str, tuple[Any, Any, Any]], caught: str = "refused") -> None:
+def shaped(cases: list[tuple[Any, Any, Any]], caught: str = "refused") -> None:
     """Register tensors of such an offset, size and stride, as torch wrote them once and as now."""
     each(legacy_of, cases, "{}_in_legacy", caught=caught)
     each(lambda folder, place: zip_of(folder, tensor(storage(), *place)), cases, "{}_in_zip",
          caught=caught)  # fmt: skip
 
 
-WRONG_NUMBERS = {
-    "minus_1": -1, "2_to_31": 2**31, "2_to_62": 2**62, "2_to_63": 2**63, "2_to_64": 2**64,
-    "2_to_64_plus_1": 2**64 + 1, "minus_2_to_63": -(2**63), "2_to_2000": 2**2000,
-    "float": value(1.0), "text": "1", "none": None, "list": [1], "bytes": b"1", "dict": {},
-    "call": call("builtins.int", 1), "global": name("os.system"),
-}  # fmt: skip
-for title, wrong in WRONG_NUMBERS.items():
-    shaped({
-        f"offset_{title}": (wrong, (2,), (1,)),
-        f"size_{title}": (0, (wrong,), (1,)),
-        f"size_{title}_in_two_dimensions": (0, (1, wrong), (1, 1)),
-        f"stride_{title}": (0, (2,), (wrong,)),
-    })  # fmt: skip
-for title, wrong in {"number": 4, "text": "4", "none": None, "dict": {}, "bytes": b"\4"}.items():
-    shaped({f"shape_is_a_{title}": (0, wrong, (1,)), f"strides_are_a_{title}": (0, (4,), wrong)})
-shaped({
-        "offset_bool": (True, (1,), (1,)),  # begin at True
-        "size_bool": (0, (True,), (1,)),  # have True for a size
-        "stride_bool": (0, (2,), (True,)),  # have True for a stride
-        "expanded_to_2_to_40": (0, (2**40,), (0,)),  # be 4 TB made of 4 bytes
-        "expanded_to_2_to_62": (0, (2**31, 2**31), (0, 0)),  # be 16 EB made of 4 bytes
-        "expanded_and_empty": (0, (2**62, 0), (0, 1)),
-        "empty_with_an_overflow": (0, (2**40, 2**40, 0), (0, 0, 1)),
-        "empty_far_away": (2**40, (0,), (1,)),
-        "empty_with_huge_strides": (0, (0,), (2**62,)),
-        "one_element_with_a_huge_stride": (0, (1,), (2**62,)),  # have a stride that isn't used
-        "1000_dimensions": (0, (1,) * 1000, (1,) * 1000),
-        "sliding_windows": (0, (3, 2), (1, 1)),  # be 4 numbers seen 10 times
-}, caught="harmless")  # fmt: skip
-shaped({
-        "one_element_too_many": (0, (5,), (1,)),
-        "one_element_too_far": (1, (4,), (1,)),
-        "one_stride_too_far": (0, (3,), (2,)),
-        "offset_at_the_end": (4, (1,), (1,)),
-        "scalar_beyond_the_end": (4, (), ()),
-        "two_dimensions_too_far": (0, (2, 2), (3, 1)),
-        "last_element_only": (2, (2, 2), (1, 2)),  # end just beyond
-        "negative_stride": (0, (2,), (-1,)),  # read what lies before
-        "negative_stride_inside": (3, (4,), (-1,)),  # walk backwards inside
-        "negative_offset_and_stride": (-3, (4,), (-1,)),  # have two wrongs make a right
-        "two_negative_sizes": (0, (-2, -2), (2, 1)),  # have a product that is right
-        "product_overflows_to_4": (0, (2**62, 4, 4), (0, 0, 1)),  # wrap around to a small size
-        "product_overflows_to_0": (0, (2**32, 2**32), (1, 1)),  # wrap around to nothing
-        "reach_overflows_to_0": (0, (5,), (2**62,)),  # wrap around inside
-        "reach_overflows_by_sum": (0, (3, 3), (2**62, 2**62)),  # wrap around by a sum
-        "bytes_overflow": (0, (2**62 + 1,), (1,)),  # wrap around by the element's bytes
-        "more_strides_than_sizes": (0, (4,), (1, 1)),
-        "fewer_strides_than_sizes": (0, (2, 2), (1,)),
-        "sizes_without_strides": (0, (4,), ()),
-        "strides_without_sizes": (0, (), (1,)),
-        "expanded_to_2_to_80": (0, (2**40, 2**40), (0, 0)),  # be more than can be counted
-        "100_000_dimensions": (0, (1,) * 100_000, (1,) * 100_000),
-})  # fmt: skip
+WRONG_NUMBERS = [
+    -1, 2**31, 2**62, 2**63, 2**64, 2**64 + 1, -(2**63), 2**2000, value(1.0), "1", None, [1], b"1",
+    {}, call("builtins.int", 1), name("os.system"),
+]  # fmt: skip
+shaped([
+    place
+    for wrong in WRONG_NUMBERS
+    for place in (
+        (wrong, (2,), (1,)), (0, (wrong,), (1,)), (0, (1, wrong), (1, 1)), (0, (2,), (wrong,)))
+])  # fmt: skip
+shaped([place for wrong in (4, "4", None, {}, b"\4")
+        for place in ((0, wrong, (1,)), (0, (4,), wrong))])  # fmt: skip
+shaped([
+    (True, (1,), (1,)),  # begin at True
+    (0, (True,), (1,)),  # have True for a size
+    (0, (2,), (True,)),  # have True for a stride
+    (0, (2**40,), (0,)),  # be 4 TB made of 4 bytes
+    (0, (2**31, 2**31), (0, 0)),  # be 16 EB made of 4 bytes
+    (0, (2**62, 0), (0, 1)),  # expanded and empty
+    (0, (2**40, 2**40, 0), (0, 0, 1)),  # empty with an overflow
+    (2**40, (0,), (1,)),  # empty far away
+    (0, (0,), (2**62,)),  # empty with huge strides
+    (0, (1,), (2**62,)),  # have a stride that isn't used
+    (0, (1,) * 1000, (1,) * 1000),  # 1000 dimensions
+    (0, (3, 2), (1, 1)),  # be 4 numbers seen 10 times
+], caught="harmless")  # fmt: skip
+shaped([
+    (0, (5,), (1,)),  # one element too many
+    (1, (4,), (1,)),  # one element too far
+    (0, (3,), (2,)),  # one stride too far
+    (4, (1,), (1,)),  # offset at the end
+    (4, (), ()),  # scalar beyond the end
+    (0, (2, 2), (3, 1)),  # two dimensions too far
+    (2, (2, 2), (1, 2)),  # end just beyond
+    (0, (2,), (-1,)),  # read what lies before
+    (3, (4,), (-1,)),  # walk backwards inside
+    (-3, (4,), (-1,)),  # have two wrongs make a right
+    (0, (-2, -2), (2, 1)),  # have a product that is right
+    (0, (2**62, 4, 4), (0, 0, 1)),  # wrap around to a small size
+    (0, (2**32, 2**32), (1, 1)),  # wrap around to nothing
+    (0, (5,), (2**62,)),  # wrap around inside
+    (0, (3, 3), (2**62, 2**62)),  # wrap around by a sum
+    (0, (2**62 + 1,), (1,)),  # wrap around by the element's bytes
+    (0, (4,), (1, 1)),  # more strides than sizes
+    (0, (2, 2), (1,)),  # fewer strides than sizes
+    (0, (4,), ()),  # sizes without strides
+    (0, (), (1,)),  # strides without sizes
+    (0, (2**40, 2**40), (0, 0)),  # be more than can be counted
+    (0, (1,) * 100_000, (1,) * 100_000),  # 100 000 dimensions
+])  # fmt: skip
 
-WRONG_ARGUMENTS = {
-    "requires_grad_text": ("yes", NONE), "requires_grad_number": (7, NONE),
-    "requires_grad_global": (name("os.system"), NONE), "hooks_number": (False, 7),
-    "hooks_call": (False, call("os.system", "true")),
-    "hooks_full": (False, ordered_dict({"a": name("os.system")})),
-    "metadata_number": (False, NONE, 7), "metadata_list": (False, NONE, [1]),
-    "metadata_unknown": (False, NONE, {"evil": True}),
-    "metadata_text": (False, NONE, {"conj": "no"}),
-    "too_many": (False, NONE, {}, 1, 2, 3),
-}  # fmt: skip
+WRONG_ARGUMENTS = [
+    ("yes", NONE), (7, NONE),
+    (name("os.system"), NONE), (False, 7),
+    (False, call("os.system", "true")),  # hooks call
+    (False, ordered_dict({"a": name("os.system")})),  # hooks full
+    (False, NONE, 7), (False, NONE, [1]),
+    (False, NONE, {"evil": True}),  # metadata unknown
+    (False, NONE, {"conj": "no"}),  # metadata text
+    (False, NONE, {}, 1, 2, 3),  # too many
+]  # fmt: skip
 each(lambda folder, more: zip_of(folder, tensor(storage(), 0, (4,), (1,), *more)),
      WRONG_ARGUMENTS, "rebuild_{}", caught="harmless")  # fmt: skip
 
-NOT_STORAGES = {
-    "number": value(7), "none": NONE, "text": value("0"), "tuple": value(("storage", "0")),
-    "tensor": tensor(), "call": call("os.system", "true"), "list": value([1]),
-    "global": name("torch.FloatStorage"),
-}  # fmt: skip
+NOT_STORAGES = [
+    value(7), NONE, value("0"), value(("storage", "0")),
+    tensor(), call("os.system", "true"), value([1]),
+    name("torch.FloatStorage"),  # global
+]  # fmt: skip
 each(lambda folder, code: zip_of(folder, tensor(code)), NOT_STORAGES, "tensor_over_a_{}")
 
 REBUILDERS = {

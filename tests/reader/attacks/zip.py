@@ -71,103 +71,103 @@ def deflated(data: bytes) -> bytes:
 
 each(
     with_weight,
-    {
-        "unknown_method": {"method": 99},  # have an unknown compression used
+    [
+        {"method": 99},  # have an unknown compression used
         # say stored in the directory and deflated in the entry
-        "local_method_differs": {"local_method": 8},
-        "encrypted_storage": {"flags": 0x0801},  # have encrypted bytes taken for numbers
+        {"local_method": 8},
+        {"flags": 0x0801},  # have encrypted bytes taken for numbers
         # hide the encryption from the directory
-        "encrypted_in_the_local_header_only": {"local_flags": 0x0801},
-        "strongly_encrypted_storage": {"flags": 0x0841},  # use strong encryption
-        "patched_data": {"flags": 0x0820},  # be a patch to another file
+        {"local_flags": 0x0801},
+        {"flags": 0x0841},  # use strong encryption
+        {"flags": 0x0820},  # be a patch to another file
         # be another entry to readers of local headers
-        "local_name_differs": {"local_name": "data/1"},
+        {"local_name": "data/1"},
         # push the payload along by a longer local name
-        "local_name_is_longer": {"local_name": "data/0/and/more"},
-        "local_size_differs": {"local_size": 12},  # say another size in the local header
+        {"local_name": "data/0/and/more"},
+        {"local_size": 12},  # say another size in the local header
         # read the whole file: an entry as long as everything after it
-        "entry_runs_into_the_directory": {"size": 600, "local_size": 600},
+        {"size": 600, "local_size": 600},
         # read beyond the file
-        "entry_beyond_the_file": {"size": 1 << 20, "local_size": 1 << 20},
-        "entry_inside_the_directory": {"offset": 900},  # lie in the directory's own bytes
-        "header_beyond_the_file": {"offset": 2**32 - 2},  # begin beyond the file
-        "header_at_a_wrong_place": {"offset": 3},  # begin where no header is
+        {"size": 1 << 20, "local_size": 1 << 20},
+        {"offset": 900},  # lie in the directory's own bytes
+        {"offset": 2**32 - 2},  # begin beyond the file
+        {"offset": 3},  # begin where no header is
         # have a header with a wrong signature
-        "wrong_local_signature": {"local_signature": b"PK\3\5"},
+        {"local_signature": b"PK\3\5"},
         # push the payload beyond the file by the local extra field
-        "local_extra_beyond_the_file": {"local_extra_length": 65_535},
+        {"local_extra_length": 65_535},
         # have a tensor longer than its record
-        "record_shorter_than_its_tensor": {"data": payload(12)},
+        {"data": payload(12)},
         # have a tensor of one byte more than its record
-        "record_one_byte_short": {"data": payload(15)},
-        "empty_record": {"data": b""},  # have no bytes in the record
-    },
+        {"data": payload(15)},
+        {"data": b""},  # have no bytes in the record
+    ],
 )
 each(
     with_pickle,
-    {
+    [
         # have an encrypted pickle read
-        "encrypted_pickle": Record("data.pkl", PICKLE, flags=0x0801),
+        Record("data.pkl", PICKLE, flags=0x0801),
         # be another entry of the same length, for the pickle
-        "local_name_of_the_pickle_differs": Record("data.pkl", PICKLE, local_name="data.pkk"),
-        "missing_pickle": Record("other", PICKLE),  # lack the pickle
-        "empty_pickle": Record("data.pkl"),  # have an empty pickle
-    },
+        Record("data.pkl", PICKLE, local_name="data.pkk"),
+        Record("other", PICKLE),  # lack the pickle
+        Record("data.pkl"),  # have an empty pickle
+    ],
 )
 each(
     with_secret,
-    {
-        "duplicate_storage": Record("data/0", SECRET),  # be two tensors under one name
+    [
+        Record("data/0", SECRET),  # be two tensors under one name
         # be two pickles: one for the scanner, one for the reader
-        "duplicate_pickle": Record("data.pkl", program(b"N")),
+        Record("data.pkl", program(b"N")),
         # be two checkpoints in one file
-        "second_pickle_in_another_folder": Record("=other/data.pkl", program(b"N")),
+        Record("=other/data.pkl", program(b"N")),
         # hide a second name behind a NUL
-        "nul_in_a_name": Record("data/0\0.bin", SECRET),
+        Record("data/0\0.bin", SECRET),
         # use the other slash for a second data/0
-        "backslash_in_a_name": Record("data\\0", SECRET),
+        Record("data\\0", SECRET),
         # be written outside its folder by whoever unpacks it
-        "name_that_climbs": Record("=../../etc/passwd", SECRET),
+        Record("=../../etc/passwd", SECRET),
         # climb out of the prefix, back to the pickle's name
-        "name_that_climbs_and_returns": Record("data/../data.pkl", program(b"N")),
-        "absolute_name": Record("=/etc/passwd", SECRET),  # name a file of the system
-        "empty_name": Record("=", SECRET),  # have no name at all
-    },
+        Record("data/../data.pkl", program(b"N")),
+        Record("=/etc/passwd", SECRET),  # name a file of the system
+        Record("=", SECRET),  # have no name at all
+    ],
 )
 each(
     written,
-    {
+    [
         # keep the storages in another folder than the pickle
-        "storage_in_another_folder": {"weight": Record("=other/data/0", payload(16))},
+        {"weight": Record("=other/data/0", payload(16))},
         # read the neighbour: the directory says 64 bytes more
-        "entry_runs_into_the_next": {
+        {
             "pickle": Record("data.pkl", program(tensor(storage("0", 20), 0, (20,)))),
             "weight": weight(size=80, local_size=80),
         },
-        "missing_storage": {"weight": Record("data/7", payload(16))},  # lack a storage
+        {"weight": Record("data/7", payload(16))},  # lack a storage
         # have a folder where the storage should be
-        "storage_that_is_a_folder": {"weight": Record("data/0/")},
-    },
+        {"weight": Record("data/0/")},
+    ],
 )
-each(with_secret, {
-    "second_pickle_in_capitals": Record("DATA.PKL", program(b"N")),
-    "name_of_65000_bytes": Record("x" * 65_000, SECRET),
-    "storage_with_a_zero": Record("data/00", payload(16)),
-    "storage_below_a_storage": Record("data/0/1", payload(16)),
-}, caught="harmless")  # fmt: skip
-each(with_weight, {
-    "record_longer_than_its_tensor": {"data": payload(20)},
-    "wrong_checksum": {"crc": 1},
-    "sizes_behind_the_payload": {"described": True},
-    "descriptor_flag_alone": {"local_flags": 0x0808},  # and no descriptor
-    "needless_zip64_field": {"extra": zip64_extra(64, 64)},
-    "needless_local_zip64_field": {"local_extra": zip64_extra(64, 64)},
-    "local_zip64_size": {"local_size": 2**32 - 1, "local_extra": zip64_extra(64, 64)},
-    "unicode_path_field": {"extra": struct.pack("<2HBI", 0x7075, 11, 1, 0) + b"data/1"},
-    "name_in_an_old_code_page": {"flags": 0},
-    "comment_like_a_record": {"comment": b"PK\1\2" + bytes(60)},
-    "local_checksum_differs": {"local_crc": 7},
-}, caught="harmless")  # fmt: skip
+each(with_secret, [
+    Record("DATA.PKL", program(b"N")),  # second pickle in capitals
+    Record("x" * 65_000, SECRET),  # name of 65000 bytes
+    Record("data/00", payload(16)),  # storage with a zero
+    Record("data/0/1", payload(16)),  # storage below a storage
+], caught="harmless")  # fmt: skip
+each(with_weight, [
+    {"data": payload(20)},  # record longer than its tensor
+    {"crc": 1},  # wrong checksum
+    {"described": True},  # sizes behind the payload
+    {"local_flags": 0x0808},  # and no descriptor
+    {"extra": zip64_extra(64, 64)},  # needless zip64 field
+    {"local_extra": zip64_extra(64, 64)},  # needless local zip64 field
+    {"local_size": 2**32 - 1, "local_extra": zip64_extra(64, 64)},  # local zip64 size
+    {"extra": struct.pack("<2HBI", 0x7075, 11, 1, 0) + b"data/1"},  # unicode path field
+    {"flags": 0},  # name in an old code page
+    {"comment": b"PK\1\2" + bytes(60)},  # comment like a record
+    {"local_crc": 7},  # local checksum differs
+], caught="harmless")  # fmt: skip
 
 
 def packed(name: str, content: bytes, **changes) -> Record:
@@ -179,18 +179,18 @@ def packed(name: str, content: bytes, **changes) -> Record:
     return record
 
 
-each(lambda folder, odd: written(folder, {"weight": packed("data/0", payload(16), **odd)}), {
-    "longer_than_it_says": {"data": deflated(payload(20))},
-    "shorter_than_it_says": {"data": deflated(payload(12))},
-    "with_a_wrong_checksum": {"crc": 1},
-    "cut_off": {"data": deflated(payload(16))[:-2]},
-    "with_bytes_behind_its_end": {"data": deflated(payload(16)) + SECRET},
-    "with_a_wrong_block": {"data": b"\xff" * 8},
-    "in_the_format_of_zlib": {"data": zlib.compress(payload(16))},
-    "of_nothing": {"data": b""},
-    "by_the_method_of_64_bits": {"method": 9},
-    "stored_in_its_own_header": {"local_method": 0},
-}, "deflated_storage_{}")  # fmt: skip
+each(lambda folder, odd: written(folder, {"weight": packed("data/0", payload(16), **odd)}), [
+    {"data": deflated(payload(20))},  # longer than it says
+    {"data": deflated(payload(12))},  # shorter than it says
+    {"crc": 1},  # with a wrong checksum
+    {"data": deflated(payload(16))[:-2]},  # cut off
+    {"data": deflated(payload(16)) + SECRET},  # with bytes behind its end
+    {"data": b"\xff" * 8},  # with a wrong block
+    {"data": zlib.compress(payload(16))},  # in the format of zlib
+    {"data": b""},  # of nothing
+    {"method": 9},  # by the method of 64 bits
+    {"local_method": 0},  # stored in its own header
+], "deflated_storage_{}")  # fmt: skip
 ZEROS, LONG = bytes(1 << 20), program(b"N0" * 20_000, b"N")
 each(written, {
     "stored_with_another_packed_size": {"weight": weight(packed_size=12)},
@@ -199,33 +199,33 @@ each(written, {
     "zip_bomb_in_the_pickle": {"pickle": packed("data.pkl", LONG)},
     "pickle_that_inflates_to_more_than_it_says": {"pickle": packed("data.pkl", LONG, size=100)},
 })  # fmt: skip
-each(lambda folder, record: written(folder, {"more": record}), {
+each(lambda folder, record: written(folder, {"more": record}), [
     # torch reads a number there
-    "format_version_of_letters": Record(".format_version", b"x"),
-    "storage_alignment_of_letters": Record(".storage_alignment", b"x"),
-    "format_version_of_other_bytes": packed(".format_version", b"64", data=deflated(b"640")),
-    "storage_alignment_of_other_bytes": packed(".storage_alignment", b"64", data=deflated(b"640")),
+    Record(".format_version", b"x"),
+    Record(".storage_alignment", b"x"),  # storage alignment of letters
+    packed(".format_version", b"64", data=deflated(b"640")),  # format version of other bytes
+    packed(".storage_alignment", b"64", data=deflated(b"640")),  # storage alignment of other bytes
     # read by who does not mind case
-    "a_pickle_that_runs_in_capitals": Record("DATA.PKL", RUNS),
-    "a_pickle_in_mixed_case": Record("Data.pkl", RUNS),
-    "another_storage_in_capitals": Record("DATA/0", payload(16)),
-    "prefix_in_capitals": Record("=ARCHIVE/data.pkl", RUNS),
-    "another_byteorder_in_capitals": Record("BYTEORDER", b"big"),
-    "second_version": Record(".data/version", b"99\n"),
-    "folder_beside_the_records": Record("=other/"),  # which torch takes for that of the records
-    "folder_with_bytes": Record("data/", SECRET),
-    "folder_that_is_deflated": packed("data/", SECRET),
-})  # fmt: skip
-each(lambda folder, record: written(folder, {"byteorder": record}), {
-    "unknown_byteorder": Record("byteorder", b"middle"),
-    "byteorder_of_a_megabyte": Record("byteorder", b"little" * 200_000),
-    "byteorder_that_is_not_text": Record("byteorder", b"\xff\xfe"),
+    Record("DATA.PKL", RUNS),
+    Record("Data.pkl", RUNS),  # a pickle in mixed case
+    Record("DATA/0", payload(16)),  # another storage in capitals
+    Record("=ARCHIVE/data.pkl", RUNS),  # prefix in capitals
+    Record("BYTEORDER", b"big"),  # another byteorder in capitals
+    Record(".data/version", b"99\n"),  # second version
+    Record("=other/"),  # which torch takes for that of the records
+    Record("data/", SECRET),  # folder with bytes
+    packed("data/", SECRET),  # folder that is deflated
+])  # fmt: skip
+each(lambda folder, record: written(folder, {"byteorder": record}), [
+    Record("byteorder", b"middle"),  # unknown byteorder
+    Record("byteorder", b"little" * 200_000),  # byteorder of a megabyte
+    Record("byteorder", b"\xff\xfe"),  # byteorder that is not text
     # read by torch only, which looks at no case
-    "byteorder_in_capitals": Record("ByteOrder", b"big"),
-    "version_in_capitals": Record(".DATA/version", b"99"),
-    "alignment_in_capitals": Record(".storage_ALIGNMENT", b"x"),
-    "storage_in_capitals": Record("DATA/2", b""),
-})  # fmt: skip
+    Record("ByteOrder", b"big"),
+    Record(".DATA/version", b"99"),  # version in capitals
+    Record(".storage_ALIGNMENT", b"x"),  # alignment in capitals
+    Record("DATA/2", b""),  # storage in capitals
+])  # fmt: skip
 each(written, {
     "a_good_zip": {},
     "pickle_followed_by_another": {"pickle": Record("data.pkl", PICKLE + program(b"N"))},
@@ -329,16 +329,15 @@ def big_endian_of_an_odd_record(folder):
 assert bytes([PAYLOAD]) not in SECRET
 
 
-each(lambda folder, version: written(folder, {"version": Record("version", version)}), {
-    "99": b"99\n", "0": b"0\n", "11": b"11\n", "empty": b"", "text": b"three",
-    "3_and_more": b"3abc", "minus_3": b"-3\n", "10": b"10\n", "1": b"1", "03": b"03\n",
-}, "version_{}", caught="harmless")  # fmt: skip
+each(lambda folder, version: written(folder, {"version": Record("version", version)}), [
+    b"99\n", b"0\n", b"11\n", b"", b"three", b"3abc", b"-3\n", b"10\n", b"1", b"03\n",
+], "version_{}", caught="harmless")  # fmt: skip
 SIZES = {"size": 2**32 - 1, "packed_size": 2**32 - 1}
-each(with_weight, {
-    "two_packed_zip64_fields": {**SIZES, "extra": zip64_extra(16, 16) + zip64_extra(4, 4)},
-    "two_zip64_fields_that_agree": {**SIZES, "extra": zip64_extra(16, 16) * 2},
-    "zip64_field_that_is_not_asked_for": {"extra": zip64_extra(4, 4)},
-}, caught="harmless")  # fmt: skip
+each(with_weight, [
+    {**SIZES, "extra": zip64_extra(16, 16) + zip64_extra(4, 4)},  # two packed zip64 fields
+    {**SIZES, "extra": zip64_extra(16, 16) * 2},  # two zip64 fields that agree
+    {"extra": zip64_extra(4, 4)},  # zip64 field that is not asked for
+], caught="harmless")  # fmt: skip
 each(with_weight, {"packed_zip64_field_cut_off": {**SIZES, "extra": zip64_extra(16, 16)[:-4]}})
 each(stored, {
     "zip_that_begins_with_an_end": {"before": b"PK\5\6" + bytes(18)},
