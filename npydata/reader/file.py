@@ -60,7 +60,7 @@ def naming(path: object) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
-    except (MemoryError, RecursionError, RuntimeError) as error:  # the last: torch refuses
+    except (MemoryError, RuntimeError) as error:  # nested too deep, or torch refuses
         why = str(error).partition("\n")[0]
         raise CheckpointError(f"{path}: {why:.500}") from error
 

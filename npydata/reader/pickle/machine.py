@@ -35,7 +35,8 @@ find one. That many parts of keys may be looked at; smaller integers can't be ch
 
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 
-MALFORMED = (AttributeError, LookupError, OverflowError, struct.error, TypeError, ValueError)
+MALFORMED = (AttributeError, LookupError, RuntimeError, OverflowError, struct.error, TypeError,
+             ValueError)  # fmt: skip
 """What Python raises where the stack or an argument is not what an opcode needs."""
 
 
