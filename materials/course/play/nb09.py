@@ -19,16 +19,16 @@ SCRATCH = Path(_SCRATCH.name)
 
 def start(ranks, work):
     """Run `work(rank, ranks)` in so many processes that find each other, as torchrun does."""
-    meeting_place = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
 
-    def be(rank):
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = dist.TCPStore("127.0.0.1", meeting_place.port, is_master=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-        return work(rank, ranks)
+        def be(rank):
+            if sys.platform == "linux":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            store = dist.FileStore(f"{folder}/store", ranks)  # no server: a fork may hang with one
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+            dist.barrier()  # all are connected before one of them ends
+            return work(rank, ranks)
 
-    with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(lambda rank: in_child(lambda _: be(rank)), range(ranks)))
 
 
