@@ -58,7 +58,7 @@ nightly: $(READY) $(CLIENTS)/.ready  ## What is long, rare or random: coverage, 
 	@echo "[nightly] coverage of what 'make test' runs"
 	@$(JUPYTER_QUIET) $(TESTS) --cov --cov-report=term:skip-covered tests
 	@echo "[nightly] the long and the random ones: crashes, real disks, mutants, the wheel"
-	@$(JUPYTER_QUIET) $(TESTS) --budget 20 -m nightly tests
+	@$(JUPYTER_QUIET) $(TESTS) --budget 30 -m nightly tests
 	@echo "[nightly] the device path, against more adversaries"
 	@NPYDATA_SEEDS=200 $(BIN)/python -m pytest --quiet --budget 5 --timeout 600 -m accelerator tests/accelerator
 	@echo "[nightly] the frameworks' own packages, in $(CLIENTS)"

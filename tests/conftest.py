@@ -40,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Name what the time budget leaves out."""
     minutes = item.config.getoption("--budget")
     if minutes and time.monotonic() - item.config.stash[BEGUN] > 60 * minutes:
-        pytest.skip(f"the budget of {minutes:g} minutes is used up")
+        pytest.skip(f"{item.name}: the budget of {minutes:g} minutes is used up")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -66,10 +66,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             counts["lost"] += max(dict(report.user_properties).get("lost", 0), report.failed)
     if not any(counts[name] for name in FAULTS):
         return
-    reasons = Counter(report.longrepr[2] for report in stats.get("skipped", ()))
-    not_run = "; ".join(f"{n} {reason}" for reason, n in reasons.items()) or "nothing"
     broken = ", ".join(f"{counts[name]:,} {name}" for name in FAULTS)
-    terminalreporter.write_line(f"{broken}: {counts['lost']} lost; not run: {not_run}")
+    not_run = len(stats.get("skipped", ()))  # named, with the reason, in the summary above
+    terminalreporter.write_line(f"{broken}: {counts['lost']} lost; {not_run} tests not run")
 
 
 @pytest.fixture

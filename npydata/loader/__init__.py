@@ -9,8 +9,9 @@ How a batch travels, one file a step::
     loader.py    settings and cursor -> one iterator an epoch; the state that resumes it
 
 ``iter(loader)`` makes all of these anew for its epoch, and starts the threads. Each runs
-``worker_loop``: claim a number while there is room, make its Delivery, put it into the
-``ReorderBuffer``. The consumer's ``next`` takes the Delivery whose turn it is, or raises the error
+``worker_loop``: claim a number while there is room, make its Deliveries, put them into the
+``ReorderBuffer``. A number stands for one batch; of small batches of windows, for several, which
+are fetched as one. The consumer's ``next`` takes the Delivery whose turn it is, or raises the error
 that came in its place. Threads know the buffer and the Fetcher, never the iterator: dropping that
 closes the buffer, and they end.
 

@@ -7,7 +7,7 @@ whole batches, any other for its samples.
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from npydata.dataset.windows import MASK64
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
 from npydata.loader.device import Transfer
+from npydata.loader.prefetch import ExceptionWrapper, make_or_wrap
 from npydata.loader.sampler import LEAST_ADVISED, EpochOrder, Plan, PulledOrder
 from npydata.loader.state import Position
 
@@ -40,7 +41,7 @@ class Delivery(NamedTuple):
 
 
 class Fetcher:
-    """Makes batch k of an epoch; called by every worker, with the number it has claimed.
+    """Makes the batches of an epoch, a group at a time; called by every worker, with its number.
 
     Nothing in it leads back to the loader or its iterator: threads hold it, and an iterator that
     the caller drops must be collected, for that ends the threads.
@@ -53,6 +54,7 @@ class Fetcher:
         collate_fn: Makes a batch of a list of samples; ``None`` for the dataset's or torch's way.
         dtype: Cast to this.
         transfer: Brings a batch to its device.
+        group: How many batches a number stands for, and are fetched together.
         pool: Memory for batches that are fetched whole.
         require_open: Raises if the epoch was left, so that nobody waits for a slow batch's rest.
     """
@@ -67,13 +69,14 @@ class Fetcher:
         collate_fn: Callable[[list[Any]], Any] | None,
         dtype: torch.dtype | None,
         transfer: Transfer,
+        group: int,
         pool: BufferPool,
         require_open: Callable[[], None],
     ) -> None:
         self.dataset, self.order, self.seed = dataset, order, seed
         self.transforms = [(one, accepts(one, "rng")) for one in transforms]
         self.collate_fn, self.dtype, self.transfer = collate_fn, dtype, transfer
-        self.require_open = require_open
+        self.group, self.require_open = group, require_open
         known = {"seed": seed, "epoch": order.epoch, "empty": pool.empty}
         self.is_stream = isinstance(order, PulledOrder) and order.kind == "stream"
         fetch = None if self.is_stream else getattr(dataset, "fetch", None)
@@ -86,16 +89,38 @@ class Fetcher:
             advise = with_accepted(dataset.will_need, known)
             self.read_ahead = ReadAhead(order, advise, max(LEAST_ADVISED, order.window))
 
-    def __call__(self, number: int) -> Delivery:
-        """Return batch ``number``; an error says which it is, and of which samples."""
+    def __call__(self, number: int) -> list[Delivery | ExceptionWrapper]:
+        """Return the batches of a group, each of which may have failed."""
+        numbers = range(number * self.group, (number + 1) * self.group)
+        plans = [self.order(k) for k in numbers]
+        batches: list[Any] = [None] * self.group
+        if self.group > 1 and plans[-1].items is not None:
+            with suppress(Exception):  # made again one by one, it is raised at its batch's place
+                batches = self.together(numbers.start, plans)
+        return [
+            make_or_wrap(partial(self.deliver, plan=plan, batch=batch), k)
+            for k, plan, batch in zip(numbers, plans, batches, strict=True)
+        ]
+
+    def together(self, first: int, plans: list[Plan]) -> list[Any]:
+        """Fetch several batches as one, and cut it."""
+        assert self.fetch
+        if self.read_ahead:
+            self.read_ahead.before(first)
+        batch = self.fetch(np.concatenate([plan.items for plan in plans]))
+        sizes = [len(plan.items) for plan in plans]
+        return [*zip(*[one.split(sizes) for one in batch], strict=True)]
+
+    def deliver(self, number: int, *, plan: Plan, batch: Any) -> Delivery:
+        """Return a batch, made now if it isn't there; an error says which, and of which samples."""
         self.require_open()
-        plan = self.order(number)
         if plan.items is None:
             return Delivery(None, plan.after, is_end=True)
         try:
-            if self.read_ahead:
-                self.read_ahead.before(number)
-            batch = self.make(plan)
+            if batch is None:
+                if self.read_ahead:
+                    self.read_ahead.before(number)
+                batch = self.make(plan)
             if self.dtype is not None:
                 batch = cast(batch, self.dtype)
             if self.transfer.moves:

@@ -17,9 +17,6 @@ from npydata.loader.fetch import first_tensor
 from npydata.loader.prefetch import Prefetcher
 from npydata.loader.state import Cursor
 
-STARVED_SHARE = 0.05
-"""A consumer that waits for more than this share of its time is called starved."""
-
 
 @dataclass(slots=True)
 class LoaderStats:
@@ -33,10 +30,7 @@ class LoaderStats:
     """From the iterator's beginning to the last batch."""
     wait_s: float = 0.0
     """The consumer stood still for a batch."""
-    prefetcher: Prefetcher | None = field(default=None, repr=False)
-    cursor: Cursor | None = field(default=None, repr=False)
-    progress: Callable[[int, int], dict[str, Any]] | None = field(default=None, repr=False)
-    """A mixture's own account of what was taken of its sources."""
+    sources_at: Callable[[], dict[str, Any]] = field(default=dict, repr=False)
 
     @property
     def sources(self) -> dict[str, Any]:
@@ -44,20 +38,7 @@ class LoaderStats:
 
         Samples, tokens and epochs by name; empty for other datasets.
         """
-        if self.progress is None or self.cursor is None:
-            return {}
-        return self.progress(self.cursor.at.epoch, self.cursor.at.samples)
-
-    @property
-    def workers(self) -> int:
-        """Threads that fetch batches."""
-        return len(self.prefetcher.threads) if self.prefetcher else 0
-
-    @property
-    def ready(self) -> int:
-        """Batches that wait for the consumer now."""
-        results = list(self.prefetcher.buffer.results.values()) if self.prefetcher else []
-        return sum(not getattr(one, "is_end", False) for one in results)
+        return self.sources_at()
 
     @property
     def wait_share(self) -> float:
@@ -79,15 +60,13 @@ class LoaderStats:
             for name, source in self.sources.items()
             for what in ("samples", "tokens", "epochs")
         }
-        names = ("batches", "tokens", "elapsed_s", "wait_s", "wait_share", "tokens_per_s", "ready",
-                 "workers")  # fmt: skip
+        names = ("batches", "tokens", "elapsed_s", "wait_s", "wait_share", "tokens_per_s")
         return {name: getattr(self, name) for name in names} | counts
 
     def __str__(self) -> str:
-        verdict = "starved" if self.wait_share > STARVED_SHARE else "fed"
         return (
             f"{self.batches} batches, {self.tokens_per_s / 1e6:.3g} Mtok/s, "
-            f"waited {self.wait_share:.1%}, {self.ready} ready: {verdict}"
+            f"waited {self.wait_share:.1%} of the time"
         )
 
 
@@ -114,7 +93,7 @@ class PrefetchIterator:
         # interpreter's exit.
         self._finalizer = weakref.finalize(self, close_in, self._process, prefetcher)
         self._prefetcher, self._transfer, self._cursor = prefetcher, transfer, cursor
-        self._stats, self._length, self._delivered = stats, length, 0
+        self._stats, self._length = stats, length
         self._ended_by = ""
         self._turn = threading.Lock()
         self._began = time.perf_counter()
@@ -125,7 +104,7 @@ class PrefetchIterator:
     def __len__(self) -> int:
         if self._length is None:
             raise TypeError("how many batches are left is not known: the order has no len()")
-        return max(0, self._length - self._delivered) if self._finalizer.alive else 0
+        return max(0, self._length - self._stats.batches) if self._finalizer.alive else 0
 
     def __next__(self) -> Any:
         if not self._turn.acquire(blocking=False):
@@ -139,7 +118,6 @@ class PrefetchIterator:
             batch, after, is_end = self._prefetcher.next()
             if not is_end:
                 now, stats = time.perf_counter(), self._stats
-                self._delivered += 1
                 stats.batches += 1
                 stats.tokens += elements(batch)
                 stats.wait_s += now - asked
@@ -177,8 +155,8 @@ class PrefetchIterator:
     def _require_current(self) -> None:
         if self._ended_by:
             raise LoaderError(
-                f"this iterator was ended by {self._ended_by} after {self._delivered} batches: a "
-                "loader has one iterator at a time; for two of them make two loaders"
+                f"this iterator was ended by {self._ended_by} after {self._stats.batches} batches: "
+                "a loader has one iterator at a time; for two of them make two loaders"
             )
         if os.getpid() != self._process:
             raise LoaderError(

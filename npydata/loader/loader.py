@@ -24,6 +24,7 @@ from typing import Any, Never, TypeGuard
 import torch
 from torch.utils.data import IterableDataset
 
+from npydata.dataset.datasets import WindowDataset
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
 from npydata.loader.device import Transfer, require_device
@@ -51,6 +52,9 @@ STOCK_ARGUMENTS = {
     "pin_memory_device": "write pin_memory=True, or device= to have batches brought there",
 }
 """Arguments of torch's ``DataLoader`` that there aren't here, and what to write instead."""
+
+SAMPLES_TOGETHER = 256
+"""No more samples than this are fetched together; larger batches come one by one."""
 
 SMALLEST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 0, "seed": None, "rank": 0,
             "world_size": 1}  # fmt: skip
@@ -159,7 +163,9 @@ class AsyncDataLoader:
     workers; an exception in a worker is raised at its batch; leaving early stops every thread; a
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
     one, also on another number of ranks or with another batch size. Where a sampler or a stream
-    decides the order, a state is of this rank. Built in ``notebooks/03_async_loader``.
+    decides the order, a state is of this rank. Small batches of windows come several in one piece
+    of memory, of up to ``SAMPLES_TOGETHER`` samples: of a few that you keep, keep a ``clone()``.
+    Built in ``notebooks/03_async_loader``.
 
     Raises:
         LoaderError: A setting is impossible, or loses data.
@@ -213,13 +219,10 @@ class AsyncDataLoader:
         self.stats = LoaderStats()
 
     def __repr__(self) -> str:
-        order = (
-            f"order of a {self._kind}" if self._source is not None else f"shuffle={self._shuffle}"
-        )
         return (
             f"{type(self).__name__}({describe(self.dataset)}, batch_size={self.batch_size}, "
-            f"{order}, num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}, "
-            f"seed={self.seed})"
+            f"shuffle={self._shuffle}, num_workers={self.num_workers}, "
+            f"prefetch_factor={self.prefetch_factor}, seed={self.seed})"
         )
 
     def __len__(self) -> int:
@@ -242,7 +245,8 @@ class AsyncDataLoader:
         """
         self._end_iterator("a newer iter(loader)")
         window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
-        buffer = ReorderBuffer(window)
+        group = self._batches_together()
+        buffer = ReorderBuffer((window + 1 - group) // group)
         start = self._cursor.next_start()
         order: EpochOrder | PulledOrder
         if self._source is None:
@@ -259,17 +263,18 @@ class AsyncDataLoader:
         transfer = Transfer(self.device, pin_memory=self.pin_memory)
         # Beside those ahead: the batch just taken, and the one before, which a loop's variables
         # hold until then.
-        pool = BufferPool(window + 2, pinned=transfer.stream is not None)
+        pool = BufferPool(buffer.capacity + 2, pinned=transfer.stream is not None)
         fetcher = Fetcher(self.dataset, order, seed=self.seed, transforms=self.transforms,
                           collate_fn=self.config.collate_fn, dtype=self.config.dtype,
-                          transfer=transfer, pool=pool,
+                          transfer=transfer, group=group, pool=pool,
                           require_open=buffer.require_open)  # fmt: skip
         self._cursor = Cursor(start)
         # A stream has one order, which more threads could only wait for.
         threads = 1 if self._kind == "stream" else max(1, self.num_workers)
         prefetcher = Prefetcher(fetcher, threads if window else 0, buffer)
-        self.stats = LoaderStats(prefetcher=prefetcher, cursor=self._cursor,
-                                 progress=getattr(self.dataset, "progress", None))  # fmt: skip
+        cursor = self._cursor
+        progress: Any = getattr(self.dataset, "progress", lambda *_: {})
+        self.stats = LoaderStats(sources_at=lambda: progress(cursor.at.epoch, cursor.at.samples))
         iterator = PrefetchIterator(prefetcher, transfer, self._cursor, self.stats,
                                     self._batches_left(start))  # fmt: skip
         self._iterator = weakref.ref(iterator)
@@ -372,6 +377,17 @@ class AsyncDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _source_lock=threading.RLock())
 
+    def _batches_together(self) -> int:
+        """Return how many batches are fetched as one, and wake a thread once.
+
+        Small batches of windows are: they come so fast that calls and waking would take longer.
+        """
+        is_plain = self._source is None and not (self.transforms or self.config.collate_fn)
+        of = getattr(type(self.dataset), "fetch", None)
+        if not is_plain or of is not WindowDataset.fetch or self.dataset.as_dict:
+            return 1
+        return max(1, min(self.prefetch_factor // 2, SAMPLES_TOGETHER // self.config.batch_size))
+
     def _batches_from(self, start: int) -> RankSlices:
         """Return how the rest of an epoch is cut into our batches."""
         return RankSlices(num_samples=len(self.dataset), batch_size=self.batch_size or 1,
@@ -472,14 +488,11 @@ def wants_shuffle(dataset: Any, shuffle: bool | None) -> bool:
 def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
     """Return the seed that was given, else the dataset's, else one that is drawn."""
     own = getattr(dataset, "seed", None)
-    if not is_integer(own):
-        return draw_seed(world_size) if seed is None else int(seed)
-    if seed is None:
-        return int(own)
-    if own != seed:
+    if is_integer(own) and seed not in (None, own):
         warnings.warn(f"seed={seed} of the loader, seed={own} of the dataset: the loader's counts; "
                       "give only one of them", stacklevel=3)  # fmt: skip
-    return int(seed)
+    chosen = own if seed is None else seed
+    return int(chosen) if is_integer(chosen) else draw_seed(world_size)
 
 
 def describe(dataset: Any) -> str:

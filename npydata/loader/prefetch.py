@@ -5,6 +5,7 @@ Built in ``notebooks/03_async_loader``.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,6 @@ Make = Callable[[int], Any]
 LOOK_AGAIN_SECONDS = 0.25
 """The garbage collector may call ``close`` in a thread that is just about to wait, unheard."""
 
-PATIENCE_SECONDS = 1e-3
-"""How long a consumer waits for a handful of results; then it takes a single one."""
-
-MOST_AT_A_TIME = 8
-"""Waking a thread costs as much as a small batch, so quick results are handed over by the handful;
-more of them gain nothing."""
-
 
 class ReorderBuffer:
     """Numbers are claimed in order, results taken in order, at most ``capacity`` between the two.
@@ -33,12 +27,9 @@ class ReorderBuffer:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.handful = max(1, min(MOST_AT_A_TIME, capacity // 2))
         self.claimed = self.taken = 0
         self.results: dict[int, Any] = {}
         self.closed = False
-        self.hurried = False
-        """Whether the consumer should be woken for a single result."""
         # Reentrant: the garbage collector may call close() in a thread that is inside here. Taken
         # by itself, never through a condition, whose Python code Ctrl-C could leave half-way.
         self.lock = threading.RLock()
@@ -64,29 +55,25 @@ class ReorderBuffer:
             raise LoaderError("the iterator was closed while it was asked for a batch")
 
     def put(self, number: int, result: Any) -> None:
-        """Leave the result of a claimed number; wake the consumer if it is worth its while."""
+        """Leave the result of a claimed number; wake the consumer if it is the next one."""
         with self.lock:
             if not self.closed:
                 self.results[number] = result
-            if self.taken in self.results and (self.hurried or len(self.results) >= self.handful):
+            if number == self.taken:
                 self.ready.notify()
 
     def take_next(self) -> Any:
-        """Return the next result in order, waiting for it; wake workers for a handful of them.
+        """Return the next result in order, waiting for it; then there is room for another.
 
         Raises:
             LoaderError: The buffer was closed.
         """
         with self.lock:
-            self.hurried = False
             while self.taken not in self.results:
                 self.require_open()
-                # At first only a handful wakes us; after a moment without one, any result does.
-                self.ready.wait(LOOK_AGAIN_SECONDS if self.hurried else PATIENCE_SECONDS)
-                self.hurried = True
+                self.ready.wait(LOOK_AGAIN_SECONDS)
             self.taken += 1
-            if self.claimed - self.taken <= self.capacity - self.handful:
-                self.room.notify_all()
+            self.room.notify()
             return self.results.pop(self.taken - 1)
 
     def close(self) -> None:
@@ -127,9 +114,10 @@ def worker_loop(buffer: ReorderBuffer, make: Make) -> None:
 
 
 class Prefetcher:
-    """Results 0, 1, 2, ... of ``make``, at most ``buffer.capacity`` of them before they are taken.
+    """The results of ``make(0)``, ``make(1)``, ... one by one, made before they are asked for.
 
-    With ``workers=0`` each is made when it is asked for, and the buffer only says whether it is
+    ``make`` returns a list of results, each of which may be an :class:`ExceptionWrapper`. With
+    ``workers=0`` it is called when a result is asked for, and the buffer only says whether it is
     still open.
     """
 
@@ -138,6 +126,8 @@ class Prefetcher:
 
     def __init__(self, make: Make, workers: int, buffer: ReorderBuffer) -> None:
         self.buffer, self._make, self._number = buffer, make, 0
+        self.made = deque[Any]()
+        """What is left of the list that was taken last."""
         self.threads = [
             threading.Thread(target=worker_loop, args=(buffer, make), daemon=True,
                              name=f"npydata-worker-{k}")
@@ -156,18 +146,23 @@ class Prefetcher:
         Raises:
             Exception: Whatever ``make`` raised.
         """
-        if self.threads:
-            result = self.buffer.take_next()
-        else:
-            result = make_or_wrap(self._make, self._number)
-            self._number += 1
+        made = self.made  # close(), in another thread, puts another one in its place
+        if not made:
+            group = self.buffer.take_next() if self.threads else self._make_one()
+            made.extend(group if isinstance(group, list) else [group])
+        result = made.popleft()
         if isinstance(result, ExceptionWrapper):
             result.reraise()
         return result
 
+    def _make_one(self) -> Any:
+        self._number += 1
+        return make_or_wrap(self._make, self._number - 1)
+
     def close(self) -> None:
         """Stop every worker at once, and wait for them unless the garbage collector runs in one."""
         self.buffer.close()
+        self.made = deque()
         if threading.current_thread() in self.threads:
             return
         deadline = time.monotonic() + self.JOIN_SECONDS

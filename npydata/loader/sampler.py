@@ -85,13 +85,6 @@ class RankSlices:
         size = min(self.batch_size, (self.num_samples - begin) // self.world_size)
         return range(begin + self.rank * size, begin + (self.rank + 1) * size)
 
-    def positions_of(self, batches: range) -> IntArray:
-        """Return our positions for several batches, one after the other."""
-        last = self.positions(batches.stop - 1)  # the only one that may be short
-        full = np.arange(batches.start, batches.stop - 1)[:, None] * self.world_size + self.rank
-        found = self.start + full * self.batch_size + np.arange(self.batch_size)
-        return np.append(found, np.arange(last.start, last.stop))
-
 
 def epoch_seed(seed: int, epoch: int) -> int:
     """Return the seed of an epoch's shuffle: another one for each seed and each epoch."""
@@ -143,7 +136,8 @@ class EpochOrder:
             if number not in self._blocks:
                 first = number * self._per_block
                 last = min(first + self._per_block, self._count)
-                positions = self.slices.positions_of(range(first, last))
+                ours = map(self.slices.positions, range(first, last))
+                positions = np.concatenate([np.arange(one.start, one.stop) for one in ours])
                 shuffled = self._permutation(positions) if self.shuffle else positions
                 self._blocks[number] = np.asarray(shuffled)
             block = self._blocks[number]

@@ -10,12 +10,12 @@ Built in ``notebooks/04_throughput``.
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,19 +48,12 @@ LOADERS = ("ours", "ours in DataLoader", "naive DataLoader")
 COLORS = ("#0f766e", "#9aa5b1", "#e8a33d")
 """Of our loader, of our dataset in torch's, of the naive one."""
 
-Key = TypeVar("Key", bound=Hashable)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(NamedTuple):
     """How to set a loader, and why; ``print`` it."""
 
     num_workers: int
     prefetch_factor: int
-    batches_per_s: float
-    """What that setting delivered to a consumer that does nothing."""
-    enough: bool
-    """Whether that is twice what the training step takes."""
     reason: str
 
     @property
@@ -103,26 +96,30 @@ def recommend(
     configs = {(w, p): replace(base, num_workers=w, prefetch_factor=p) for w, p in CANDIDATES
                if w <= max(1, os.cpu_count() or 1)}  # fmt: skip
     makers = {setting: partial(AsyncDataLoader, dataset, one) for setting, one in configs.items()}
-    times = times_in_turn(makers, seconds / len(makers) / repeats, repeats)
-    rates = {setting: 1 / median(taken) for setting, taken in times.items()}
-    workers, prefetch = cheapest(rates, step_s)
-    rate, best = rates[workers, prefetch], max(rates.values())
-    return Recommendation(num_workers=workers, prefetch_factor=prefetch, batches_per_s=rate,
-                          enough=bool(step_s) and best >= HEADROOM / step_s,
-                          reason=reason_for(rate, best, step_s))  # fmt: skip
+    turns = times_in_turn(makers, seconds / len(makers) / repeats, repeats)
+    times = {setting: median(taken) for setting, taken in turns.items()}
+    best = min(times.values())
+    enough = max(step_s / HEADROOM, best / AS_GOOD)
+    workers, prefetch = next(setting for setting, took in times.items() if took <= enough)
+    took = times[workers, prefetch]
+    reason = f"a batch every {1e3 * took:.3g} ms; the fastest of all settings: {1e3 * best:.3g} ms"
+    if step_s:
+        verdict = "enough for" if took <= step_s / HEADROOM else "no setting has headroom for"
+        reason += f"; {verdict} a step of {1e3 * step_s:.3g} ms"
+    return Recommendation(workers, prefetch, reason)
 
 
 def times_in_turn(
-    makers: Mapping[Key, Callable[[], Iterable[Any]]],
+    makers: Mapping[Any, Callable[[], Iterable[Any]]],
     seconds: float,
     repeats: int,
     show: bool = False,
-) -> dict[Key, list[float]]:
+) -> dict[Any, list[float]]:
     """Return the seconds per batch of each loader, one for each turn.
 
     A first turn, in which pages and page tables get ready, is not counted.
     """
-    taken: dict[Key, list[float]] = {key: [] for key in makers}
+    taken: dict[Any, list[float]] = {key: [] for key in makers}
     bar = ProgressBar("sweep", len(makers) * (repeats + 1), "setting", show=show)
     for turn in range(repeats + 1):
         for key, make in makers.items():
@@ -154,26 +151,6 @@ def seconds_each(batches: Iterator[Any], seconds: float) -> float:
         next(batches)
         count, passed = count + 1, time.perf_counter() - begin
     return passed / count
-
-
-def cheapest(rates: Mapping[tuple[int, int], float], step_s: float) -> tuple[int, int]:
-    """Return the first setting with headroom for a step; where none has, the first of the fastest.
-
-    ``rates`` are in batches/s, cheapest setting first. With a step of 0, nothing is enough.
-    """
-    needed = HEADROOM / step_s if step_s else float("inf")
-    best = max(rates.values())
-    target = needed if best >= needed else AS_GOOD * best
-    return next(setting for setting, rate in rates.items() if rate >= target)
-
-
-def reason_for(rate: float, best: float, step_s: float) -> str:
-    """Say why a setting was chosen."""
-    made = f"a batch every {1e3 / rate:.3g} ms; the fastest of all settings: {1e3 / best:.3g} ms"
-    if not step_s:
-        return made
-    verdict = "enough for" if rate * step_s >= HEADROOM else "no setting has headroom for"
-    return f"{made}; {verdict} a step of {1e3 * step_s:.3g} ms"
 
 
 class NaiveWindows(Dataset[Any]):

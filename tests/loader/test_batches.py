@@ -10,7 +10,14 @@ import torch
 from loader_cases import Failing, Fetched, Numbers, flat, take, values
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from npydata import AsyncDataLoader, LoaderError, MmapDataset, PackedDataset, write_tokens
+from npydata import (
+    AsyncDataLoader,
+    LoaderError,
+    MmapDataset,
+    PackedDataset,
+    TokenFileError,
+    write_tokens,
+)
 
 
 @pytest.fixture
@@ -201,6 +208,16 @@ def test_an_error_is_raised_at_its_batch_with_its_traceback(workers, prefetch):
     assert values(next(iter(other)))[0] == 50
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_of_windows_fetched_together_only_the_batch_with_the_fault_fails(tokens, workers):
+    dataset = MmapDataset(tokens, 9, vocab_size=1000)  # ten tokens a window: batch 12 has id 1000
+    iterator, given = take(AsyncDataLoader(dataset, batch_size=8, num_workers=workers), 12)
+    assert [batch[0] for batch in given] == [*range(0, 960, 80)]
+    with pytest.raises(TokenFileError, match="id 1039, expected 0 to 999") as raised:
+        next(iterator)
+    assert "in batch 12 " in raised.value.__notes__[0]
+
+
 def test_errors_of_samples_and_transforms_name_the_sample():
     def refuse(sample):
         if int(sample) == 7:
@@ -246,11 +263,9 @@ def test_stats_say_who_waits_for_whom(tokens):
     loader = AsyncDataLoader(MmapDataset(tokens, 10), batch_size=4, num_workers=1)
     iterator, _ = take(loader, 5)
     stats = loader.stats
-    assert (stats.batches, stats.tokens, stats.workers) == (5, 200, 1)
+    assert (stats.batches, stats.tokens) == (5, 200)
     assert 0 <= stats.wait_share <= 1
     assert stats.tokens_per_s > 0
     assert stats.sources == {}
     assert "5 batches" in str(stats)
     iterator.close()
-    for _ in (iterator := iter(loader := AsyncDataLoader(Fetched(200), 1, num_workers=1))):
-        assert loader.stats.ready <= len(iterator)

@@ -141,5 +141,5 @@ def test_stats_go_into_a_training_log_as_flat_numbers(tokens):
         iterator.close()
         assert all(type(value) in (int, float) for value in found.values())
         assert (found["batches"], found["tokens"]) == (5, 200)
-        assert {"tokens_per_s", "wait_share", "ready"} <= found.keys()
+        assert {"tokens_per_s", "wait_share"} <= found.keys()
     assert found["sources/a/samples"] == 20
