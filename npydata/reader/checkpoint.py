@@ -322,6 +322,10 @@ class TensorSlice:
         self.name, self.shape, self.dtype = name, spec.shape, spec.dtype
         self._checkpoint = checkpoint
 
+    def get_shape(self) -> list[int]:
+        """Return the shape, as ``safetensors`` names it."""
+        return list(self.shape)
+
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
         part = self._checkpoint._part(self.name, index)
