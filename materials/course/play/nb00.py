@@ -11,14 +11,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from model import Stopwatch, new_model, state_of, train_step
 from torch.utils.data import DataLoader, Dataset
 
 from course import lab
 from course.grading.observers import bytes_read as bytes_read
 from course.lesson import ROOT
-from course.play.charts import put_beside
+from course.play.charts import put_beside, strips
 
 TOKENS = ROOT / "materials" / "train_smoke.npy"
 SEQ_LEN, BATCH, SAVE_EVERY = 32, 64, 10
@@ -101,22 +100,12 @@ def measure(*parts, batches=None, saver=None, read=None):
 
 def bars(rows, unit="ms a step"):
     """Draw bars of several parts, one above the other, on one scale."""
-    figure = Figure(figsize=(8, 1.1 + 0.5 * len(rows)), layout="constrained")
-    ax = figure.subplots()
-    for y, parts in enumerate(rows.values()):
-        left = 0.0
-        for part, width in parts.items():
-            label = part if y == 0 else None
-            ax.barh(y, width, left=left, color=COLOURS[part], edgecolor="white", label=label)
-            left += width
-        ax.text(left, y, f" {left:.3g} {unit}", va="center", fontsize=9)
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.25 * ax.dataLim.x1)
-    ax.set_xlabel(unit)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS), frameon=False)
-    return figure
+    lanes = {}
+    for name, parts in rows.items():
+        ends = np.cumsum([0, *parts.values()])
+        label = f"{name}: {ends[-1]:.3g} {unit}"
+        lanes[label] = list(zip(ends[:-1], ends[1:], parts, strict=True))
+    return strips(lanes, COLOURS, "Where the time goes", unit)
 
 
 def draw(unit="ms a step", **rows):

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from course import lab
+from course.exercises.nb00 import Numbers
 from course.play import cells
 
 THIRDS = ("#eef4fb", "#bcd7f2", "#7fb2e5")
@@ -14,19 +15,6 @@ WINDOWS = 63_488
 
 
 # Breaking and counting
-
-
-class Numbers:
-    """A dataset whose samples are their own numbers."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return self.samples
-
-    def fetch(self, indices):
-        return list(indices)
 
 
 def never_drawn(samples):
