@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CLIENTS := build/clients
 FRAMEWORKS := accelerate lightning torchdata transformers
 JUPYTER_QUIET := PYDEVD_DISABLE_FILE_VALIDATION=1
-LAB_COPY := $(BIN)/python materials/course/authoring/build.py --learner lab/notebooks
+LAB_COPY := $(BIN)/python materials/course/authoring/build.py --to lab/notebooks
 LAB_LINKS := ln -sfn ../materials ../examples ../npydata lab/  # what the notebooks link to
 TESTS = $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone

@@ -1,6 +1,6 @@
 """Make the smoke files: sentences of a small grammar whose entropy is known exactly.
 
-    python make_materials.py            writes train_smoke.npy, val_smoke.npy and smoke.json
+    python make_materials.py            writes train_smoke.npy and val_smoke.npy
     python make_materials.py --check    makes them in memory and compares
 
 A sentence is
@@ -20,7 +20,6 @@ version: the same files on every machine.
 
 import argparse
 import hashlib
-import json
 import math
 import sys
 from collections import defaultdict
@@ -116,67 +115,28 @@ def entropy_rate() -> float:
     """
     reached = visits()
     nats = sum(times * entropy([weight for _, weight, _ in choices(state)])
-               for (_, state), times in reached.items())  # fmt: skip
+               for state, times in reached.items())  # fmt: skip
     return nats / sum(reached.values())
 
 
-def bigram_entropy() -> float:
-    """Return the least loss of a model that sees only the word before, in nats per token."""
-    return mean_entropy(word_pairs())
-
-
-def unigram_entropy() -> float:
-    """Return the least loss of a model that sees no word before, in nats per token."""
-    return mean_entropy({("", word): times for word, times in word_counts(word_pairs()).items()})
-
-
-def visits(start: State = START) -> dict[tuple[str, State], float]:
-    """Return how often a sentence is expected to be in each (word before, state)."""
-    reached: dict[tuple[str, State], float] = defaultdict(float)
-    last_words = {word: weight / DRAWS for word, weight, _ in choices(("mark", 0, 0))}
-    waiting = {(word, start): chance for word, chance in last_words.items()}
+def visits() -> dict[State, float]:
+    """Return how often a sentence is expected to be in each state."""
+    reached: dict[State, float] = defaultdict(float)
+    waiting = {START: 1.0}
     while waiting:
-        after: dict[tuple[str, State], float] = defaultdict(float)
-        for (before, state), chance in waiting.items():
-            reached[before, state] += chance
-            for word, weight, then in choices(state):
+        after: dict[State, float] = defaultdict(float)
+        for state, chance in waiting.items():
+            reached[state] += chance
+            for _, weight, then in choices(state):
                 if then != START:
-                    after[word, then] += chance * weight / DRAWS
+                    after[then] += chance * weight / DRAWS
         waiting = after
     return reached
 
 
-def word_pairs() -> dict[tuple[str, str], float]:
-    """Return how often each word is expected to follow each other word, per sentence."""
-    pairs: dict[tuple[str, str], float] = defaultdict(float)
-    for (before, state), times in visits().items():
-        for word, weight, _ in choices(state):
-            pairs[before, word] += times * weight / DRAWS
-    return pairs
-
-
-def word_counts(pairs: dict[tuple[str, str], float]) -> dict[str, float]:
-    """Return how often each word is expected per sentence."""
-    counts: dict[str, float] = defaultdict(float)
-    for (_, word), times in pairs.items():
-        counts[word] += times
-    return counts
-
-
-def mean_entropy(pairs: dict[tuple[str, str], float]) -> float:
-    """Return the entropy of the second word given the first, in nats per pair."""
-    rows: dict[str, list[float]] = defaultdict(list)
-    for (before, _), times in pairs.items():
-        rows[before].append(times)
-    total = sum(pairs.values())
-    return sum(sum(row) / total * entropy(row) for row in rows.values())
-
-
-def entropy(weights: Iterable[float]) -> float:
-    """Return the entropy in nats of a draw with these weights."""
-    weights = [weight for weight in weights if weight]
-    total = sum(weights)
-    return -sum(weight / total * math.log(weight / total) for weight in weights)
+def entropy(weights: list[int]) -> float:
+    """Return the entropy in nats of a draw with these weights, which sum to DRAWS."""
+    return -sum(weight / DRAWS * math.log(weight / DRAWS) for weight in weights)
 
 
 def make_tokens(split: str, rows: int) -> np.ndarray:
@@ -202,57 +162,20 @@ def pick(options: list[Choice], draw: int) -> tuple[str, State]:
     raise AssertionError("the weights of the options do not sum to DRAWS")
 
 
-def decode(ids: Iterable[int]) -> str:
-    """Return token ids as words, a sentence a line."""
-    text = " ".join(WORDS[int(token)] for token in ids)
-    for mark in MARKS:
-        text = text.replace(f" {mark}", mark).replace(f"{mark} ", f"{mark}\n")
-    return text
-
-
-def facts() -> dict[str, object]:
-    """Return what smoke.json says: the words and the losses to expect, in nats per token."""
-    return {
-        "entropy_rate": round(entropy_rate(), 6),
-        "bigram_entropy": round(bigram_entropy(), 6),
-        "unigram_entropy": round(unigram_entropy(), 6),
-        "uniform_entropy": round(math.log(len(WORDS)), 6),
-        "vocabulary": list(WORDS),
-    }
-
-
-def write(folder: Path) -> None:
-    """Write the smoke files and smoke.json into a folder."""
-    for name, (split, rows) in FILES.items():
-        np.save(folder / name, make_tokens(split, rows))
-    text = json.dumps(facts(), indent=2) + "\n"
-    (folder / "smoke.json").write_text(text, encoding="utf-8")
-
-
-def differences(folder: Path) -> list[str]:
-    """Return a line for every file in the folder that is not what this program makes."""
-    wrong = []
-    for name, (split, rows) in FILES.items():
-        made = make_tokens(split, rows)
-        found = np.load(folder / name) if (folder / name).exists() else None
-        if found is None:
-            wrong.append(f"{name}: missing")
-        elif found.dtype != made.dtype or not np.array_equal(found, made):
-            wrong.append(f"{name}: {found.dtype} {found.shape} differs from what is made here")
-    smoke = folder / "smoke.json"
-    if not smoke.exists() or json.loads(smoke.read_text(encoding="utf-8")) != facts():
-        wrong.append("smoke.json: missing or different from what is made here")
-    return wrong
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make the smoke files, or check them.")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--folder", type=Path, default=HERE, help="where (default: beside this)")
     args = parser.parse_args(argv)
-    if not args.check:
-        write(args.folder)
-    wrong = differences(args.folder)
+    wrong = []
+    for name, (split, rows) in FILES.items():
+        path, made = args.folder / name, make_tokens(split, rows)
+        if not args.check:
+            np.save(path, made)
+        elif not path.exists():
+            wrong.append(f"{name}: missing")
+        elif not np.array_equal(found := np.load(path), made) or found.dtype != made.dtype:
+            wrong.append(f"{name}: {found.dtype} {found.shape} differs from what is made here")
     print("\n".join(wrong) or f"{', '.join(FILES)}: entropy rate {entropy_rate():.4f} nats/token")
     return 1 if wrong else 0
 

@@ -6,18 +6,18 @@ python materials/run_all.py [--text PATH ...] [--build FOLDER]
 import argparse
 import base64
 import json
-import math
 import os
 import re
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import nbformat
-from course.authoring.notebooks import NOTEBOOKS, execute
+from course.authoring.build import NOTEBOOKS, execute, figures_of
 from course.lesson import ROOT
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
@@ -69,26 +69,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--text", nargs="+", metavar="PATH", help="default: Python's own source")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where results go")
     options = parser.parse_args(argv)
-    begin = time.monotonic()
+    begin, tokens = time.monotonic(), options.build / "tokens.npy"
     (options.build / "figures").mkdir(parents=True, exist_ok=True)
     try:
         step(1, "a first look: how fast can tokens be read?")
         print(first_table(options.build, options.text), flush=True)
         step(2, "the whole text as a token file (a minute or two)")
-        tokens = token_file(options.build, options.text)
-        require_tokens(tokens, facts_of(tokens)["tokens"])
+        count = token_file(tokens, options.text or [], progress=True)
         step(3, "the notebooks, on these tokens (some minutes)")
         for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
-            run_notebook(notebook, options.build, tokens)
+            run_notebook(notebook, options.build, tokens, count)
         step(4, "figures: reading tokens and checkpoints, saving (a rough, quick run)")
         reports = {name: bench(name, options.build, tokens) for name in SECTIONS}
-    except (NpyDataError, OSError, NotebookError) as error:
+    except (NpyDataError, OSError) as error:
         print(f"\nmake run stopped: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nmake run stopped: interrupted", file=sys.stderr)
         return 130
-    print(f"\n{summary(reports, tokens, options.build, time.monotonic() - begin)}")
+    print(f"\n{summary(reports, tokens, count, options.build, time.monotonic() - begin)}")
     return 0
 
 
@@ -103,12 +102,11 @@ def first_table(build: Path, text: list[str] | None) -> str:
     """Tokenise the beginning of the text, and read it in a common way and in ours, in turn."""
     sample, tokens = build / "first.txt", build / "first.npy"
     sample.write_bytes(beginning_of(text or [STANDARD_LIBRARY]))
-    made = prepare([str(sample)], tokens, vocab_size=VOCABULARY, progress=False)
-    require_tokens(tokens, made.num_tokens)
+    count = token_file(tokens, [str(sample)], progress=False)
     whose = "your text" if text else "Python's source"
     size = f"{sample.stat().st_size / 1e6:.1f} MB of {whose}"
     lines = [
-        f"{made.num_tokens:,} tokens from the first {size}; tokens a second, in batches of {BATCH} "
+        f"{count:,} tokens from the first {size}; tokens a second, in batches of {BATCH} "
         f"random windows of {WINDOW:,}:"
     ]
     medians = first_speeds(tokens)
@@ -141,141 +139,66 @@ def first_speeds(tokens: Path) -> dict[str, float]:
 # 2. Tokens
 
 
-def token_file(build: Path, text: list[str] | None) -> Path:
-    """Tokenise the text, unless the very same text was tokenised before."""
-    tokens, receipt = build / "tokens.npy", build / "tokens.json"
-    wanted = source_of(text)
-    if tokens.exists() and receipt.exists():
-        made = json.loads(receipt.read_text(encoding="utf-8"))
-        if made["source"] == wanted and made.get("vocabulary", math.inf) <= VOCABULARY:
-            print(f"{shown(tokens)} is up to date: {made['tokens']:,} tokens")
-            return tokens
-    receipt.unlink(missing_ok=True)
-    report = prepare(text or [], tokens, python_text=not text, vocab_size=VOCABULARY, progress=True)
-    print(str(report).replace(str(tokens), shown(tokens)))
-    facts = {"source": wanted, "tokens": report.num_tokens, "vocabulary": report.vocab_size}
-    receipt.write_text(json.dumps(facts))
-    return tokens
-
-
-def facts_of(tokens: Path) -> dict[str, Any]:
-    """What the receipt beside a token file says about it."""
-    facts: dict[str, Any] = json.loads(tokens.with_suffix(".json").read_text(encoding="utf-8"))
-    return facts
-
-
-def require_tokens(path: Path, count: int) -> None:
-    """Raise if there is too little text for what follows."""
-    if count < LEAST_TOKENS:
+def token_file(path: Path, text: list[str], progress: bool) -> int:
+    """Tokenise a text, or Python's own source; return how many tokens it has."""
+    report = prepare(text, path, python_text=not text, vocab_size=VOCABULARY, progress=progress)
+    if progress:
+        print(str(report).replace(str(path), shown(path)))
+    if report.num_tokens < LEAST_TOKENS:
         raise NpyDataError(
-            f"{shown(path)}: {count:,} tokens, expected {LEAST_TOKENS:,} or more; "
+            f"{shown(path)}: {report.num_tokens:,} tokens, expected {LEAST_TOKENS:,} or more; "
             "give a longer text (TEXT=...)"
         )
-
-
-def source_of(text: list[str] | None) -> Any:
-    """What tells one text from another without reading it: names, sizes, times of change."""
-    if not text:
-        return f"source text of Python {sys.version} and its torch package"
-    files = [source.path for source in list_sources(text)]
-    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    return report.num_tokens
 
 
 # 3. Notebooks
 
 
-class NotebookError(Exception):
-    """A notebook did not run to its end."""
-
-
-def run_notebook(path: Path, build: Path, tokens: Path) -> None:
+def run_notebook(path: Path, build: Path, tokens: Path, count: int) -> None:
     """Execute one notebook; leave it, its HTML and its figures in the build folder."""
     notebook = nbformat.read(path, as_version=4)
+    banner = (
+        f"> Executed on `{shown(tokens)}`: {count:,} tokens. Where the text quotes numbers, it "
+        "describes the small file that comes with the course."
+    )
     try:
         execute_with_bar(notebook, path.stem, tokens)
     finally:
-        notebook.cells.insert(0, banner(tokens))
+        notebook.cells.insert(0, nbformat.v4.new_markdown_cell(banner))
         nbformat.write(notebook, build / path.name)
     html, _ = HTMLExporter().from_notebook_node(notebook)
     (build / f"{path.stem}.html").write_text(html, encoding="utf-8")
     save_figures(notebook, build / "figures", path.stem)
 
 
-def banner(tokens: Path) -> nbformat.NotebookNode:
-    """A first cell that says which tokens the outputs come from."""
-    facts = facts_of(tokens)
-    return nbformat.v4.new_markdown_cell(
-        f"> Executed on `{shown(tokens)}`: {facts['tokens']:,} tokens, vocabulary "
-        f"{facts['vocabulary']:,}. Where the text quotes numbers, it describes the small file that "
-        "comes with the course."
-    )
-
-
 def execute_with_bar(notebook: nbformat.NotebookNode, name: str, tokens: Path) -> None:
     """Run every cell where the notebook lives: a bar in a terminal, and one line at the end."""
     total = sum(cell.cell_type == "code" for cell in notebook.cells)
-    begin = time.monotonic()
+    begin, started = time.monotonic(), []
     with tqdm(total=total, desc=name, unit="cell", file=sys.stdout, leave=False, disable=None,
               dynamic_ncols=True) as bar:  # fmt: skip
-        done: list[None] = []
 
-        def advance() -> None:
-            done.append(None)
+        def advance(cell: nbformat.NotebookNode, **_: Any) -> None:
+            started.append(cell)
             bar.update()
-
-        def stopped(why: str) -> NotebookError:
-            return NotebookError(where_it_stopped(notebook, name, len(done), why))
 
         try:
             env = {"NPYDATA_TOKENS": str(tokens.resolve())}
-            execute(notebook, NOTEBOOKS, timeout=CELL_TIMEOUT_S, env=env, on_cell=advance)
-        except CellExecutionError as error:
-            raise NotebookError(what_failed(notebook, name, error)) from None
-        except CellTimeoutError:
-            raise stopped(f"took more than {CELL_TIMEOUT_S} s") from None
-        except DeadKernelError:  # nbclient ends the kernel itself on Ctrl-C
-            raise stopped("its kernel was interrupted or killed (out of memory?)") from None
-        except KeyboardInterrupt:
-            raise stopped("interrupted") from None
-        except AssertionError as error:  # nbclient's own, when its kernel dies before it is ready
-            if not isinstance(error.__context__, DeadKernelError | KeyboardInterrupt):
-                raise
-            raise stopped("its kernel was interrupted before it was ready") from None
+            execute(notebook, env, timeout=CELL_TIMEOUT_S, on_cell_execute=advance)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            why = f"took more than {CELL_TIMEOUT_S} s, or its kernel was killed (out of memory?)"
+            if isinstance(error, CellExecutionError):
+                why = TERMINAL_CODES.sub("", f"raised {error.ename}: {error.evalue}")
+            where = started[-1].source if started else "before its first cell"
+            raise NpyDataError(f"{name} {why}\n\n{where}") from None
     print(f"  {name:<26}{total:>4} cells {time.monotonic() - begin:>5.0f} s", flush=True)
-
-
-def what_failed(notebook: nbformat.NotebookNode, name: str, error: CellExecutionError) -> str:
-    """Say which cell failed, on which line, and where in the library that led."""
-    failed, traceback = next(
-        (cell, [TERMINAL_CODES.sub("", frame) for frame in output.traceback])
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output.output_type == "error"
-    )
-    line = re.search(r"Cell In\[\d+\], line (\d+)", "\n".join(traceback))
-    where = f"cell [{failed.execution_count}]" + (f", line {line[1]}," if line else "")
-    inside = [frame for frame in traceback if frame.startswith("File ")][-1:]
-    what = f"{name}, {where} raised {error.ename}: {TERMINAL_CODES.sub('', error.evalue)}"
-    return "\n\n".join([what, failed.source, *inside])
-
-
-def where_it_stopped(notebook: nbformat.NotebookNode, name: str, done: int, why: str) -> str:
-    """Say in which cell a notebook stopped that raised nothing."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    running = min(done, len(code) - 1)
-    return f"{name}, cell [{running + 1}]: {why}\n\n{code[running].source}"
 
 
 def save_figures(notebook: nbformat.NotebookNode, folder: Path, name: str) -> None:
     """Write each picture that the notebook drew."""
-    pictures = [
-        output.data["image/png"]
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    for number, picture in enumerate(pictures, start=1):
-        (folder / f"{name}-{number}.png").write_bytes(base64.b64decode(picture))
+    for number, output in enumerate(chain(*map(figures_of, notebook.cells)), start=1):
+        (folder / f"{name}-{number}.png").write_bytes(base64.b64decode(output.data["image/png"]))
 
 
 # 4. Figures
@@ -304,9 +227,10 @@ def bench(name: str, build: Path, tokens: Path) -> dict[str, Any]:
 # What came out
 
 
-def summary(reports: dict[str, dict[str, Any]], tokens: Path, build: Path, seconds: float) -> str:
+def summary(
+    reports: dict[str, dict[str, Any]], tokens: Path, count: int, build: Path, seconds: float
+) -> str:
     """The table at the end, and what to do next."""
-    count = facts_of(tokens)["tokens"]
     lines = [
         f"{'tokens':<26}{count:>14,}   {shown(tokens)}",
         *(f"{what:<26}{figure(reports, line):>14}" for what, line in LINES.items()),

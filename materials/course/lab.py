@@ -11,44 +11,56 @@ Loader = earlier("00", "Loader")            # what was built in an earlier lesso
 """
 
 import difflib
-import json
 import os
 import random
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from course import lesson, widgets
 from course.grading.child import in_child
 from course.grading.exercise import Exercise
 from course.grading.judge import judge, kept_text
-from course.widgets import is_live, say, sliders
-
-__all__ = [
-    "begin", "card", "check", "picture", "predict", "predicted", "promises", "reveal", "sliders",
-    "write",
-]  # fmt: skip
-
-TOLERANCE = 1.25
-THOUSANDS = re.compile(r"(?<=\d)[ ,_](?=\d{3}\b)")
+from course.promises import promises_of
+from course.widgets import Said, is_live, picture, say, sliders  # noqa: F401
 
 
 @dataclass(slots=True)
-class Prediction:
-    """What was asked, and answered."""
+class Question:
+    """What is asked, one of `choices` or a number, and what was answered."""
 
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     unit: str = ""
-    within: float = TOLERANCE
-    mine: Any = ...
-    right: bool | None = None
+    within: float = 1.25
+    """How many times too large or too small a number may be."""
+    mine: Any = None
+
+    def take(self, answer: Any) -> None:
+        """Take an answer as it was meant, or raise ValueError with what was expected."""
+        text = str(answer).strip()
+        if self.choices:
+            picked = [one for k, one in enumerate(self.choices, 1) if text in (str(k), one)]
+            if not picked:
+                raise ValueError(
+                    f"{answer!r} is no answer here, expected a number from 1 to {len(self.choices)}"
+                )
+            self.mine = picked[0]
+            return
+        digits = re.sub(r"(?<=\d)[ ,_](?=\d{3}\b)|[%\s]", "", text.removesuffix(self.unit))
+        try:
+            self.mine = float(digits)
+        except ValueError:
+            raise ValueError(f"{answer!r} is no number") from None
+
+    def spoken(self) -> str:
+        """Return the answer in words."""
+        return self.mine if self.choices else f"{self.mine:,g} {self.unit}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ class Card:
 
 
 class Lesson:
-    """The lesson that is open: its exercises, promises and cards, and what was answered so far."""
+    """The lesson that is open: its exercises, promises and cards, and what was asked so far."""
 
     def __init__(self, number: str) -> None:
         self.number = number
@@ -74,9 +86,9 @@ class Lesson:
             one.name: one for one in vars(module).values() if isinstance(one, Exercise)
         }
         promised = import_module(f"course.promises.nb{number}")
-        self.promises: list[Callable[[Any], None]] = promised.PROMISES
+        self.promises = promises_of(promised)
         self.cards: dict[str, Card] = promised.CARDS
-        self.predictions: dict[str, Prediction] = {}
+        self.asked: dict[str, Question] = {}
 
 
 _open: list[Lesson] = []
@@ -111,18 +123,14 @@ def check(answer: Any) -> Any:
     if verdict.printed:
         print(f"your code printed:\n{verdict.printed}\n")
     say(verdict.text, {True: "green", False: "red", None: ""}[verdict.right])
-    before = accepted(number)
     if verdict.right:
         print("Yours runs from here on.")
-        texts = _all_accepted() | {number: before | {name: kept_text(answer)}}
-        _replace(folder() / "accepted.json", json.dumps(texts))
+        keep(f"accepted/{number}/{name}.py", kept_text(answer))
         return answer
-    if name in before:
-        print("The one you wrote before, which was right, runs from here on.")
-    else:
-        print("The solution stands in until yours is right.")
-    names = vars(sys.modules[answer.__module__]) if answer.__module__ in sys.modules else {}
-    return exercise.solution.define(before.get(name, ""), names)
+    before = accepted(number).get(name, "")
+    earlier_one = "The one you wrote before, which was right, runs from here on."
+    print(earlier_one if before else "The solution stands in until yours is right.")
+    return exercise.solution.define(before, vars(import_module(answer.__module__)))
 
 
 def earlier(number: str, *names: str) -> Any:
@@ -149,39 +157,19 @@ def folder() -> Path:
     return path
 
 
-def accepted(number: str) -> dict[str, str]:
-    """Return the text of each right answer of a lesson."""
-    return _all_accepted().get(number, {})
-
-
-def _all_accepted() -> dict[str, dict[str, str]]:
-    path = folder() / "accepted.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _replace(path: Path, text: str) -> None:
+def keep(name: str, text: str) -> Path:
+    """Write one of the learner's own files, whole or not at all."""
+    path = folder() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    return fresh.replace(path)
 
 
-def file_text(name: str, number: str) -> tuple[str, list[str], list[str]]:
-    """Return a file of the learner's: its text, the builds that are theirs, those that are not."""
-    own = accepted(number)
-    parts, yours, missing = [], [], []
-    for tags, source in lesson.code_cells(number):
-        built = lesson.built(tags)
-        if f"file:{name}" not in tags:
-            continue
-        if built in own:
-            yours.append(built)
-            parts.append(f"# %% {built}: yours\n{own[built]}")
-        elif built:
-            missing.append(built)
-            parts.append(f"# %% {built}: the solution\n{lesson.definition(source)}")
-        else:
-            parts.append(lesson.solved(source))
-    return "\n\n".join(parts), yours, missing
+def accepted(number: str) -> dict[str, str]:
+    """Return the text of each right answer of a lesson."""
+    paths = (folder() / "accepted" / number).glob("*.py")
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def write(name: str, number: str = "") -> Path:
@@ -189,15 +177,22 @@ def write(name: str, number: str = "") -> Path:
 
     `number` is the lesson that it belongs to, by default the one that is open.
     """
-    text, yours, missing = file_text(name, number or current().number)
-    path = folder() / name
-    _replace(path, text)
-    said = f"{len(yours)} of {len(yours + missing)} builds are yours"
+    own, parts, builds = accepted(number or current().number), [], []
+    for cell in lesson.cells(number or current().number):
+        if f"file:{name}" not in cell.tags:
+            continue
+        text = cell.definition
+        if built := cell.tagged("exercise:"):
+            builds.append(built)
+            whose = "yours" if built in own else "the solution"
+            text = f"# %% {built}: {whose}\n{own.get(built, text)}"
+        parts.append(text)
+    text, missing = "\n\n".join(parts), [built for built in builds if built not in own]
+    said = f"{len(builds) - len(missing)} of {len(builds)} builds are yours"
     if missing and not number:
         said += f"; the solution stands in for {', '.join(missing)}"
-    said = said if yours or missing else "all of them given"
     print(f"lab/mine/{name}: {len(text.splitlines())} lines, {said}.")
-    return path
+    return keep(name, text)
 
 
 # Predicting
@@ -207,114 +202,56 @@ def predict(
     name: str,
     question: str,
     *choices: str,
-    parts: tuple[str, ...] = (),
     unit: str = "",
-    within: float = TOLERANCE,
+    within: float = 1.25,
     mine: Any = ...,
 ) -> None:
-    """Ask before something is shown: one of `choices`, a number, or a number for each of `parts`.
+    """Ask before something is shown: one of `choices`, or a number.
 
-    A number counts as right when it is at most `within` times too large or too small. `parts` add
-    up to 100 %.
+    A number counts as right when it is at most `within` times too large or too small.
     """
-    asked = current().predictions[name] = Prediction(choices or parts, unit, within)
-
-    def answered(answer: Any) -> tuple[str, str]:
-        asked.mine = read_answer(answer, choices, parts, unit)
-        return f"You say: {spoken(asked.mine, unit)}. (To change it, run the cell again.)", ""
-
-    near = f", at most {within:g} times too large or too small" if within > 1 else ", exactly"
-    if mine is not ... or not is_live():
-        dots = f"({', '.join(['..'] * len(parts))})" if parts else "a number"
-        typed(question, choices, mine, answered, dots)
-    elif choices:
-        widgets.choose(question, choices, answered)
-    else:
-        whole = question if parts else f"{question} (a number{near})"
-        widgets.fill_in(whole, parts, unit, answered)
+    asked = current().asked[name] = Question(choices, unit, within)
+    ask(asked, question, mine, lambda: (f"You say: {asked.spoken()}.", ""))
 
 
-def typed(
-    question: str,
-    choices: Sequence[str],
-    mine: Any,
-    answered: Callable[[Any], tuple[str, str]],
-    what: str = "a number",
-) -> None:
-    """Ask where nothing can be clicked: the answer is written into the cell."""
-    print(question, *(f"  {k}. {text}" for k, text in enumerate(choices, 1)), sep="\n")
-    empty = f"Write {what} in place of the dots, then run the cell."
+def ask(asked: Question, question: str, mine: Any, answered: Callable[[], Said]) -> None:
+    """Have a question answered: by clicking, or by what is written into the cell."""
+
+    def settle(answer: Any) -> Said:
+        asked.take(answer)
+        return answered()
+
+    if mine is ... and is_live():
+        near = f" ({asked.unit}, at most {asked.within:g} times too large or too small)"
+        widgets.ask(question if asked.choices else question + near, asked.choices, settle)
+        return
+    print(question, *(f"  {k}. {text}" for k, text in enumerate(asked.choices, 1)), sep="\n")
     try:
-        print(empty if mine is ... else answered(mine)[0])
+        empty = "Write a number in place of the dots, then run the cell."
+        print(empty if mine is ... else settle(mine)[0])
     except ValueError as error:
         print(error)
 
 
-def read_answer(answer: Any, choices: Sequence[str], parts: Sequence[str], unit: str) -> Any:
-    """Return an answer as it was meant, or raise ValueError with what was expected."""
-    if choices:
-        numbers = {str(k): one for k, one in enumerate(choices, 1)}
-        known = numbers | {one.casefold(): one for one in choices}
-        if (picked := str(answer).strip().casefold()) in known:
-            return known[picked]
-        raise ValueError(
-            f"{answer!r} is no answer here, expected a number from 1 to {len(choices)}"
-        )
-    if not parts:
-        return as_number(answer, unit)
-    if not isinstance(answer, list | tuple) or len(answer) != len(parts):
-        raise ValueError(f"{answer!r}: expected {len(parts)} numbers")
-    numbers = [as_number(one, unit) for one in answer]
-    if sum(numbers) != 100:
-        raise ValueError(f"They add up to {sum(numbers):g} %, expected 100 %.")
-    return dict(zip(parts, numbers, strict=True))
-
-
-def as_number(answer: Any, unit: str) -> float:
-    """Return the number that was meant: 30, "30 %" or "8,388,608 bytes"."""
-    text = str(answer).strip().removesuffix(unit).removesuffix("%").strip()
-    try:
-        return float(THOUSANDS.sub("", text))
-    except ValueError:
-        raise ValueError(f"{answer!r} is no number") from None
-
-
-def spoken(answer: Any, unit: str) -> str:
-    """Return an answer in words."""
-    if isinstance(answer, dict):
-        return ", ".join(f"{part} {number:g} {unit}" for part, number in answer.items())
-    return answer if isinstance(answer, str) else f"{answer:,g} {unit}".strip()
-
-
 def reveal(name: str, truth: Any) -> None:
     """Say what it is, beside what was predicted."""
-    asked = current().predictions.setdefault(name, Prediction())
+    asked = current().asked.get(name) or Question()
     found = truth if isinstance(truth, str) else f"{truth:,} {asked.unit}".strip()
-    if asked.mine is ...:
+    if asked.mine is None:
         print(f"It is: {found}. (You made no prediction.)")
         return
     if isinstance(truth, str):
         meant = max(filter(truth.startswith, asked.choices), key=len, default=truth)
-        asked.right = asked.mine == meant
+        right = asked.mine == meant
     else:
-        asked.right = truth / asked.within <= asked.mine <= truth * asked.within
-    made = [one.right for one in current().predictions.values() if one.right is not None]
-    verdict = "right" if asked.right else "not so"
-    score = f"({sum(made)} of {len(made)} right so far)"
-    said = f"It is: {found}. You said {spoken(asked.mine, asked.unit)}: {verdict}. {score}"
-    say(said, "green" if asked.right else "red")
-
-
-def picture(figure: Any, text: str) -> None:
-    """Show a matplotlib Figure, and its numbers as text."""
-    widgets.show(widgets.as_picture(figure))
-    print(text)
+        right = truth / asked.within <= asked.mine <= truth * asked.within
+    said = f"It is: {found}. You said {asked.spoken()}: {'right' if right else 'not so'}."
+    say(said, "green" if right else "red")
 
 
 def predicted(name: str) -> Any:
     """Return what was predicted, or None."""
-    asked = current().predictions.get(name)
-    return None if asked is None or asked.mine is ... else asked.mine
+    return current().asked.get(name, Question()).mine
 
 
 # Breaking
@@ -323,71 +260,50 @@ def predicted(name: str) -> Any:
 def card(name: str, mine: Any = ...) -> None:
     """Show a change of one line; once a symptom was picked, run it against the promise."""
     one = current().cards[name]
-    before, after = _texts(one)
+    before, after = texts(one)
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
     for line in list(lines)[3:]:
         say(line, {"-": "red", "+": "green"}.get(line[0], ""))
-    question = "With that change, what would you notice?"
-    symptoms = random.Random(name).sample(list(one.symptoms), len(one.symptoms))
+    asked = Question(random.Random(name).sample(list(one.symptoms), len(one.symptoms)))
 
-    def answered(answer: Any) -> tuple[str, str]:
-        picked = read_answer(answer, symptoms, (), "")
-        right = picked == next(iter(one.symptoms))
-        why = broken(one.promise, lambda: _with_mutant(one))
-        said = "Right." if right else f"Not so: {one.symptoms[picked]}"
+    def answered() -> Said:
+        why = broken(one.promise, {one.exercise.name: after})
+        reason = one.symptoms[asked.mine]
+        said = f"Not so: {reason}" if reason else "Right."
         ran = f"broke: {why}" if why else "held: nothing was noticed"
-        text = f"You say: {picked}\n{said}\nRun with that line: '{sentence(one.promise)}' {ran}"
-        return text, "green" if right else "firebrick"
+        text = f"You say: {asked.mine}\n{said}\nRun with that line: '{one.promise.__doc__}' {ran}"
+        return text, "red" if reason else "green"
 
-    if mine is ... and is_live():
-        widgets.choose(question, symptoms, answered)
-    else:
-        typed(question, symptoms, mine, answered)
+    ask(asked, "With that change, what would you notice?", mine, answered)
 
 
-def _texts(one: Card) -> tuple[str, str]:
-    """Return the lesson's solution without and with the card's change."""
+def texts(one: Card) -> tuple[str, str]:
+    """Return the lesson's solution without and with a card's change."""
     source = lesson.solution(current().number, one.exercise.name).source
     old, _, new = one.change.partition(">>")
     return source, source.replace(old.strip(), new.strip())
 
 
-def _with_mutant(one: Card) -> Any:
-    """Return what the lesson defines, one line of one solution changed."""
-    changed = {one.exercise.name: _texts(one)[1]}
-    return SimpleNamespace(**lesson.defined(current().number, changed))
-
-
 # Proving
 
 
-def promises(name: str) -> None:
-    """Test each promise of the lesson on a file of the learner's, and print what holds."""
-    text, yours, missing = file_text(name, current().number)
+def promises() -> None:
+    """Test each promise of the lesson on what the learner built, and print what holds."""
+    own, every = accepted(current().number), current().promises
     holding = 0
-    for promise in current().promises:
-        why = broken(promise, lambda: _module(name, text))
+    for promise in every:
+        why = broken(promise, own)
         holding += why is None
         if why:
-            say(f"✗ {sentence(promise)}\n    {why}", "red")
+            say(f"✗ {promise.__doc__}\n    {why}", "red")
         else:
-            say(f"✓ {sentence(promise)}", "green")
-    print(f"{holding} of {len(current().promises)} promises hold,", end=" ")
-    print(f"{len(yours)} of {len(yours + missing)} builds are yours.")
+            say(f"✓ {promise.__doc__}", "green")
+    builds = f"{len(own)} of {len(current().exercises)} builds are yours"
+    print(f"{holding} of {len(every)} promises hold, {builds}.")
 
 
-def broken(promise: Callable[[Any], None], parts: Callable[[], Any]) -> str | None:
-    """Return what breaks a promise on the parts that are made, in a child; None where it holds."""
-    why = in_child(lambda at: promise(parts())).why
+def broken(promise: Callable[[Any], None], answers: Mapping[str, str]) -> str | None:
+    """Return what breaks a promise when answers stand in for solutions; None where it holds."""
+    number = current().number
+    why = in_child(lambda: promise(SimpleNamespace(**lesson.defined(number, answers)))).why
     return why and why.removeprefix("AssertionError: ")
-
-
-def _module(name: str, text: str) -> ModuleType:
-    module = ModuleType(Path(name).stem)
-    module.__file__ = str(folder() / name)
-    exec(compile(text, name, "exec"), module.__dict__)
-    return module
-
-
-def sentence(promise: Callable[[Any], None]) -> str:
-    return (promise.__doc__ or "").splitlines()[0].rstrip(".")

@@ -14,20 +14,50 @@ The learner sees `...` between the markers.
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = ROOT / "materials" / "lessons"
+SOURCES = {path.name[:2]: path for path in sorted((ROOT / "materials/lessons").glob("*_*.py"))}
+"""The text of each lesson, by its number."""
 GIVEN = Path(__file__).parent / "play" / "given"
 """Modules that are copied beside the learner's files; a lesson may import them, too."""
 sys.path.append(str(GIVEN))
 REGION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION\n?", re.M | re.S)
 CELL = re.compile(r"^# %%( \[markdown\])?(?: tags=(\[.*\]))?[ \t]*\n", re.M)
 CHECKED = re.compile(r"^@check\n", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a lesson's text."""
+
+    is_code: bool
+    tags: list[str]
+    text: str
+
+    def tagged(self, prefix: str) -> str:
+        """Return what follows a prefix in one of the tags, such as the name of an exercise."""
+        found = (tag.removeprefix(prefix) for tag in self.tags if tag.startswith(prefix))
+        return next(found, "")
+
+    @property
+    def stub(self) -> str:
+        """The cell as the learner gets it."""
+        return REGION.sub(r"\1...\n", self.text)
+
+    @property
+    def solved(self) -> str:
+        """The cell with its solution and without the markers."""
+        return REGION.sub(r"\2", self.text)
+
+    @property
+    def definition(self) -> str:
+        """The solved cell without the line that has it judged."""
+        return CHECKED.sub("", self.solved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +78,14 @@ class Solution:
         return names[self.name]
 
 
-def source_path(number: str) -> Path:
-    """Return the text source of a lesson: "00" names the file that begins with 00_."""
-    (path,) = LESSONS.glob(f"{number}_*.py")
-    return path
-
-
 @cache
-def code_cells(number: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """Return (tags, source) of each code cell."""
-    _, *parts = CELL.split(source_path(number).read_text(encoding="utf-8"))
-    cells = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    return tuple(
-        (tuple(json.loads(tags or "[]")), text.strip("\n") + "\n")
-        for markdown, tags, text in cells
-        if not markdown
-    )
-
-
-def stub(source: str) -> str:
-    """Return a cell as the learner gets it."""
-    return REGION.sub(r"\1...\n", source)
-
-
-def solved(source: str) -> str:
-    """Return a cell with its solution and without the markers."""
-    return REGION.sub(r"\2", source)
-
-
-def definition(source: str) -> str:
-    """Return a solved build cell without the line that has it judged."""
-    return CHECKED.sub("", solved(source))
+def cells(number: str) -> list[Cell]:
+    """Return the cells of a lesson."""
+    _, *parts = CELL.split(SOURCES[number].read_text(encoding="utf-8"))
+    return [
+        Cell(not markdown, json.loads(tags or "[]"), text.strip('"\n' if markdown else "\n") + "\n")
+        for markdown, tags, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    ]
 
 
 def defined(number: str, texts: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -87,23 +94,16 @@ def defined(number: str, texts: Mapping[str, str] | None = None) -> dict[str, An
     `texts` replaces the solutions of some exercises.
     """
     names: dict[str, Any] = {"__name__": f"lesson_{number}"}
-    for tags, source in code_cells(number):
-        if (name := built(tags)) or "given" in tags:
-            exec((texts or {}).get(name or "") or definition(source), names)
+    for cell in cells(number):
+        if (name := cell.tagged("exercise:")) or "given" in cell.tags:
+            exec((texts or {}).get(name) or cell.definition, names)
     return names
 
 
 _defined = cache(defined)
 
 
-def built(tags: Iterable[str]) -> str | None:
-    """Return the name of the exercise that a cell is."""
-    return next((tag.removeprefix("exercise:") for tag in tags if "exercise:" in tag), None)
-
-
 def solution(number: str, name: str) -> Solution:
     """Return the solution of one of a lesson's exercises."""
-    for tags, text in code_cells(number):
-        if built(tags) == name:
-            return Solution(name, definition(text), _defined(number))
-    raise KeyError(f"lesson {number} has no exercise:{name}")
+    (cell,) = (one for one in cells(number) if one.tagged("exercise:") == name)
+    return Solution(name, cell.definition, _defined(number))

@@ -10,12 +10,12 @@ import html
 import io
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
-LIVE = ("JPY_SESSION_NAME", "__vsc_ipynb_file__")
-"""Set in the kernel's environment by Jupyter and by VS Code; not when a notebook is executed."""
-COLOURS = {"green": "\x1b[32m", "red": "\x1b[31m", "": ""}
-END = "\x1b[0m"
+Said = tuple[str, str]
+"""A text and its colour."""
+COLOURS = {"green": 32, "red": 31}
 VIEW = "application/vnd.jupyter.widget-view+json"
 UNUSED = """<style>
 .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { font-size: 0 }
@@ -27,18 +27,18 @@ UNUSED = """<style>
 
 def is_live() -> bool:
     """Return whether somebody can click: a notebook is open, and ipywidgets is installed."""
-    if not any(name in os.environ for name in LIVE):
-        return False
-    try:
-        import ipywidgets  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
+    # Jupyter sets it in the kernel's environment, but not when a notebook is executed.
+    return "JPY_SESSION_NAME" in os.environ and find_spec("ipywidgets") is not None
 
 
 def say(text: str, colour: str = "") -> None:
     """Print, in colour where somebody looks at a live notebook."""
-    print(f"{COLOURS[colour]}{text}{END}" if colour and is_live() else text)
+    print(painted(text, colour) if is_live() else text)
+
+
+def painted(text: str, colour: str) -> str:
+    """Return a text in a colour, for a page or a terminal."""
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if colour else text
 
 
 def show(data: dict[str, Any]) -> Any:
@@ -48,10 +48,10 @@ def show(data: dict[str, Any]) -> Any:
     return display(data, raw=True, display_id=True)
 
 
-def as_text(text: str, colour: str = "") -> dict[str, Any]:
-    """Return a text as something to show."""
-    style = f"margin: 0; padding: 0; white-space: pre-wrap; color: {colour or 'inherit'}"
-    return {"text/plain": text, "text/html": f'<pre style="{style}">{html.escape(text)}</pre>'}
+def picture(figure: Any, text: str) -> None:
+    """Show a matplotlib Figure, and its numbers as text."""
+    show(as_picture(figure))
+    print(text)
 
 
 def as_picture(figure: Any) -> dict[str, Any]:
@@ -66,73 +66,40 @@ def show_control(box: Any) -> Any:
     return show({VIEW: box._repr_mimebundle_()[VIEW], "text/plain": "Run this cell to answer."})
 
 
-def choose(
-    question: str, choices: Sequence[str], answered: Callable[[Any], tuple[str, str]]
-) -> None:
-    """Ask for one of some choices; `answered` returns a text for their place, and its colour."""
-    from ipywidgets import Layout, RadioButtons
+def ask(question: str, choices: Sequence[str], answered: Callable[[Any], Said]) -> None:
+    """Ask for one of some choices, or for a number; the answer takes the control's place.
 
-    radio = RadioButtons(options=choices, value=None, layout=Layout(width="auto"))
-    settle = ask(question, [radio], answered)
-    radio.observe(lambda change: settle(change["new"]), names="value")
+    `answered` returns what is said of an answer, and its colour; its ValueError is said beside it.
+    """
+    from ipywidgets import HTML, Label, Layout, RadioButtons, Text, VBox
 
-
-def fill_in(
-    question: str,
-    fields: Sequence[str],
-    unit: str,
-    answered: Callable[[Any], tuple[str, str]],
-) -> None:
-    """Ask for a number, or for several that are named; what can't be read is said beside them."""
-    from ipywidgets import Button, HBox, Label, Layout, Text
-
-    style = {"description_width": "7em"}
-    boxes = [
-        Text(description=name, placeholder="a number", style=style, layout=Layout(width="14em"))
-        for name in fields or [""]
-    ]
-    note, button = Label(), Button(description="That's my answer")
-    rows = [HBox([box, Label(unit)]) for box in boxes]
-    settle = ask(question, [*rows, HBox([button, note])], answered)
-
-    def submit(_: Any) -> None:
-        values = [box.value for box in boxes]
-        try:
-            settle(values if fields else values[0])
-        except ValueError as error:
-            note.value = str(error)
-
-    button.on_click(submit)
-    for box in boxes:
-        box.on_submit(submit)
-
-
-def ask(
-    question: str, controls: Sequence[Any], answered: Callable[[Any], tuple[str, str]]
-) -> Callable[[Any], None]:
-    """Show controls below a question; the function given puts what is said of an answer there."""
-    from ipywidgets import HTML, VBox
-
-    box = VBox([HTML(f"<b>{html.escape(question)}</b>"), *controls])
+    if choices:
+        control = RadioButtons(options=choices, value=None, layout=Layout(width="auto"))
+    else:
+        control = Text(placeholder="a number, then Enter", continuous_update=False)
+    note = Label()
+    box = VBox([HTML(f"<b>{html.escape(question)}</b>"), control, note])
     shown = show_control(box)
 
-    def settle(answer: Any) -> None:
-        text, colour = answered(answer)
-        shown.update(as_text(f"{question}\n{text}", colour), raw=True)
-        box.close()
+    def settle(change: Any) -> None:
+        try:
+            text, colour = answered(change["new"])
+        except ValueError as error:
+            note.value = str(error)
+        else:
+            shown.update({"text/plain": painted(f"{question}\n{text}", colour)}, raw=True)
+            box.close()
 
-    return settle
+    control.observe(settle, names="value")
 
 
-def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[Any]]) -> None:
+def sliders(draw: Callable[..., Any], **stops: Any) -> None:
     """Draw at the starting values; live, with a slider for each argument.
 
     Each argument is `(start, values)`. `draw` returns a matplotlib Figure and a text below it.
     """
-    figure, text = draw(**{name: start for name, (start, _) in stops.items()})
     if not is_live():
-        show(as_picture(figure))
-        print(text)
+        picture(*draw(**{name: start for name, (start, _) in stops.items()}))
         return
     from ipywidgets import Layout, SelectionSlider, VBox
 
@@ -148,12 +115,16 @@ def sliders(draw: Callable[..., tuple[Any, str]], **stops: tuple[Any, Sequence[A
         for name, (start, values) in stops.items()
     }
     show_control(VBox(list(controls.values())))
-    picture, below = show(as_picture(figure)), show(as_text(text))
+
+    def drawn() -> list[dict[str, Any]]:
+        figure, text = draw(**{name: one.value for name, one in controls.items()})
+        return [as_picture(figure), {"text/plain": text}]
+
+    shown = [show(one) for one in drawn()]
 
     def redraw(_: Any) -> None:
-        figure, text = draw(**{name: one.value for name, one in controls.items()})
-        picture.update(as_picture(figure), raw=True)
-        below.update(as_text(text), raw=True)
+        for place, one in zip(shown, drawn(), strict=True):
+            place.update(one, raw=True)
 
     for one in controls.values():
         one.observe(redraw, names="value")

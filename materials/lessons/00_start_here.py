@@ -108,13 +108,10 @@ It takes 60 steps and saves 6 *checkpoints*: files from which training can go on
 """
 
 # %% tags=["play", "prediction:bar"]
-predict(
-    "bar",
-    "How much of the run does each part take, in percent?",
-    parts=("data wait", "compute", "save stall", "load"),
-    unit="%",
-    mine=...,
-)
+predict("data wait", "What share of the run is data wait, in percent?", unit="%", mine=...)
+predict("compute", "And compute?", unit="%", mine=...)
+predict("save stall", "And the save stall?", unit="%", mine=...)
+predict("load", "And the load?", unit="%", mine=...)
 
 # %% [markdown]
 """
@@ -687,7 +684,7 @@ Each line below is a promise, tested on your code.
 """
 
 # %%
-promises("train.py")
+promises()
 
 # %% tags=["play"]
 card("a folder that only looks finished", mine=...)

@@ -381,7 +381,7 @@ class MyWindows:
 
 # %%
 write("dataset.py")
-promises("dataset.py")
+promises()
 
 # %% [markdown]
 """

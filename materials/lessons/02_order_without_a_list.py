@@ -430,7 +430,7 @@ class MyOrder:
 
 # %%
 write("order.py")
-promises("order.py")
+promises()
 
 # %% [markdown]
 """

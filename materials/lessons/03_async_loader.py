@@ -591,7 +591,7 @@ print("the loop gets", play.three_ways(Loader))
 
 # %%
 script = write("loader.py")
-promises("loader.py")
+promises()
 
 # %% [markdown]
 """

@@ -492,7 +492,7 @@ Without hints, whole stretches of the file came into memory. With hints, the dis
 
 # %%
 write("tuning.py")
-promises("tuning.py")
+promises()
 
 # %% [markdown]
 """

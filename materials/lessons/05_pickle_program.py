@@ -566,7 +566,7 @@ It was 50,000 KB. The numbers stay where they are, however many there may be.
 # %%
 write("reader.py")
 play.put_beside("opcodes.py")
-promises("reader.py")
+promises()
 
 # %% [markdown]
 """

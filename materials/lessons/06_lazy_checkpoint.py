@@ -490,7 +490,7 @@ play.compare(before, after)
 # %%
 write("checkpoint.py")
 play.put_beside("files.py", "opcodes.py")
-promises("checkpoint.py")
+promises()
 
 # %% [markdown]
 """

@@ -567,7 +567,7 @@ Each line below is a promise, tested on your `saver.py`. It has four of your fiv
 
 # %%
 write("saver.py")
-promises("saver.py")
+promises()
 
 # %% [markdown]
 """

@@ -512,7 +512,7 @@ Each line below is a promise, tested on your `commit.py`: three of your five bui
 
 # %%
 write("commit.py")
-promises("commit.py")
+promises()
 
 # %% [markdown]
 """

@@ -383,7 +383,7 @@ Each line below is a promise, tested on your code.
 
 # %%
 write("ranks.py")
-promises("ranks.py")
+promises()
 
 # %% [markdown]
 """

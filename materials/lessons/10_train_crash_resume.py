@@ -604,7 +604,7 @@ Each line below is a promise, tested on your `run.py`, in a miniature run. (`mis
 """
 
 # %%
-promises("run.py")
+promises()
 
 # %% [markdown]
 """

@@ -446,7 +446,7 @@ Each line below is a promise, tested on your code.
 
 # %%
 write("documents.py")
-promises("documents.py")
+promises()
 
 # %% [markdown]
 """

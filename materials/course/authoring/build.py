@@ -1,93 +1,121 @@
-"""Build the notebooks from their text sources in materials/lessons.
+"""Build the notebooks from their text sources in materials/lessons, and run them.
 
 python materials/course/authoring/build.py [00 ...]          write the notebooks, without outputs
 python materials/course/authoring/build.py --execute         and run them in place
-python materials/course/authoring/build.py --solved FOLDER   write them solved
-python materials/course/authoring/build.py --learner FOLDER  write them to a folder, without outputs
+python materials/course/authoring/build.py --to FOLDER       write them there
 """
 
 import argparse
+import os
+import re
 import sys
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import jupytext
 import nbformat
 
-if __package__ in (None, ""):  # run as a script
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # where it is run as a script
 
 from course import lesson
-from course.authoring.notebooks import NOTEBOOKS, clean, execute, machine_paths, tagged
 
 Notebook = nbformat.NotebookNode
+NOTEBOOKS = lesson.ROOT / "notebooks"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+"""The same on every machine."""
 FENCE = "```python\n{}\n```"
-
-
-def numbers() -> list[str]:
-    """Return the lessons that have a text source."""
-    return sorted(path.name[:2] for path in lesson.LESSONS.glob("[0-9][0-9]_*.py"))
+MARKDOWN = re.compile(r"[*`]+|\[([^]]*)\]\([^)]*\)")
+"""Marks that a reader of the page does not see."""
+FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 
 
 def build(number: str, solved: bool = False) -> Notebook:
     """Return a lesson as a notebook without outputs: with stubs, or with the solutions in place."""
-    source = jupytext.read(lesson.source_path(number), fmt="py:percent")
-    cells = []
-    for cell in source.cells:
-        if cell.cell_type == "code":
-            names, text = tagged(cell, "exercise:"), cell.source + "\n"
-            if "shown" in cell.metadata.get("tags", []):
-                cell = nbformat.v4.new_markdown_cell(FENCE.format(cell.source))
-            else:
-                cell.source = (lesson.solved if solved else lesson.stub)(text).rstrip("\n")
-            cells.append(cell)
-            cells += [folded(name, text) for name in names]
-        elif names := tagged(cell, "solution:"):
-            before = cells[-1]
-            assert tagged(before, "solution:") == names, f"{names} does not follow its exercise"
-            before.source = before.source.replace(
-                "\n\n</details>", f"\n\n{cell.source}\n\n</details>"
-            )
+    cells: list[Notebook] = []
+
+    def add(make: Callable[..., Notebook], text: str, tags: list[str]) -> None:
+        metadata = {"tags": tags} if tags else {}
+        cells.append(make(text.strip("\n"), metadata=metadata, id=f"c{number}-{len(cells):02d}"))
+
+    words = {cell.tagged("solution:"): f"{cell.text}\n" for cell in lesson.cells(number)}
+    for cell in lesson.cells(number):
+        if cell.tagged("solution:"):
+            continue
+        if "shown" in cell.tags:
+            add(nbformat.v4.new_markdown_cell, FENCE.format(cell.text.strip("\n")), [])
+        elif not cell.is_code:
+            add(nbformat.v4.new_markdown_cell, cell.text, cell.tags)
         else:
-            cells.append(cell)
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    for position, cell in enumerate(cells):
-        cell.id = f"c{number}-{position:02d}"
-    clean(notebook)
-    return notebook
+            add(nbformat.v4.new_code_cell, cell.solved if solved else cell.stub, cell.tags)
+        if name := cell.tagged("exercise:"):
+            code = FENCE.format(cell.definition.strip("\n"))
+            text = f"<summary>Solution</summary>\n\n{code}\n\n{words.get(name, '')}"
+            add(nbformat.v4.new_markdown_cell, f"<details>{text}</details>", [f"solution:{name}"])
+    return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
 
 
-def folded(name: str, source: str) -> Notebook:
-    """Return the folded solution of an exercise; the words that follow it are put in later."""
-    code = FENCE.format(lesson.definition(source).strip("\n"))
-    text = f"<details><summary>Solution</summary>\n\n{code}\n\n</details>"
-    return nbformat.v4.new_markdown_cell(text, metadata={"tags": [f"solution:{name}"]})
+def execute(
+    notebook: Notebook, env: Mapping[str, str] | None = None, timeout: int = 180, **options: Any
+) -> None:
+    """Run every cell in place, as a reader would: a fresh kernel, started beside the notebooks.
+
+    `env` adds to the kernel's environment; other options are nbclient's.
+    """
+    from nbclient import NotebookClient
+
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],  # it warns of its own socket on the loopback device
+        resources={"metadata": {"path": str(NOTEBOOKS)}},
+        record_timing=False,
+        coalesce_streams=True,
+        **options,
+    )
+    with TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # of what a lesson kills, too
+        client.execute(env=os.environ | {"TMPDIR": scratch} | dict(env or {}))
+    notebook.metadata = nbformat.from_dict(METADATA)
+
+
+def describe_figures(notebook: Notebook) -> None:
+    """Give each figure an alternative text: what the page says under it, folded answers aside."""
+    for cell, below in pairwise(notebook.cells):
+        for output in figures_of(cell):
+            prose = FOLDED.sub("", below.source).lstrip()
+            text = MARKDOWN.sub(r"\1", prose.split("\n\n")[0])
+            output.metadata = nbformat.from_dict({"image/png": {"alt": text}})
+
+
+def figures_of(cell: Notebook) -> list[Notebook]:
+    """Return the outputs of a cell that are pictures."""
+    return [one for one in cell.get("outputs", []) if "image/png" in one.get("data", {})]
 
 
 def name_of(number: str) -> str:
-    return lesson.source_path(number).with_suffix(".ipynb").name
+    return f"{lesson.SOURCES[number].stem}.ipynb"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("numbers", nargs="*", default=[], help="which lessons")
+    parser.add_argument("numbers", nargs="*", default=lesson.SOURCES, help="which lessons")
     parser.add_argument("--execute", action="store_true", help="run the notebooks")
-    parser.add_argument("--solved", type=Path, metavar="FOLDER", help="write them solved")
-    parser.add_argument("--learner", type=Path, metavar="FOLDER", help="write them there, not run")
+    parser.add_argument("--to", type=Path, default=NOTEBOOKS, metavar="FOLDER")
     options = parser.parse_args(argv)
-    folder = options.solved or options.learner or NOTEBOOKS
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in options.numbers or numbers():
-        notebook = build(number, solved=bool(options.solved))
+    options.to.mkdir(parents=True, exist_ok=True)
+    for number in options.numbers:
+        notebook = build(number)
         if options.execute:
-            execute(notebook, NOTEBOOKS)
-            clean(notebook)
-        nbformat.write(notebook, folder / name_of(number))
-        if not options.learner:
-            print(f"{name_of(number)}: built{', executed' * options.execute}")
-        for found in machine_paths(notebook):
-            print(f"  an output shows a path of this machine: {found}", file=sys.stderr)
-    return 0
+            print(f"{name_of(number)} ...")
+            execute(notebook)
+            describe_figures(notebook)
+        nbformat.write(notebook, options.to / name_of(number))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -15,7 +15,7 @@ BUFFER = defined("03")["Buffer"]
 def played(name, answer, count, capacity, *calls):
     """Observe a method of the buffer, beside the solution's other methods."""
     buffer = type("Buffer", (BUFFER,), {name: answer})(count, capacity)
-    seen = Script(buffer, ("claimed", "taken", "closed", "results"), ("room", "ready")).play(calls)
+    seen = Script(buffer).play(calls)
     return seen | {"ready at the end": sorted(buffer.results or ())}
 
 

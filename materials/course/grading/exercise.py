@@ -8,11 +8,12 @@ The wrong answer that holds this belief is made from the row.
 """
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import combinations
+from functools import cached_property, partial
+from itertools import chain, combinations
 from typing import Any
 
 import hypothesis
@@ -23,7 +24,14 @@ from course.grading.observers import returned
 from course.lesson import Solution
 
 Case = tuple[Any, ...]
-EXAMPLES = 60
+ROW = re.compile(r"(.+?)\s*>>\s*(.*?)\s*\|\s*([^|]+)")
+SETTINGS = hypothesis.settings(
+    max_examples=60,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +61,37 @@ class Exercise:
     show: Callable[..., str] | None = None
 
     def __post_init__(self) -> None:
-        for mutant in (self.mutant(row) for row in self.rows):
-            assert callable(mutant)
+        for row in self.rows:  # a row that can't be made fails here
+            self.mutant(row)
 
     @property
     def name(self) -> str:
-        return getattr(self.reference, "name", None) or self.reference.__name__
+        return self.solution.name
 
     @property
     def right(self) -> Any:
         """The reference as something to call."""
         return self.mutant()
 
-    @property
+    @cached_property
     def solution(self) -> Solution:
-        if isinstance(self.reference, Solution):
-            return self.reference
-        source = textwrap.dedent(inspect.getsource(self.reference))
-        return Solution(self.name, source, self.reference.__globals__)
+        one = self.reference
+        if isinstance(one, Solution):
+            return one
+        source = textwrap.dedent(inspect.getsource(one))
+        return Solution(one.__name__, source, one.__globals__)
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         found = []
         for line in filter(None, map(str.strip, self.misconceptions.splitlines())):
-            change, _, sentence = line.rpartition("|")
-            old, arrow, new = change.partition(">>")
-            if not (arrow and sentence.strip()):
+            if not (row := ROW.fullmatch(line)):
                 raise ValueError(f"{self.name}: expected 'old >> new | sentence', found {line!r}")
-            found.append(Row(old.strip(), new.strip(), sentence.strip()))
+            found.append(Row(*row.groups()))
         return found
 
     def mutant(self, *rows: Row) -> Any:
         """Return the wrong answer that some misconceptions lead to; without any, the right one."""
-        return self.solution.define(self.changed(*rows))
-
-    def changed(self, *rows: Row) -> str:
-        """Return the solution's text with some misconceptions in it."""
         source = self.solution.source
         for row in rows:
             if (times := source.count(row.old)) != 1:
@@ -96,17 +99,14 @@ class Exercise:
                     f"{self.name}: {row.old!r} occurs {times} times in the solution, expected once"
                 )
             source = source.replace(row.old, row.new)
-        return source
+        return self.solution.define(source)
 
     def wrong(self) -> Iterator[tuple[list[str], Callable[[], Any]]]:
         """Yield (sentences, how to make the wrong answer): one mistake each, then two."""
-        for row in self.rows:
-            yield [row.sentence], partial(self.mutant, row)
         for sentence, answer in self.others.items():
-            yield [sentence], partial(lambda one: one, answer)
-        for one, other in combinations(self.rows, 2):
-            if one.old not in other.old and other.old not in one.old:
-                yield [one.sentence, other.sentence], partial(self.mutant, one, other)
+            yield [sentence], lambda answer=answer: answer
+        for rows in chain(combinations(self.rows, 1), combinations(self.rows, 2)):
+            yield [row.sentence for row in rows], partial(self.mutant, *rows)
 
     def cases(self) -> list[Case]:
         """Return the cases, the shortest first; the same at every call."""
@@ -114,13 +114,7 @@ class Exercise:
             return list(self.given)
         found: list[Case] = []
 
-        @hypothesis.settings(
-            max_examples=EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
+        @SETTINGS
         @hypothesis.given(self.given)
         def collect(case: Case) -> None:
             found.append(case)
@@ -133,11 +127,7 @@ class Exercise:
         if not isinstance(self.given, SearchStrategy):
             return case
         try:
-            return hypothesis.find(
-                self.given,
-                fails,
-                settings=hypothesis.settings(max_examples=200, derandomize=True, database=None),
-            )
+            return hypothesis.find(self.given, fails, settings=SETTINGS)
         except hypothesis.errors.HypothesisException:  # none, or one that comes and goes
             return case
 

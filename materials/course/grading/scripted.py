@@ -1,6 +1,6 @@
 """Play calls on an object that has a lock and conditions, in one thread and without a clock.
 
-    Script(buffer, ("claimed", "taken"), rooms=("room", "ready")).play(["claim", "put 0", "wake"])
+    Script(buffer).play(["claim", "put 0", "wake"])
 
 While one call waits on a condition, the next calls of the script happen, as other threads would
 make them. "wake" wakes every sleeper without a reason, as may happen to any thread. When the script
@@ -8,8 +8,12 @@ is over, nobody is left to end a wait.
 """
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+FIELDS = ("claimed", "taken", "closed", "results")
+"""What the lock guards."""
 
 
 class ForEverError(BaseException):
@@ -20,64 +24,50 @@ class OneThreadLock:
     """A lock of one thread. It knows whether what it guards was changed while it was free."""
 
     def __init__(self, guarded: Callable[[], Any]) -> None:
-        self.guarded, self.held = guarded, 0
+        self.guarded, self.held = guarded, False
         self.left, self.changed_while_free = guarded(), False
 
     def look(self) -> None:
         self.changed_while_free |= not self.held and self.guarded() != self.left
 
-    def acquire(self, *_: Any) -> bool:
+    def acquire(self, blocking: bool = True) -> bool:
+        if self.held and blocking:
+            raise ForEverError
         self.look()
-        self.held += 1
-        return True
+        free, self.held = not self.held, True
+        return free
 
     def release(self, *_: Any) -> None:
-        self.held -= 1
-        self.left = self.guarded()
-
-    def must_be_held(self) -> None:
-        if not self.held:
-            raise RuntimeError("the lock is not held")
+        self.held, self.left = False, self.guarded()
 
     __enter__, __exit__ = acquire, release
 
 
-class Room:
+class Room(threading.Condition):
     """A condition in one thread: a wait lets the script go on until somebody calls."""
 
     def __init__(self, script: "Script", name: str) -> None:
+        super().__init__(script.lock)
         self.script, self.name, self.calls, self.waiting = script, name, 0, 0
-        self.lock = script.lock
-
-    def __enter__(self) -> bool:
-        return self.lock.acquire()
-
-    def __exit__(self, *_: Any) -> None:
-        self.lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.lock.must_be_held()
-        seen = self.script.seen[self.script.running[-1]]
+        super().notify(0)  # raises where the lock isn't held
+        seen = self.script.running[-1]
         if (text := f"waits for `{self.name}`") not in seen:
             seen.append(text)
         self.waiting += 1
-        self.lock.release()
+        self.release()
         try:
             while not self.calls:
                 self.script.next_call()
             self.calls -= 1
         finally:
             self.waiting -= 1
-            self.lock.acquire()
+            self.acquire()
         return True
 
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        while not (found := predicate()):
-            self.wait()
-        return found
-
     def notify(self, n: int = 1) -> None:
-        self.lock.must_be_held()
+        super().notify(0)
         self.calls = min(self.calls + n, self.waiting)
 
     def notify_all(self) -> None:
@@ -87,13 +77,13 @@ class Room:
 class Script:
     """Calls such as "claim" or "put 2" (which is given 2 and "batch 2"), and what came of each."""
 
-    def __init__(self, made: Any, fields: Sequence[str], rooms: Sequence[str]) -> None:
+    def __init__(self, made: Any) -> None:
         self.made, self.calls, self.running = made, [], []
         self.seen: dict[str, list[str]] = {}
         self.lock = made.lock = OneThreadLock(
-            lambda: [copy.copy(getattr(made, field)) for field in fields]
+            lambda: [copy.copy(getattr(made, field)) for field in FIELDS]
         )
-        self.rooms = [Room(self, name) for name in rooms]
+        self.rooms = [Room(self, name) for name in ("room", "ready")]
         for room in self.rooms:
             setattr(made, room.name, room)
 
@@ -106,18 +96,17 @@ class Script:
                 room.calls = room.waiting
             return
         name, *number = call.split()
-        key = f"{len(self.seen) + 1}. {call}"
-        self.seen[key] = []
-        self.running.append(key)
+        came = self.seen[f"{len(self.seen) + 1}. {call}"] = []
+        self.running.append(came)
         try:
             value = getattr(self.made, name)(*map(int, number), *(f"batch {k}" for k in number))
-            came = f"gives {value!r}"
+            end = f"gives {value!r}"
         except ForEverError:
-            came = "is never woken"
+            end = "is never woken"
         except Exception as error:
-            came = f"raises {type(error).__name__}"
+            end = f"raises {type(error).__name__}"
         self.running.pop()
-        self.seen[key].append(came)
+        came.append(end)
 
     def play(self, calls: Sequence[str]) -> dict[str, Any]:
         self.calls = list(calls)
@@ -127,5 +116,5 @@ class Script:
         return {
             **{call: ", ".join(texts) for call, texts in self.seen.items()},
             "changed without the lock": self.lock.changed_while_free,
-            "lock still held at the end": self.lock.held > 0,
+            "lock still held at the end": self.lock.held,
         }

@@ -120,8 +120,9 @@ def draw_beside_guess(before):
     """Show the measured bar below the guessed one, in percent."""
     total = sum(before.values())
     measured = {part: 100 * ms / total for part, ms in before.items()}
-    guess = lab.predicted("bar")
-    draw("%", **({"your guess": guess} if guess else {}), measured=measured)
+    guess = {part: lab.predicted(part) for part in before}
+    guessed = None not in guess.values()
+    draw("%", **({"your guess": guess} if guessed else {}), measured=measured)
 
 
 def faster(before):

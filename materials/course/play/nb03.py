@@ -8,7 +8,7 @@ from collections import defaultdict
 from functools import wraps
 from itertools import count, islice
 
-from course.grading.child import LastsError, in_child, within
+from course.grading.child import Interrupted, in_child, within
 from course.grading.observers import threads
 from course.play import cells
 from course.play.cells import COLOURS
@@ -23,7 +23,7 @@ def scene(play):
 
     @wraps(play)
     def played(argument):
-        ended = in_child(lambda at: play(argument))
+        ended = in_child(lambda: play(argument))
         if ended.printed:
             print(ended.printed)
         return ended.why or ended.value
@@ -63,7 +63,7 @@ def three_ways(loader):
         with within(STUCK_S):
             for batch in loader(Samples(fails=3), 4, prefetch=2):
                 got.append(batch)
-    except LastsError:
+    except Interrupted:
         noticed = "nothing: it waits"
     except ValueError as error:
         noticed = f"the error: {error}"
@@ -134,7 +134,7 @@ def left_by(leave):
     try:
         with within(STUCK_S):
             leave(ready, worker)
-    except LastsError:
+    except Interrupted:
         return "no"
     return "yes"
 

@@ -29,7 +29,7 @@ def start(ranks, work):
             dist.barrier()  # all are connected before one of them ends
             return work(rank, ranks)
 
-        return list(pool.map(lambda rank: in_child(lambda _: be(rank)), range(ranks)))
+        return list(pool.map(lambda rank: in_child(lambda: be(rank)), range(ranks)))
 
 
 def spread(ranks):

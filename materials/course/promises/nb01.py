@@ -7,15 +7,12 @@ import torch
 
 from course.exercises import nb01
 from course.lab import Card
+from course.promises import expect
 from npydata import TokenFileError
 
 
-def expect(found, expected, what):
-    assert found == expected, f"{what}: {found}, expected {expected}"
-
-
 def windows_of(mine, ids, seq_len, dtype=np.uint16):
-    """The learner's windows of a file of such ids; each promise runs in a folder of its own."""
+    # Each promise runs in a folder of its own.
     np.save("tokens.npy", np.asarray(ids, dtype))
     return mine.MyWindows("tokens.npy", seq_len)
 
@@ -53,43 +50,12 @@ def y_is_x_shifted(mine):
     expect(y[0].tolist(), (x[0] + 1).tolist(), "y")
 
 
-def tensors_are_ready(mine):
-    """x and y are contiguous tensors of 64-bit integers"""
-    for part in windows_of(mine, range(1000), 16).fetch([0, 5, 9]):
-        expect((part.dtype, part.is_contiguous()), (torch.int64, True), "dtype, contiguous")
-
-
-def large_ids_survive(mine):
-    """Ids above 2^24 survive exactly"""
-    ids = [2**24 + 1, 2**32 - 3, 2**32 - 1]
-    expect(windows_of(mine, ids, 2, np.uint32).fetch([0])[1].tolist(), [ids[1:]], "y")
-
-
-def samples_come_back(mine):
-    """A sample depends on seed, epoch and index, and on nothing else"""
-    batch = windows_of(mine, range(50_000), 16).fetch([3, 1, 4])[0]
-    again = windows_of(mine, range(50_000), 16)
-    expect(again.fetch([1, 4, 3])[0][[2, 0, 1]].tolist(), batch.tolist(), "in another order")
-    expect(again.fetch([4])[0].tolist(), batch[2:].tolist(), "asked for alone")
-
-
 def epochs_differ(mine):
     """Another epoch draws other windows"""
     data = windows_of(mine, range(50_000), 16)
     first, second = (data.fetch(range(100), epoch=epoch)[0] for epoch in (0, 1))
     expect(torch.equal(first, second), False, "epochs 0 and 1 are equal")
 
-
-PROMISES = [
-    a_changed_size_is_an_error,
-    windows_stay_in_their_row,
-    every_start_is_drawn,
-    y_is_x_shifted,
-    tensors_are_ready,
-    large_ids_survive,
-    samples_come_back,
-    epochs_differ,
-]
 
 CARDS = {
     "a window lost": Card(

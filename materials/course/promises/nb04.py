@@ -5,22 +5,7 @@ from itertools import pairwise
 from course.exercises import nb04
 from course.exercises.nb04 import UNEVEN, hinted
 from course.lab import Card
-from course.promises.nb01 import expect
-
-
-def per_batch(mine, fetch, step, workers, window):
-    """How long a batch takes in all, in the second half of a run."""
-    trips = mine.follow(fetch, step, workers, window)
-    half = len(trips) // 2
-    return round((trips[-1].done - trips[half - 1].done) / (len(trips) - half), 6)
-
-
-def everybody_gets_a_turn(mine):
-    """Methods are measured in turn, and the first round is thrown away"""
-    calls, numbers = [], iter(range(100))
-    methods = {name: lambda name=name: calls.append(name) or next(numbers) for name in "AB"}
-    expect(mine.in_turn(methods, 2), {"A": [2, 4], "B": [3, 5]}, "results")
-    expect("".join(calls), "ABABAB", "calls")
+from course.promises import expect
 
 
 def there_is_headroom(mine):
@@ -30,29 +15,12 @@ def there_is_headroom(mine):
     expect(mine.cheapest(rates, 1.0), (1, 2), "setting for a step of 1 s")
 
 
-def the_slower_side_sets_the_pace(mine):
-    """With room, the slower side sets the pace"""
-    for fetch, step, workers, each in ((1, 4, 1, 4), (4, 1, 1, 4), (4, 1, 2, 2)):
-        found = per_batch(mine, [fetch] * 40, step, workers, 8)
-        expect(found, each, f"time a batch: fetch {fetch}, step {step}, workers {workers}")
-
-
 def a_step_is_done_before_the_next(mine):
     """A batch is taken after it was made, and after the step before was done"""
     trips = mine.follow(UNEVEN * 5, 4, 2, 4)
     early = sum(trip.taken < trip.made for trip in trips)
     both = sum(after.taken < before.done for before, after in pairwise(trips))
     expect((early, both), (0, 0), "taken before made, taken during a step")
-
-
-def the_window_holds(mine):
-    """No more batches exist than the window holds"""
-    for workers, window in ((1, 1), (2, 4), (3, 3)):
-        trips = mine.follow(UNEVEN * 5, 5, workers, window)
-        most = max(
-            1 + sum(other.taken > trip.begun for other in trips[:k]) for k, trip in enumerate(trips)
-        )
-        expect(most <= window, True, f"{most} batches in a window of {window}: it holds")
 
 
 def the_cause_is_found(mine):
@@ -68,16 +36,6 @@ def hints_come_early_and_once(mine):
     expect(seen["asked for before batch 1"], "0 1 2 3 4", "asked for before batch 1")
     expect(seen["asked for before batch 5"], "0 1 2 3 4 5", "asked for before batch 5")
 
-
-PROMISES = [
-    everybody_gets_a_turn,
-    there_is_headroom,
-    the_slower_side_sets_the_pace,
-    a_step_is_done_before_the_next,
-    the_window_holds,
-    the_cause_is_found,
-    hints_come_early_and_once,
-]
 
 CARDS = {
     "just fast enough": Card(

@@ -7,22 +7,9 @@ from pathlib import Path
 import torch
 
 from course.exercises import nb05
-from course.grading.child import in_one_line
 from course.lab import Card
 from course.play.nb05 import record, saved
-from course.promises.nb01 import expect
-from npydata import CheckpointError
-
-
-def refused(call, what):
-    """Raise unless a call ends in a CheckpointError; any other end is a broken promise."""
-    try:
-        found = call()
-    except CheckpointError:
-        return
-    except Exception as error:
-        found = in_one_line(error)
-    raise AssertionError(f"{what}: {found}, expected a CheckpointError")
+from course.promises import expect, refused
 
 
 def values_come_back(mine):
@@ -61,13 +48,6 @@ def damage_is_an_error(mine):
     for data in (*wrong, *(whole[:length] for length in range(len(whole)))):
         refused(partial(mine.describe, data), data.hex(" "))
 
-
-PROMISES = [
-    values_come_back,
-    nothing_is_called,
-    tensors_are_described,
-    damage_is_an_error,
-]
 
 CARDS = {
     "a list aside": Card(

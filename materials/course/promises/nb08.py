@@ -3,7 +3,7 @@
 from course.exercises import nb08
 from course.lab import Card
 from course.play.nb08 import film, saver_of
-from course.promises.nb01 import expect
+from course.promises import expect
 
 
 def only_whole(found):
@@ -34,25 +34,11 @@ def latest_hides_nothing(mine):
         expect(nb08.latest_seen(mine.latest_in, "a b!", latest), "a", f"`latest` holds {latest!r}")
 
 
-def a_person_may_go_back(mine):
-    """A person may write an older name into `latest`, and that one loads"""
-    expect(nb08.latest_seen(mine.latest_in, "a b", "a\n"), "a", "loads")
-
-
 def retention_counts_what_is_whole(mine):
     """`keep_last` counts complete checkpoints only, and removes no other"""
     left = nb08.removed_seen(mine.remove_old, "a b c! d", 2, "d")["left"]
     expect(left, "b, c, d", "a, b, c (damaged), d with keep_last=2: left")
 
-
-PROMISES = [
-    a_kill_leaves_a_whole_one,
-    a_power_cut_leaves_a_whole_one,
-    returned_means_durable,
-    latest_hides_nothing,
-    a_person_may_go_back,
-    retention_counts_what_is_whole,
-]
 
 CARDS = {
     "no sync before the name": Card(

@@ -2,7 +2,7 @@
 
 from course.exercises import nb09
 from course.lab import Card
-from course.promises.nb01 import expect
+from course.promises import expect
 
 NOTES = [{"a": 3}, {"b": 4}]
 
@@ -36,20 +36,6 @@ def what_rank_0_does_not_see_is_noticed(mine):
         seen = nb09.committed(mine.commit_all, here, NOTES)
         expect("raised" in seen, True, f"the notes name a: 3, b: 4, there are {here}; it raises")
 
-
-def all_parts_make_one(mine):
-    """With every part on the disk it is committed"""
-    seen = nb09.committed(mine.commit_all, {"a": 3, "b": 4}, NOTES)
-    expect(sorted(seen["files"]), ["step-1/a", "step-1/b"], "files")
-
-
-PROMISES = [
-    a_slice_of_files_is_the_slice,
-    who_is_missing_is_named,
-    who_gives_up_is_heard_at_once,
-    what_rank_0_does_not_see_is_noticed,
-    all_parts_make_one,
-]
 
 CARDS = {
     "not seen by rank 0": Card(
