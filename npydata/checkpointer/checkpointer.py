@@ -17,6 +17,7 @@ import torch
 from npydata.checkpointer.commit import Root, destination, require_replaceable
 from npydata.checkpointer.device import DeviceCopier, PendingCopies
 from npydata.checkpointer.snapshot import (
+    PAGE,
     Copy,
     Files,
     Snapshot,
@@ -166,7 +167,7 @@ class AsyncCheckpointer:
                 snapshot.require_verdict(lambda: os.utime(temporary))
                 root.commit(temporary, folder, training.step, entries, *keep)
 
-        self._start(Save(snapshot, self._copier, folder, write, self.stats, begun))
+        self._start(Save(snapshot, folder, write, self.stats, begun))
 
     @exclusive
     def wait(self) -> None:
@@ -184,7 +185,7 @@ class AsyncCheckpointer:
         """Make the memory that a save of this state needs, so that the first save is fast too."""
         self._wait()
         files, _ = plan_files(model_state, optimizer_state, of_a_rank=True)
-        Snapshot(files, self._buffer, touch=True)
+        Snapshot(files, self._buffer).memory[::PAGE] = 0  # pays for the page faults now
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Let ``"overlap"`` copy what this optimizer changes until its next step, which waits."""
@@ -229,7 +230,7 @@ class AsyncCheckpointer:
         self._in_flight.append(save)
         try:
             self._begin_copies(snapshot)
-            save.start()
+            save.thread.start()
             if self.snapshot != "overlap":
                 snapshot.copied.wait()
                 if snapshot.error is not None:
@@ -300,8 +301,8 @@ def save_checkpoint(
 class Save:
     """One save in flight: its snapshot, and the worker thread that writes and commits it.
 
-    The worker runs ``start``, ``write``, and sets ``ended``. The thread that trains calls
-    ``judge``, then ``join``, both of them by ``finish``; or ``cancel`` and ``join``.
+    The worker, ``thread``, starts the copies, runs ``write``, and sets ``ended``. The thread that
+    trains calls ``judge``, then ``join``, both of them by ``finish``; or ``cancel`` and ``join``.
 
     The thread is no daemon: the interpreter waits for it. An interrupt may come at any moment: the
     next call waits for what is left.
@@ -310,7 +311,6 @@ class Save:
     def __init__(
         self,
         snapshot: Snapshot,
-        copier: DeviceCopier,
         folder: Path,
         write: Callable[[], object],
         stats: dict[str, float],
@@ -319,14 +319,10 @@ class Save:
         self.snapshot, self.folder, self.begun = snapshot, folder, begun
         self.error: BaseException | None = None
         self.ended = InterruptSafeEvent()
-        self._copier, self._stats = copier, stats
+        self._stats = stats
         self._judged = False
         self._work = [write]  # who pops it decides: the thread runs it, or cancel() does not
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
-
-    def start(self) -> None:
-        """Start the worker."""
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
 
     def _run(self) -> None:
         try:
@@ -356,7 +352,7 @@ class Save:
         if not self._judged:
             self.snapshot.copied.wait()
             if training_waits and self.snapshot.pending is not None:
-                self._copier.make_training_wait(self.snapshot.pending)
+                self.snapshot.pending.make_training_wait()
             self.snapshot.judge()
             self._judged = True
 
@@ -370,8 +366,8 @@ class Save:
     def join(self) -> None:
         """Wait until the worker has ended, however it ends."""
         self.ended.wait()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self.thread.is_alive():
+            self.thread.join()
 
     def finish(self) -> BaseException | None:
         """Give the verdict and wait for the worker; return what went wrong.

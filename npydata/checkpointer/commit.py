@@ -11,17 +11,13 @@ verified: the one before until the new one is in place. Nothing unfinished bears
 
 import ctypes
 import errno
-import hashlib
 import os
-import platform
-import re
 import secrets
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from npydata.checkpointer.writer import write_small
@@ -36,15 +32,18 @@ from npydata.reader.formats.training import (
     read_manifest,
     read_small,
 )
-from npydata.system.atomic import current_umask, name_file, sync_folder
+from npydata.system.atomic import (
+    clear_stale,
+    make_public,
+    name_file,
+    new_temporary,
+    sync_folder,
+    temporary_folder,
+)
 
 LATEST = "latest"
-TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
-"""Host, boot, PID namespace, process, when that began, and a random number."""
 MAX_TRIES = 100
 """How often a name is tried that other processes take and free."""
-STALE_S = 3600
-"""After so long without a change, a temporary of another machine is taken for a dead one's."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 INCONCLUSIVE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
@@ -74,24 +73,16 @@ class Root:
     warned: set[str] = field(default_factory=set)
     """Names of those that could not be removed, which is said once."""
 
-    @contextmanager
-    def temporary(self) -> Iterator[Path]:
-        """Make this root and yield a new private folder in it; what is left at the end goes.
+    def temporary(self) -> AbstractContextManager[Path]:
+        """Make this root and a new private folder in it; what is left of that at the end goes.
 
         After a commit, what is left is the checkpoint that the new one replaced.
         """
         make_folder(self.path)
-        folder = new_temporary(self.path)
-        folder.mkdir(mode=0o700)
-        owner = os.getpid()
-        try:
-            if not self.run:
-                clear_stale(self.path, now=folder.stat().st_mtime)
-                self.find_run()
-            yield folder
-        finally:
-            if os.getpid() == owner:  # a forked process has this frame, but not its job
-                shutil.rmtree(folder, ignore_errors=True)
+        if not self.run:
+            clear_stale(self.path)
+            self.find_run()
+        return temporary_folder(self.path)
 
     def find_run(self) -> None:
         """Find out which run this is, and what it has committed.
@@ -135,10 +126,8 @@ class Root:
                 self.note_sequence(latest, read_manifest(latest))
         manifest = Manifest(self.last_sequence + 1, step, self.run, folder.name, dict(entries))
         write_small(temporary / MANIFEST, manifest.to_json())
-        mask = current_umask()
         for path in (temporary, *temporary.rglob("*")):
-            with suppress(PermissionError):  # of a file system that knows no modes
-                path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+            make_public(path, 0o777 if path.is_dir() else 0o666)
         for inner in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
             sync_folder(inner)
         put_in_place(temporary, folder)
@@ -229,66 +218,6 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-@cache
-def this_machine() -> tuple[str, str, str]:
-    """Return hashes that tell this host, its boot and this PID namespace from others."""
-
-    def read(path: str) -> str:
-        with suppress(OSError):
-            return str(Path(path).readlink()) if "ns" in path else Path(path).read_text()
-        return ""
-
-    facts = (
-        platform.node() + read("/etc/machine-id"),
-        read("/proc/sys/kernel/random/boot_id"),
-        read("/proc/self/ns/pid"),
-    )
-    host, boot, space = (hashlib.sha256(fact.encode()).hexdigest()[:8] for fact in facts)
-    return host, boot, space
-
-
-def start_ticks(process: int) -> int | None:
-    """Return when a process began, in ticks since the boot; None if it is dead."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else 0
-
-
-def new_temporary(root: Path) -> Path:
-    """Return a name for a temporary folder or file of this process."""
-    process = os.getpid()
-    parts = *this_machine(), str(process), str(start_ticks(process) or 0), secrets.token_hex(6)
-    return root / f".{'-'.join(parts)}.npydata-tmp"
-
-
-def clear_stale(root: Path, now: float) -> None:
-    """Remove what dead writers left behind.
-
-    The name says whose it is. Of this host and boot, that process must be dead; of an earlier boot
-    of this host, it is. Of another host or PID namespace its life can't be told: there, a temporary
-    must be unchanged for ``STALE_S``, by the clock of the file system, as a writer touches its
-    folder while it waits. Each is renamed before it is removed: if its owner lives after all, its
-    save fails by name, and can't commit a half removed folder.
-    """
-    for entry in root.iterdir():
-        if (name := TEMPORARY.fullmatch(entry.name)) is None:
-            continue
-        host, boot, space, process, start = name.groups()
-        with suppress(OSError):
-            if (host, boot, space) == this_machine():
-                live = start_ticks(int(process)) == int(start)
-            elif host == this_machine()[0] and boot != this_machine()[1]:
-                live = False
-            else:
-                paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
-                live = now - max(path.lstat().st_mtime for path in paths) < STALE_S
-            if not live:
-                doomed = entry.rename(new_temporary(root))
-                shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
-
-
 # Steps of a commit
 
 
@@ -337,8 +266,7 @@ def name_latest(folder: Path) -> None:
     temporary = new_temporary(folder.parent)
     try:
         write_small(temporary, os.fsencode(folder.name))
-        with suppress(PermissionError):
-            temporary.chmod(0o666 & ~current_umask())
+        make_public(temporary)
         temporary.replace(folder.parent / LATEST)
     except OSError as error:
         with suppress(OSError):

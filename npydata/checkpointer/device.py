@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from npydata.checkpointer.snapshot import Copy
-from npydata.system.accelerator import STREAMS, Streams
+from npydata.system.accelerator import on_stream
 
 
 @dataclass(slots=True)
@@ -33,12 +33,16 @@ class PendingCopies:
             self.events.pop(device, None)
         self.sources.clear()
 
+    def make_training_wait(self) -> None:
+        """Make each training stream wait, on the device, until all these copies are made."""
+        for device, event in list(self.events.items()):
+            torch.accelerator.current_stream(device).wait_event(event)
+
 
 class DeviceCopier:
     """Queues copies on side streams, one for each device."""
 
-    def __init__(self, streams: Streams = STREAMS) -> None:
-        self.streams = streams
+    def __init__(self) -> None:
         self._side: dict[Any, Any] = {}
 
     def start(
@@ -58,11 +62,11 @@ class DeviceCopier:
             for device, its in by_device.items():
                 side = self._side.get(device)
                 if side is None:
-                    side = self._side[device] = self.streams.Stream(device)
-                training = self.streams.current_stream(device)
+                    side = self._side[device] = torch.Stream(device)
+                training = torch.accelerator.current_stream(device)
                 side.wait_stream(training)
                 pending.sources += [copy.source for copy in its]
-                with self.streams.stream(side):
+                with on_stream(side):
                     clones = clones_of(its) if clone else None
                     read = side.record_event() if clones else None
                     for copy in clones or its:
@@ -74,11 +78,6 @@ class DeviceCopier:
             for side in self._side.values():
                 side.synchronize()
             raise
-
-    def make_training_wait(self, pending: PendingCopies) -> None:
-        """Make each training stream wait, on the device, until all pending copies are made."""
-        for device, event in list(pending.events.items()):
-            self.streams.current_stream(device).wait_event(event)
 
 
 def clones_of(copies: list[Copy]) -> list[Copy] | None:

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from npydata.checkpointer.commit import list_checkpoints
 from npydata.checkpointer.state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.file import Folder, naming
 from npydata.reader.formats.training import (
-    MANIFEST,
     PARTS,
     TRAINING,
     Manifest,
@@ -129,7 +127,7 @@ def opened(
     error came from that, this begins again.
     """
     for _ in range(MAX_TRIES):
-        manifest = manifest_in(folder)
+        manifest = read_manifest(folder)
         with ExitStack() as stack:
             try:
                 check_sizes(folder, manifest)
@@ -139,33 +137,16 @@ def opened(
                     if names := files_of(part, manifest.files):
                         path = folder / (part if "/" in names[0] else names[0])
                         parts[part] = stack.enter_context(open_checkpoint(path))
-                if verify and manifest_in(folder) == manifest:
+                if verify and read_manifest(folder) == manifest:
                     compare(folder, manifest, parts, progress=progress)
             except (CheckpointError, OSError):
-                if manifest_in(folder) == manifest:
+                if read_manifest(folder) == manifest:
                     raise
                 continue  # it was replaced meanwhile, so the error says nothing
-            if manifest_in(folder) == manifest:
+            if read_manifest(folder) == manifest:
                 yield manifest, values, parts
                 return
     raise CheckpointError(f"{folder}: was replaced again and again while it was read")
-
-
-def manifest_in(folder: Path) -> Manifest:
-    """Return the manifest of a folder; if that is a root of checkpoints, say how to name one."""
-    try:
-        return read_manifest(folder)
-    except CheckpointError:
-        if folder.is_file():
-            raise CheckpointError(
-                f"{folder}: is a file, expected a checkpoint's folder; open_checkpoint reads files"
-            ) from None
-        if folder.is_dir() and not (folder / MANIFEST).exists() and list_checkpoints(folder):
-            raise CheckpointError(
-                f"{folder}: is a folder of checkpoints, expected one of them: "
-                f"latest_checkpoint({os.fspath(folder)!r}) returns the newest"
-            ) from None
-        raise
 
 
 def compare(

@@ -180,25 +180,16 @@ def lay_out(
 
 def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return the dtype and the shape with which a tensor is stored."""
-    if (
-        type(tensor) in PLAIN_TYPES
-        and tensor.dtype in CODES
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and tensor.data_ptr()
-    ):  # most tensors pass by these few questions alone; the others below have a reason each
-        return tensor.dtype, tuple(tensor.shape)
     if is_dtensor(tensor):
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
     if torch.nn.parameter.is_lazy(tensor):
         raise CheckpointError(f"{name}: an uninitialized parameter; first run the module once")
-    for kind in ("meta", "quantized", "nested"):
-        if getattr(tensor, f"is_{kind}"):
-            raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")
-    if tensor.layout is not torch.strided:
-        raise CheckpointError(f"{name}: a {tensor.layout} tensor, expected a dense one")
-    if tensor.numel() and tensor.data_ptr() == 0:
-        raise CheckpointError(f"{name}: a {type(tensor).__name__} without memory of its own")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else tensor.layout
+        raise CheckpointError(f"{name}: a {kind} tensor, expected a dense one")
+    if not tensor.data_ptr() and tensor.numel():
+        kind = f"{type(tensor).__name__} on {tensor.device}"
+        raise CheckpointError(f"{name}: a {kind} without memory of its own")
     if (real := COMPLEX_AS_REAL.get(tensor.dtype)) is not None:
         return real, (*tensor.shape, 2)
     if tensor.dtype not in CODES:
@@ -223,10 +214,10 @@ class StagingBuffer:
         self._pinned = False
         self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-    def reserve(self, nbytes: int, *, pin: bool = False, touch: bool = False) -> torch.Tensor:
+    def reserve(self, nbytes: int, *, pin: bool = False) -> torch.Tensor:
         """Return ``nbytes`` of memory, whose content is undefined.
 
-        ``pin`` lets a device copy into it by itself; ``touch`` pays its page faults now.
+        ``pin`` lets a device copy into it by itself.
         """
         if nbytes > self.bytes.numel() or (pin and not self._pinned):
             self._pages.unpin()
@@ -242,8 +233,6 @@ class StagingBuffer:
                 with suppress(AttributeError, OSError):
                     mapped.madvise(mmap.MADV_HUGEPAGE)
                 self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
-                if touch:
-                    self.bytes[::PAGE] = 0
                 if pin:
                     self._pages.pin(self.bytes)
         return self.bytes[:nbytes]
@@ -262,10 +251,6 @@ class Copy:
     version: int | None
     """In-place changes that torch had counted when the save began; it counts none of inference
     tensors, which have None."""
-
-    def is_changed(self) -> bool:
-        """Whether torch has counted a change since; it counts none made through ``.data``."""
-        return self.version is not None and self.source._version != self.version
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps; conj and neg bits become values."""
@@ -355,16 +340,13 @@ class Snapshot:
     its mode wants (``AsyncCheckpointer._begin_copies``), before the worker calls ``start``.
     """
 
-    def __init__(self, files: Files, buffer: StagingBuffer, *, touch: bool = False) -> None:
-        """Write the headers of the files, and plan the copies of their tensors.
-
-        ``touch`` pays for the memory's page faults now.
-        """
+    def __init__(self, files: Files, buffer: StagingBuffer) -> None:
+        """Write the headers of the files, and plan the copies of their tensors."""
         total = sum(whole_pages(layout.nbytes) for layout, _ in files.values())
         pin = any(is_queued(one) for _, tensors in files.values() for one in tensors.values())
         self.buffer = buffer
         """Kept, as its memory must stay pinned while devices copy into it."""
-        self.memory = buffer.reserve(total, pin=pin, touch=touch)
+        self.memory = buffer.reserve(total, pin=pin)
         self.files: list[StagedFile] = []
         self.copies: list[Copy] = []
         """Those that threads still have to make; empty once they are made or given up."""
@@ -458,7 +440,7 @@ class Snapshot:
     def _add_checksum(self, file: StagedFile, k: int) -> None:
         begin = file.begin + k * PIECE_BYTES
         end = min(begin + PIECE_BYTES, file.begin + file.nbytes)
-        self.wait_for(None, end)
+        self.wait_for(end)
         file.crc32[k] = crc32(self.memory[begin:end].numpy().data, 0)
 
     def _end_copies(self) -> None:
@@ -471,13 +453,12 @@ class Snapshot:
             self._changed.notify_all()
         self._end_copies()
 
-    def wait_for(self, file: StagedFile | None, upto: int) -> None:
-        """Wait until the first ``upto`` bytes of a file, or of the whole buffer, are filled.
+    def wait_for(self, end: int) -> None:
+        """Wait until the buffer is filled up to there.
 
         Raises:
-            CheckpointError: They will not be, because a copy failed.
+            CheckpointError: It will not be, because a copy failed.
         """
-        end = upto + (file.begin if file is not None else 0)
         with self._changed:
             self._changed.wait_for(lambda: self._filled >= end or self.error is not None)
             if self.error is not None:
@@ -486,7 +467,7 @@ class Snapshot:
     def entries(self) -> dict[str, FileEntry]:
         """Wait for the checksums; return what the manifest says of each file."""
         self.join()
-        self.wait_for(None, self.memory.numel())  # raises what went wrong
+        self.wait_for(self.memory.numel())  # raises what went wrong
         return {file.name: FileEntry(file.nbytes, tuple(file.crc32)) for file in self.files}
 
     def join(self) -> None:
@@ -539,7 +520,7 @@ class Snapshot:
 def require_unchanged(copies: Iterable[Copy]) -> None:
     """Refuse a snapshot in which a tensor may be half old and half new."""
     for copy in copies:
-        if copy.is_changed():
+        if copy.version is not None and copy.source._version != copy.version:
             raise CheckpointError(
                 f"{copy.name}: was changed before it was copied. No other thread may change it "
                 'while save runs; with snapshot="overlap" only the step of a protected optimizer '

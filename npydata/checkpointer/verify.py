@@ -8,24 +8,38 @@ does not find bytes that changed; :func:`~npydata.verify_checkpoint` does, in ou
 import json
 import os
 import re
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from npydata.errors import CheckpointError
+from npydata.reader.file import FormatError, LocalFile, naming
+from npydata.reader.formats import START_BYTES
 from npydata.reader.formats.training import MANIFEST, TRAINING, check_sizes, read_manifest
-from npydata.reader.open import open_checkpoint
+from npydata.reader.formats.zip import read_directory
+from npydata.reader.open import BESIDE, INDEX, formats_of, open_checkpoint
 
-LOCAL_HEADER = b"PK\x03\x04"
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files of ``torch.save`` began before 1.6: a pickled magic number."""
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-KINDS = {".safetensors": "safetensors", ".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}
+FILES = {".safetensors": "safetensors", ".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}
+FOLDERS = (
+    ("npydata", TRAINING),
+    ("npydata", rf"{MANIFEST} model\.safetensors"),
+    ("lightning", r".*\.ckpt/"),
+    ("transformers", r"trainer_state\.json"),
+    ("transformers", r"checkpoint-\d+/"),
+    ("accelerate", r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin|checkpoint_\d+/"),
+    ("dcp", r"\.metadata|.*\.distcp"),
+    ("safetensors", r".*\.safetensors\.index\.json|.*-of-\d{5}\.safetensors"),
+    ("safetensors", r"config\.json model\.safetensors"),
+    ("torch", r".*\.bin\.index\.json|.*-of-\d{5}\.bin"),
+    ("torch", r"config\.json pytorch_model\.bin"),
+)
+"""Who writes folders with these names in them, all that are divided by a blank. The first counts.
+The name with a slash is the folder's own."""
 MAX_DEPTH, MAX_JSON_BYTES = 6, 1 << 28
 STEP = re.compile(r"(?:step|iter(?:ation)?|checkpoint|global_step|ckpt)[-_=]?(\d+)", re.IGNORECASE)
-ACCELERATE = re.compile(r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin")
 STATE = re.compile(
     r"(model|pytorch_model|adapter_model|optimizer|scheduler|rng_state|random_states|scaler|sampler"
     r"|custom_checkpoint|dl_state_dict)[^/]*\.(safetensors|bin|pt|pth|pkl)"
@@ -88,9 +102,12 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
         return
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     kind = kind_of(path, names)
+    inner = [name for name in names if re.fullmatch(r"checkpoint[-_]\d+", name)]
+    if kind and inner:  # a trainer's folder: its last model lies beside the checkpoints
+        kind, names = None, inner
     if kind is None:
         for name in names:
-            if depth < MAX_DEPTH and not name.startswith("."):
+            if depth < MAX_DEPTH and not any(fnmatchcase(name, one) for one in BESIDE):
                 yield from walk(path / name, depth + 1)
         return
     files = files_in(path)
@@ -110,22 +127,12 @@ def kind_of(path: Path, names: list[str]) -> str | None:
     if not path.is_dir():
         if path.suffix == ".bin" and not path.name.startswith("pytorch_model"):
             with path.open("rb") as file:
-                return "torch" if file.read(4) in (LOCAL_HEADER, LEGACY[:4]) else None  # or tokens
-        return KINDS.get(path.suffix)
-    if TRAINING in names or (MANIFEST in names and "model.safetensors" in names):
-        return "npydata"
-    if path.suffix == ".ckpt":
-        return "lightning"
-    if "trainer_state.json" in names or re.fullmatch(r"checkpoint-\d+", path.name):
-        return "transformers"
-    if any(map(ACCELERATE.fullmatch, names)) or re.fullmatch(r"checkpoint_\d+", path.name):
-        return "accelerate"
-    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return "dcp"
-    if any(name.endswith(".safetensors.index.json") for name in names):
-        return "safetensors"
-    if "config.json" in names and any(STATE.fullmatch(name) for name in names):
-        return "safetensors" if any(n.endswith(".safetensors") for n in names) else "torch"
+                return "torch" if formats_of(file.read(START_BYTES)) else None  # or it has tokens
+        return FILES.get(path.suffix)
+    names = [*names, f"{path.name}/"]
+    for kind, patterns in FOLDERS:
+        if all(any(re.fullmatch(one, name) for name in names) for one in patterns.split()):
+            return kind
     return None
 
 
@@ -163,48 +170,35 @@ def check(found: Found, files: list[Path]) -> None:
         raise CheckpointError("has no random_states_0.pkl, which is written after the others")
     for file in files:
         check_file(file)
-    folders = {file.parent for file in files if file.suffix == ".distcp"}
-    for folder in folders | ({path} if found.kind == "dcp" else set()):
-        if not (folder / ".metadata").is_file():
-            raise CheckpointError(f"{folder}: has no .metadata, which is written last")
+    sets = {file.parent for file in files if file.suffix == ".distcp"}
+    if path.is_dir() and found.kind in ("dcp", "safetensors", "torch"):
+        sets.add(path)
+    for folder in sets:
         open_checkpoint(folder).close()  # compares the sizes of its files; runs nothing
 
 
 def check_file(path: Path) -> None:
     """Refuse a file that is cut off, as far as its header or its directory tells."""
-    if path.suffix == ".json":
-        index = read_json(path)
-        if path.name.endswith(".index.json"):
-            for name in sorted(set(index.get("weight_map", {}).values())):
-                if Path(name).name != name or not (path.parent / name).is_file():
-                    raise CheckpointError(f"{path}: names {name!r:.80}, which is missing")
-    elif path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" or path.name.endswith(INDEX):
         open_checkpoint(path).close()
+    elif path.suffix == ".json":
+        read_json(path)
     elif path.suffix in TORCH:
-        check_torch(path)
+        with naming(path):
+            check_torch(path)
 
 
 def check_torch(path: Path) -> None:
-    """Refuse a file of ``torch.save`` whose zip directory, at its end, is missing or wrong."""
-    with path.open("rb") as file:
-        start = file.read(len(LEGACY))
-        if start[:4] == LOCAL_HEADER:
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    for entry in archive.infolist():
-                        file.seek(entry.header_offset)
-                        if file.read(4) != LOCAL_HEADER:
-                            raise zipfile.BadZipFile(f"{entry.filename} is not where it should be")
-            except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-                raise CheckpointError(f"{path}: is cut off or damaged: {error}") from None
-            return
-        if start == LEGACY:
-            open_checkpoint(path).close()
-            return
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
-        if not start.startswith(b"\x80") or file.read(1) != b".":  # a pickle ends with a dot
-            raise CheckpointError(f"{path}: is cut off, or not a file of torch.save")
+    """Refuse a file of ``torch.save`` whose end is not where its directory or its pickle has it."""
+    file = LocalFile(path)
+    start = file.read(0, min(START_BYTES, file.size))
+    if start[:4] == b"PK\3\4":
+        for record in read_directory(file).values():
+            record.check()
+    elif formats_of(start):
+        open_checkpoint(path).close()
+    elif not start.startswith(b"\x80") or file.read(file.size - 1, 1) != b".":
+        raise FormatError("is cut off, or not a file of torch.save")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,11 +8,10 @@ get ordinary writes.
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
-from npydata.checkpointer.snapshot import PAGE, Snapshot, whole_pages
+from npydata.checkpointer.snapshot import PAGE, Snapshot, StagedFile, whole_pages
 from npydata.reader.formats.training import FileEntry, checksums
 from npydata.system.atomic import name_file
 
@@ -30,10 +29,7 @@ def write_files(
         What the manifest says of each, by name.
     """
     for file in snapshot.files:
-        end = file.begin + whole_pages(file.nbytes)
-        memory = snapshot.memory[file.begin : end].numpy().data
-        wait_for = partial(snapshot.wait_for, file)
-        write_durably(folder / file.name, memory, file.nbytes, wait_for)
+        write_durably(folder / file.name, snapshot, file)
     entries = {}
     for name, content in small.items():
         write_small(folder / name, content)
@@ -41,25 +37,21 @@ def write_files(
     return snapshot.entries() | entries
 
 
-def write_durably(
-    path: Path, memory: memoryview, nbytes: int, wait_for: Callable[[int], object]
-) -> None:
-    """Write the first ``nbytes`` of page-aligned memory to a new file, and flush it to the disk.
-
-    The memory must reach to the end of the last page. ``wait_for(n)`` returns when its first ``n``
-    bytes are filled.
+def write_durably(path: Path, snapshot: Snapshot, file: StagedFile) -> None:
+    """Write a new file as its part of the buffer fills, and flush it to the disk.
 
     Raises:
         OSError: With the path in it.
     """
+    memory = snapshot.memory.numpy().data[file.begin :]
     try:
         descriptor = open_direct(path)
         try:
-            for begin in range(0, nbytes, WRITE_BYTES):
-                end = min(begin + WRITE_BYTES, nbytes)
-                wait_for(end)
+            for begin in range(0, file.nbytes, WRITE_BYTES):
+                end = min(begin + WRITE_BYTES, file.nbytes)
+                snapshot.wait_for(file.begin + end)
                 write_all(descriptor, memory[begin : whole_pages(end)], begin)
-            os.ftruncate(descriptor, nbytes)
+            os.ftruncate(descriptor, file.nbytes)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -124,7 +124,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                         root.commit(temporary, folder, training.step, entries, *keep)
 
             save = Save(
-                snapshot, self._copier, folder,
+                snapshot, folder,
                 lambda: with_outcome(coordinator, temporary, folder, write), self.stats, begun,
             )  # fmt: skip
             self._start(save)

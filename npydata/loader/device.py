@@ -6,7 +6,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from npydata.errors import LoaderError
-from npydata.system.accelerator import STREAMS, has_streams, why_unusable, with_streams
+from npydata.system.accelerator import has_streams, on_stream, why_unusable, with_streams
 
 
 class Transfer:
@@ -30,7 +30,7 @@ class Transfer:
         self.device = None if device is None else torch.device(device)
         self.stream = None
         if self.device is not None and has_streams(self.device):
-            self.stream = STREAMS.Stream(self.device)
+            self.stream = torch.Stream(self.device)
         self.pins = self.stream is not None or (pin_memory and with_streams() is not None)
         self.moves = self.device is not None or self.pins
         """Whether there is anything to do; walking through a batch costs time."""
@@ -39,9 +39,9 @@ class Transfer:
         """Return the batch where it should be."""
         if self.stream is None:
             return tree_map_only(torch.Tensor, self._moved, batch)
-        with STREAMS.stream(self.stream):
+        with on_stream(self.stream):
             moved = tree_map_only(torch.Tensor, self._moved, batch)
-            done = STREAMS.Event(blocking=True)
+            done = torch.Event(blocking=True)
             done.record(self.stream)
         done.synchronize()
         return moved
@@ -57,7 +57,7 @@ class Transfer:
         """Return the batch, its tensors marked as used by the current stream."""
         if self.stream is None:
             return batch
-        current = STREAMS.current_stream(self.device)
+        current = torch.accelerator.current_stream(self.device)
         for tensor in tree_leaves(batch):
             if isinstance(tensor, torch.Tensor):
                 tensor.record_stream(current)

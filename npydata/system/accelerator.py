@@ -59,35 +59,20 @@ def device_count(kind: str) -> int:
     return int(module.device_count()) if hasattr(module, "device_count") else 1
 
 
-class Streams:
-    """Streams and events of the accelerator; a test gives one that writes a log."""
+@contextmanager
+def on_stream(stream: torch.Stream) -> Iterator[None]:
+    """Make a stream, and its device, the current ones for a while.
 
-    def Stream(self, device: Any) -> Any:  # noqa: N802
-        """Return a new stream."""
-        return torch.Stream(device)
-
-    def Event(self, *, blocking: bool = False) -> Any:  # noqa: N802
-        """Return a new event; with ``blocking`` a thread that waits for it sleeps."""
-        return torch.Event(blocking=blocking)
-
-    def current_stream(self, device: Any) -> Any:
-        """Return the stream that this thread's work on a device goes into."""
-        return torch.accelerator.current_stream(device)
-
-    @contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        """Make a stream, and its device, the current ones for a while."""
-        on_its_device = torch.accelerator.current_stream(stream.device)
-        on_current_device = torch.accelerator.current_stream()
-        torch.accelerator.set_stream(stream)
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(on_its_device)
-            torch.accelerator.set_stream(on_current_device)
-
-
-STREAMS = Streams()
+    ``with stream:`` is for one thread at a time.
+    """
+    on_its_device = torch.accelerator.current_stream(stream.device)
+    on_current_device = torch.accelerator.current_stream()
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(on_its_device)
+        torch.accelerator.set_stream(on_current_device)
 
 
 class PinnedPages:

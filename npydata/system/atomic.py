@@ -1,20 +1,24 @@
 """Write a whole file or folder, or none: a temporary sibling takes the final name when complete."""
 
 import errno
-import fcntl
+import hashlib
 import os
+import platform
+import re
+import secrets
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
-PARTIAL_SUFFIX = ".partial"
+TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
+"""Host, boot, PID namespace, process, when that began, and a random number."""
+STALE_S = 3600
+"""After so long without a change, a temporary of another machine is taken for a dead one's."""
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 """What file systems say that can't flush a folder: WSL's drives, FAT, some of FUSE."""
-NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
-"""Errors of file systems without locks. There, no other process can take one to remove ours."""
 
 
 @contextmanager
@@ -23,8 +27,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     After a kill or a power cut, ``path`` is the old file or the whole new one: the data is flushed
     before the rename, and the folder after it. An error in the block removes the temporary; a kill
-    leaves ``.NAME.*.partial`` (mode 0600), which the next write to the same path removes. A link is
-    followed and its target replaced.
+    leaves it (``.*.npydata-tmp``, mode 0600), and the next write into the same folder removes it. A
+    link is followed and its target replaced.
 
     Raises:
         OSError: The file cannot be written, or ``path`` is a folder, device or pipe.
@@ -34,19 +38,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: is a device or pipe, expected the name of a file to write")
-    remove_stale(path, os.unlink)
-    partial, descriptor = locked_temporary(path, is_folder=False)
+    clear_stale(path.parent)
+    temporary = new_temporary(path.parent)
     try:
-        with open(descriptor, "w+b") as file:
+        with open(temporary, "x+b", opener=partial(os.open, mode=0o600)) as file:
             yield file
             file.flush()
-            with suppress(PermissionError):  # file systems without modes
-                os.fchmod(file.fileno(), 0o666 & ~current_umask())
+            make_public(file.fileno())
             os.fsync(file.fileno())
-            partial.replace(path)
+            temporary.replace(path)
     except BaseException as error:
         with suppress(FileNotFoundError):
-            partial.unlink()
+            temporary.unlink()
         name_file(error, path)
         raise
     sync_folder(path.parent)
@@ -57,8 +60,8 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a private empty folder that becomes ``path`` when the block ends without an error.
 
     Its files are flushed before the rename, so after a kill or a power cut ``path`` is absent or
-    complete. What a kill leaves (``.NAME.*.partial``, mode 0700) is removed by the next write to
-    the same path.
+    complete. What a kill leaves (``.*.npydata-tmp``, mode 0700) is removed by the next write into
+    the same folder.
 
     Raises:
         FileExistsError: ``path`` exists and is not an empty folder.
@@ -66,27 +69,95 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, "is there already, expected a new folder", str(path))
-    remove_stale(path, shutil.rmtree)
-    partial, descriptor = locked_temporary(path, is_folder=True)
+    clear_stale(path.parent)
     try:
-        yield partial
-        mask = current_umask()
-        for file in partial.iterdir():
-            with open(file, "rb") as written:
-                with suppress(PermissionError):
-                    os.fchmod(written.fileno(), 0o666 & ~mask)
-                os.fsync(written.fileno())
-        os.fsync(descriptor)
-        with suppress(PermissionError):
-            os.fchmod(descriptor, 0o777 & ~mask)
-        partial.rename(path)
+        with temporary_folder(path.parent) as folder:
+            yield folder
+            for file in folder.iterdir():
+                with open(file, "rb") as written:
+                    make_public(written.fileno())
+                    os.fsync(written.fileno())
+            sync_folder(folder)
+            make_public(folder, 0o777)
+            folder.rename(path)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
         name_file(error, path)
         raise
-    finally:
-        os.close(descriptor)
     sync_folder(path.parent)
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new private folder; what has its name at the end goes."""
+    folder, owner = new_temporary(parent), os.getpid()
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        if os.getpid() == owner:  # a forked process has this frame, but not its job
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_temporary(parent: Path) -> Path:
+    """Return a name for a temporary folder or file of this process."""
+    process = os.getpid()
+    parts = *this_machine(), str(process), str(start_ticks(process) or 0), secrets.token_hex(6)
+    return parent / f".{'-'.join(parts)}.npydata-tmp"
+
+
+def clear_stale(parent: Path) -> None:
+    """Remove what dead writers left in a folder.
+
+    The name says whose it is. Of this host and boot, that process must be dead; of an earlier boot
+    of this host, it is. Of another host or PID namespace its life can't be told: there, a temporary
+    must be unchanged for ``STALE_S``, by the clock of the file system, as a writer touches its
+    folder while it waits. Each is renamed before it is removed: if its owner lives after all, its
+    write fails by name, and can't complete what is half removed.
+    """
+    for entry in parent.iterdir():
+        if (name := TEMPORARY.fullmatch(entry.name)) is None:
+            continue
+        host, boot, space, process, start = name.groups()
+        with suppress(OSError):
+            if (host, boot, space) == this_machine():
+                live = start_ticks(int(process)) == int(start)
+            elif host == this_machine()[0] and boot != this_machine()[1]:
+                live = False
+            else:
+                os.utime(parent)
+                paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
+                newest = max(path.lstat().st_mtime for path in paths)
+                live = parent.stat().st_mtime - newest < STALE_S
+            if not live:
+                doomed = entry.rename(new_temporary(parent))
+                shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
+
+
+@cache
+def this_machine() -> tuple[str, str, str]:
+    """Return hashes that tell this host, its boot and this PID namespace from others."""
+
+    def read(path: str) -> str:
+        with suppress(OSError):
+            return str(Path(path).readlink()) if "ns" in path else Path(path).read_text()
+        return ""
+
+    facts = (
+        platform.node() + read("/etc/machine-id"),
+        read("/proc/sys/kernel/random/boot_id"),
+        read("/proc/self/ns/pid"),
+    )
+    host, boot, space = (hashlib.sha256(fact.encode()).hexdigest()[:8] for fact in facts)
+    return host, boot, space
+
+
+def start_ticks(process: int) -> int | None:
+    """Return when a process began, in ticks since the boot; None if it is dead."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else 0
 
 
 def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:
@@ -111,6 +182,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_public(file: int | Path, mode: int = 0o666) -> None:
+    """Give a private file or folder the mode that the user's others have."""
+    with suppress(PermissionError):  # of a file system that knows no modes
+        os.chmod(file, mode & ~current_umask())  # noqa: PTH101 (may be a descriptor)
+
+
 def current_umask() -> int:
     """Return the process's umask, changing it (to a stricter one) only where /proc is missing."""
     with suppress(OSError, ValueError, StopIteration), open("/proc/self/status") as status:
@@ -118,48 +195,6 @@ def current_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def remove_stale(path: Path, remove: Callable[[Path], None]) -> None:
-    """Remove temporaries that killed writers of ``path`` left: a living writer has locked its own.
-
-    Links are left alone.
-    """
-    for entry in path.parent.iterdir():
-        if not (entry.name.startswith(f".{path.name}.") and entry.name.endswith(PARTIAL_SUFFIX)):
-            continue
-        with suppress(OSError):
-            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(entry)
-            finally:
-                os.close(descriptor)
-
-
-def locked_temporary(path: Path, *, is_folder: bool) -> tuple[Path, int]:
-    """Make the temporary sibling of ``path``, private to this user; return it open and locked.
-
-    Another process may take it for stale, and remove it, before it is locked: then make another.
-    """
-    while True:
-        if is_folder:
-            name = tempfile.mkdtemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
-            try:
-                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-        else:
-            descriptor, name = tempfile.mkstemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                os.close(descriptor)
-                raise
-        if os.fstat(descriptor).st_nlink > 0:
-            return Path(name), descriptor
-        os.close(descriptor)
 
 
 def name_file(error: BaseException, path: Path) -> None:

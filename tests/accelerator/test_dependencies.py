@@ -113,7 +113,7 @@ def batches(seeds, folder, _):
 
 
 READ = "training.wait_event(read or pending.events[device])"
-ORDER = "self.streams.current_stream(device).wait_event(event)"
+ORDER = "torch.accelerator.current_stream(device).wait_event(event)"
 MUTANTS = [
     (Transfer.send, "done.synchronize()", batches),
     (Transfer.receive, "tensor.record_stream(current)", batches),
@@ -124,10 +124,10 @@ MUTANTS = [
     (DeviceCopier.start, READ, stepped("host")),
     (DeviceCopier.start, READ, stepped("device")),
     (DeviceCopier.start, "side.synchronize()", stopped(snapshots.failing_copy)),
-    (DeviceCopier.make_training_wait, ORDER, stepped("overlap")),
+    (PendingCopies.make_training_wait, ORDER, stepped("overlap")),
     (PendingCopies.wait, "self.events[device].synchronize()", written),
     (Saver._start, "snapshot.join()", stopped(snapshots.failing_start)),
-    (Save.judge, "self._copier.make_training_wait(self.snapshot.pending)", stepped("overlap")),
+    (Save.judge, "self.snapshot.pending.make_training_wait()", stepped("overlap")),
 ]
 CAUGHT = AssertionError, CheckpointError  # a loader or a reader may notice first
 

@@ -171,8 +171,8 @@ def test_into_that_does_not_fit_is_refused_and_nothing_is_filled(tmp_path, case)
 MISTAKES = {
     "none": (lambda root: latest_checkpoint(root / "none"), "is not None: load_checkpoint"),
     "nothing": (lambda root: root / "none", "no such folder"),
-    "a root": (lambda root: root, r"is a folder of checkpoints.*latest_checkpoint\("),
-    "a file": (lambda root: root / "c" / "model.safetensors", "open_checkpoint reads files"),
+    "a root": (lambda root: root, r"has no manifest.*latest_checkpoint\("),
+    "a file": (lambda root: root / "c" / "model.safetensors", "read by open_checkpoint"),
 }
 
 

@@ -1,7 +1,6 @@
 """A file that is written appears whole, in the right order, and at the place that was named."""
 
 import errno
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -44,50 +43,36 @@ def write_folder(path):
         (folder / "file").write_bytes(b"new")
 
 
-@pytest.mark.parametrize("write_one", [write, write_folder])
-def test_a_temporary_that_another_writer_took_for_stale_is_made_again(
-    tmp_path, monkeypatch, write_one
-):
-    flock, locked = fcntl.flock, []
-
-    def lock_too_late(file, how):
-        if not locked:
-            (partial,) = tmp_path.glob(".a.*.partial")
-            partial.rmdir() if partial.is_dir() else partial.unlink()
-        locked.append(file)
-        return flock(file, how)
-
-    monkeypatch.setattr(atomic.fcntl, "flock", lock_too_late)
-    write_one(tmp_path / "a")
-    written = tmp_path / "a" / "file" if write_one is write_folder else tmp_path / "a"
-    assert written.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["a"]
+def killed_while_it_writes(path, write_one):
+    """Let a process die in the middle of its write; return the one thing that it leaves."""
+    if (child := os.fork()) == 0:
+        os.replace = os.rename = lambda *names, **options: os._exit(9)
+        write_one(path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (left,) = path.parent.glob(".*.npydata-tmp")
+    return left
 
 
 @pytest.mark.parametrize("write_one", [write, write_folder])
-def test_what_can_not_be_locked_is_written_all_the_same(tmp_path, monkeypatch, write_one):
-    def refuse(file, how):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(atomic.fcntl, "flock", refuse)
-    write_one(tmp_path / "a")
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_link_that_is_named_like_a_temporary_is_left_alone(tmp_path):
-    (tmp_path / "other").write_bytes(b"other")
-    link = tmp_path / ".a.0.partial"
-    link.symlink_to(tmp_path / "other")
-    write(tmp_path / "a")
-    assert link.is_symlink()
-    assert (tmp_path / "other").read_bytes() == b"other"
+def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(tmp_path, write_one):
+    left = killed_while_it_writes(tmp_path / "a", write_one)
+    with replacing(tmp_path / "b") as living:
+        write_one(tmp_path / "c")
+        living.write(b"new")
+    assert sorted(os.listdir(tmp_path)) == ["b", "c"], left
+    assert (tmp_path / "b").read_bytes() == b"new"
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
-    (tmp_path / ".a.0.partial").write_bytes(b"half")
-    (tmp_path / ".b.0.partial").write_bytes(b"half of another file")
-    write(tmp_path / "a")
-    assert sorted(os.listdir(tmp_path)) == [".b.0.partial", "a"]
+def test_nothing_goes_that_a_link_leads_to_which_is_named_like_a_temporary(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_bytes(b"other")
+    left = killed_while_it_writes(tmp_path / "a", write)
+    for target in (tmp_path / "other", tmp_path / "other" / "file"):
+        left.unlink(missing_ok=True)
+        left.symlink_to(target)
+        write(tmp_path / "a")
+    assert (tmp_path / "other" / "file").read_bytes() == b"other"
 
 
 def test_a_link_is_followed_and_stays_a_link(tmp_path):

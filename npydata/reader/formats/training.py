@@ -132,8 +132,13 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.from_json(read_small(path, MAX_MANIFEST_BYTES), path)
     except (FileNotFoundError, NotADirectoryError):
         if not folder.is_dir():
-            raise CheckpointError(f"{folder}: there is no such folder") from None
-        raise CheckpointError(f"{folder}: has no {MANIFEST}: not a complete checkpoint") from None
+            raise CheckpointError(
+                f"{folder}: there is no such folder (a file is read by open_checkpoint)"
+            ) from None
+        raise CheckpointError(
+            f"{folder}: has no {MANIFEST}: not a complete checkpoint (of a folder of checkpoints "
+            f"latest_checkpoint({os.fspath(folder)!r}) returns the newest)"
+        ) from None
 
 
 def read_small(path: Path, most: int) -> bytes:
