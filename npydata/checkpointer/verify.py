@@ -38,6 +38,7 @@ FOLDERS = (
 )
 """Who writes folders with these names in them, all that are divided by a blank. The first counts.
 The name with a slash is the folder's own."""
+SHARD = re.compile(r"-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
 MAX_DEPTH, MAX_JSON_BYTES = 6, 1 << 28
 STEP = re.compile(r"(?:step|iter(?:ation)?|checkpoint|global_step|ckpt)[-_=]?(\d+)", re.IGNORECASE)
 STATE = re.compile(
@@ -170,10 +171,10 @@ def check(found: Found, files: list[Path]) -> None:
         raise CheckpointError("has no random_states_0.pkl, which is written after the others")
     for file in files:
         check_file(file)
+        if SHARD.search(file.name) and not any(file.parent.glob(f"*{INDEX}")):
+            raise CheckpointError(f"{file}: by its name one of several, and there is no index")
     sets = {file.parent for file in files if file.suffix == ".distcp"}
-    if path.is_dir() and found.kind in ("dcp", "safetensors", "torch"):
-        sets.add(path)
-    for folder in sets:
+    for folder in sets | ({path} if found.kind == "dcp" else set()):
         open_checkpoint(folder).close()  # compares the sizes of its files; runs nothing
 
 

@@ -5,6 +5,7 @@ an order is missing. The state that is wanted is computed beside, on a copy of t
 """
 
 import gc
+import threading
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
@@ -23,7 +24,6 @@ from npydata import (
     restore_rng,
     verify_checkpoint,
 )
-from npydata.checkpointer import checkpointer as checkpointer_module
 from npydata.checkpointer.snapshot import Copy
 
 SNAPSHOTS = ["host", "overlap", "device"]
@@ -243,7 +243,7 @@ def failing_start(monkeypatch, keeper):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(checkpointer_module.Save, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", refused)
 
 
 def failing_copy(monkeypatch, keeper):

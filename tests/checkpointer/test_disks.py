@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from faults.children import Child
-from faults.disks import PowerSupply, cannot_cut_power, cannot_mount, ext4, tmpfs
+from faults.disks import PowerSupply, cannot_cut_power, cannot_mount, ext4
 from faults.saving import holds, save_step, saved, saves_again, unfinished
 
 from npydata import AsyncCheckpointer
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.timeout(120)
 MEGA = 1 << 20
 
 
-@pytest.fixture(params=[tmpfs, ext4])
-def disk(request, tmp_path):
+@pytest.fixture
+def disk(tmp_path):
     """A file system of 8 MiB that is as good as empty."""
     if why := cannot_mount():
         pytest.skip(why)
-    with request.param(tmp_path / "disk", 8 * MEGA) as root:
+    with ext4(tmp_path / "disk", 8 * MEGA) as root:
         yield root
 
 

@@ -5,9 +5,8 @@ import threading
 
 import pytest
 from children import run_child
-from faults.children import Child
 from faults.layer import Layer, failing
-from faults.saving import PATIENCE, holds, loaded_step, save_step, saved, unfinished
+from faults.saving import PATIENCE, loaded_step, save_step, unfinished
 
 from npydata import AsyncCheckpointer
 
@@ -98,7 +97,7 @@ from faults.saving import holds, save_step
 from npydata import AsyncCheckpointer
 
 torch.set_num_threads(2)
-times, root, snapshot, signals = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+times, root, snapshot = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 chance, keeper = random.Random(times), AsyncCheckpointer(keep_last=2, snapshot=snapshot)
 weight = torch.nn.Parameter(torch.zeros(3))
 optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -109,7 +108,7 @@ def send():
     while True:
         go.wait()
         go.clear()
-        for _ in range(signals):
+        for _ in range(2):
             threading.Event().wait(chance.random() * 0.02)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         sent.set()
@@ -159,7 +158,7 @@ print(hits)
 def test_ctrl_c_twice_at_any_moment_leaves_a_checkpointer_that_saves_again(
     tmp_path, snapshot, times
 ):
-    child = run_child(CTRL_C, times, tmp_path, snapshot, 2, seconds=120 + times)
+    child = run_child(CTRL_C, times, tmp_path, snapshot, seconds=120 + times)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) > times // 10, "few interrupts came within a save"
     assert unfinished(tmp_path) == []
@@ -196,17 +195,3 @@ assert after[1:] == before[1:], (before, after)
 def test_many_saves_take_no_more_memory_threads_or_descriptors(tmp_path, times):
     child = run_child(MANY, times, tmp_path, seconds=100 + times // 2)
     assert child.returncode == 0, child.stderr
-
-
-def test_two_processes_that_share_a_root_do_not_touch_each_others_temporaries(tmp_path):
-    def save_often(report, own):
-        for step in range(25):
-            saved(tmp_path / f"{own}{step % 2}", step)  # each one clears what is stale
-        report(step)
-
-    children = [Child(lambda report, own=own: save_often(report, own)) for own in "ab"]
-    for child in children:
-        assert child.lines() == ["24"]
-        child.close()
-    assert holds(tmp_path, 24, ["a0", "a1", "b0", "b1"]) == 24
-    assert unfinished(tmp_path) == []

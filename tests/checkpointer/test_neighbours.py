@@ -69,6 +69,15 @@ def test_a_run_that_has_begun_stays_itself_whatever_it_loads(tmp_path, in_anothe
     assert names_in(tmp_path) == ["b", "latest", "theirs"]
 
 
+def test_a_folder_whose_manifest_is_gone_is_not_replaced(tmp_path):
+    saved(tmp_path / "c", 1)
+    (tmp_path / "c" / "manifest.json").unlink()
+    before = tree_of(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"c: holds files, but no manifest\.json"):
+        saved(tmp_path / "c", 2)
+    assert tree_of(tmp_path / "c") == before
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "model/notes.txt", ".hidden", "link"])
 def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
     saved(tmp_path / "c", 1)

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 import torch
@@ -49,19 +48,18 @@ LOOKS = {
 
 
 @contextmanager
-def before_open(monkeypatch, number, act, calls=("open",)):
+def before_open(monkeypatch, number, act):
     """Call ``act`` before the file or folder that is opened as the ``number``-th; count them."""
-    count = [0]
+    count, real = [0], os.open
 
-    def counting(real, *args, **options):
+    def counting(*args, **options):
         count[0] += 1
         if count[0] == number:
             act()
         return real(*args, **options)
 
     with monkeypatch.context() as patched:
-        for call in calls:
-            patched.setattr(os, call, partial(counting, getattr(os, call)))
+        patched.setattr(os, "open", counting)
         yield count
 
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,10 +88,6 @@ def root(request, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def newest_complete(root):
-    return next((one for one in scan(root) if one.complete), None)
-
-
 def test_the_newest_comes_first_and_all_are_complete(root):
     found = scan(root)
     assert [one.complete for one in found] == [True] * 3, [one.why for one in found]
@@ -99,37 +96,43 @@ def test_the_newest_comes_first_and_all_are_complete(root):
     assert main(["verify", str(root)]) == 0
 
 
-def test_cut_anywhere_it_is_not_the_one_to_resume_from(root, tmp_path):
-    whole = scan(root)
-    newest = whole[0].path.relative_to(root)
-    files = [one for one in (root / newest).rglob("*") if one.is_file()] or [root / newest]
-    chance = random.Random(3)
-    for _ in range(20):
-        copy = tmp_path / "copy"
-        shutil.copytree(root, copy)
-        path = copy / chance.choice(files).relative_to(root)
-        before = path.stat()
-        os.truncate(path, chance.randrange(before.st_size))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        found = scan(copy)
-        assert not found[0].complete, path
-        assert newest_complete(copy).path == copy / whole[1].path.relative_to(root)
-        assert main(["verify", str(copy), "--json"]) == 3
-        shutil.rmtree(copy)
+OPTIONAL = ("config.json", "training_args.bin", "model.safetensors.index.json")
+"""A run goes on without."""
 
 
-def test_without_any_one_file_it_is_not_the_one_to_resume_from(root, tmp_path):
-    newest = scan(root)[0].path
-    if not newest.is_dir():
-        pytest.skip("one file")
-    for file in sorted(one for one in newest.rglob("*") if one.is_file()):
-        if file.name in ("config.json", "training_args.bin", "model.safetensors.index.json"):
-            continue  # a run goes on without
-        shutil.copytree(root, tmp_path / "copy")
-        (tmp_path / "copy" / file.relative_to(root)).unlink()
-        found = {one.path.name: one for one in scan(tmp_path / "copy")}
-        assert not found[newest.name].complete, file
-        shutil.rmtree(tmp_path / "copy")
+def cut_off(path):
+    """Cut a file off anywhere; by its time it was not touched."""
+    before = path.stat()
+    os.truncate(path, random.Random(f"{path}").randrange(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_cut_anywhere_or_without_any_one_file_it_is_not_the_one_to_resume_from(root, tmp_path):
+    newest, before = (one.path.relative_to(root) for one in scan(root)[:2])
+    files = sorted(one.relative_to(root) for one in (root / newest).rglob("*"))
+    damages = [(one, cut_off) for one in random.Random(3).choices(files or [newest], k=20)]
+    damages += [(one, Path.unlink) for one in files if one.name not in OPTIONAL]
+    for number, (file, damage) in enumerate(damages):
+        copy = shutil.copytree(root, tmp_path / f"{number}")
+        damage(copy / file)
+        found = {one.path: one for one in scan(copy)}
+        assert not found[copy / newest].complete, file
+        assert found[copy / before].complete
+
+
+def test_a_set_whose_index_was_not_written_yet_is_not_complete(tmp_path):
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        save_file({name: torch.ones(5)}, tmp_path / name)
+    (found,) = scan(tmp_path)
+    assert "no index" in found.why
+
+
+def test_the_last_model_beside_a_trainers_checkpoints_hides_none_of_them(tmp_path):
+    for step in (5, 10):
+        transformers(tmp_path, step)
+    for file in (tmp_path / "checkpoint-10").iterdir():
+        shutil.copy(file, tmp_path)
+    assert [one.path.name for one in scan(tmp_path)] == ["checkpoint-10", "checkpoint-5"]
 
 
 def test_none_complete_and_json_for_programs(tmp_path, capsys):

@@ -38,13 +38,6 @@ def mounted(what, where, *options):
 
 
 @contextmanager
-def tmpfs(where, size):
-    """A file system of so many bytes in memory."""
-    with mounted("none", where, "-t", "tmpfs", "-o", f"size={size}") as root:
-        yield root
-
-
-@contextmanager
 def ext4(where, size, image=None):
     """A file system of so many bytes in a file."""
     image = image or where.with_suffix(".img")
@@ -61,7 +54,7 @@ def cannot_mount():
     if os.geteuid():
         return "mounting needs root"
     missing = not_installed("mkfs.ext4", "e2fsprogs")
-    return missing or failure_of(lambda folder: tmpfs(folder / "disk", 1 << 20))
+    return missing or failure_of(lambda folder: ext4(folder / "disk", 1 << 20))
 
 
 @cache
