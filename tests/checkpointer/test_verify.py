@@ -127,6 +127,16 @@ def test_a_set_whose_index_was_not_written_yet_is_not_complete(tmp_path):
     assert "no index" in found.why
 
 
+def test_a_file_with_a_hole_is_not_complete(tmp_path):
+    """As a power cut leaves it: the directory at the end is there, the bytes before it are not."""
+    plain(tmp_path, 1)
+    content = (tmp_path / "model_1.pt").read_bytes()
+    at = content.rfind(b"PK\3\4")
+    (tmp_path / "model_1.pt").write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    (found,) = scan(tmp_path)
+    assert not found.complete
+
+
 def test_the_last_model_beside_a_trainers_checkpoints_hides_none_of_them(tmp_path):
     for step in (5, 10):
         transformers(tmp_path, step)
