@@ -174,7 +174,7 @@ def test_a_damaged_index_gives_no_other_rows(tmp_path, damage):
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, monkeypatch):
     path = write_documents(tmp_path / "a.ds", [3] * 120_000)
     refused = Mock(side_effect=PermissionError(13, "Permission denied"))
-    monkeypatch.setattr("tempfile.mkstemp", refused)  # root may write anywhere
+    monkeypatch.setattr("npydata.system.atomic.new_temporary", refused)  # root may write all
     with pytest.warns(UserWarning, match="give index_dir= a folder"):
         assert PackedDataset(path, 64, crop="none").report.used == 360_000
     assert len(list(tmp_path.iterdir())) == 2
