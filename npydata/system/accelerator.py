@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-WITHOUT_MODULE = {"cpu", "meta"}
-"""Devices that are always there."""
-
 
 def with_streams() -> torch.device | None:
     """Return the accelerator whose work is queued in streams, if there is one."""
@@ -42,7 +39,7 @@ def why_unusable(device: Any) -> str | None:
         why = str(error).split("\n")[0].strip()
     else:
         count = device_count(wanted.type)
-        if wanted.type in WITHOUT_MODULE or (wanted.index or 0) < count:
+        if wanted.type in ("cpu", "meta") or (wanted.index or 0) < count:
             return None
         why = f"there are {count} of its kind, counted from 0"
     return f"device={device!r}: {why}"

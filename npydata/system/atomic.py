@@ -34,10 +34,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         OSError: The file cannot be written, or ``path`` is a folder, device or pipe.
     """
     path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: is a folder, expected the name of a file to write")
     if path.exists() and not path.is_file():
-        raise OSError(f"{path}: is a device or pipe, expected the name of a file to write")
+        raise OSError(f"{path}: is a folder, device or pipe, expected the name of a file")
     clear_stale(path.parent)
     temporary = new_temporary(path.parent)
     try:
@@ -171,7 +169,7 @@ def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -189,12 +187,10 @@ def make_public(file: int | Path, mode: int = 0o666) -> None:
 
 
 def current_umask() -> int:
-    """Return the process's umask, changing it (to a stricter one) only where /proc is missing."""
+    """Return the process's umask, without a moment in which it is another; else the usual one."""
     with suppress(OSError, ValueError, StopIteration), open("/proc/self/status") as status:
         return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    return 0o022
 
 
 def name_file(error: BaseException, path: Path) -> None:

@@ -5,8 +5,6 @@ be interrupted so must hold no lock that the interruption needs as well.
 """
 
 import gc
-import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -16,8 +14,6 @@ from typing import ParamSpec, TypeVar
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-PAUSED_BY: dict[int, None] = {}
-"""The threads that have paused garbage collection and will resume it."""
 WAKE_UP_S = 0.5
 """How long a wait lasts at most after an interrupt swallowed its wake-up."""
 
@@ -53,30 +49,18 @@ def without_collecting(function: Callable[Given, Result]) -> Callable[Given, Res
     """Pause cyclic garbage collection during a function that makes many objects that stay.
 
     It would take half of the time. A decorator and no context manager, as an interrupt can come
-    after a context manager was entered and before its block.
+    after a context manager was entered and before its block. A process that another thread forks
+    meanwhile goes on without collection.
     """
 
     @wraps(function)
     def pausing(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         if not gc.isenabled():
             return function(*args, **kwargs)
-        thread = threading.get_ident()
         try:
-            PAUSED_BY[thread] = None
             gc.disable()
             return function(*args, **kwargs)
         finally:
             gc.enable()
-            PAUSED_BY.pop(thread, None)
 
     return pausing
-
-
-def after_fork_in_child() -> None:
-    """Resume collection if a thread that the child doesn't have has paused it."""
-    if PAUSED_BY and threading.get_ident() not in PAUSED_BY:
-        PAUSED_BY.clear()
-        gc.enable()
-
-
-os.register_at_fork(after_in_child=after_fork_in_child)

@@ -1,12 +1,10 @@
 """The garbage collector is as it was once a checkpoint is open, whatever came in between."""
 
 import gc
-import threading
 
 import pytest
 import torch
 from children import run_child
-from faults.children import Child
 from safetensors.torch import save_file
 
 from npydata.system.threads import without_collecting
@@ -31,37 +29,6 @@ def test_it_is_paused_and_left_as_it_was(enabled, error):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
-
-
-def test_a_forked_process_collects_whatever_other_threads_of_its_parent_did():
-    begun, go_on = threading.Event(), threading.Event()
-
-    @without_collecting
-    def work():
-        begun.set()
-        go_on.wait(10)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert begun.wait(10)
-    child = Child(lambda report: report(str(gc.isenabled())))
-    assert child.lines() == ["True"]
-    child.close()
-    go_on.set()
-    thread.join()
-    assert gc.isenabled()
-
-
-def test_what_forks_while_it_is_paused_goes_on_without():
-    @without_collecting
-    def work():
-        child = Child(lambda report: report(str(gc.isenabled())))
-        lines = child.lines()
-        child.close()
-        return lines
-
-    assert work() == ["False"]
-    assert gc.isenabled()
 
 
 INTERRUPTED = """
