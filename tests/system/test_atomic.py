@@ -89,9 +89,7 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path):
 def test_a_pipe_is_refused_and_stays_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(
-        OSError, match="pipe: is a folder, device or pipe"
-    ):
+    with pytest.raises(OSError, match="pipe: is a folder, device or pipe"):
         write(pipe)
     assert pipe.is_fifo()
     assert os.listdir(tmp_path) == ["pipe"]
