@@ -222,7 +222,7 @@ def ask(asked: Question, question: str, mine: Any, answered: Callable[[], Said])
         return answered()
 
     if mine is ... and is_live():
-        near = f" ({asked.unit}, at most {asked.within:g} times too large or too small)"
+        near = f" ({asked.unit}, right within a factor of {asked.within:g})"
         widgets.ask(question if asked.choices else question + near, asked.choices, settle)
         return
     print(question, *(f"  {k}. {text}" for k, text in enumerate(asked.choices, 1)), sep="\n")

@@ -620,7 +620,7 @@ card("put after close", mine=...)
 
 **The number to remember**: with 2 workers and a prefetch factor of 2, at most **4** batches are in memory beyond the one you hold.
 
-**Yours to keep**: `lab/mine/loader.py`. The library's [loader](../npydata/loader) is built around the same buffer; it adds pinned memory, a shuffle, ranks, and a state that can be saved.
+**Yours to keep**: `lab/mine/loader.py`. The library's [loader](../npydata/loader) is built around the same buffer, in which a number may stand for several small batches; it adds pinned memory, a shuffle, ranks, and a state that can be saved.
 
 **The next pain.** How many workers, and which prefetch factor? And how would you know, when every measurement comes out differently? Lesson 04 measures.
 
