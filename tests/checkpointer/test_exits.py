@@ -134,6 +134,7 @@ for step in range(1, times + 1):
     except KeyboardInterrupt:
         hits += 1
     wait_for_the_last_signal()
+    keeper.wait()  # the save goes on in the background, and removes folders that holds() looks into
     if done:
         confirmed = step
     assert confirmed == 0 or holds(root, confirmed) >= confirmed
