@@ -90,7 +90,7 @@ def test_a_last_save_that_failed_says_so_when_the_interpreter_ends(tmp_path):
 
 
 CTRL_C = """
-import os, random, signal, sys, threading, time
+import random, signal, sys, threading
 from pathlib import Path
 import torch
 from faults.saving import holds, save_step
@@ -113,40 +113,32 @@ def send():
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         sent.set()
 
-def wait_for_the_last_signal():
-    while True:
-        try:
-            sent.wait()
-            time.sleep(0.01)  # one that was sent is handled within it
-            return
-        except KeyboardInterrupt:
-            pass
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
 
+armed = False
+signal.signal(signal.SIGINT, interrupt)
 threading.Thread(target=send, daemon=True).start()
 for step in range(1, times + 1):
     done = False
     sent.clear()
     try:
+        armed = True
         go.set()
         save_step(keeper, root / f"step{step % 5}", step, 100_000)
         keeper.wait()
         done = True
     except KeyboardInterrupt:
         hits += 1
-    wait_for_the_last_signal()
+    armed = False  # signals are handled at calls, of which there is none since the last one
+    sent.wait()
     keeper.wait()  # the save goes on in the background, and removes folders that holds() looks into
     if done:
         confirmed = step
     assert confirmed == 0 or holds(root, confirmed) >= confirmed
-while True:
-    try:
-        time.sleep(0.2)
-        keeper.wait()
-        save_step(keeper, root / "last", times + 1)
-        keeper.wait()
-        break
-    except KeyboardInterrupt:
-        pass
+save_step(keeper, root / "last", times + 1)
+keeper.wait()
 assert holds(root, times + 1) == times + 1
 print(hits)
 """
