@@ -34,7 +34,6 @@ def hints_come_early_and_once(mine):
     """Each batch is asked for once, and so many batches ahead"""
     seen = hinted(mine.with_hints, 6, 3)
     expect(seen["asked for before batch 1"], "0 1 2 3 4", "asked for before batch 1")
-    expect(seen["asked for before batch 5"], "0 1 2 3 4 5", "asked for before batch 5")
 
 
 CARDS = {
