@@ -59,7 +59,6 @@ print(len(seen), newer)
 
 
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(2400)]
-SOAK = [pytest.mark.soak, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(2400)]
         (6, 0, "moment"),
         pytest.param(150, 1, "moment", marks=NIGHTLY),
         *(pytest.param(900, seed, "call", marks=NIGHTLY) for seed in range(5)),
-        *(pytest.param(900, seed, "call", marks=SOAK) for seed in range(5, 12)),
+        *(pytest.param(900, seed, "call", marks=pytest.mark.soak) for seed in range(5, 12)),
     ],
 )
 def test_kills_at_random_lose_nothing_that_was_confirmed(
