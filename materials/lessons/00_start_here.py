@@ -15,7 +15,7 @@ class Saver:                      # a checkpoint is written while training goes 
 def read_tensor(path, name):      # one tensor out of a checkpoint, without the rest
 ```
 
-Most of each is given; you write three to six lines. They are small and honest, and every later lesson begins by breaking one of them.
+Most of each is given; you write three to six lines. They are small, and every later lesson begins by breaking one of them.
 
 **You need** Python and a first acquaintance with PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/course/glossary.md).
 
@@ -312,7 +312,7 @@ card("a queue without an end", mine=...)
 
 A checkpoint that is half written when the power goes is worse than none, if its name says that it is one. So a careful program never writes under the final name:
 
-1. write to a *temporary* name, here `step-000020.tmp`;
+1. write to a *temporary* name, here `step-000020.tmp` (a checkpoint is a folder from now on);
 2. ask the system to put the bytes on the disk: `file.flush()` hands them from Python to the system, `os.fsync(file.fileno())` waits until they are on the disk;
 3. *rename* it: `temporary.rename(folder)`. A rename happens entirely or not at all.
 
@@ -382,7 +382,7 @@ So take a copy first. Copying 25 MB in memory takes a few milliseconds; that, an
 
 **Write `save` and `wait`.**
 
-- `save(folder, state)`: wait until the save before is done; copy each tensor of the dictionary (`tensor.clone()`); start a thread that calls `write_checkpoint(folder, copy)`, and keep it in `self.thread`.
+- `save(folder, state)`: wait until the save before is done; copy each tensor of the dictionary (`tensor.clone()`); start a thread that calls `write_checkpoint(folder, copy)` (`Thread` takes the arguments as `args=(...)`), and keep it in `self.thread`. `start()` gives nothing back.
 - `wait()`: wait until the thread is done, if there is one. `thread.join()` does. (An error in the thread is lost here. Lesson 07 opens with it.)
 """
 
@@ -438,7 +438,7 @@ card("no copy", mine=...)
 
 # %% [markdown]
 """
-Two of three waits are gone, and **this is a good place to stop**. What is left is one read, and the kill.
+Two of the waits are gone, and **this is a good place to stop**. What is left is one read, and the kill.
 
 ## Sitting 3 · `read_tensor`: only what you need · core
 
@@ -627,7 +627,7 @@ play.write_the_rest(before)
 """
 ## Kill it · core
 
-The next cell starts your script in a process of its own, as `python lab/mine/train.py` would. You see it train. When it has done 30 steps or a little more, it is killed.
+The next cell starts your script in a process of its own, as `python lab/mine/train.py` would. You see it train. When it has printed 30 steps or a little more, it is killed; the save of step 30 comes after the print, so its folder may be missing.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -676,7 +676,7 @@ print(f"{len(both)} losses; they are those of the undisturbed run:", both == und
 
 # %% [markdown]
 """
-**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `python lab/mine/train.py`, and `kill -9` it with its process number, as often as you like.
+**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f train.py)`, as often as you like.
 
 ### Prove it
 
@@ -731,7 +731,7 @@ print("your Windows asks for:", play.bytes_read(lambda: windows.fetch(range(64))
 
 # %% [markdown]
 """
-Each of the 64 samples opens the file anew, and each opening reads its first 8 KiB through Python's file buffer, to find 128 bytes of description. Yours asks for nothing at all: the file is mapped into memory, and lesson 01 shows what happens there.
+Each of the 64 samples opens the file anew, and each opening reads its first kilobytes through Python's file buffer, to find 128 bytes of description. Yours asks for nothing at all: the file is mapped into memory, and lesson 01 shows what happens there.
 """
 
 # %% [markdown] tags=["closing"]
@@ -747,7 +747,7 @@ Each of the 64 samples opens the file anew, and each opening reads its first 8 K
 
 **Yours to keep**: `lab/mine/train.py`, which trains, survives, and draws its own bar.
 
-**The next pain.** Your four parts are honest, but they trust the world. What if the file shrinks while you read it? What if `produce` dies, or the disk is full, or the power goes right after the rename? Each later lesson opens by breaking one of them.
+**The next pain.** Your four parts work, but they trust the world. What if the file shrinks while you read it? What if `produce` dies, or the disk is full, or the power goes right after the rename? Each later lesson opens by breaking one of them.
 
 Next: [01 Memmap dataset](01_memmap_dataset.ipynb)
 """

@@ -150,6 +150,3 @@ def test_other_systems_say_what_they_cannot_do(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "CAN_FADVISE", False)
     with pytest.raises(OSError, match="cold files need Linux"):
         evict(tmp_path / "a")
-    monkeypatch.setattr(pages, "COUNTERS", tmp_path / "missing")
-    with pytest.raises(OSError, match="missing"):
-        bytes_read()

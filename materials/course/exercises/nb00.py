@@ -85,13 +85,14 @@ class Numbers:
     """A dataset whose windows are their own numbers."""
 
     def __init__(self, size):
-        self.size, self.asked = size, []
+        self.size, self.asked, self.in_loop = size, [], False
 
     def __len__(self):
         return self.size
 
     def fetch(self, indices):
         self.asked.append(list(indices))
+        self.in_loop |= threading.current_thread() is threading.main_thread()
         if not all(0 <= index < self.size for index in self.asked[-1]):
             raise IndexError(f"window {max(self.asked[-1])} of {self.size}")
         return self.asked[-1]
@@ -106,6 +107,7 @@ def loader_seen(Loader, size, batch_size):
         all_at_once = len(data.asked) >= size // batch_size > 4  # the queue holds two of them
         seen = {"batches": first + list(batches), "batches, a second time": list(loader)}
         seen |= count()
+    seen |= {"the loop fetches by itself": data.in_loop}
     return seen | {"all are fetched before the first is handed on": all_at_once}
 
 
@@ -122,7 +124,6 @@ len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One w
 , self.batch_size): >> ): | Batches follow each other: the next begins where this one ends.
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
 yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
-for first in range(0, >> for first in range(self.batch_size, | The first batch is missing: windows begin at 0.
 """,
 )
 
@@ -195,8 +196,18 @@ def saver_seen(Saver, saves):
         files[folder] = state["w"].tolist()
         done[k].set()
 
+    turns, real = iter(returned), threading.Thread.run
+
+    def run_late(thread):  # what a thread copies is what the loop has made of it by then
+        next(turns, looked).wait(WAIT_S)
+        real(thread)
+
     state = {"w": torch.zeros(2)}
-    with threads() as count, patch.dict(Saver.save.__globals__, write_checkpoint=write):
+    with (
+        threads() as count,
+        patch.dict(Saver.save.__globals__, write_checkpoint=write),
+        patch.object(threading.Thread, "run", run_late),
+    ):
         saver = Saver()
         saver.wait()
         for number in range(saves):
@@ -227,7 +238,6 @@ target=write_checkpoint, args=(folder, copy) >> target=write_checkpoint(folder, 
 self.thread.start() >> self.thread.start(); self.thread.join() | save waits for its own thread: the loop stands still as if there were none.
 self.wait() >> pass | Two saves at once: the next one begins before the one before is done.
 self.thread.join() >> pass | wait() comes back before the file is written.
-if self.thread is not None: >> if True: | Before the first save there is no thread to wait for.
 """,
 )
 
@@ -242,13 +252,13 @@ def tensor_seen(read_tensor, name):
     state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "long name": torch.ones(4)}
     found = []
     with files():
-        safetensors.torch.save_file(state | {"z": torch.zeros(LARGE // 4)}, "state.safetensors")
+        safetensors.torch.save_file(state | {"aa": torch.zeros(LARGE // 4)}, "state.safetensors")
         asked = bytes_read(lambda: found.append(read_tensor("state.safetensors", name)))
     value = found[0]
     return {
         "values": value.tolist(),
         "shape": list(value.shape),
-        "reads the rest, too": asked > LARGE / 2,
+        "reads other tensors, too": asked > LARGE / 2,
     }
 
 
@@ -257,7 +267,7 @@ READ_TENSOR = Exercise(
     given=[("a",), ("b",), ("long name",), ("c",)],
     observe=tensor_seen,
     show=lambda name: (
-        f'read_tensor(path of a file with "a", "b", "long name" and a large "z", "{name}")'
+        f'read_tensor(path of a file with "a", "b", "long name" and a large "aa", "{name}")'
     ),
     misconceptions="""
 "little" >> "big" | The number is stored with its smallest byte first.
@@ -266,7 +276,6 @@ READ_TENSOR = Exercise(
 file.seek(8 + n + begin) >> pass | You read on where the header ends; this tensor may lie further on.
 file.read(end - begin) >> file.read(end) | data_offsets are a begin and an end, not a begin and a length.
 file.read(end - begin) >> file.read() | You read up to the end of the file: other tensors, too.
-file.read(end - begin) >> file.read()[: end - begin] | The right bytes, but you read the other tensors to get them.
 """,
 )
 
@@ -297,7 +306,6 @@ LATEST = Exercise(
     misconceptions="""
 if path.suffix != ".tmp" >> | A save that was cut off isn't finished: it can't be gone on from.
 , default=None >> | In a new run there is no checkpoint yet.
-max(finished, default=None) >> sorted(finished)[-1] | In a new run there is no checkpoint yet.
 max(finished, default=None) >> min(finished, default=None) | That is the oldest one.
 """,
 )

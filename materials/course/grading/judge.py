@@ -11,6 +11,7 @@ import inspect
 import linecache
 import time
 import traceback
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,7 @@ SLIPS = {
     "bytes-like": "Only bytes can be written: what turns this object into bytes?",
     "to unpack": "The names do not match what is unpacked: what does one item look like?",
     "NameError": "A name that has no value here: is it misspelt, or does it need `self.`?",
-    "UnboundLocalError": "A variable that is read before it gets a value.",
     "AttributeError": "This object has no such attribute: what is it, and how is it spelt there?",
-    "IndexError": "A position beyond the end.",
     "KeyError": "A key that is not there.",
     "TypeError": "Two things that don't go together: which type has each of them?",
     "ValueError": "A value of the right type that can't be used so: print it to see it.",
@@ -137,7 +136,8 @@ def _grade(exercise: Exercise, cases: list[Case], answer: Any) -> tuple[bool, st
     failing = [k for k, (wanted, found) in enumerate(seen) if not wanted.same(found)]
     if not failing:
         return True, f"{exercise.name}: right on all {len(cases)} cases."
-    sentences = nearest(exercise, cases, seen, failing)
+    with redirect_stdout(None):  # what misconceptions print is not the learner's
+        sentences = nearest(exercise, cases, seen, failing)
     if endless:  # the last case; to look for a smaller one would take as long each time
         wanted, found = seen[-1]
     else:
