@@ -35,14 +35,14 @@ Most of each is given; you write three to six lines. They are small, and every l
 | **00 start here** | all four parts, small; a run that survives `kill -9` | 90 |
 | [01 memmap dataset](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 45 to 60 |
 | [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 45 to 60 |
-| [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 60 |
-| [04 throughput](04_throughput.ipynb) | measurements that you can trust | 60 |
+| [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 45 to 60 |
+| [04 throughput](04_throughput.ipynb) | measurements that you can trust | 45 to 60 |
 | [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 60 |
-| [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 75 |
+| [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 45 to 60 |
 | [07 async checkpointer](07_async_checkpointer.ipynb) | saving while the model trains | 45 to 60 |
 | [08 survive the crash](08_survive_the_crash.ipynb) | a commit that no kill and no power cut can spoil | 45 to 60 |
 | [09 scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 35 to 45 |
-| [10 train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 60 |
+| [10 train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 45 to 60 |
 | [11 documents and mixtures](11_documents_and_mixtures.ipynb) | rows of whole documents, and several sources by weight (optional) | 45 to 60 |
 """
 
