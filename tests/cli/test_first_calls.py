@@ -76,11 +76,8 @@ def test_what_is_made_says_in_a_line_what_matters(files):
         AsyncDataLoader(mmap, 8, seed=3, num_workers=1, rank=1, world_size=2, device="cpu"):
             f"AsyncDataLoader({mmap!r}, batch_size=8, shuffle=False, num_workers=1, "
             "prefetch_factor=16, seed=3)",
-        AsyncDataLoader(Own(), sampler=[1], seed=3):
-            "AsyncDataLoader(Own, batch_size=32, order of a sampler, "
-            "num_workers=2, prefetch_factor=16, seed=3)",
         AsyncDataLoader(iter([1]), None, seed=3):
-            "AsyncDataLoader(list_iterator, batch_size=32, order of a stream, num_workers=2, "
+            "AsyncDataLoader(list_iterator, batch_size=32, shuffle=False, num_workers=2, "
             "prefetch_factor=16, seed=3)",
         AsyncCheckpointer(keep_last=3):
             "AsyncCheckpointer(keep_last=3, snapshot='host', no save in flight)",
