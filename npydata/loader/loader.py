@@ -164,7 +164,7 @@ class AsyncDataLoader:
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
     one, also on another number of ranks or with another batch size. Where a sampler or a stream
     decides the order, a state is of this rank. Small batches of windows come several in one piece
-    of memory, of up to ``SAMPLES_TOGETHER`` samples: of a few that you keep, keep a ``clone()``.
+    of memory, which has up to 256 samples: to keep only a few of them, keep a ``clone()``.
     Built in ``notebooks/03_async_loader``.
 
     Raises:
@@ -380,11 +380,12 @@ class AsyncDataLoader:
     def _batches_together(self) -> int:
         """Return how many batches are fetched as one, and wake a thread once.
 
-        Small batches of windows are: they come so fast that calls and waking would take longer.
+        Small batches of windows are: they come so fast that calls and waking would take longer. All
+        others, dictionaries too, come one by one.
         """
         is_plain = self._source is None and not (self.transforms or self.config.collate_fn)
-        of = getattr(type(self.dataset), "fetch", None)
-        if not is_plain or of is not WindowDataset.fetch or self.dataset.as_dict:
+        fetch = getattr(type(self.dataset), "fetch", None)
+        if not is_plain or fetch is not WindowDataset.fetch or self.dataset.as_dict:
             return 1
         return max(1, min(self.prefetch_factor // 2, SAMPLES_TOGETHER // self.config.batch_size))
 
