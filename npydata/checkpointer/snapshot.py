@@ -120,8 +120,10 @@ def is_dtensor(tensor: Any) -> bool:
 
 def local(tensor: Any) -> torch.Tensor:
     """Return what this process holds of a tensor that may be spread over several."""
-    with torch.no_grad():  # with autograd a parameter's shard takes twice as long
-        mine: torch.Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
+    if is_dtensor(tensor):
+        with torch.no_grad():  # with autograd a parameter's shard takes twice as long
+            tensor = tensor.to_local()
+    mine: torch.Tensor = tensor
     return mine
 
 
@@ -240,17 +242,22 @@ class StagingBuffer:
 
 @dataclass(slots=True)
 class Copy:
-    """One tensor, and the memory of its slot."""
+    """One tensor, and where its slot is in the staging buffer."""
 
-    slot: torch.Tensor
-    """uint8, as many bytes as the tensor's elements."""
-    source: torch.Tensor
+    memory: torch.Tensor
+    """The staging buffer."""
+    begin: int
     end: int
-    """Where the slot ends in the staging buffer."""
+    source: torch.Tensor
     name: str
     version: int | None
     """In-place changes that torch had counted when the save began; it counts none of inference
     tensors, which have None."""
+
+    @property
+    def slot(self) -> torch.Tensor:
+        """The memory for the tensor's elements, as uint8."""
+        return self.memory[self.begin : self.end]
 
     def run(self, *, non_blocking: bool = False) -> None:
         """Copy the elements, in order and without gaps; conj and neg bits become values."""
@@ -267,11 +274,11 @@ class Copy:
 
     def jobs(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Yield calls that make the copy in chunks, each with where it ends in the buffer."""
-        if self.slot.numel() <= CHUNK_BYTES or not self.is_plain():
+        if self.end - self.begin <= CHUNK_BYTES or not self.is_plain():
             yield self.end, self.run
             return
         source = self.source.detach().reshape(-1).view(torch.uint8)
-        end = self.end - source.numel()
+        end = self.begin
         chunks = torch.split(self.slot, CHUNK_BYTES), torch.split(source, CHUNK_BYTES)
         for target, chunk in zip(*chunks, strict=True):
             end += chunk.numel()
@@ -285,13 +292,16 @@ def jobs_of(copies: Iterable[Copy]) -> Iterator[tuple[int, Callable[[], object]]
     """
     batch: list[Copy] = []
     for copy in copies:
-        nbytes = copy.slot.numel()
-        small = nbytes <= SMALL_BYTES and type(copy.source) in PLAIN_TYPES and copy.is_plain()
+        small = (
+            copy.end - copy.begin <= SMALL_BYTES
+            and type(copy.source) in PLAIN_TYPES
+            and copy.is_plain()
+        )
         if batch and not (
             small
             and len(batch) < BATCH
             and copy.source.dtype == batch[0].source.dtype
-            and copy.end - nbytes == batch[-1].end
+            and copy.begin == batch[-1].end
         ):
             yield batch[-1].end, partial(copy_small, batch)
             batch = []
@@ -306,9 +316,8 @@ def jobs_of(copies: Iterable[Copy]) -> Iterator[tuple[int, Callable[[], object]]
 def copy_small(batch: list[Copy]) -> None:
     """Copy tensors of one dtype to slots that are side by side."""
     first = batch[0]
-    nbytes = batch[-1].end - first.end + first.slot.numel()
     with torch.no_grad():
-        target = first.slot.as_strided((nbytes,), (1,)).view(first.source.dtype)
+        target = first.memory[first.begin : batch[-1].end].view(first.source.dtype)
         torch.cat([copy.source.reshape(-1) for copy in batch], out=target)
 
 
@@ -374,12 +383,12 @@ class Snapshot:
             image[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
             image[layout.nbytes :] = 0
             self.files.append(StagedFile(name, begin, layout.nbytes))
-            elements = image[len(header) :]
-            for slot in layout.slots:
-                tensor, end = tensors[slot.name], begin + len(header) + slot.end
+            start = begin + len(header)
+            for name, first, end in layout.slots:
+                tensor = tensors[name]
                 version = None if tensor.is_inference() else tensor._version
                 self.copies.append(
-                    Copy(elements[slot.begin : slot.end], tensor, end, slot.name, version)
+                    Copy(self.memory, start + first, start + end, tensor, name, version)
                 )
             begin += image.numel()
         self.watched = list(self.copies)

@@ -26,7 +26,8 @@ from npydata.reader.tensor import is_contiguous, read_part, sliced
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import ProgressBar
 
-CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 20
+"""Memory of this size is used again and again; much larger chunks cost new pages each time."""
 MAX_GROWTH = 8
 """How many times larger than the source the tensors may be, when an expanded one is written out."""
 MAX_VALUES = 1 << 24
