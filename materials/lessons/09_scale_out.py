@@ -32,12 +32,12 @@ temporary.rename(folder)                         # by one of them, once all note
 
 **You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run here. Terms: [glossary](../materials/course/glossary.md).
 
-**About 35 to 45 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 30 to 40 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
 | 1 | who writes what; three ranks read what two have written | 15 |
-| 2 | all or nothing, though one of them may be killed | 20 |
+| 2 | all or nothing, though one of them may be killed | 15 |
 """
 
 # %%
@@ -125,16 +125,8 @@ That is 13 rows and 16. With DDP all ranks have everything: if rank 0 wrote it a
 
 ## Another number of ranks reads it · core
 
-Each rank writes its shards into a file of its own. Now *three* ranks want to go on. Of the 10 rows of `up`, they hold 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10.
-"""
+Each rank writes its shards into a file of its own. Now *three* ranks want to go on. Of the 10 rows of `up`, they hold 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10. So the middle rank reads both of them.
 
-# %% tags=["prediction:files"]
-predict(
-    "files", "How many of the two files does the middle rank read?", "none", "one", "two", mine=...
-)
-
-# %% [markdown]
-"""
 **Write `overlap`.** `wanted` and `held` are ranges of rows: those that a rank wants, and those that a file has. Return None if they have nothing in common, else two slices:
 
 - where the common rows go, counted from the first *wanted* one;
@@ -172,13 +164,9 @@ def overlap(wanted, held):
 The library does the same in every dimension, and with steps.
 """
 
-# %% tags=["reveal:files"]
-read = [held for held in (range(0, 5), range(5, 10)) if overlap(range(4, 8), held)]
-reveal("files", ("none", "one", "two")[len(read)])
-
 # %% [markdown]
 """
-A rank reads several files only where its rows lie in several of them. No rank reads more than its own part, and no process ever holds the whole model.
+No rank reads more than its own part, and no process ever holds the whole model.
 
 Now in earnest. `save` and `load` are given, and call what you wrote. A shard's name in a file is `name@first_row`.
 """
@@ -302,37 +290,20 @@ The library waits ten minutes if you don't say. A disk may be slow, and that is 
 
 # %% [markdown]
 """
-**Write `commit_all`**, the line between *nothing* and *all*. Rank 0 calls it. A note's `"files"` is a dictionary: the name of each file that its rank wrote into `temporary`, and its size. Wait for all notes with your `gather`. If one of the files is not there, or has another size, raise a `RuntimeError` with its name in the text. Only then rename `temporary` to `folder`: `path.rename(other)`.
-"""
-
-# %% [markdown] tags=["hint:commit_all"]
-"""
-<details><summary>Hint</summary>
-
-`path.is_file()` says whether it is there, `path.stat().st_size` how large it is. `temporary / name` is its path.
-
-</details>
+`commit_all` is the line between *nothing* and *all*. Rank 0 calls it. A note's `"files"` are the files that its rank wrote into `temporary`, and their sizes. The look at the files finds a common mistake with two machines: a folder of the same name on each, and not one that they share.
 """
 
 
-# %% tags=["exercise:commit_all", "file:ranks.py"]
-@check
+# %% tags=["given", "file:ranks.py"]
 def commit_all(temporary, folder, notes, ranks, patience):
     """Make a checkpoint of what all ranks wrote, or raise and leave none."""
-    ### BEGIN SOLUTION
     for note in gather(notes, ranks, patience):
         for name, size in note["files"].items():
             path = temporary / name
             if not path.is_file() or path.stat().st_size != size:
                 raise RuntimeError(f"{name} is not here, or not whole")
     temporary.rename(folder)
-    ### END SOLUTION
 
-
-# %% [markdown] tags=["solution:commit_all"]
-"""
-The look at the files finds a common mistake with two machines: a folder of the same name on each, and not one that they share.
-"""
 
 # %% [markdown]
 """
@@ -391,7 +362,7 @@ promises()
 """
 
 # %% tags=["play"]
-card("not seen by rank 0", mine=...)
+card("no patience", mine=...)
 
 # %% [markdown] tags=["closing"]
 """

@@ -12,64 +12,13 @@ from course.lesson import defined, solution
 
 here = partial(solution, "05")
 GIVEN = defined("05")
-HANDLERS, Machine, CALLS = GIVEN["HANDLERS"], GIVEN["Machine"], GIVEN["CALLS"]
+HANDLERS, Machine = GIVEN["HANDLERS"], GIVEN["Machine"]
 opcodes = import_module("opcodes")
 Name, Note, Storage = opcodes.Name, opcodes.Note, opcodes.Storage
 
 
 def left_in(machine):
     return {"at": machine.at, "stack": machine.stack, "below": machine.below}
-
-
-def stepped(answer, data, steps):
-    """Run some steps, of which each opcode has a handler."""
-    machine, unknown = Machine(data, HANDLERS), "none"
-    try:
-        for _ in range(steps):
-            answer(machine)
-    except ValueError as error:
-        unknown = str(error)
-    return left_in(machine) | {"an error": unknown}
-
-
-STEP_UNGUARDED = Exercise(
-    here("step_unguarded"),
-    [(b"N.", 1), (b"K\x05.", 1), (b"NNN.", 3), *((pickle.dumps(300, 2), k) for k in (1, 2, 3))],
-    stepped,
-    show=lambda data, steps: f"{steps} step{'s' * (steps > 1)} over the bytes {data.hex(' ')}",
-    misconceptions="""
-machine.data[machine.at] >> machine.at | You look up the place, not the byte that stands there.
-machine.data[machine.at] >> machine.data[machine.at : machine.at + 1] | A slice of bytes is bytes; one element is an int, and the table's keys are ints.
-machine.at += 1 >> pass | The machine stays where it is, and reads the opcode as its own argument.
-machine.at += 1 >> machine.handlers[code](machine); machine.at += 1; return | You move on after the handler; it reads its argument from `at`, before that.
-[code](machine) >> [code] | You look the handler up, and don't call it.
-""",
-)
-
-
-def number_seen(answer, format, data):
-    machine = Machine(data, HANDLERS)
-    machine.stack.append("older")
-    handler = answer(format)
-    if not callable(handler):
-        return {"push_number returns": "no function"}
-    handler(machine)
-    return left_in(machine)
-
-
-PUSH_NUMBER = Exercise(
-    here("push_number"),
-    [("<B", b"\x05."), ("<H", b"\x2c\x01."), ("<i", b"\xff\xff\xff\xff."), (">d", b"?" * 8)],
-    number_seen,
-    show=lambda format, data: f"push_number({format!r})(machine), the bytes {data.hex(' ')} follow",
-    misconceptions="""
-machine.stack.append(machine.number(format)) >> machine.number(format) | You return the number; a handler puts it onto the stack.
-machine.stack.append(machine.number(format)) >> machine.stack.append(format) | You push the format, not the number that it describes.
-return lambda >> lambda | You make a handler, and don't return it.
-lambda machine: >> | There is no machine yet when the table is made: a handler is given one later.
-machine.number(format) >> machine.number("<H") | Not every number is two bytes long.
-""",
-)
 
 
 def marks_seen(answer, *calls):
@@ -183,8 +132,7 @@ def noted(answer, data):
         code = data[machine.at]
         machine.at += 1
         own.get(code, machine.handlers[code])(machine)
-    texts = [f"{type(one).__name__} {one!r}" for one in machine.stack]
-    return {"stack": texts, "reduce was asked": asked, "at": machine.at}
+    return {"stack": repr(machine.stack), "reduce was asked": asked, "at": machine.at}
 
 
 NOTE_MACHINE = Exercise(
@@ -200,7 +148,6 @@ NOTE_MACHINE = Exercise(
     show=lambda data: f"the opcodes c (GLOBAL) and R (REDUCE) in the pickle {data!r}",
     misconceptions="""
 self.stack.append(Name(f"{module}.{name}")) >> self.stack.append(getattr(__import__(module, fromlist=["."]), name)) | You import what the file names. That already runs the module's code.
-self.stack.append(Name(f"{module}.{name}")) >> __import__(module); self.stack.append(Name(f"{module}.{name}")) | Nothing is imported, not even to look: a module runs when it is imported.
 Name(f"{module}.{name}") >> f"{module}.{name}" | It is a plain text now, like any other in the file: a Name was asked for.
 self.line().decode(), self.line().decode() >> self.line(), self.line() | `line` gives bytes; a name is text.
 args, function = >> function, args = | The tuple of arguments was pushed last, so it comes off first.
@@ -213,19 +160,8 @@ self.stack.append(self.reduce(function, args)) >> self.reduce(function, args) | 
 def in_words(value):
     """Return a description as something that can be compared."""
     if isinstance(value, Note):
-        return {"a note of": str(value.name), "with": in_words(value.args)}
-    if isinstance(value, tuple):
-        return tuple(map(in_words, value))
-    return value if isinstance(value, str | int) else repr(value)
-
-
-def shown(value):
-    """Return an argument as it is shown."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
-    if isinstance(value, Storage):
-        return f"storage {value.key!r}"
-    return f"Name({str(value)!r})" if isinstance(value, Name) else repr(value)
+        return {"a note of": str(value.name), "with": repr(value.args)}
+    return repr(value)
 
 
 ONE = Storage("0", torch.float32, 6)
@@ -245,23 +181,11 @@ REDUCE = Exercise(
         (Name("os.makedirs"), ["surprise"]),
     ],
     lambda answer, function, args: in_words(answer(function, args)),
-    show=lambda function, args: f"reduce({shown(function)}, {shown(args)})",
-    others={
-        "You look into `CALLS` first; a call that we know may have a part that is missing, too.": (
-            lambda function, args: (
-                GIVEN["check_call"](function, args)
-                or (
-                    CALLS[function](*args) if function in CALLS else GIVEN["reduce"](function, args)
-                )
-            )
-        )
-    },
     misconceptions="""
 check_call(function, args) >> pass | What is called must be a Name, and its arguments a tuple: `check_call`.
 missing is not None >> False | A part of it was not made, so the whole can't be made either.
 Note(missing.name, args) >> Note(function, args) | The note should name the part that is missing, not the call around it.
 Note(missing.name, args) >> missing | The note stands for this call, not for its part: it keeps this call's own arguments.
-ours = CALLS.get(function) >> ours = None | torch's own calls are harmless: `CALLS` has a function of ours for each.
 CALLS.get(function) >> CALLS[function] | A file names what it likes: not every name is a key of `CALLS`.
 ours(*args) >> ours(args) | Our functions take the arguments one by one, as theirs would.
 """,

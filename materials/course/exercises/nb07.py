@@ -9,53 +9,7 @@ import torch
 
 from course.grading.compare import kind
 from course.grading.exercise import Exercise
-from course.grading.observers import threads
 from course.lesson import solution
-from course.play.pieces import Training, save_torn
-
-# A save of one moment
-
-
-def file_seen(answer, moment):
-    training = Training(moment)
-    answer(training.weights, training.memory, training.write)
-    return {
-        "steps of the pieces on the disk": training.file,
-        "written from": sorted(training.came_from),
-        "the weights are of step": sorted({int(one) for w in training.ours[0] for one in w}),
-    }
-
-
-def copied_in_turn(weights, memory, write):
-    for place, weight in zip(memory, weights, strict=True):
-        write(place.copy_(weight))
-
-
-def new_memory(weights, memory, write):
-    for copy in [weight.clone() for weight in weights]:
-        write(copy)
-
-
-SAVE_HEADLESS = Exercise(
-    solution("07", "save_headless"),
-    [(6,), (0,), (11,), (4,)],
-    file_seen,
-    """
-    place.copy_(weight) >> weight.copy_(place) | You copy from the memory into the weights: `copy_` fills the tensor in front of the dot.
-    write(place) >> pass | Nothing reaches the disk.
-    """,
-    others={
-        "You write the weights themselves, and training changes them meanwhile.": save_torn,
-        "You copy a weight when its turn comes; by then the step may have changed it.": (
-            copied_in_turn
-        ),
-        "Your copies are new memory; `memory` is there to be used.": new_memory,
-    },
-    show=lambda moment: (
-        f"save_headless(weights, memory, write)  # step 2 comes when {moment} pieces are written"
-    ),
-)
-
 
 # Where tensors go
 
@@ -101,35 +55,34 @@ SOURCES = {
 }
 
 
-def copy_seen(answer, kind, non_blocking):
-    source, seen, real = SOURCES[kind](), [], torch.Tensor.copy_
+def copy_seen(answer, kind):
+    source, with_gradient, real = SOURCES[kind](), [], torch.Tensor.copy_
 
-    def copy_(target, other, non_blocking=False):
-        real(target, other, non_blocking=non_blocking)
-        seen.append((non_blocking, target.requires_grad))
+    def copy_(target, *given, **options):
+        real(target, *given, **options)
+        with_gradient.append(target.requires_grad)
         return target
 
     slot = torch.full((source.nbytes,), 255, dtype=torch.uint8)
     with patch.object(torch.Tensor, "copy_", copy_):
-        answer(source, slot).run(non_blocking=non_blocking)
+        answer(source, slot).run()
     return {
         "in the slot": slot.view(source.dtype).reshape(source.shape).tolist(),
-        "non_blocking came to copy_, the copy has a gradient": seen[:1],
+        "the copy has a gradient": True in with_gradient,
     }
 
 
 COPY = Exercise(
     solution("07", "Copy"),
-    [(kind, flag) for flag in (False, True) for kind in SOURCES],
+    [(kind,) for kind in SOURCES],
     copy_seen,
     """
     self.source.detach() >> self.source | The copy of a parameter becomes part of a graph of gradients.
-    , non_blocking=non_blocking >> | `non_blocking` doesn't reach `copy_`: a copy from a GPU would stop Python.
     self.slot.view(source.dtype).view(source.shape) >> self.slot[: source.numel()].view(source.shape) | The slot is still bytes: `copy_` squeezes each number into one of them.
     self.source.detach() >> self.source.detach().as_strided((self.source.numel(),), (1,)) | You copy the numbers as they lie in memory; those of a transposed tensor lie in another order.
-    target.copy_(source, non_blocking=non_blocking) >> target = source | That gives the tensor another name; nothing gets into the slot.
+    target.copy_(source) >> target = source | That gives the tensor another name; nothing gets into the slot.
     """,
-    show=lambda kind, flag: f"Copy({kind}, slot).run({'non_blocking=True' * flag})",
+    show=lambda kind: f"Copy({kind}, slot).run()",
 )
 
 
@@ -157,13 +110,12 @@ def task_seen(answer, error):
         if error:
             raise error("no space left")
 
-    with threads() as count, patch("threading.excepthook", lambda _: None):
+    with patch("threading.excepthook", lambda _: None):
         task = answer(work)
         begun.set()
         for number in ("first", "second"):
             seen[f"{number} result()"] = came_of(task.result)
             seen.setdefault("it returns when the work is done", bool(done))
-        seen |= count()
     return seen
 
 
@@ -251,11 +203,9 @@ SAVER = Exercise(
     Task(lambda: write_image(image, folder, self.commit)) >> Task(lambda: ([copy.run() for copy in copies], write_image(image, folder, self.commit))) | The thread copies, when the weights may have changed: copy before it starts.
     self.wait() >> lay_out(state, self.memory); self.wait() | `lay_out` writes the new header into memory that is still being written: wait first.
     folder, self.commit >> folder, os.rename | The commit that your Saver was given is never called.
-    copy.run() >> pass | Nothing is copied: the file holds whatever was in the memory.
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
     Task(lambda: write_image(image, folder, self.commit)) >> Task(write_image(image, folder, self.commit)) | These parentheses call `write_image` at once, in the loop: the task gets only its result.
     self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.
-    if self.task is not None: >> if True: | Before the first save there is no task to wait for.
     """,
     show=lambda saves, full, task=Late: (
         f"{saves} x: w = 1, 2, ...; saver.save(folder, {{'w1': w}}); w = -1.  Then wait() twice"

@@ -1,12 +1,10 @@
-"""Lesson 09: slices across files, and one commit for all ranks."""
+"""Lesson 09: slices across files, and the word of all ranks."""
 
 import re
-from pathlib import Path
 
 from hypothesis import strategies as st
 
 from course.grading.exercise import Exercise
-from course.grading.observers import files
 from course.lesson import solution
 
 RANGES = st.tuples(st.integers(0, 9), st.integers(0, 6)).map(lambda at: range(at[0], sum(at)))
@@ -79,36 +77,4 @@ GATHER = Exercise(
         f"gather(notes, {ranks}, {patience})  # notes: "
         + ", ".join(f"rank {k} after {at} s {note}" for k, (at, note) in come.items())
     ),
-)
-
-
-def committed(answer, here, claimed):
-    """Observe what is left of a save in which the ranks claim to have written files."""
-    with files() as left:
-        temporary, folder = Path("step-1.tmp"), Path("step-1")
-        temporary.mkdir()
-        for name, size in here.items():
-            (temporary / name).write_bytes(bytes(size))
-        notes = Script({k: (k, {"files": own}) for k, own in enumerate(claimed)})
-        seen = outcome(lambda: answer(temporary, folder, notes, 2, 5))
-        return seen | {"files": left()}
-
-
-COMMIT_ALL = Exercise(
-    solution("09", "commit_all"),
-    [
-        ({"a": 3, "b": 4}, [{"a": 3}, {"b": 4}]),
-        ({"a": 3}, [{"a": 3}, {"b": 4}]),
-        ({"a": 3, "b": 2}, [{"a": 3}, {"b": 4}]),
-        ({"a": 3, "b": 4}, [{"a": 3}]),
-    ],
-    committed,
-    """
-    gather(notes, ranks, patience) >> [notes.read(0)] | You commit on rank 0's own word.
-    or path.stat().st_size != size >> | A file that is there may be half of what its rank wrote.
-    if not path.is_file() or path.stat().st_size != size >> if False | A note says that a file was written, not that rank 0 can see it.
-    path = temporary / name >> folder.exists() or temporary.rename(folder); path = folder / name | You rename before you know that every part is there: half a checkpoint gets the good name.
-    temporary.rename(folder) >> | All is there, and nothing is committed.
-    """,
-    show=lambda here, claimed: f"commit_all(...)  # in the folder: {here}; the notes: {claimed}",
 )

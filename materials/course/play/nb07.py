@@ -11,8 +11,6 @@ from unittest.mock import patch
 import safetensors.torch
 import torch
 
-from course import lab
-from course.play.charts import bars
 from npydata.system.page_cache import page_faults
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="npydata-saves-")
@@ -95,19 +93,15 @@ def steps_without_copy(saver_type, tries=5):
 # What a save costs
 
 
-def stalls(rounds=6, **savers):
-    """Save 48 MiB with some savers, in turn; draw what training waits for."""
+def stalls(**savers):
+    """Save 48 MiB with some savers, in turn; print how long training waits."""
     weights, root = {"weight": torch.zeros(12 << 20)}, scratch()
-    waits = {name.replace("_", " "): [] for name in savers}
-    for number in range(rounds):
-        for times, saver in zip(waits.values(), savers.values(), strict=True):
+    waits = {name: [] for name in savers}
+    for number in range(6):
+        for name, saver in savers.items():
             start = time.perf_counter()
-            saver.save(root / f"{number}-{id(saver)}", weights)
-            times.append(1000 * (time.perf_counter() - start))
+            saver.save(root / f"{number}-{name}", weights)
+            waits[name].append(1000 * (time.perf_counter() - start))
             saver.wait()
-    rows = {name: {"wait": median(times)} for name, times in waits.items()}
-    title = "What training waits for at a save of 48 MiB"
-    lines = [
-        f"{name:<15}{min(times):4.0f} to {max(times):4.0f} ms" for name, times in waits.items()
-    ]
-    lab.picture(bars(rows, {"wait": "#0f766e"}, title, "median wait (ms)"), "\n".join(lines))
+    for name, times in waits.items():
+        print(f"{name:<14} {median(times):4.0f} ms ({min(times):.0f} to {max(times):.0f})")

@@ -24,14 +24,14 @@ COLOURS = {
     "maybe nothing": "#c2410c",
     "nothing": "#991b1b",
 }
-SAVERS = {
-    "torch.save": "torch.save, over the last one",
-    "dcp.save": "dcp.save, over the last one",
-    "HF Trainer, keeps 2": "HF Trainer, save_total_limit=2",
-    "torch.save, fsync, rename": "torch.save, fsync and rename",
-    "npydata": "ours, a folder per step",
-}
-"""Rows of the page of verdicts, by the name that they have here."""
+SAVERS = (
+    "torch.save, over the last one",
+    "dcp.save, over the last one",
+    "HF Trainer, save_total_limit=2",
+    "torch.save, fsync and rename",
+    "ours, a folder per step",
+)
+"""Rows of the page of verdicts that are shown."""
 FAULTS = {"kill": "#7fb2e5", "power cut": "#1b4f72"}
 
 
@@ -118,8 +118,7 @@ def table(**columns):
 
 
 def crash_matrix(*saves):
-    """Return what loads after each step of each save: `{"NAME, killed": {step: word}}`, and then
-    the same after power cuts."""
+    """Show what loads after each step of each save, killed and cut off."""
     killed, cut = {}, {}
     for save in saves:
         disk, name = ToyDisk({NAME: OLD}), save.__name__.replace("_", " ")
@@ -131,7 +130,15 @@ def crash_matrix(*saves):
 
         disk.did = note
         save(disk, NEW)
-    return killed | cut
+    matrix = killed | cut
+    steps = max(matrix.values(), key=len)
+    lines = [
+        (name, [(row.get(step, "·").replace(" ", "\n", 1), COLOURS.get(row.get(step), "#ffffff"))
+                for step in steps])
+        for name, row in {"": {step: step for step in steps}, **matrix}.items()
+    ]  # fmt: skip
+    text = "\n".join(f"{name}: {', '.join(row.values())}" for name, row in matrix.items())
+    lab.picture(cells.rows(lines, "What loads after each step"), text)
 
 
 def in_a_word(finds):
@@ -140,19 +147,6 @@ def in_a_word(finds):
     if "nothing" in words:
         return "nothing" if len(words) == 1 else "maybe nothing"
     return " or ".join(sorted(words, reverse=True))
-
-
-def draw_matrix(matrix):
-    """Show what loads after each step."""
-    steps = max(matrix.values(), key=len)
-    rows = {"": {step: step for step in steps}} | matrix
-    lines = [
-        (name, [(row.get(step, "·").replace(" ", "\n", 1), COLOURS.get(row.get(step), "#ffffff"))
-                for step in steps])
-        for name, row in rows.items()
-    ]  # fmt: skip
-    text = "\n".join(f"{name}: {', '.join(row.values())}" for name, row in matrix.items())
-    lab.picture(cells.rows(lines, "What loads after each step"), text)
 
 
 # The commit
@@ -203,16 +197,15 @@ def verdicts(*found):
     page = json.loads((ROOT / "materials/results/survival.json").read_text(encoding="utf-8"))
     ends = {one["name"]: one["cells"] for one in page["savers"]}
     rows = {}
-    for name, saver in SAVERS.items():
-        for fault in FAULTS:
-            cells = Counter(ends[saver][fault])
-            share = (cells["whole"] + cells["older"]) / cells.total()
-            rows.setdefault(name, {})[fault] = round(100 * share)
+    for name in SAVERS:
+        cells = {fault: Counter(ends[name][fault]) for fault in FAULTS}
+        whole = {fault: one["whole"] + one["older"] for fault, one in cells.items()}
+        rows[name] = {fault: round(100 * whole[fault] / cells[fault].total()) for fault in FAULTS}
     rows["yours"] = {}
     for fault, mine in zip(FAULTS, found, strict=True):
         whole = [{"nothing", "damaged"}.isdisjoint(what.split()) for what in mine.values()]
         rows["yours"][fault] = round(100 * sum(whole) / len(whole))
     title = "Moments after which a complete checkpoint loads"
-    lines = [f"{name:<27}{row['kill']:>4} % {row['power cut']:>4} %" for name, row in rows.items()]
+    lines = [f"{name:<31}{row['kill']:>4} % {row['power cut']:>4} %" for name, row in rows.items()]
     lab.picture(bars(rows, FAULTS, title, "%"), "\n".join(lines))
     return rows

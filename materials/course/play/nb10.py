@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from contextlib import redirect_stdout
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,28 +30,18 @@ WAYS = {0: "done", -signal.SIGKILL: "killed", 128 + signal.SIGTERM: "asked to en
 # One step
 
 
-def next_step(new_run, *parts, capture=npydata.capture_rng, resume_from=None):
-    """Return the notes of step 7 in two runs: one went on. The other was saved after step 6, and
-    got back its weights and these parts, or whatever `resume_from` puts back."""
+def next_step(new_run, put_back):
+    """Return the notes of step 7 in two runs: one went on, the other was stopped after step 6,
+    made anew, and got back what `put_back` gives it."""
     model, optimizer, loader = new_run(TOKENS)
     batches = iter(loader)
     for _ in range(6):
         train_step(model, optimizer, *next(batches))
-    with TemporaryDirectory() as folder:
-        saved = Path(folder, "step-6")
-        state = npydata.TrainingState(step=6, rng=capture(), loader=loader.state_dict())
-        npydata.save_checkpoint(saved, model.state_dict(), optimizer.state_dict(), state)
-        whole = notes_of(model, optimizer, next(batches))
-        model, optimizer, loader = new_run(TOKENS)  # as a new process: its generators begin anew
-        if resume_from:
-            resume_from(saved.parent, model, optimizer, loader, {})
-        else:
-            weights, _, state = npydata.load_checkpoint(saved)
-            model.load_state_dict(weights)
-        if "loader" in parts:
-            loader.load_state_dict(state.loader)
-        if "generators" in parts:
-            npydata.restore_rng(state.rng)
+    kept = deepcopy([model.state_dict(), optimizer.state_dict()])
+    state = npydata.TrainingState(step=6, rng=npydata.capture_rng(), loader=loader.state_dict())
+    whole = notes_of(model, optimizer, next(batches))
+    model, optimizer, loader = new_run(TOKENS)  # as a new process: its generators begin anew
+    put_back(model, optimizer, loader, *kept, state)
     resumed = notes_of(model, optimizer, next(iter(loader)))
     words = (f"{name}: {'same' if whole[name] == resumed[name] else 'other'}" for name in whole)
     print(*words, sep=" · ")
@@ -151,10 +142,6 @@ class Run:
     def newest(self):
         """Return the step of the checkpoint from which it would go on."""
         return int(npydata.latest_checkpoint(self.out).name.removeprefix("step-"))
-
-    def unfinished(self):
-        """Return the files of saves that were not committed."""
-        return sorted(path.name for path in self.out.glob(".*/*"))
 
     def files(self):
         """Return what the last checkpoint holds, without the manifest: it counts saves."""

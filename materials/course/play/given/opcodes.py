@@ -25,6 +25,9 @@ class Name(str):
 
     __slots__ = ()
 
+    def __repr__(self):
+        return f"Name({str(self)!r})"
+
 
 class Note:
     """A call that was not made: the name that was asked for, and the arguments."""
