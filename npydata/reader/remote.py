@@ -7,10 +7,8 @@ ones go straight to where they belong.
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from email.message import Message
 from functools import lru_cache
-from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
 from npydata.reader.file import File, FormatError
@@ -18,7 +16,6 @@ from npydata.reader.file import File, FormatError
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
 """What a small read fetches, and how many blocks are kept."""
 TIMEOUT_S = 30.0
-MAX_REDIRECTS = 5
 URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
@@ -82,19 +79,22 @@ def closed(offset: int, nbytes: int) -> bytes:
 
 
 class HttpRanges:
-    """Fetches ranges of a URL by HTTP; every answer must be of the same file."""
+    """Fetches ranges of a URL by HTTP; every answer must be of the same file.
+
+    ``urllib`` follows a few redirects, and none to ``file:``.
+    """
 
     def __init__(self, url: str) -> None:
         self.url, self.size, self.tag = url, -1, ""
-        self._open: Callable[..., Any] = urllib.request.build_opener(FewRedirects).open
 
     def __call__(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of the file, fewer at its end."""
         ask = {"Range": f"bytes={offset}-{offset + nbytes - 1}", "Accept-Encoding": "identity"}
         try:
-            with self._open(
-                urllib.request.Request(self.url, headers=ask), timeout=TIMEOUT_S
-            ) as answer:
+            request = urllib.request.Request(self.url, headers=ask)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                if urlsplit(self.url).scheme == "https" != urlsplit(answer.url).scheme:
+                    raise FormatError("is redirected away from https, which is not followed")
                 if answer.status != 206:
                     raise FormatError("the server sends whole files only (no Range): download it")
                 self._check(answer.headers, offset)
@@ -116,20 +116,6 @@ class HttpRanges:
         if self.size >= 0 and (self.size, self.tag) != (int(said[2]), tag):
             raise FormatError("was changed on the server since it was opened: open it again")
         self.size, self.tag = int(said[2]), tag
-
-
-class FewRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows a few redirects, and never to another scheme but from http to https."""
-
-    max_redirections = MAX_REDIRECTS
-
-    def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
-                         headers: Any, newurl: str) -> urllib.request.Request | None:  # fmt: skip
-        """Return the next request."""
-        before, after = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
-        if after not in ("http", "https") or (before, after) == ("https", "http"):
-            raise FormatError(f"is redirected from {before} to {after}, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class DriverRanges:

@@ -13,7 +13,7 @@ import torch
 
 from npydata.reader.file import File, FilePart, Folder, FormatError
 from npydata.reader.formats import Contents
-from npydata.reader.formats.sharded import check_chunks, chunked
+from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
 from npydata.reader.names import free_name
 from npydata.reader.pickle.machine import PickleMachine
@@ -149,5 +149,4 @@ def read_chunks(name: str, made: Any, items: dict[tuple[str, str], Item]) -> Ten
             raise ValueError(f"{name:.200} has chunks of other dimensions than {list(shape)}")
         item = items[name, str(offsets)]
         found.append(Chunk(offsets, sizes, partial(item.tensor, dtype, sizes)))
-    check_chunks(name, shape, found)
-    return chunked(dtype, shape, found)
+    return chunked(name, dtype, shape, found)

@@ -10,7 +10,6 @@ import math
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,37 +78,23 @@ def join_chunks(
         raise FormatError(f"{name}: its chunks have {len(first.shape)} dimensions, it {len(whole)}")
     ends = [[o + n for o, n in zip(offsets, spec.shape, strict=True)] for spec, offsets in chunks]
     shape = whole or tuple(map(max, zip(*ends, strict=True)))
-    # Nothing is left to resolve: each chunk's description is known already.
-    made = [Chunk(offsets, spec.shape, partial(replace, spec)) for spec, offsets in chunks]
-    check_chunks(name, shape, made)
-    for spec, _ in chunks:
-        if spec.shape == shape:
-            return spec
-    return chunked(first.dtype, shape, made)
+    made = [Chunk(offsets, spec.shape, partial(lambda one: one, spec)) for spec, offsets in chunks]
+    joined = chunked(name, first.dtype, shape, made)
+    return next((spec for spec, _ in chunks if spec.shape == shape), joined)
 
 
-def chunked(dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) -> TensorSpec:
-    """Return the description of a tensor in chunks, in the order of their places."""
-    chunks = sorted(chunks, key=lambda chunk: chunk.offsets)
-    nowhere = Storage("", dtype, 0)
-    return TensorSpec(nowhere, dtype, shape, contiguous_stride(shape), chunks=tuple(chunks))
-
-
-def check_chunks(name: str, shape: tuple[int, ...], chunks: Sequence[Chunk]) -> None:
-    """Refuse chunks that don't make up a tensor, each element once."""
+def chunked(name: str, dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) -> TensorSpec:
+    """Return the description of a tensor in chunks, which must make it up, each element once."""
     if math.prod(size for size in shape if size) > MAX_COUNT:
         raise FormatError(f"{name}: sizes {list(shape)} make more than 2^63 elements")
     held, wanted = sum(math.prod(chunk.shape) for chunk in chunks), math.prod(shape)
     if held != wanted:
         raise FormatError(f"{name}: its files hold {held:,} elements of {wanted:,}: {list(shape)}")
-    for chunk in chunks:
-        ends = [o + n for o, n in zip(chunk.offsets, chunk.shape, strict=True)]
-        if math.prod(chunk.shape) and any(
-            end > size for end, size in zip(ends, shape, strict=True)
-        ):
-            raise FormatError(f"{name}: a chunk reaches beyond its sizes, {list(shape)}")
     if not tile(shape, chunks):
-        raise FormatError(f"{name}: two of its chunks overlap")
+        raise FormatError(f"{name}: its chunks overlap, or reach beyond its sizes, {list(shape)}")
+    in_order = tuple(sorted(chunks, key=lambda chunk: chunk.offsets))
+    nowhere = Storage("", dtype, 0)
+    return TensorSpec(nowhere, dtype, shape, contiguous_stride(shape), chunks=in_order)
 
 
 def tile(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:

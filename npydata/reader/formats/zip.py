@@ -9,10 +9,9 @@ read: from a remote file, headers of other records are never fetched.
 import re
 import struct
 import sys
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 from npydata.reader.file import Extent, File, FormatError
 from npydata.reader.formats import Contents, contents_of
@@ -21,10 +20,10 @@ from npydata.reader.pickle.objects import Storage
 from npydata.reader.pickle.torch import StorageTable
 
 LOCAL = struct.Struct("<4s5H3I2H")
-END = struct.Struct("<4s4H2IH")
+ENTRY, END = struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
 LOCATOR_64, END_64 = struct.Struct("<4sIQI"), struct.Struct("<4sQ2H2I4Q")
 UNKNOWN_32, UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
-UTF8_FLAG, DIRECTORY_ATTRIBUTE = 0x800, 0x10
+ZIP64, DIRECTORY_ATTRIBUTE = 1, 0x10
 ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Flags: the bytes are encrypted, or a patch to other bytes."""
 NUMBER, VERSION = re.compile(rb"[0-9]{1,18}"), re.compile(rb"([1-9]|10)\n?")
@@ -110,70 +109,61 @@ def locate(storages: Iterable[Storage], records: dict[str, Record], swapped: boo
             )
 
 
-class Seekable:
-    """A :class:`File` as what ``zipfile`` reads from."""
-
-    def __init__(self, file: File) -> None:
-        self.file, self.at = file, 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place, from the beginning, from here, or from the end."""
-        self.at = offset + (0, self.at, self.file.size)[whence]
-        return self.at
-
-    def tell(self) -> int:
-        """Return where it is."""
-        return self.at
-
-    def read(self, count: int = -1) -> bytes:
-        """Return bytes up to the end of the file."""
-        left = max(0, self.file.size - self.at)
-        found = self.file.read(self.at, left if count < 0 else min(count, left))
-        if len(found) > MAX_DIRECTORY_BYTES:
-            raise FormatError(f"a directory of {len(found):,} bytes")
-        self.at += len(found)
-        return found
-
-
 def read_directory(file: File) -> dict[str, Record]:
     """Return the records that the directory lists, in their order in the file."""
-    count, begin = read_end(file)
-    try:
-        archive = zipfile.ZipFile(Seekable(file))
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error,
-            RuntimeError) as error:  # fmt: skip
-        raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
+    count, begin, size = read_end(file)
+    if size > MAX_DIRECTORY_BYTES:
+        raise FormatError(f"a directory of {size:,} bytes, at most {MAX_DIRECTORY_BYTES:,}")
+    raw, at = file.read(begin, size), 0
     records: dict[str, Record] = {}
-    entries = sorted(archive.infolist(), key=lambda one: one.header_offset)
-    if (count, begin) != (len(entries), archive.start_dir) or not entries:
-        raise FormatError(f"its end record places {count:,} records at byte {begin:,}, found "
-                          f"{len(entries):,} at byte {archive.start_dir:,}")  # fmt: skip
-    refuse_programs({one.orig_filename for one in entries})
-    stops = [*(one.header_offset for one in entries[1:]), archive.start_dir]
-    for entry, stop in zip(entries, stops, strict=True):
-        name, raw = record_name(entry)
-        if entry.compress_type != zipfile.ZIP_STORED and not name.endswith("/"):
-            raise FormatError(
-                f"its records are compressed: unpack the file, and in the folder that holds "
-                f"{name.split('/')[0]} run: zip -0 -r new.pt {name.split('/')[0]}"
-            )
-        if entry.flag_bits & ENCRYPTED or entry.volume or entry.file_size != entry.compress_size:
-            raise FormatError(f"record {name!r:.80} is encrypted, or in part on another disk")
-        is_folder = name.endswith("/")
-        if bool(entry.external_attr & DIRECTORY_ATTRIBUTE) > is_folder or (
-            is_folder and entry.file_size
-        ):
-            raise FormatError(f"record {name!r:.80} is a folder by its attributes, not by its name")
-        if name in records or entry.header_offset < 0:
-            raise FormatError(f"two records are called {name!r:.80}")
-        records[name] = Record(file, 0, entry.file_size, raw, entry.header_offset, stop)
-    return records
+    try:
+        while at < size:
+            (magic, _, _, flags, method, _, _, _, packed, nbytes, *lengths, disk, _, attributes,
+             header) = ENTRY.unpack_from(raw, at)  # fmt: skip
+            texts, at = at + ENTRY.size, at + ENTRY.size + sum(lengths)
+            written, extra = raw[texts:at][: lengths[0]], raw[texts:at][lengths[0] :][: lengths[1]]
+            nbytes, packed, header = widened(extra, nbytes, packed, header)
+            name = require_plain(written)
+            is_folder = name.endswith("/")
+            if magic != b"PK\1\2" or name in records:
+                raise FormatError(f"entry {len(records):,}, {name!r:.80}, is none, or there twice")
+            if method and not is_folder:
+                raise FormatError(
+                    f"its records are compressed: unpack the file, and in the folder that holds "
+                    f"{name.split('/')[0]} run: zip -0 -r new.pt {name.split('/')[0]}"
+                )
+            if flags & ENCRYPTED or disk or nbytes != packed:
+                raise FormatError(f"record {name!r:.80} is encrypted, or in part on another disk")
+            if bool(attributes & DIRECTORY_ATTRIBUTE) > is_folder or (is_folder and nbytes):
+                raise FormatError(f"record {name!r:.80} is a folder by its name or its attributes, "
+                                  "and has bytes")  # fmt: skip
+            records[name] = Record(file, 0, nbytes, written, header)
+    except (struct.error, StopIteration, UnicodeDecodeError) as error:
+        raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
+    if at != size or len(records) != count or not count:
+        raise FormatError(f"its end record counts {count:,} records, found {len(records):,}")
+    refuse_programs(set(records))
+    in_order = sorted(records.items(), key=lambda pair: pair[1].header)
+    for (_, record), (_, after) in pairwise([*in_order, ("", Record(file, 0, 0, header=begin))]):
+        record.stop = after.header
+    return dict(in_order)
 
 
-def read_end(file: File) -> tuple[int, int]:
-    """Return how many records there are and where the directory begins, by both end records.
+def widened(extra: bytes, *numbers: int) -> list[int]:
+    """Return numbers of an entry; those of 32 bits that are all set are in its zip64 field."""
+    fields: dict[int, bytes] = {}
+    while extra:
+        kind, nbytes = struct.unpack_from("<2H", extra)
+        fields.setdefault(kind, extra[4 : 4 + nbytes])
+        extra = extra[4 + nbytes :]
+    wide = struct.iter_unpack("<Q", fields.get(ZIP64, b""))
+    return [next(wide)[0] if number == UNKNOWN_32 else number for number in numbers]
 
-    zipfile takes what fits; readers that look at other fields would find other records.
+
+def read_end(file: File) -> tuple[int, int, int]:
+    """Return how many records there are, where the directory begins, and its length.
+
+    Both end records must say the same: readers that look at other fields would find others.
     """
     place = file.size - END.size
     if place < 0 or (end := END.unpack(file.read(place, END.size)))[0] != b"PK\5\6" or end[-1]:
@@ -195,20 +185,16 @@ def read_end(file: File) -> tuple[int, int]:
     if any(disks) or here != count or begin + nbytes != place:
         raise FormatError(f"its directory of {nbytes:,} bytes at byte {begin:,} does not end at "
                           f"byte {place:,}, or is on several disks")  # fmt: skip
-    return count, begin
+    return count, begin, nbytes
 
 
-def record_name(entry: Any) -> tuple[str, bytes]:
-    """Return a record's name as text and as it was written, which must be a plain relative path."""
-    raw = entry.orig_filename.encode("utf-8" if entry.flag_bits & UTF8_FLAG else "cp437")
-    try:
-        name = raw.decode()
-    except UnicodeDecodeError:
-        raise FormatError(f"record name {raw[:60]!r} is not UTF-8") from None
+def require_plain(written: bytes) -> str:
+    """Return a record's name as text; it must be a plain relative path."""
+    name = written.decode()
     parts = name.removesuffix("/").split("/")
-    if "\\" in name or "\0" in name or {"", ".", ".."} & {*parts} or len(raw) > MAX_NAME_BYTES:
+    if "\\" in name or "\0" in name or {"", ".", ".."} & {*parts} or len(written) > MAX_NAME_BYTES:
         raise FormatError(f"record name {name[:60]!r} is not a plain relative path")
-    return name, raw
+    return name
 
 
 def refuse_programs(names: set[str]) -> None:
