@@ -16,7 +16,7 @@ from npydata.reader.file import FormatError, naming
 from npydata.reader.formats import Checksums, Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
-from npydata.reader.pickle.objects import Global, Storage, TensorSpec, UnresolvedObject
+from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject
 from npydata.reader.pickle.torch import KNOWN
 from npydata.reader.targets import check_targets, did_you_mean, targets_of
 from npydata.reader.tensor import read_part, read_tensor, sliced
@@ -178,17 +178,17 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         files it isn't.
         """
         spec = self._spec(name)
-        path, file_offset, offset = self.files[0], None, spec.offset * spec.dtype.itemsize
-        if (extent := spec.storage.root.extent) is not None:
+        path, file_offset = self.files[0], None
+        if (extent := spec.storage.extent) is not None:
             path = extent.file.path
             if not extent.file.is_remote:
                 with naming(f"{self.path}: {name}"):
                     extent.check()
-                file_offset = extent.offset + spec.storage.start + offset
+                file_offset = extent.offset + spec.offset
         return TensorInfo(
             name, spec.dtype, spec.shape, spec.stride,
             math.prod(spec.shape) * spec.dtype.itemsize,
-            spec.storage.key if spec.chunks is None else None, offset, file_offset,
+            spec.storage.key if spec.chunks is None else None, spec.offset, file_offset,
             self._alias_groups[spec_alias_key(spec)], spec.kind, spec.requires_grad, path,
         )  # fmt: skip
 
@@ -338,8 +338,8 @@ def spec_alias_key(spec: TensorSpec) -> Any:
 
     Tensors in memory have ``targets.alias_key``.
     """
-    key = (spec.storage.start, spec.shape, spec.stride, spec.offset, spec.conj, spec.neg)
-    return id(spec.storage.root), spec.dtype, str(key)  # as text: a file can't choose its hash
+    key = (spec.shape, spec.stride, spec.offset, spec.conj, spec.neg)
+    return id(spec.storage), spec.dtype, str(key)  # as text: a file can't choose its hash
 
 
 class Metadata(Mapping[str, Any]):
@@ -372,7 +372,7 @@ def plain_value(path: Path | str, name: str, value: Any) -> Any:
             f"{path}: {name:.200} needs {value.qualname:.200}, which the file names; it is not "
             "called here, but plain tensors in it can be read by their own names"
         )
-    if isinstance(value, Storage | TensorSpec):
+    if isinstance(value, TypedStorage | TensorSpec):
         raise CheckpointError(
             f"{path}: {name:.200} is a set that holds a tensor, which has no name"
         )

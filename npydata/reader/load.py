@@ -26,7 +26,6 @@ from npydata.reader.formats.training import crc32
 from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.targets import PLAIN, alias_key, byte_range
 from npydata.reader.tensor import (
-    elements_before,
     extents_of,
     is_contiguous,
     memory_key,
@@ -85,7 +84,7 @@ def load_new(
     for name, spec in specs.items():
         if name not in made:
             key = memory_key(spec)
-            before = elements_before(spec, begins[key])
+            before = (spec.offset - begins[key]) // spec.dtype.itemsize
             made[name] = tensor_in(storages[key], spec, spec.stride, before)
     return {name: made[name] for name in specs}
 
@@ -184,7 +183,7 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     turned = spec.conj or spec.neg or target.is_conj() or target.is_neg()
     return (
         plain and not turned and spec.chunks is None and target.dtype == spec.dtype
-        and is_contiguous(spec.shape, spec.stride) and not spec.storage.root.swapped
+        and is_contiguous(spec.shape, spec.stride) and not spec.storage.swapped
     )  # fmt: skip
 
 

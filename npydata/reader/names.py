@@ -11,8 +11,8 @@ from typing import Any
 from npydata.reader.file import FormatError
 from npydata.reader.pickle.objects import (
     Global,
-    Storage,
     TensorSpec,
+    TypedStorage,
     UnresolvedObject,
     brief,
 )
@@ -24,7 +24,7 @@ FREE_ENTRIES = 1 << 17
 names, or members of containers, count as one. A short file could refer to a long list, or a long
 key, again and again."""
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
-COMPOUND = (dict, list, tuple, Global, UnresolvedObject, Storage, TensorSpec)
+COMPOUND = (dict, list, tuple, Global, UnresolvedObject, TypedStorage, TensorSpec)
 """What makes a list more than a list of plain values, which is one entry."""
 
 
@@ -76,8 +76,8 @@ def as_value(value: Any) -> Any:
     """Return a leaf as the caller sees it: numpy's arrays made, a bare storage as a tensor."""
     if isinstance(value, NumpyObject):
         return value.value()
-    if isinstance(value, Storage):
-        return TensorSpec(value, value.dtype, (value.numel,), (1,))
+    if isinstance(value, TypedStorage):
+        return TensorSpec(value.storage, value.dtype, (value.numel,), (1,), value.start)
     return value
 
 

@@ -15,7 +15,6 @@ from npydata.reader.formats import (
     START_BYTES,
     Checksums,
     Contents,
-    contents_of,
     foreign_file,
     foreign_folder,
 )
@@ -30,6 +29,7 @@ from npydata.reader.formats.safetensors import (
 from npydata.reader.formats.sharded import is_shard, join_shards
 from npydata.reader.formats.tar import is_tar, read_tar
 from npydata.reader.formats.zip import read_zip
+from npydata.reader.names import flatten
 from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
@@ -250,9 +250,10 @@ def open_training(folder: Folder) -> Contents:
         raise FormatError("was changed while it was opened")
 
     nbytes = sum(file.size for file in checksums) + len(raw)
-    made = contents_of("npydata", [*checksums], root, nbytes)
-    made.checksums, made.on_load = checksums, lambda: ours.continue_run(folder.path, manifest)
-    return made
+    return Contents(
+        "npydata", [*checksums], root, flatten(root, nbytes), checksums=checksums,
+        on_load=lambda: ours.continue_run(folder.path, manifest),
+    )  # fmt: skip
 
 
 def only_checkpoint(folder: Folder, names: list[str]) -> str:

@@ -24,7 +24,7 @@ class LazyDataSource:
         with naming(os.fspath(path)):
             self._file = LocalFile(path)
             specs = [as_value(leaf) for leaf in read(self._file).leaves.values()]
-            found = {one.storage.root.key: whole_extent(one.storage) for one in specs
+            found = {one.storage.key: whole_extent(one.storage) for one in specs
                      if isinstance(one, TensorSpec)}  # fmt: skip
         self._extents = dict(sorted(found.items(), key=lambda pair: pair[1].offset))
 

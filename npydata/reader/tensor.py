@@ -2,13 +2,10 @@
 
 ``read_tensor`` makes a tensor over the memory of its whole storage, mapped where that can be done,
 which other tensors may share. ``read_part`` reads the bytes of one tensor into memory of its own;
-``sliced`` describes ``tensor[index]`` for it. ``check_spec`` is called once, when a file is opened.
-
-Offsets and strides count elements, as in torch. All sums are of Python's integers, which don't
-overflow, so a file can't make them come out wrong.
+``sliced`` describes ``tensor[index]`` for it. That a tensor lies within its storage was checked
+when the file was opened.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,8 +15,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from npydata.reader.file import Bytes, Extent, FormatError
-from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec
+from npydata.reader.file import Bytes, Extent
+from npydata.reader.pickle.objects import Storage, TensorSpec
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
@@ -75,8 +72,8 @@ def byte_span(view: View, itemsize: int) -> tuple[int, int]:
 
 def span_of(spec: TensorSpec) -> tuple[int, int]:
     """Return the bytes of the whole storage that a tensor touches."""
-    first, end = byte_span((spec.shape, spec.stride, spec.offset), spec.dtype.itemsize)
-    return spec.storage.start + first, spec.storage.start + end
+    _, nbytes = byte_span((spec.shape, spec.stride, 0), spec.dtype.itemsize)
+    return spec.offset, spec.offset + nbytes
 
 
 def extents_of(spec: TensorSpec) -> list[Extent]:
@@ -93,28 +90,7 @@ def memory_key(spec: TensorSpec) -> tuple[int, int]:
     That is the storage, and how many bytes are turned around together, if its byte order is not
     this machine's: two dtypes of one storage then need two memories.
     """
-    root = spec.storage.root
-    return id(root), component_bytes(spec.dtype) if root.swapped else 1
-
-
-def check_spec(spec: TensorSpec) -> None:
-    """Refuse a tensor that its storage, or the storage's bytes in the file, can't hold."""
-    storage, root = spec.storage, spec.storage.root
-    if root.extent is None:
-        raise FormatError(f"storage {storage.key!r:.80} is not in the file")
-    if storage.start + storage.nbytes > root.extent.nbytes:
-        raise FormatError(
-            f"storage {storage.key!r:.80} has {root.extent.nbytes:,} bytes in the file, "
-            f"{storage.start + storage.nbytes:,} by its description"
-        )
-    if len(spec.shape) != len(spec.stride):
-        raise FormatError(f"sizes {list(spec.shape)}, strides {list(spec.stride)} of a tensor")
-    if math.prod(size for size in spec.shape if size) > MAX_COUNT:
-        raise FormatError(f"sizes {list(spec.shape)} make more than 2^63 elements")
-    first, end = span_of(spec)
-    if first < end and end > storage.start + storage.nbytes:
-        raise FormatError(f"a tensor reaches to byte {end:,} of storage {storage.key!r:.80}, "
-                          f"which ends at {storage.start + storage.nbytes:,}")  # fmt: skip
+    return id(spec.storage), component_bytes(spec.dtype) if spec.storage.swapped else 1
 
 
 # Whole tensors
@@ -126,22 +102,22 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
         if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
             return read_tensor(spec.chunks[0].resolve()).contiguous()
         return read_part(spec)
-    root, (_, component) = spec.storage.root, memory_key(spec)
-    if root.loaded is None:
-        root.loaded = WeakValueDictionary()
-    if (storage := root.loaded.get(component)) is None:
-        made = torch.from_numpy(storage_memory(root, component)).untyped_storage()
-        storage = root.loaded.setdefault(component, made)  # another thread may have been faster
-    return tensor_in(storage, spec, spec.stride, elements_before(spec))
+    storage, (_, component) = spec.storage, memory_key(spec)
+    if storage.loaded is None:
+        storage.loaded = WeakValueDictionary()
+    if (memory := storage.loaded.get(component)) is None:
+        made = torch.from_numpy(storage_memory(storage, component)).untyped_storage()
+        memory = storage.loaded.setdefault(component, made)  # another thread may have been faster
+    return tensor_in(memory, spec, spec.stride, spec.offset // spec.dtype.itemsize)
 
 
-def storage_memory(root: Storage, component: int) -> Bytes:
+def storage_memory(storage: Storage, component: int) -> Bytes:
     """Return the bytes of a storage: mapped if they can be used as they lie, else read.
 
     They can if they needn't be turned around, and are aligned.
     """
-    extent = whole_extent(root)
-    if root.swapped or extent.offset % 8:
+    extent = whole_extent(storage)
+    if storage.swapped or extent.offset % 8:
         memory = swap(extent.file.copy(extent.offset, extent.nbytes), component)
     else:
         memory = extent.file.map(extent.offset, extent.nbytes)
@@ -150,15 +126,9 @@ def storage_memory(root: Storage, component: int) -> Bytes:
 
 
 def whole_extent(storage: Storage) -> Extent:
-    """Return where the bytes of the root of a storage lie, after ``Extent.check``."""
-    assert storage.root.extent is not None
-    extent = storage.root.extent
-    return extent.part(0, extent.nbytes)
-
-
-def elements_before(spec: TensorSpec, begin: int = 0) -> int:
-    """Return how many elements lie before a tensor in its storage's bytes from ``begin`` on."""
-    return (spec.storage.start - begin) // spec.dtype.itemsize + spec.offset
+    """Return where the bytes of a storage lie, after ``Extent.check``."""
+    assert storage.extent is not None
+    return storage.extent.part(0, storage.nbytes)
 
 
 def tensor_in(
@@ -193,7 +163,7 @@ def read_part(spec: TensorSpec) -> torch.Tensor:
     """Return a tensor in memory of its own, no parameter; only the bytes it spans are read."""
     if spec.chunks is None:
         memory = gather(spec)
-        if spec.storage.root.swapped:
+        if spec.storage.swapped:
             swap(memory, component_bytes(spec.dtype))
         storage = torch.from_numpy(memory).untyped_storage()
         plain = replace(spec, is_parameter=False, requires_grad=False)
@@ -206,15 +176,16 @@ def read_part(spec: TensorSpec) -> torch.Tensor:
 
 def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
     """Return the description of ``tensor[index]``."""
-    chosen, offset = ranges_of(index, spec.shape), spec.offset
+    chosen, before = ranges_of(index, spec.shape), 0
     for one, step in zip(chosen, spec.stride, strict=True):
-        offset += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
+        before += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
     kept = [(len(one), one.step * step) for one, step in zip(chosen, spec.stride, strict=True)
             if isinstance(one, range)]  # fmt: skip
     shape, stride = tuple(size for size, _ in kept), tuple(step for _, step in kept)
     if spec.chunks is not None:
         touched = tuple(slices_of_chunks(spec, chosen))
         return replace(spec, shape=shape, stride=contiguous_stride(shape), chunks=touched)
+    offset = spec.offset + before * spec.dtype.itemsize
     return replace(spec, shape=shape, stride=stride, offset=offset)
 
 

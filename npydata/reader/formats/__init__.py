@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from npydata.reader.file import File, FormatError
-from npydata.reader.names import as_value, flatten
-from npydata.reader.pickle.objects import TensorSpec
-from npydata.reader.tensor import check_spec
+from npydata.reader.file import File
 
 START_BYTES = 512
 """How much of a file it takes to recognise it."""
@@ -48,25 +45,6 @@ class Contents:
     """What was written, in our own folders."""
     on_load: Callable[[], None] | None = None
     """Called when all of it has been loaded."""
-
-
-def contents_of(format: str, files: list[File], root: Any, nbytes: int, **others: Any) -> Contents:
-    """Return the contents of nested values: their leaves by name, with every tensor checked.
-
-    ``nbytes`` is the size of the pickle, or of the files, that they come from: it limits how many
-    leaves there may be.
-    """
-    leaves = flatten(root, nbytes)
-    checked = set()
-    for name, value in leaves.items():
-        spec = as_value(value)
-        if isinstance(spec, TensorSpec) and id(value) not in checked and spec.chunks is None:
-            try:
-                check_spec(spec)
-            except FormatError as error:
-                raise FormatError(f"{name:.200}: {error}") from None
-            checked.add(id(value))
-    return Contents(format, files, root, leaves, **others)
 
 
 FOREIGN = (

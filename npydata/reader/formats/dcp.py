@@ -90,7 +90,8 @@ class Item:
         spec, name = self.contents.root, self.file.path.name
         if not isinstance(spec, TensorSpec):
             raise FormatError(f"{name} has {brief(spec)} for a chunk")
-        is_plain = not (spec.conj or spec.neg) and math.prod(spec.shape) <= spec.storage.numel
+        nbytes = math.prod(shape) * dtype.itemsize
+        is_plain = not (spec.conj or spec.neg) and nbytes <= spec.storage.nbytes
         if (spec.dtype, spec.shape) != (dtype, shape) or not is_plain:
             raise FormatError(f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
                               f"metadata a plain one of {dtype} {list(shape)}")  # fmt: skip

@@ -9,7 +9,8 @@ any other; its own count is compared before it is read.
 from dataclasses import dataclass
 
 from npydata.reader.file import Extent, File, FormatError
-from npydata.reader.formats import Contents, contents_of
+from npydata.reader.formats import Contents
+from npydata.reader.names import flatten
 from npydata.reader.pickle.machine import Cursor
 from npydata.reader.pickle.objects import brief
 from npydata.reader.pickle.torch import StorageTable
@@ -51,13 +52,13 @@ def read_legacy(file: File) -> Contents:
         raise FormatError(f"the list of storages and the object don't name the same: {what}")
     at = pickled
     for key in keys:
-        storage = table.storages[key]
-        storage.extent = CountedExtent(file, at + COUNT_BYTES, storage.nbytes, storage.numel)
+        storage, numel = table.storages[key].storage, table.storages[key].numel
+        storage.extent = CountedExtent(file, at + COUNT_BYTES, storage.nbytes, numel)
         at += COUNT_BYTES + storage.nbytes
     rest = file.size - at  # torch.save can append to an open file; torch.load reads the first
     if rest < 0 or (rest and not is_legacy(file.read(at, min(MAGIC_BYTES, rest)))):
         raise FormatError(f"its storages end at byte {at:,}, the file at {file.size:,}")
-    return contents_of("legacy", [file], root, pickled, unknown=unknown)
+    return Contents("legacy", [file], root, flatten(root, pickled), unknown=unknown)
 
 
 def is_legacy(start: bytes) -> bool:

@@ -122,7 +122,7 @@ def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise FormatError(f"has the entry {entry!r:.200}") from None
-    dtype, numel = DTYPES.get(code), math.prod(shape)
+    dtype, numel, storage = DTYPES.get(code), math.prod(shape), Storage(name, end - begin)
     if math.prod(size for size in shape if size) > MAX_COUNT:
         raise FormatError("its shape makes more than 2^63 elements")
     bits = BITS.get(code) if dtype is None or code == PACKED else 8 * dtype.itemsize
@@ -133,10 +133,9 @@ def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     elif code == PACKED:
         dtype = None
     if dtype is None:
-        raw = Storage(name, torch.uint8, end - begin)
-        return TensorSpec(raw, torch.uint8, (end - begin,), (1,), kind=code), begin, end
-    whole = Storage(name, dtype, math.prod(shape))
-    return TensorSpec(whole, dtype, shape, contiguous_stride(shape)), begin, end
+        raw = (end - begin,)
+        return TensorSpec(storage, torch.uint8, raw, (1,), kind=code), begin, end
+    return TensorSpec(storage, dtype, shape, contiguous_stride(shape)), begin, end
 
 
 def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> None:

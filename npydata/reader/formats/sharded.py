@@ -93,7 +93,7 @@ def chunked(name: str, dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) 
     if not tile(shape, chunks):
         raise FormatError(f"{name}: its chunks overlap, or reach beyond its sizes, {list(shape)}")
     in_order = tuple(sorted(chunks, key=lambda chunk: chunk.offsets))
-    nowhere = Storage("", dtype, 0)
+    nowhere = Storage("", 0)
     return TensorSpec(nowhere, dtype, shape, contiguous_stride(shape), chunks=in_order)
 
 

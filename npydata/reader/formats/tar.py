@@ -8,10 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from npydata.reader.file import Extent, File, FormatError
-from npydata.reader.formats import Contents, contents_of
+from npydata.reader.formats import Contents
+from npydata.reader.names import flatten
 from npydata.reader.pickle.machine import Cursor, PickleMachine
-from npydata.reader.pickle.objects import MAX_DIMS, Global, Storage, TensorSpec, brief, count
-from npydata.reader.pickle.torch import STORAGES, part_of, require_location
+from npydata.reader.pickle.objects import (
+    MAX_DIMS,
+    Global,
+    Storage,
+    TensorSpec,
+    TypedStorage,
+    brief,
+    count,
+)
+from npydata.reader.pickle.torch import STORAGES, part_of, require_location, tensor_over
 
 BLOCK = 512
 FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
@@ -39,7 +48,8 @@ def read_tar(file: File) -> Contents:
         return replace(found)
 
     machine = PickleMachine(file.read(pickled.offset, pickled.nbytes), 0, load_id)
-    return contents_of("tar", [file], machine.run(), pickled.nbytes, unknown=machine.unknown)
+    root = machine.run()
+    return Contents("tar", [file], root, flatten(root, pickled.nbytes), unknown=machine.unknown)
 
 
 def read_members(file: File) -> dict[str, Extent]:
@@ -68,19 +78,20 @@ def read_members(file: File) -> dict[str, Extent]:
     return members
 
 
-def read_storages(cursor: Cursor) -> dict[str, Storage]:
+def read_storages(cursor: Cursor) -> dict[str, TypedStorage]:
     """Return the storages and the views of them, by number."""
-    storages: dict[str, Storage] = {}
+    storages: dict[str, TypedStorage] = {}
     for _ in range(count(cursor.facts(), "number of storages")):
         key, location, kind = cursor.facts()
         require_location(location)
         if (dtype := STORAGES.get(getattr(kind, "qualname", ""))) is None:
             raise FormatError(f"a storage of type {brief(kind)}, which is not known")
         (numel,) = cursor.numbers("<q")
-        storage = Storage(as_key(key), dtype, count(numel, "elements of a storage"))
-        storage.extent = cursor.skip(storage.nbytes)
-        if storages.setdefault(storage.key, storage) is not storage:
-            raise FormatError(f"two storages are called {storage.key!r:.80}")
+        nbytes = count(numel, "elements of a storage") * dtype.itemsize
+        if as_key(key) in storages:
+            raise FormatError(f"two storages are called {brief(key)}")
+        storage = Storage(as_key(key), nbytes, cursor.skip(nbytes))
+        storages[storage.key] = TypedStorage(storage, dtype, numel)
     views = cursor.facts()
     for key, root, start, numel in views if isinstance(views, list | tuple) else ():
         if as_key(root) not in storages or as_key(key) in storages:
@@ -89,7 +100,7 @@ def read_storages(cursor: Cursor) -> dict[str, Storage]:
     return storages
 
 
-def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[str, TensorSpec]:
+def read_tensors(cursor: Cursor, storages: dict[str, TypedStorage]) -> dict[str, TensorSpec]:
     """Return the tensors by number."""
     tensors: dict[str, TensorSpec] = {}
     for _ in range(count(cursor.facts(), "number of tensors")):
@@ -101,10 +112,8 @@ def read_tensors(cursor: Cursor, storages: dict[str, Storage]) -> dict[str, Tens
         if not 0 <= ndim <= MAX_DIMS:
             raise FormatError(f"a tensor of {ndim} dimensions, at most {MAX_DIMS}")
         numbers = cursor.numbers(f"<{2 * ndim + 1}q")
-        for value in numbers:
-            count(value, "size, stride or offset")
-        tensors[as_key(key)] = TensorSpec(
-            found, found.dtype, numbers[:ndim], numbers[ndim:-1], numbers[-1]
+        tensors[as_key(key)] = tensor_over(
+            found, found.dtype, numbers[-1], numbers[:ndim], numbers[ndim:-1]
         )
     return tensors
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from npydata.reader.file import Extent, File, FormatError
-from npydata.reader.formats import Contents, contents_of
+from npydata.reader.formats import Contents
+from npydata.reader.names import flatten
 from npydata.reader.pickle.machine import PickleMachine
-from npydata.reader.pickle.objects import Storage
+from npydata.reader.pickle.objects import TypedStorage
 from npydata.reader.pickle.torch import StorageTable
 
 LOCAL = struct.Struct("<4s5H3I2H")
@@ -91,22 +92,18 @@ def read_zip(file: File) -> Contents:
         raise FormatError(f"{len(content) - machine.at:,} bytes follow the pickle in data.pkl")
     swapped = byteorder.decode() != sys.byteorder
     locate(table.storages.values(), inner, swapped)
-    return contents_of("zip", [file], root, len(content), byteorder=byteorder.decode(),
-                       unknown=machine.unknown)  # fmt: skip
+    return Contents("zip", [file], root, flatten(root, len(content)), byteorder.decode(),
+                    machine.unknown)  # fmt: skip
 
 
-def locate(storages: Iterable[Storage], records: dict[str, Record], swapped: bool) -> None:
-    """Give each storage its record, of at most its length: torch reads no more, or refuses it.
-
-    A record that is missing or too short is refused by ``check_spec``, with the tensor's name.
-    """
-    for storage in storages:
-        storage.extent, storage.swapped = records.get(f"data/{storage.key}"), swapped
-        if storage.extent is not None and storage.extent.nbytes > storage.nbytes:
-            raise FormatError(
-                f"record data/{storage.key:.60} has {storage.extent.nbytes:,} bytes, its storage "
-                f"{storage.nbytes:,}"
-            )
+def locate(storages: Iterable[TypedStorage], records: dict[str, Record], swapped: bool) -> None:
+    """Give each storage its record, which must be as long as the pickle says."""
+    for storage in (typed.storage for typed in storages):
+        record = records.get(f"data/{storage.key}")
+        if record is None or record.nbytes != storage.nbytes:
+            held = "is not in the file" if record is None else f"has {record.nbytes:,} bytes in it"
+            raise FormatError(f"storage {storage.key!r:.80} {held}, expected {storage.nbytes:,}")
+        storage.extent, storage.swapped = record, swapped
 
 
 def read_directory(file: File) -> dict[str, Record]:

@@ -24,46 +24,35 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file that tensors look into.
-
-    The bytes are those of ``root.extent``, from byte ``start`` on: a part has a ``root``, and only
-    roots have an extent.
-    """
+    """A run of bytes in the file that tensors look into."""
 
     key: str
-    dtype: torch.dtype
-    """What its elements are counted in; ``uint8`` for an ``UntypedStorage``."""
-    numel: int
+    nbytes: int
+    """Bytes that its description claims."""
     extent: Extent | None = None
     """Where its bytes are; set when the file's storages have been located."""
     swapped: bool = False
     """Whether its numbers have the other byte order than this machine's."""
-    base: "Storage | None" = None
-    """The whole storage, if this is a part of one (legacy and tar files), or the same of another
-    dtype."""
-    start: int = 0
-    """Bytes of the whole storage before this part."""
     loaded: Any = None
     """Its bytes in memory while a tensor lies in them, so that tied tensors share them: a
     ``WeakValueDictionary`` from the second part of ``tensor.memory_key`` to torch's storage."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that its description claims."""
-        return self.numel * self.dtype.itemsize
 
-    @property
-    def root(self) -> "Storage":
-        """The whole storage."""
-        return self.base or self
+@dataclass(slots=True, eq=False)
+class TypedStorage:
+    """Elements of a storage, as a pickle names them: all, or a view (in legacy and tar files)."""
+
+    storage: Storage
+    dtype: torch.dtype
+    """``uint8`` for an ``UntypedStorage``."""
+    numel: int
+    start: int = 0
+    """Bytes of the storage before them."""
 
 
 @dataclass(slots=True, eq=False)
 class TensorSpec:
-    """A tensor as the file describes it; offset and strides count elements.
-
-    Its first element is at byte ``storage.start + offset * dtype.itemsize`` of the root storage.
-    """
+    """A tensor as the file describes it; strides count elements."""
 
     storage: Storage
     """An empty one that no file has, for a tensor in chunks."""
@@ -71,6 +60,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
+    """Bytes of the storage before its first element."""
     requires_grad: bool = False
     is_parameter: bool = False
     conj: bool = False

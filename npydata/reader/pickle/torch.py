@@ -10,6 +10,7 @@ signature is the check of their number. ``machine`` is a ``PickleMachine``, whos
 this one.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,10 +19,12 @@ import torch
 
 from npydata.reader.file import FormatError
 from npydata.reader.pickle.objects import (
+    MAX_COUNT,
     MAX_DIMS,
     Global,
     Storage,
     TensorSpec,
+    TypedStorage,
     UnresolvedObject,
     brief,
     count,
@@ -29,6 +32,7 @@ from npydata.reader.pickle.objects import (
     flag,
 )
 from npydata.reader.pickle.plain import PLAIN_CALLS, NumpyObject
+from npydata.reader.tensor import byte_span
 
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 DTYPES = {f"torch.{name}": value for name, value in vars(torch).items()
@@ -103,7 +107,8 @@ class StorageTable:
 
     def __init__(self, id_fields: int = 5) -> None:
         self.id_fields = id_fields
-        self.storages: dict[str, Storage] = {}
+        self.storages: dict[str, TypedStorage] = {}
+        """As each was first named."""
         self._views: dict[str, tuple[str, int, int]] = {}
 
     def load(self, saved: Any) -> Any:
@@ -122,38 +127,35 @@ class StorageTable:
         if not isinstance(key, str):
             raise FormatError(f"a storage called {brief(key)}, expected text")
         require_location(location)
-        storage = Storage(key, dtype, count(numel, "elements of a storage"))
-        first = self.storages.setdefault(key, storage)
+        storage = Storage(key, count(numel, "elements of a storage") * dtype.itemsize)
+        first = self.storages.setdefault(key, TypedStorage(storage, dtype, numel)).storage
         if first.nbytes != storage.nbytes or key in self._views:
             raise FormatError(
                 f"storage {brief(key)} has {first.nbytes:,} and {storage.nbytes:,} bytes, or is a "
                 "view of another"
             )
-        if first.dtype != dtype:  # each tensor has its own record's dtype, as since torch 2.15
-            first = Storage(key, dtype, storage.numel, base=first)
-        return first if not view or view[0] is None else self.view(first, view[0])
+        typed = TypedStorage(first, dtype, numel)  # with this record's dtype, as since torch 2.15
+        return typed if not view or view[0] is None else self.view(typed, view[0])
 
-    def view(self, storage: Storage, view: Any) -> Storage:
+    def view(self, typed: TypedStorage, view: Any) -> TypedStorage:
         """Return a part of a storage. torch goes by what is first said of a key: it must hold."""
         key, start, numel = view
         if not isinstance(key, str | int) or (isinstance(key, int) and key.bit_length() > 64):
             raise FormatError(f"view key {brief(key)}, expected text or a number")
-        said = (storage.key, start, numel)
+        said = (typed.storage.key, start, numel)
         if self._views.setdefault(str(key), said) != said or str(key) in self.storages:
             raise FormatError(f"two storages or views are called {brief(key)}")
-        return part_of(storage, start, numel)
+        return part_of(typed, start, numel)
 
 
-def part_of(storage: Storage, start: Any, numel: Any) -> Storage:
+def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
     """Return some elements of a storage, or refuse those it doesn't have."""
     start, numel = count(start, "offset of a view"), count(numel, "size of a view")
-    if start + numel > storage.numel:
+    if start + numel > typed.numel:
         raise FormatError(
-            f"a view of elements {start:,} to {start + numel:,} of storage {brief(storage.key)}, "
-            f"which has {storage.numel:,}"
+            f"a view of elements {start:,} to {start + numel:,} of a storage of {typed.numel:,}"
         )
-    begin = storage.start + start * storage.dtype.itemsize
-    return Storage(storage.key, storage.dtype, numel, base=storage.root, start=begin)
+    return replace(typed, numel=numel, start=typed.start + start * typed.dtype.itemsize)
 
 
 def require_location(location: Any) -> None:
@@ -171,7 +173,7 @@ def tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_g
            hooks: Any, metadata: Any = None, *,
            dtype: torch.dtype | None = None) -> TensorSpec:  # fmt: skip
     """Read ``_rebuild_tensor_v2``: the storage gives the dtype."""
-    if not isinstance(storage, Storage):
+    if not isinstance(storage, TypedStorage):
         raise FormatError(f"storage {brief(storage)} of a tensor")
     if metadata and (
         not isinstance(metadata, dict)
@@ -179,14 +181,31 @@ def tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_g
     ):  # torch applies a flag that is there, whatever its value
         raise FormatError(f"metadata {brief(metadata)} of a tensor, expected flags that are on")
     require_hooks(hooks)
-    dtype, flags = dtype or storage.dtype, metadata or {}
-    if flags.get("conj") and not dtype.is_complex:
-        raise FormatError(f"the conjugate of a tensor of {dtype}")
-    return TensorSpec(
-        storage, dtype, counts(size, "size"), counts(stride, "stride"),
-        count(offset, "storage offset"), flag(requires_grad, "requires_grad"),
-        conj=flags.get("conj", False), neg=flags.get("neg", False),
-    )  # fmt: skip
+    made, flags = tensor_over(storage, dtype or storage.dtype, offset, size, stride), metadata or {}
+    if flags.get("conj") and not made.dtype.is_complex:
+        raise FormatError(f"the conjugate of a tensor of {made.dtype}")
+    made.requires_grad = flag(requires_grad, "requires_grad")
+    made.conj, made.neg = flags.get("conj", False), flags.get("neg", False)
+    return made
+
+
+def tensor_over(
+    typed: TypedStorage, dtype: torch.dtype, offset: Any, size: Any, stride: Any
+) -> TensorSpec:
+    """Return a view of some elements, or refuse one that reaches beyond them.
+
+    ``offset`` counts elements. All sums are of Python's integers, which don't overflow.
+    """
+    shape, strides = counts(size, "size"), counts(stride, "stride")
+    if len(shape) != len(strides) or math.prod(one for one in shape if one) > MAX_COUNT:
+        raise FormatError(f"sizes {list(shape)}, strides {list(strides)} of a tensor")
+    begin = typed.start + count(offset, "storage offset") * dtype.itemsize
+    _, nbytes = byte_span((shape, strides, 0), dtype.itemsize)
+    stop = typed.start + typed.numel * typed.dtype.itemsize
+    if (nbytes and begin + nbytes > stop) or begin % dtype.itemsize:
+        raise FormatError(f"a tensor of {dtype} has bytes {begin:,} to {begin + nbytes:,} of "
+                          f"storage {typed.storage.key!r:.80}, which ends at {stop:,}")  # fmt: skip
+    return TensorSpec(typed.storage, dtype, shape, strides, begin)
 
 
 def tensor_with_dtype(machine: Any, storage: Any, offset: Any, size: Any, stride: Any,
