@@ -9,8 +9,6 @@ Three parts: from a nested state to layouts, which costs no copy; the buffer and
 the Snapshot, which runs the copies and holds the verdict on them.
 """
 
-import json
-import math
 import mmap
 import threading
 import weakref
@@ -25,13 +23,8 @@ import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.formats.safetensors import (
-    CODES,
-    COMPLEX_AS_REAL,
-    NOTES,
-    RESERVED,
-    header_bytes,
-)
+from npydata.reader.formats import safetensors
+from npydata.reader.formats.safetensors import RESERVED, Layout
 from npydata.reader.formats.training import PIECE_BYTES, FileEntry, crc32, encode, refused
 from npydata.reader.names import free_name
 from npydata.system.accelerator import PinnedPages, is_queued, with_streams
@@ -89,7 +82,7 @@ def flatten(part: str, state: Any) -> FlatState:
             or tensor.is_nested
             or (tensor.layout is not torch.strided or not tensor.numel())
         ):
-            return name  # most of these are refused by stored_as
+            return name  # most of these are refused by require_storable
         same = at_address.setdefault(local(tensor).data_ptr(), [])
         key = same and alias_key(tensor)
         for first in same:
@@ -127,24 +120,6 @@ def local(tensor: Any) -> torch.Tensor:
     return mine
 
 
-class Slot(NamedTuple):
-    """Where the elements of one tensor stand in a file."""
-
-    name: str
-    begin: int
-    """In bytes, counted from the end of the header; so is ``end``."""
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A safetensors file before a tensor is copied."""
-
-    header: bytes
-    slots: list[Slot]
-    nbytes: int
-
-
 def lay_out(
     tensors: Mapping[str, torch.Tensor],
     *,
@@ -160,28 +135,16 @@ def lay_out(
         CheckpointError: A tensor is of a kind or dtype that safetensors can't hold.
     """
     ties = ties or {}
-    stored = {n: stored_as(n, tensor) for n, tensor in tensors.items() if n not in ties}
-    slots, entries, end = [], {}, 0
-    for name in sorted(stored, key=lambda n: (-tensors[n].dtype.itemsize, CODES[stored[n][0]])):
-        dtype, shape = stored[name]
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
-        slots.append(Slot(name, begin, end))
-        entries[name] = {
-            "dtype": CODES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
-    pairs = {n: str(tensors[n].dtype).removeprefix("torch.")
-             for n in stored if tensors[n].dtype in COMPLEX_AS_REAL}  # fmt: skip
-    notes = {"ties": ties, "dtypes": pairs, "shapes": shapes}
-    notes = {key: note for key, note in notes.items() if note}
-    texts = {NOTES: json.dumps(notes)} if notes else {}
-    header = header_bytes(entries, {"format": "pt", **texts, **(metadata or {})})
-    return Layout(header, slots, len(header) + end)
+    stored = {}
+    for name, tensor in tensors.items():
+        if name not in ties:
+            require_storable(name, tensor)
+            stored[name] = tensor.dtype, tuple(tensor.shape)
+    return safetensors.lay_out(stored, {"ties": ties, "shapes": shapes}, metadata or {})
 
 
-def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Return the dtype and the shape with which a tensor is stored."""
+def require_storable(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor of a kind or dtype that safetensors can't hold."""
     if is_dtensor(tensor):
         raise CheckpointError(f"{name}: is sharded over processes; save it with save_distributed")
     if torch.nn.parameter.is_lazy(tensor):
@@ -192,11 +155,7 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, 
     if not tensor.data_ptr() and tensor.numel():
         kind = f"{type(tensor).__name__} on {tensor.device}"
         raise CheckpointError(f"{name}: a {kind} without memory of its own")
-    if (real := COMPLEX_AS_REAL.get(tensor.dtype)) is not None:
-        return real, (*tensor.shape, 2)
-    if tensor.dtype not in CODES:
-        raise CheckpointError(f"{name}: safetensors has no code for {tensor.dtype}")
-    return tensor.dtype, tuple(tensor.shape)
+    safetensors.stored_as(name, tensor.dtype, tuple(tensor.shape))
 
 
 # Memory, and the copies into it

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from npydata.checkpointer.snapshot import Layout, flatten, is_dtensor, lay_out, local, stored_as
+from npydata.checkpointer.snapshot import flatten, is_dtensor, lay_out, local, require_storable
 from npydata.errors import CheckpointError
-from npydata.reader.formats.safetensors import COMPLEX_AS_REAL
+from npydata.reader.formats.safetensors import COMPLEX_AS_REAL, Layout
 from npydata.reader.formats.sharded import OFFSETS, SHARDING
 from npydata.reader.formats.training import VERSIONS, decode, encode
 from npydata.reader.pickle.torch import DTYPES
@@ -73,7 +73,7 @@ class LocalState:
         tensor: Any
         for name, tensor in flat.tensors.items():
             try:
-                stored_as(name, self.tensors[name])
+                require_storable(name, self.tensors[name])
                 shape, kind = tuple(tensor.shape), "TENSOR"
                 offsets, sizes = (0,) * len(shape), shape
                 if is_dtensor(tensor):

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +13,7 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.file import FormatError
-from npydata.reader.formats.safetensors import (
-    CODES,
-    COMPLEX_AS_REAL,
-    NOTES,
-    PACKED,
-    header_bytes,
-)
+from npydata.reader.formats.safetensors import Layout, lay_out
 from npydata.reader.formats.training import encode
 from npydata.reader.pickle.objects import TensorSpec, brief
 from npydata.reader.tensor import is_contiguous, read_part, sliced
@@ -49,23 +43,6 @@ class Converted:
     """Entries beside the tensors that code would have to make, or that a header can't hold."""
 
 
-@dataclass(slots=True)
-class Slot:
-    """A tensor, and the place of its bytes in the data of a new file."""
-
-    name: str
-    spec: TensorSpec
-    dtype: torch.dtype
-    """As it is written: of a complex one that safetensors lacks, pairs of this."""
-    shape: tuple[int, ...]
-    begin: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """As it is written."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 def convert(
     checkpoint: Any, dst: str | os.PathLike[str], prefix: str, shard_size: int | None,
     progress: bool,
@@ -76,84 +53,63 @@ def convert(
     if shard_size is None and (why := wrong_suffix(dst, ".safetensors")):
         raise FormatError(why)
     source = sum(file.size for file in checkpoint.open_files)
-    slots, ties = chosen(checkpoint, prefix)
-    if (wanted := sum(slot.nbytes for slot in slots)) > MAX_GROWTH * source:
+    specs, ties = chosen(checkpoint, prefix)
+    if (wanted := nbytes_of(specs.values())) > MAX_GROWTH * source:
         raise FormatError(f"its tensors are expanded: they have {wanted:,} bytes when they are "
                           f"written out, it has {source:,}")  # fmt: skip
     values, left_out = ({}, {}) if prefix else typed_values(checkpoint.metadata)
     texts = {name: values.pop(name) for name, value in [*values.items()]
              if isinstance(value, str) and checkpoint.format == "safetensors"}  # fmt: skip
-    shards = [(group, header_of(group, ties, texts, values)) for group in cut(slots, shard_size)]
+    layouts = []
+    for group in cut(specs, shard_size):
+        tied = {alias: name for alias, name in ties.items() if name in group}
+        described = {name: (spec.dtype, spec.shape) for name, spec in group.items()}
+        layouts.append(lay_out(described, {"ties": tied, "values": values}, texts))
     with closing(ProgressBar("converting", wanted, "B", show=progress)) as bar:
         opened: Any = replacing(dst) if shard_size is None else replacing_folder(dst)
         with opened as out:
             if shard_size is None:
-                write_file(out, *shards[0], bar)
+                write_file(out, layouts[0], specs, bar)
             else:
-                write_folder(out, shards, bar)
+                write_folder(out, layouts, specs, bar)
             for file in checkpoint.open_files:  # what was read may be of two
                 file.require_unchanged()
-    nbytes = sum(len(header) for _, header in shards) + wanted
-    return Converted(len(slots) + len(ties), len(ties), nbytes, tuple(left_out))
+    nbytes = sum(layout.nbytes for layout in layouts)
+    return Converted(len(specs) + len(ties), len(ties), nbytes, tuple(left_out))
 
 
-def chosen(checkpoint: Any, prefix: str) -> tuple[list[Slot], dict[str, str]]:
-    """Return the tensors whose names begin with ``prefix``, without it, and the ties among them.
-
-    The largest elements come first, so that all are aligned.
-    """
-    slots, ties = [], {}
+def chosen(checkpoint: Any, prefix: str) -> tuple[dict[str, TensorSpec], dict[str, str]]:
+    """Return the tensors whose names begin with ``prefix``, without it, and the ties among them."""
+    specs, ties = {}, {}
     for names in checkpoint._alias_groups.values():
         kept = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         if not kept:
             continue
-        spec = checkpoint._tensors[names[0]]
-        dtype = COMPLEX_AS_REAL.get(spec.dtype, spec.dtype)
-        code = CODES.get(dtype) if spec.kind == "dense" else None
-        if code is None or (code == PACKED and not spec.shape):
-            raise FormatError(f"{kept[0]}: safetensors has no code for {dtype} ({spec.kind})")
-        pair = (2,) if dtype != spec.dtype else ()
-        slots.append(Slot(kept[0], spec, dtype, (*spec.shape, *pair)))
+        specs[kept[0]] = spec = checkpoint._tensors[names[0]]
+        if spec.kind != "dense":
+            raise FormatError(f"{kept[0]}: torch has no dtype for its {spec.kind}")
         ties.update(dict.fromkeys(kept[1:], kept[0]))
-    if prefix and not slots:
+    if prefix and not specs:
         raise FormatError(f"no name begins with {prefix!r}")
-    return sorted(slots, key=lambda slot: -slot.dtype.itemsize), ties
+    return specs, ties
 
 
-def cut(slots: list[Slot], shard_size: int | None) -> list[list[Slot]]:
-    """Share out tensors among files, and give each its place."""
-    groups: list[list[Slot]] = [[]]
-    at = 0
-    for slot in slots:
-        if shard_size is not None and groups[-1] and at + slot.nbytes > shard_size:
-            groups.append([])
-            at = 0
-        slot.begin = at
-        groups[-1].append(slot)
-        at += slot.nbytes
+def nbytes_of(specs: Iterable[TensorSpec]) -> int:
+    """Return how many bytes tensors have when they are written out."""
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+
+
+def cut(specs: dict[str, TensorSpec], shard_size: int | None) -> list[dict[str, TensorSpec]]:
+    """Share out tensors among files."""
+    groups: list[dict[str, TensorSpec]] = [{}]
+    held = 0
+    for name, spec in specs.items():
+        if shard_size is not None and groups[-1] and held + nbytes_of([spec]) > shard_size:
+            groups.append({})
+            held = 0
+        groups[-1][name] = spec
+        held += nbytes_of([spec])
     return groups
-
-
-def header_of(slots: list[Slot], ties: dict[str, str], texts: dict[str, str],
-              values: dict[str, Any]) -> bytes:  # fmt: skip
-    """Return the header of a file, with what the format has no words for."""
-    here = {slot.name for slot in slots}
-    notes = {
-        "ties": {alias: name for alias, name in ties.items() if name in here},
-        "dtypes": {slot.name: str(slot.spec.dtype).removeprefix("torch.") for slot in slots
-                   if slot.spec.dtype in COMPLEX_AS_REAL},
-        "values": values,
-    }  # fmt: skip
-    kept = {name: note for name, note in notes.items() if note}
-    metadata = {"format": "pt", **texts, **({NOTES: json.dumps(kept)} if kept else {})}
-    entries = {}
-    for slot in slots:
-        shape = [*slot.shape]
-        if CODES[slot.dtype] == PACKED:
-            shape[-1] *= 2
-        entries[slot.name] = {"dtype": CODES[slot.dtype], "shape": shape,
-                              "data_offsets": [slot.begin, slot.begin + slot.nbytes]}  # fmt: skip
-    return header_bytes(entries, metadata)
 
 
 def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -178,27 +134,29 @@ def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return held, left_out
 
 
-def write_folder(folder: Path, shards: list[tuple[list[Slot], bytes]], bar: ProgressBar) -> None:
+def write_folder(
+    folder: Path, layouts: list[Layout], specs: dict[str, TensorSpec], bar: ProgressBar
+) -> None:
     """Write the files as ``save_pretrained`` names them, and the index that says what is where."""
     where: dict[str, str] = {}
-    for number, (slots, header) in enumerate(shards, start=1):
-        of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+    for number, layout in enumerate(layouts, start=1):
+        of = f"-{number:05d}-of-{len(layouts):05d}" if len(layouts) > 1 else ""
         with open(folder / f"model{of}.safetensors", "xb") as out:
-            write_file(out, slots, header, bar)
-        where |= {slot.name: f"model{of}.safetensors" for slot in slots}
-    if len(shards) > 1:
-        total = sum(slot.nbytes for slots, _ in shards for slot in slots)
+            write_file(out, layout, specs, bar)
+        where |= {slot.name: f"model{of}.safetensors" for slot in layout.slots}
+    if len(layouts) > 1:
+        total = sum(slot.end - slot.begin for layout in layouts for slot in layout.slots)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_file(out: BinaryIO, slots: list[Slot], header: bytes, bar: ProgressBar) -> None:
+def write_file(
+    out: BinaryIO, layout: Layout, specs: dict[str, TensorSpec], bar: ProgressBar
+) -> None:
     """Write a file's header and its tensors."""
-    out.write(header)
-    for slot in slots:
-        for elements in blocks(slot.spec):
-            if slot.dtype != elements.dtype:
-                elements = torch.view_as_real(elements)
+    out.write(layout.header)
+    for slot in layout.slots:
+        for elements in blocks(specs[slot.name]):
             content = elements.reshape(-1).view(torch.uint8).numpy()
             out.write(content.data)
             bar.update(content.nbytes)

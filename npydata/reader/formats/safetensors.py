@@ -1,6 +1,6 @@
 """safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
 
-``read_safetensors`` reads the header and checks it; ``header_bytes`` makes one for our writers.
+``read_safetensors`` reads the header and checks it; ``lay_out`` makes one for our writers.
 The format and its limits are those of the safetensors project's README.
 """
 
@@ -9,7 +9,8 @@ import math
 import mmap
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -171,19 +172,55 @@ def is_safetensors(start: bytes) -> bool:
     return opens and length <= MAX_HEADER_BYTES
 
 
-def header_bytes(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
-    """Return the length and the header of a file, padded so that the data begins on a page.
+class Slot(NamedTuple):
+    """Where the elements of one tensor stand in a file."""
 
-    ``entries`` has dtype, shape and data_offsets of each tensor by its name.
+    name: str
+    begin: int
+    """In bytes, counted from the end of the header; so is ``end``."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A file before a tensor is written to it."""
+
+    header: bytes
+    """Its length, too; padded so that the data begins on a page."""
+    slots: list[Slot]
+    nbytes: int
+
+
+def lay_out(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    notes: Mapping[str, Any],
+    texts: Mapping[str, str],
+) -> Layout:
+    """Return the layout of a file with tensors of these dtypes and shapes, the largest dtype first.
+
+    ``notes`` are what :data:`NOTES` holds, ``texts`` what the metadata holds beside them.
 
     Raises:
-        CheckpointError: A name or a text of the metadata can't be in a header, or all are too long.
+        CheckpointError: The format has no code for a dtype; or a name or a text can't be in a
+            header, or all are too long.
     """
-    if RESERVED in entries:
-        raise FormatError(f"a tensor has the name that safetensors keeps for {RESERVED!r}")
-    header = {RESERVED: metadata, **entries}
+    stored = {name: stored_as(name, *one) for name, one in tensors.items()}
+    slots: list[Slot] = []
+    entries: dict[str, Any] = {RESERVED: {}}
+    pairs, end = {}, 0
+    for name in sorted(tensors, key=lambda one: (-tensors[one][0].itemsize, stored[one][0])):
+        (dtype, shape), (code, said) = tensors[name], stored[name]
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        if name in entries:
+            raise FormatError(f"a tensor has the name that safetensors keeps for {RESERVED!r}")
+        entries[name] = {"dtype": code, "shape": said, "data_offsets": [begin, end]}
+        slots.append(Slot(name, begin, end))
+        if dtype in COMPLEX_AS_REAL:
+            pairs[name] = str(dtype).removeprefix("torch.")
+    kept = {key: note for key, note in {**notes, "dtypes": pairs}.items() if note}
+    entries[RESERVED] = {"format": "pt", **texts, **({NOTES: json.dumps(kept)} if kept else {})}
     try:
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise FormatError(f"a name that is not text: {error}") from None
     length = len(text) + -(LENGTH_BYTES + len(text)) % mmap.PAGESIZE
@@ -191,4 +228,15 @@ def header_bytes(entries: Mapping[str, Mapping[str, Any]], metadata: Mapping[str
         raise FormatError(
             f"its names and values make a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,}"
         )
-    return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
+    header = length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
+    return Layout(header, slots, len(header) + end)
+
+
+def stored_as(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Return the code and the shape with which a tensor is stored."""
+    if dtype in COMPLEX_AS_REAL:
+        return CODES[COMPLEX_AS_REAL[dtype]], (*shape, 2)
+    code = CODES.get(dtype)
+    if code is None or (code == PACKED and not shape):
+        raise FormatError(f"{name}: safetensors has no code for {dtype}, {len(shape)} dimensions")
+    return code, (*shape[:-1], 2 * shape[-1]) if code == PACKED else shape
