@@ -24,7 +24,7 @@ from npydata.reader.file import Bytes, Extent, File, FormatError
 from npydata.reader.formats import Checksums
 from npydata.reader.formats.training import crc32
 from npydata.reader.pickle.objects import TensorSpec
-from npydata.reader.targets import PLAIN, alias_key, byte_range
+from npydata.reader.targets import PLAIN, alias_key
 from npydata.reader.tensor import (
     extents_of,
     is_contiguous,
@@ -94,17 +94,18 @@ def load_into(
     ranges: Checksums | None,
 ) -> None:  # fmt: skip
     """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
-    last = {alias_key(targets[name]): name for name in specs}
-    for target in targets.values():
-        if alias_key(target) in last:  # what is saved for a backward pass must notice
+    keys = {name: alias_key(target) for name, target in targets.items()}
+    last = {keys[name]: name for name in specs}
+    for name, target in targets.items():
+        if keys[name] in last:  # what is saved for a backward pass must notice
             increment_version(target)
     # Threads read in any order: only copies, one after the other, let the last one count.
     overlap, reach = False, 0
-    for begin, end in sorted(filter(None, (byte_range(targets[name]) for name in last.values()))):
+    for begin, end in sorted(memory for memory, *_ in last if memory is not None):
         overlap, reach = overlap or begin < reach, max(reach, end)
     plan = Plan()
     for name in targets:
-        if name in specs and last[alias_key(targets[name])] == name:
+        if name in specs and last[keys[name]] == name:
             plan.fill(specs[name], targets[name].detach(), directly=not overlap)
     plan.carry_out(progress, ranges, specs)
 

@@ -26,7 +26,7 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for (name, value, may_be_other), (_, again, _) in zip(walk(into), walk(into), strict=True):
         if isinstance(value, torch.Tensor):
-            if byte_range(value) != byte_range(again):
+            if again is not value and byte_range(value) != byte_range(again):
                 raise FormatError(f"{name}: its state_dict() makes it anew: {INSTEAD}")
             if found.setdefault(name, value) is not value:
                 raise FormatError(f"into has two tensors called {name!r}")
@@ -59,9 +59,10 @@ def check_targets(
         if name not in targets:
             hint = did_you_mean(name, targets)
             raise FormatError(f"into has no {name!r}, which the checkpoint has{hint}")
-    filled = {alias_key(targets[name]) for name in specs}
-    for name in targets if exactly else ():
-        if name not in specs and alias_key(targets[name]) not in filled:
+    more = [name for name in targets if name not in specs] if exactly else []
+    filled = {alias_key(targets[name]) for name in specs} if more else ()
+    for name in more:
+        if alias_key(targets[name]) not in filled:
             raise FormatError(f"has no {name!r}, which into has{did_you_mean(name, specs)}")
     for name, spec in specs.items():
         if why := why_not_filled(spec, targets[name]):
@@ -86,10 +87,10 @@ def why_not_filled(spec: TensorSpec, target: torch.Tensor) -> str | None:
 
 
 def alias_key(target: torch.Tensor) -> Any:
-    """Return what is equal for tensors that view exactly the same elements."""
-    if (found := byte_range(target)) is None:
-        return id(target)
-    return found[0], target.dtype, tuple(target.shape), target.stride()
+    """Return what is equal for tensors that view exactly the same elements; first their bytes."""
+    if (memory := byte_range(target)) is None:
+        return None, id(target)
+    return memory, target.dtype, target.shape, target.stride()
 
 
 def byte_range(target: torch.Tensor) -> tuple[int, int] | None:
