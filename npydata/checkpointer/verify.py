@@ -194,7 +194,7 @@ def check_torch(path: Path) -> None:
     file = LocalFile(path)
     start = file.read(0, min(START_BYTES, file.size))
     if start[:4] == b"PK\3\4":
-        for record in read_directory(file).values():
+        for record in read_directory(file.whole).values():
             record.check()
     elif formats_of(start):
         open_checkpoint(path).close()

@@ -17,7 +17,6 @@ from npydata.reader.formats import Checksums, Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
 from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject
-from npydata.reader.pickle.torch import KNOWN
 from npydata.reader.targets import check_targets, did_you_mean, targets_of
 from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
@@ -204,10 +203,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     @property
     def unsafe_globals(self) -> tuple[str, ...]:
         """The classes and functions that the file names and that are not called here."""
-        listed = {
-            one.qualname for one in self._others.values() if isinstance(one, UnresolvedObject)
-        }
-        return tuple(sorted(self._contents.unknown | (listed - KNOWN)))
+        return tuple(sorted(self._contents.unknown))
 
     @property
     def files(self) -> tuple[Path | str, ...]:

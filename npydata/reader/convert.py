@@ -127,10 +127,8 @@ def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
                 held[name] = typed
             else:
                 left_out[name] = brief(value)
-        except CheckpointError as error:
+        except (CheckpointError, TypeError, ValueError, RecursionError) as error:
             left_out[name] = str(error).split(": ", 1)[-1].split(", which")[0]
-        except (TypeError, ValueError, RecursionError) as error:
-            left_out[name] = str(error)
     return held, left_out
 
 

@@ -1,8 +1,8 @@
 """One file to read from, and ranges of it: what every format and every read is made of.
 
-A ``File`` is a local file (``LocalFile``, by pread and private maps), a part of one (``FilePart``),
-or a URL (``RemoteFile`` in remote.py). An ``Extent`` is some bytes of a File. A ``Folder`` opens
-Files.
+A ``File`` is a local file (``LocalFile``, by pread and private maps) or a URL (``RemoteFile`` in
+remote.py). An ``Extent`` is some bytes of a File, which every format reads from: all of it, or an
+item of a file that holds several. A ``Folder`` opens Files.
 
 A local file is opened once and never again by name, so that what was checked is what is read. Only
 where a set has more files than a process may have open are some closed in between; they must be the
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,18 @@ def naming(path: object) -> Iterator[None]:
 
 
 class File:
-    """Bytes that are read by ranges: of a local file, of a URL, or part of a file."""
+    """Bytes that are read by ranges: of a local file, or of a URL."""
 
     is_remote = False
     path: Any
     size: int
     identity: Any
-    """Tells a file from another, and from itself once it has been written to; no part has one."""
+    """Tells a file from another, and from itself once it has been written to."""
+
+    @property
+    def whole(self) -> "Extent":
+        """All bytes of the file."""
+        return Extent(self, 0, self.size)
 
     def pread_into(self, target: Any, offset: int) -> None:
         """Fill memory with the bytes from ``offset`` on."""
@@ -114,10 +120,6 @@ class File:
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""
 
-    def placed(self, offset: int) -> tuple["File", int]:
-        """Return the file to read from and the place in it: of a part, those of the whole."""
-        return self, offset
-
     def require_inside(self, offset: int, nbytes: int) -> None:
         """Refuse a range that is not in the file."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
@@ -129,9 +131,9 @@ class File:
 class Extent:
     """Some bytes of a file, such as those of a storage.
 
-    Call :meth:`check` or :meth:`part` before you use ``offset``. In some formats each storage's
-    bytes follow a header of their own, which ``zip.Record`` and ``legacy.CountedExtent`` compare in
-    :meth:`check`; a ``zip.Record`` learns its offset there.
+    Call :meth:`check`, :meth:`part` or :meth:`read` before you use ``offset``. In some formats each
+    storage's bytes follow a header of their own, which ``zip.Record`` and ``legacy.CountedExtent``
+    compare in :meth:`check`; a ``zip.Record`` learns its offset there.
     """
 
     file: File
@@ -147,6 +149,11 @@ class Extent:
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} of {self.nbytes:,}")
         return Extent(self.file, self.offset + offset, nbytes)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Read a range of these bytes, checked."""
+        part = self.part(offset, nbytes)
+        return part.file.read(part.offset, nbytes)
 
 
 class Descriptor:
@@ -184,8 +191,8 @@ class LocalFile(File):
     ) -> None:  # fmt: skip
         self.path = Path(path)
         absolute = os.path.abspath(path)  # noqa: PTH100
-        self._open: Callable[[], Descriptor] | None = open_ or (lambda: Descriptor(absolute))
-        self._descriptor: Descriptor | None = (open_ or (lambda: Descriptor(path)))()
+        self._open: Callable[[], Descriptor] | None = open_ or partial(Descriptor, absolute)
+        self._descriptor: Descriptor | None = self._open()
         status = os.fstat(self._descriptor.number)
         if not stat.S_ISREG(status.st_mode):
             raise FormatError("is a folder, device or pipe, expected a file")
@@ -294,24 +301,6 @@ class MappedRange:
 def identity(status: os.stat_result) -> tuple[int, ...]:
     """Return what tells a file from another, and from itself once it has been written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-class FilePart(File):
-    """A range of a file that is a file of its own: an item of a ``.distcp`` file.
-
-    Its headers are read through it, and what they describe from the whole file.
-    """
-
-    def __init__(self, whole: File, begin: int, nbytes: int) -> None:
-        whole.require_inside(begin, nbytes)
-        self.whole, self.begin, self.size, self.path = whole, begin, nbytes, whole.path
-
-    def _fill(self, view: memoryview, offset: int) -> None:
-        self.whole.pread_into(view, self.begin + offset)
-
-    def placed(self, offset: int) -> tuple[File, int]:
-        """Return the whole file, and the same place in it."""
-        return self.whole, self.begin + offset
 
 
 class Folder:

@@ -279,7 +279,7 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
     todo, finished, errors = iter(jobs), list[int](), list[BaseException]()
     process = os.getpid()
 
-    def worker() -> None:
+    def worker(report: Callable[[int], object] | None = None) -> None:
         for nbytes, work in todo:
             if errors:
                 return
@@ -288,6 +288,8 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
             except BaseException as error:  # raised by the thread that is helped
                 errors.append(error)
             finished.append(nbytes)
+            while report is not None and finished:
+                report(finished.pop())
 
     threads = [threading.Thread(target=worker, name="npydata-read")
                for _ in range(min(THREADS, len(jobs)) - 1)]  # fmt: skip
@@ -295,13 +297,7 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
         with suppress(RuntimeError):  # no more threads, or the interpreter ends
             for thread in threads:
                 thread.start()
-        for nbytes, work in todo:
-            if errors:
-                break
-            work()
-            finished.append(nbytes)
-            while finished:
-                done(finished.pop())
+        worker(done)
     except BaseException as error:
         errors.append(error)
     while any(thread.is_alive() for thread in threads):

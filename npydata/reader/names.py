@@ -5,7 +5,7 @@ code could make is a container of what the file says of it. Where two paths woul
 the later one is numbered.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from npydata.reader.file import FormatError
@@ -41,7 +41,8 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
     while waiting:
         name, depth, value = waiting.pop()
         inner = list(parts(value))
-        left -= len(inner) + (len(name) + size_of(value)) // 64
+        looked_through = sum(map(len, containers(value)))
+        left -= len(inner) + (len(name) + looked_through) // 64
         if left < 0:
             raise FormatError("has far more entries, or longer names, than its size allows")
         if inner and depth >= MAX_DEPTH:
@@ -52,15 +53,6 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
             text = key if isinstance(key, str) else brief(key)
             waiting.append((f"{name}.{text}" if depth else text, depth + 1, part))
     return named
-
-
-def size_of(value: Any) -> int:
-    """Return how much there is to look through for the parts of a value."""
-    if is_module(value):
-        return sum(map(size_of, value.state.values()))
-    if isinstance(value, UnresolvedObject):
-        return sum(map(size_of, (value.args, *states(value.state), value.items, value.pairs)))
-    return len(value) if isinstance(value, dict | list | tuple) else 0
 
 
 def is_entry(value: Any, inner: list[Any]) -> bool:
@@ -83,34 +75,31 @@ def as_value(value: Any) -> Any:
 
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what lies inside a value, by key; a list of plain values has no parts."""
-    if isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        if any(issubclass(kind, COMPOUND) for kind in set(map(type, value))):
-            yield from enumerate(value)
-    elif is_module(value):
-        for group in MODULE_GROUPS:  # as its state_dict() names them
-            members = value.state[group]
-            yield from (pair for pair in as_dict(members).items() if pair[1] is not None)
-    elif isinstance(value, UnresolvedObject) and not isinstance(value, NumpyObject):
-        for said in (value.args, *states(value.state), value.items):
-            yield from parts(said)
+    for one in containers(value):
+        if isinstance(one, dict):
+            yield from one.items()
+        elif any(issubclass(kind, COMPOUND) for kind in set(map(type, one))):
+            yield from enumerate(one)
+    if isinstance(value, UnresolvedObject) and not is_module(value):
         yield from value.pairs
 
 
-def states(state: Any) -> tuple[Any, ...]:
-    """Return what a state sets: of two, as pickle has it, ``__dict__`` and ``__slots__``."""
-    return state if isinstance(state, tuple) and len(state) == 2 else (state,)
-
-
-def as_dict(value: Any) -> Mapping[Any, Any]:
-    """Return a dictionary, or an empty one in place of anything else."""
-    return value if isinstance(value, dict) else {}
+def containers(value: Any) -> list[Any]:
+    """Return the containers whose members are the parts of a value, but for an object's pairs."""
+    found = [] if isinstance(value, NumpyObject) else [value]
+    if is_module(value):  # as its state_dict() names them
+        found = [value.state[group] for group in MODULE_GROUPS]
+    elif isinstance(value, UnresolvedObject) and found:
+        # Of two states, as pickle has it, one is of ``__dict__`` and one of ``__slots__``.
+        both = isinstance(value.state, tuple) and len(value.state) == 2
+        found = [value.args, *(value.state if both else [value.state]), value.items]
+    return [one for one in found if isinstance(one, dict | list | tuple)]
 
 
 def is_module(value: Any) -> bool:
     """Whether an object looks like a pickled ``torch.nn.Module``."""
-    return isinstance(value, UnresolvedObject) and as_dict(value.state).keys() >= {*MODULE_GROUPS}
+    state = value.state if isinstance(value, UnresolvedObject) else None
+    return isinstance(state, dict) and state.keys() >= {*MODULE_GROUPS}
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
@@ -121,20 +110,12 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def nest(root: Any, leaf: Any) -> Any:
+def nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Return containers as they are nested in the file, with ``leaf(value)`` for each entry."""
-    known: dict[int, Any] = {}  # one that stands in two places is made once, and shared again
-
-    def of(value: Any) -> Any:
-        if id(value) not in known:
-            inner = list(parts(value))
-            if is_entry(value, inner):
-                known[id(value)] = leaf(value)
-            elif isinstance(value, list | tuple):
-                made = [of(part) for _, part in inner]
-                known[id(value)] = tuple(made) if isinstance(value, tuple) else made
-            else:
-                known[id(value)] = {key: of(part) for key, part in inner}
-        return known[id(value)]
-
-    return of(root)
+    inner = list(parts(value))
+    if is_entry(value, inner):
+        return leaf(value)
+    if isinstance(value, list | tuple):
+        made = [nest(part, leaf) for _, part in inner]
+        return tuple(made) if isinstance(value, tuple) else made
+    return {key: nest(part, leaf) for key, part in inner}

@@ -10,7 +10,7 @@ from typing import Any
 
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.file import File, Folder, FormatError, LocalFile, naming
+from npydata.reader.file import Extent, File, Folder, FormatError, LocalFile, naming
 from npydata.reader.formats import (
     START_BYTES,
     Checksums,
@@ -109,10 +109,10 @@ def read_file(file: File) -> Contents:
     if not found:
         raise FormatError(f"begins with {start[:16]!r}, like no checkpoint: expected one of torch "
                           "or safetensors")  # fmt: skip
-    return found[0][1](file)
+    return found[0][1](file.whole)
 
 
-def formats_of(start: bytes) -> list[tuple[str, Callable[[File], Contents]]]:
+def formats_of(start: bytes) -> list[tuple[str, Callable[[Extent], Contents]]]:
     """Return what a file may be that begins so, in words, and what reads it."""
     formats = {
         ("a zip file", read_zip): start[:4] == b"PK\3\4",

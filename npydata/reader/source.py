@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from npydata.reader.file import Extent, File, LocalFile, naming
+from npydata.reader.file import Extent, LocalFile, naming
 from npydata.reader.formats import Contents
 from npydata.reader.formats.legacy import read_legacy
 from npydata.reader.formats.zip import read_zip
@@ -19,11 +19,11 @@ class LazyDataSource:
     once. A context manager: ``close`` lets go of the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], read: Callable[[File], Contents]) -> None:
+    def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
         self._path = path
         with naming(os.fspath(path)):
             self._file = LocalFile(path)
-            specs = [as_value(leaf) for leaf in read(self._file).leaves.values()]
+            specs = [as_value(leaf) for leaf in read(self._file.whole).leaves.values()]
             found = {one.storage.key: whole_extent(one.storage) for one in specs
                      if isinstance(one, TensorSpec)}  # fmt: skip
         self._extents = dict(sorted(found.items(), key=lambda pair: pair[1].offset))
@@ -44,7 +44,7 @@ class LazyDataSource:
 
     def contains(self, key: str) -> bool:
         """Whether there is a storage called ``0`` or ``data/0``."""
-        return self._short(key) in self._extents
+        return key.removeprefix("data/") in self._extents
 
     def read(self, key: str) -> bytes:
         """Return all bytes of a storage, as they are in the file.
@@ -63,8 +63,7 @@ class LazyDataSource:
         """
         extent = self._extent(key)
         with naming(f"{os.fspath(self._path)}: storage {key!r}"):
-            part = extent.part(offset, length)
-            return part.file.read(part.offset, part.nbytes)
+            return extent.read(offset, length)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -79,8 +78,4 @@ class LazyDataSource:
     def _extent(self, key: str) -> Extent:
         if not self.contains(key):
             raise KeyError(f"no storage {key!r} in {os.fspath(self._path)}")
-        return self._extents[self._short(key)]
-
-    def _short(self, key: str) -> str:
-        """Return a key as the pickle has it."""
-        return key if key in self._extents else key.rpartition("data/")[2]
+        return self._extents[key.removeprefix("data/")]

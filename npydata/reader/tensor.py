@@ -20,8 +20,6 @@ from npydata.reader.pickle.objects import Storage, TensorSpec
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
-PORTION_BYTES = 1 << 24
-"""What is read at once where the file holds more than is wanted."""
 ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 """numpy types that move elements of a size without looking into them."""
 
@@ -216,9 +214,8 @@ def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Ch
 def gather(spec: TensorSpec) -> Bytes:
     """Return the bytes of a tensor's elements in their order, without gaps.
 
-    What it spans may have gaps, of a column for example. Such a tensor is read in parts along its
-    longest stride, each of which spans a portion or has one index. Where most of it isn't wanted,
-    it is mapped, so that only the pages that are wanted come.
+    What it spans may have gaps, of a column for example. Where most of it isn't wanted, it is
+    mapped, so that only the pages that are wanted come.
     """
     itemsize, shape, stride = spec.dtype.itemsize, spec.shape, spec.stride
     whole: Any = np.empty(shape, ELEMENT[itemsize])
@@ -228,17 +225,11 @@ def gather(spec: TensorSpec) -> Bytes:
         part = extent.part(first, end - first)
         part.file.pread_into(whole.reshape(-1).view(np.uint8), part.offset)
     elif whole.size:
-        dim = max((dim for dim, size in enumerate(shape) if size > 1), key=stride.__getitem__)
-        inside = end - first - (shape[dim] - 1) * stride[dim] * itemsize
-        rows = 1 + max(0, PORTION_BYTES - inside) // max(1, stride[dim] * itemsize)
         steps = [step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True)]
-        for begin in range(0, shape[dim], rows):
-            target = whole[(slice(None),) * dim + (slice(begin, begin + rows),)]
-            nbytes = inside + (target.shape[dim] - 1) * steps[dim]
-            part = extent.part(first + begin * steps[dim], nbytes)
-            read = part.file.copy if nbytes <= 2 * target.nbytes else part.file.map
-            content = read(part.offset, nbytes)
-            target[...] = np.ndarray(target.shape, ELEMENT[itemsize], content, strides=steps)
+        part = extent.part(first, end - first)
+        read = part.file.copy if part.nbytes <= 2 * whole.nbytes else part.file.map
+        content = read(part.offset, part.nbytes)
+        whole[...] = np.ndarray(shape, ELEMENT[itemsize], content, strides=steps)
     extent.file.require_unchanged()
     return whole.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
 """What every format returns, and what other files are that people take for a checkpoint.
 
-Each format is a file here with a function ``read_FORMAT(file) -> Contents``: zip, legacy and tar
+Each format is a file here with a function ``read_FORMAT(whole) -> Contents``: zip, legacy and tar
 are torch's, and hold a pickle; safetensors has a header in JSON; dcp reads a folder. sharded.py
 joins files that hold pieces of the same tensors, and training.py has what is ours: the manifest,
 its checksums, and values as typed JSON. Which one reads a file is decided in ``open.py``.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from npydata.reader.file import File, FilePart, Folder, FormatError
+from npydata.reader.file import File, Folder, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
@@ -80,7 +80,7 @@ class Item:
     def contents(self) -> Contents:
         """What it holds."""
         try:
-            return read_zip(FilePart(self.file, self.begin, self.nbytes))
+            return read_zip(self.file.whole.part(self.begin, self.nbytes))
         except FormatError as error:
             place = f"{self.file.path.name}: item at byte {self.begin:,}"
             raise FormatError(f"{place}: {error}") from None

@@ -8,7 +8,7 @@ any other; its own count is compared before it is read.
 
 from dataclasses import dataclass
 
-from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.file import Extent, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.names import flatten
 from npydata.reader.pickle.machine import Cursor
@@ -35,9 +35,9 @@ class CountedExtent(Extent):
             raise FormatError(f"a storage has {found:,} elements, {self.numel:,} by the pickle")
 
 
-def read_legacy(file: File) -> Contents:
+def read_legacy(whole: Extent) -> Contents:
     """Read what a legacy file describes, and where its storages lie."""
-    cursor = Cursor(Extent(file, 0, file.size))
+    cursor = Cursor(whole)
     found = cursor.facts(), cursor.facts()
     if found != (MAGIC_NUMBER, PROTOCOL_VERSION):
         raise FormatError(f"magic number and version {brief(found)} of the format")
@@ -53,12 +53,13 @@ def read_legacy(file: File) -> Contents:
     at = pickled
     for key in keys:
         storage, numel = table.storages[key].storage, table.storages[key].numel
-        storage.extent = CountedExtent(file, at + COUNT_BYTES, storage.nbytes, numel)
-        at += COUNT_BYTES + storage.nbytes
-    rest = file.size - at  # torch.save can append to an open file; torch.load reads the first
-    if rest < 0 or (rest and not is_legacy(file.read(at, min(MAGIC_BYTES, rest)))):
-        raise FormatError(f"its storages end at byte {at:,}, the file at {file.size:,}")
-    return Contents("legacy", [file], root, flatten(root, pickled), unknown=unknown)
+        at += COUNT_BYTES
+        storage.extent = CountedExtent(whole.file, whole.offset + at, storage.nbytes, numel)
+        at += storage.nbytes
+    rest = whole.nbytes - at  # torch.save can append to an open file; torch.load reads the first
+    if rest < 0 or (rest and not is_legacy(whole.read(at, min(MAGIC_BYTES, rest)))):
+        raise FormatError(f"its storages end at byte {at:,}, the file at {whole.nbytes:,}")
+    return Contents("legacy", [whole.file], root, flatten(root, pickled), unknown=unknown)
 
 
 def is_legacy(start: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.file import Extent, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.formats.training import decode
 from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec, counts
@@ -51,9 +51,9 @@ COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float
 COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
 
 
-def read_safetensors(file: File) -> Contents:
+def read_safetensors(whole: Extent) -> Contents:
     """Read what a safetensors file describes, and where its tensors lie."""
-    header, begin = read_header(file)
+    header, begin = read_header(whole)
     metadata = header.pop(RESERVED, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError("__metadata__ is not an object of texts")
@@ -63,7 +63,7 @@ def read_safetensors(file: File) -> Contents:
             spec, first, end = read_entry(name, entry)
         except FormatError as error:
             raise FormatError(f"tensor {name!r:.80}: {error}") from None
-        spec.storage.extent = Extent(file, begin + first, end - first)
+        spec.storage.extent = Extent(whole.file, whole.offset + begin + first, end - first)
         tensors[name] = spec
         places.append((first, end))
     at = 0
@@ -71,22 +71,22 @@ def read_safetensors(file: File) -> Contents:
         if first != at:
             raise FormatError(f"a tensor begins at byte {first:,} of the data, expected {at:,}")
         at = end
-    if begin + at != file.size:
-        raise FormatError(f"its tensors end at byte {begin + at:,}, the file at {file.size:,}")
-    contents = Contents("safetensors", [file], tensors, tensors, values=metadata)
+    if begin + at != whole.nbytes:
+        raise FormatError(f"its tensors end at byte {begin + at:,}, the file at {whole.nbytes:,}")
+    contents = Contents("safetensors", [whole.file], tensors, tensors, values=metadata)
     apply_notes(tensors, metadata)
     return contents
 
 
-def read_header(file: File) -> tuple[dict[str, Any], int]:
+def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
     """Return what the header says, and where the tensors begin."""
-    length = int.from_bytes(file.read(0, min(LENGTH_BYTES, file.size)), "little")
-    if length > min(MAX_HEADER_BYTES, file.size - LENGTH_BYTES):
+    length = int.from_bytes(whole.read(0, min(LENGTH_BYTES, whole.nbytes)), "little")
+    if length > min(MAX_HEADER_BYTES, whole.nbytes - LENGTH_BYTES):
         raise FormatError(
             f"a header of {length:,} bytes, expected at most {MAX_HEADER_BYTES:,} and no more than "
-            f"the file's {file.size:,}"
+            f"the file's {whole.nbytes:,}"
         )
-    text = file.read(LENGTH_BYTES, length)
+    text = whole.read(LENGTH_BYTES, length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
                             parse_int=whole_number if b"-0" in text else int)  # fmt: skip

@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import replace
 from typing import Any
 
-from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.file import Extent, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.names import flatten
 from npydata.reader.pickle.machine import Cursor, PickleMachine
@@ -28,9 +28,9 @@ MEMBERS = ("sys_info", "pickle", "storages", "tensors")
 MAX_DIGITS = 20
 
 
-def read_tar(file: File) -> Contents:
+def read_tar(whole: Extent) -> Contents:
     """Read what a tar file describes, and where its storages lie."""
-    members = read_members(file)
+    members = read_members(whole)
     try:
         storages = read_storages(Cursor(members["storages"]))
         objects: dict[str, Any] = {**storages, **read_tensors(Cursor(members["tensors"]), storages)}
@@ -47,34 +47,38 @@ def read_tar(file: File) -> Contents:
             raise FormatError(f"no tensor or storage has the number {brief(saved)}")
         return replace(found)
 
-    machine = PickleMachine(file.read(pickled.offset, pickled.nbytes), 0, load_id)
+    machine = PickleMachine(pickled.read(0, pickled.nbytes), 0, load_id)
     root = machine.run()
-    return Contents("tar", [file], root, flatten(root, pickled.nbytes), unknown=machine.unknown)
+    leaves = flatten(root, pickled.nbytes)
+    return Contents("tar", [whole.file], root, leaves, unknown=machine.unknown)
 
 
-def read_members(file: File) -> dict[str, Extent]:
+def read_members(whole: Extent) -> dict[str, Extent]:
     """Return the members by name: each is a header block, the content, and padding to a block.
 
     Only plain files and folders: what else a tar file may have, such as records that rename the
     next member, torch never wrote.
     """
     members: dict[str, Extent] = {}
+    folders: set[str] = set()
     at = 0
-    while any(header := file.read(at, BLOCK)):
+    while any(header := whole.read(at, BLOCK)):
         try:
             one = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         except (tarfile.HeaderError, ValueError) as error:
             raise FormatError(f"a tar header that can't be read: {error!s:.200}") from None
         at += BLOCK
-        file.require_inside(at, one.size)
-        is_folder = one.type == tarfile.DIRTYPE and not one.size
-        if one.name in members or not (is_folder or one.type in FILE_TYPES):
-            raise FormatError(f"member {one.name!r:.80} is there twice, or is no file")
-        members[one.name] = Extent(file, at, -1 if is_folder else one.size)
+        if one.name in members or one.name in folders:
+            raise FormatError(f"member {one.name!r:.80} is there twice")
+        if one.type == tarfile.DIRTYPE and not one.size:
+            folders.add(one.name)
+        elif one.type in FILE_TYPES:
+            members[one.name] = whole.part(at, one.size)
+        else:
+            raise FormatError(f"member {one.name!r:.80} is no file")
         at += -(-one.size // BLOCK) * BLOCK
-    for name in MEMBERS:
-        if name not in members or members[name].nbytes < 0:
-            raise FormatError(f"a tar file without {name!r}, which torch's have")
+    if missing := {*MEMBERS} - members.keys():
+        raise FormatError(f"a tar file without {min(missing)!r}, which torch's have")
     return members
 
 

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.file import Descriptor, Folder, LocalFile, naming
+from npydata.reader.file import Descriptor, Folder, FormatError, LocalFile, naming
+from npydata.reader.pickle.objects import count, counts
 from npydata.reader.pickle.torch import DTYPES
 
 FORMAT, VERSION = "npydata checkpoint", 4
@@ -107,15 +108,16 @@ class Manifest:
             for name, entry in data["files"].items():
                 if not FILE_NAME.fullmatch(name):
                     raise ValueError(f"names the file {name!r:.80}")
-                files[name] = FileEntry(count(entry["size"]), tuple(map(count, entry["crc32"])))
+                files[name] = FileEntry(count(entry["size"], "size"), tuple(entry["crc32"]))
                 files[name].ranges()  # raises where pieces and checksums don't match
             if TRAINING not in files or not files_of("model", files):
                 raise ValueError(f"lists {sorted(files)}")
-            manifest = cls(count(data["sequence"]), count(data["step"]),
+            manifest = cls(count(data["sequence"], "sequence"), count(data["step"], "step"),
                            str(data["run"]), str(data["name"]), files)  # fmt: skip
             if manifest.to_json() != content:
                 raise ValueError("it was changed since it was written")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError,
+                FormatError) as error:  # fmt: skip
             raise CheckpointError(f"{path}: is not a manifest of ours: {error!s:.200}") from None
         return manifest
 
@@ -145,13 +147,6 @@ def read_small(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most ``most`` bytes, not following links."""
     with naming(path):
         return LocalFile(path, lambda: Descriptor(path, os.O_NOFOLLOW), mmap=False).content(most)
-
-
-def count(value: Any) -> int:
-    """Return a count, which fits into 63 bits."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r:.40} is not a count")
-    return value
 
 
 def files_of(part: str, names: Iterable[str]) -> list[str]:
@@ -281,7 +276,7 @@ KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("$bytes", to_base64, from_base64),
     bytearray: ("$bytearray", to_base64, lambda text: bytearray(from_base64(text))),
     complex: ("$complex", lambda value: [value.real, value.imag], lambda pair: complex(*pair)),
-    torch.Size: ("$size", list, lambda sizes: torch.Size(map(count, sizes))),
+    torch.Size: ("$size", list, lambda sizes: torch.Size(counts(sizes, "a size"))),
     torch.dtype: ("$dtype", str, DTYPES.__getitem__),
     torch.device: ("$device", str, torch.device),
 }
@@ -358,8 +353,8 @@ def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
         if tag == "$tensor":
             return tensor("".join(value))
         return MADE_OF[tag](decode(value, tensor))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError,
-            OverflowError) as error:  # fmt: skip
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, OverflowError,
+            FormatError) as error:  # fmt: skip
         raise ValueError(f"{tag:.40}: {error!s:.200}") from None
 
 

@@ -11,9 +11,8 @@ import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
-from npydata.reader.file import Extent, File, FormatError
+from npydata.reader.file import Extent, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.names import flatten
 from npydata.reader.pickle.machine import PickleMachine
@@ -60,18 +59,16 @@ class Record(Extent):
         begin = self.header + LOCAL.size + name + extra
         if begin + self.nbytes > self.stop:
             raise FormatError(f"record {self.name[:80]!r} reaches into the next one")
-        self.file, self.offset = self.file.placed(begin)
-        self.is_checked = True
+        self.offset, self.is_checked = begin, True
 
     def content(self, most: int) -> bytes:
         """Return the bytes of the record, or the first ``most`` of them."""
-        self.check()
-        return self.file.read(self.offset, min(self.nbytes, most))
+        return self.read(0, min(self.nbytes, most))
 
 
-def read_zip(file: File) -> Contents:
+def read_zip(whole: Extent) -> Contents:
     """Read what a torch zip file describes, and where its storages lie."""
-    records = read_directory(file)
+    records = read_directory(whole)
     prefix = find_prefix(list(records))
     records = {name: record for name, record in records.items() if name[-1] != "/"}
     inner = {name.removeprefix(f"{prefix}/"): record for name, record in records.items()}
@@ -84,7 +81,7 @@ def read_zip(file: File) -> Contents:
     for name in (".format_version", ".storage_alignment"):
         if name in inner and not NUMBER.fullmatch(inner[name].content(20)):
             raise FormatError(f"{name} is {inner[name].content(20)!r}, expected a number")
-    content = inner["data.pkl"].content(file.size)
+    content = inner["data.pkl"].content(whole.nbytes)
     table = StorageTable()
     machine = PickleMachine(content, 0, table.load)
     root = machine.run()
@@ -92,7 +89,7 @@ def read_zip(file: File) -> Contents:
         raise FormatError(f"{len(content) - machine.at:,} bytes follow the pickle in data.pkl")
     swapped = byteorder.decode() != sys.byteorder
     locate(table.storages.values(), inner, swapped)
-    return Contents("zip", [file], root, flatten(root, len(content)), byteorder.decode(),
+    return Contents("zip", [whole.file], root, flatten(root, len(content)), byteorder.decode(),
                     machine.unknown)  # fmt: skip
 
 
@@ -106,12 +103,12 @@ def locate(storages: Iterable[TypedStorage], records: dict[str, Record], swapped
         storage.extent, storage.swapped = record, swapped
 
 
-def read_directory(file: File) -> dict[str, Record]:
+def read_directory(whole: Extent) -> dict[str, Record]:
     """Return the records that the directory lists, in their order in the file."""
-    count, begin, size = read_end(file)
+    count, begin, size = read_end(whole)
     if size > MAX_DIRECTORY_BYTES:
         raise FormatError(f"a directory of {size:,} bytes, at most {MAX_DIRECTORY_BYTES:,}")
-    raw, at = file.read(begin, size), 0
+    raw, at = whole.read(begin, size), 0
     records: dict[str, Record] = {}
     try:
         while at < size:
@@ -134,15 +131,16 @@ def read_directory(file: File) -> dict[str, Record]:
             if bool(attributes & DIRECTORY_ATTRIBUTE) > is_folder or (is_folder and nbytes):
                 raise FormatError(f"record {name!r:.80} is a folder by its name or its attributes, "
                                   "and has bytes")  # fmt: skip
-            records[name] = Record(file, 0, nbytes, written, header)
+            records[name] = Record(whole.file, 0, nbytes, written, whole.offset + header)
     except (struct.error, StopIteration, UnicodeDecodeError) as error:
         raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
     if at != size or len(records) != count or not count:
         raise FormatError(f"its end record counts {count:,} records, found {len(records):,}")
     refuse_programs(set(records))
     in_order = sorted(records.items(), key=lambda pair: pair[1].header)
-    for (_, record), (_, after) in pairwise([*in_order, ("", Record(file, 0, 0, header=begin))]):
-        record.stop = after.header
+    stops = [*(record.header for _, record in in_order[1:]), whole.offset + begin]
+    for (_, record), stop in zip(in_order, stops, strict=True):
+        record.stop = stop
     return dict(in_order)
 
 
@@ -157,22 +155,22 @@ def widened(extra: bytes, *numbers: int) -> list[int]:
     return [next(wide)[0] if number == UNKNOWN_32 else number for number in numbers]
 
 
-def read_end(file: File) -> tuple[int, int, int]:
+def read_end(whole: Extent) -> tuple[int, int, int]:
     """Return how many records there are, where the directory begins, and its length.
 
     Both end records must say the same: readers that look at other fields would find others.
     """
-    place = file.size - END.size
-    if place < 0 or (end := END.unpack(file.read(place, END.size)))[0] != b"PK\5\6" or end[-1]:
+    place = whole.nbytes - END.size
+    if place < 0 or (end := END.unpack(whole.read(place, END.size)))[0] != b"PK\5\6" or end[-1]:
         raise FormatError("does not end with a zip file's end record: cut off, or more after it")
     _, *disks, here, count, nbytes, begin, _ = end
     found = (here, count, nbytes, begin)
     locator = place - LOCATOR_64.size
-    if locator >= END_64.size and file.read(locator, 4) == b"PK\6\7":
+    if locator >= END_64.size and whole.read(locator, 4) == b"PK\6\7":
         place = locator - END_64.size
-        _, first_disk, at, disk_count = LOCATOR_64.unpack(file.read(locator, LOCATOR_64.size))
+        _, first_disk, at, disk_count = LOCATOR_64.unpack(whole.read(locator, LOCATOR_64.size))
         magic, size, _, _, *more, here, count, nbytes, begin = END_64.unpack(
-            file.read(place, END_64.size)
+            whole.read(place, END_64.size)
         )
         disks += [first_disk, disk_count - 1, *more]
         agreed = all(one in (two, UNKNOWN_16, UNKNOWN_32) for one, two in zip(

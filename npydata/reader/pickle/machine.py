@@ -322,8 +322,7 @@ class Cursor:
         """
         size, left = FIRST_BYTES, self.part.nbytes - self.at
         while True:
-            some = self.part.part(self.at, min(size, left))
-            machine = PickleMachine(some.file.read(some.offset, some.nbytes), 0, load_id)
+            machine = PickleMachine(self.part.read(self.at, min(size, left)), 0, load_id)
             try:
                 value = machine.run()
                 break
@@ -351,7 +350,7 @@ class Cursor:
     def numbers(self, format: str) -> tuple[int, ...]:
         """Read packed numbers."""
         place = self.skip(struct.calcsize(format))
-        return struct.unpack(format, place.file.read(place.offset, place.nbytes))
+        return struct.unpack(format, place.read(0, place.nbytes))
 
 
 def no_storage(saved: Any) -> Any:

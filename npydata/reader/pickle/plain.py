@@ -77,12 +77,12 @@ def members(items: Any) -> Any:
     return items
 
 
-def made_of(make: Callable[..., Any], *kinds: Any) -> Callable[..., Any]:
+def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
     """Return how to read a call of ``make``, which takes arguments of these kinds at most."""
 
     def read(_: Any, *args: Any) -> Any:
         if not all(map(isinstance, args, kinds)):
-            raise FormatError(f"calls {make} with {brief(args)}")
+            raise FormatError(f"calls {make.__name__} with {brief(args)}")
         return make(*args)
 
     return read
@@ -142,11 +142,9 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Any) -> Any:
             f"{list(sizes[:8])} of {dtype}"
         )
     try:
-        made = np.frombuffer(content or bytes(dtype.itemsize), dtype)
-        made = made[: math.prod(sizes)].reshape(sizes, order=order)
+        return np.ndarray(sizes, dtype, content, order=order)
     except ValueError as error:  # too many dimensions, or too long ones beside one of 0
         raise FormatError(f"an array of numpy of {list(sizes[:8])}: {error}") from None
-    return made
 
 
 def reconstructed(machine: Any, kind: Any, shape: Any, code: Any) -> UnresolvedObject:
