@@ -134,10 +134,9 @@ class DriverRanges:
         """Return bytes of the file, fewer at its end."""
         try:
             found: bytes = self._driver.cat_file(self._path, offset, offset + nbytes)
-            if int(self._driver.info(self._path)["size"]) != self.size:
-                raise FormatError("was changed since it was opened: open it again")
-        except FormatError:
-            raise
+            size = int(self._driver.info(self._path)["size"])
         except Exception as error:
             raise FormatError(f"can't be read: {type(error).__name__} {error!s:.200}") from None
+        if size != self.size:
+            raise FormatError("was changed since it was opened: open it again")
         return found

@@ -110,6 +110,7 @@ def read_directory(whole: Extent) -> dict[str, Record]:
         raise FormatError(f"a directory of {size:,} bytes, at most {MAX_DIRECTORY_BYTES:,}")
     raw, at = whole.read(begin, size), 0
     records: dict[str, Record] = {}
+    compressed = ""
     try:
         while at < size:
             (magic, _, _, flags, method, _, _, _, packed, nbytes, *lengths, disk, _, attributes,
@@ -122,11 +123,8 @@ def read_directory(whole: Extent) -> dict[str, Record]:
             if magic != b"PK\1\2" or name in records:
                 raise FormatError(f"entry {len(records):,}, {name!r:.80}, is none, or there twice")
             if method and not is_folder:
-                raise FormatError(
-                    f"its records are compressed: unpack the file, and in the folder that holds "
-                    f"{name.split('/')[0]} run: zip -0 -r new.pt {name.split('/')[0]}"
-                )
-            if flags & ENCRYPTED or disk or nbytes != packed:
+                compressed = name.split("/")[0]
+            if flags & ENCRYPTED or disk or (nbytes != packed and not compressed):
                 raise FormatError(f"record {name!r:.80} is encrypted, or in part on another disk")
             if bool(attributes & DIRECTORY_ATTRIBUTE) > is_folder or (is_folder and nbytes):
                 raise FormatError(f"record {name!r:.80} is a folder by its name or its attributes, "
@@ -137,6 +135,11 @@ def read_directory(whole: Extent) -> dict[str, Record]:
     if at != size or len(records) != count or not count:
         raise FormatError(f"its end record counts {count:,} records, found {len(records):,}")
     refuse_programs(set(records))
+    if compressed:
+        raise FormatError(
+            f"its records are compressed: unpack the file, and in the folder that holds "
+            f"{compressed} run: zip -0 -r new.pt {compressed}"
+        )
     in_order = sorted(records.items(), key=lambda pair: pair[1].header)
     stops = [*(record.header for _, record in in_order[1:]), whole.offset + begin]
     for (_, record), stop in zip(in_order, stops, strict=True):
@@ -147,10 +150,11 @@ def read_directory(whole: Extent) -> dict[str, Record]:
 def widened(extra: bytes, *numbers: int) -> list[int]:
     """Return numbers of an entry; those of 32 bits that are all set are in its zip64 field."""
     fields: dict[int, bytes] = {}
-    while extra:
-        kind, nbytes = struct.unpack_from("<2H", extra)
-        fields.setdefault(kind, extra[4 : 4 + nbytes])
-        extra = extra[4 + nbytes :]
+    at = 0
+    while at < len(extra):
+        kind, nbytes = struct.unpack_from("<2H", extra, at)
+        fields.setdefault(kind, *struct.unpack_from(f"{nbytes}s", extra, at + 4))
+        at += 4 + nbytes
     wide = struct.iter_unpack("<Q", fields.get(ZIP64, b""))
     return [next(wide)[0] if number == UNKNOWN_32 else number for number in numbers]
 
