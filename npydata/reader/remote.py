@@ -7,8 +7,8 @@ ones go straight to where they belong.
 import re
 import urllib.error
 import urllib.request
-from email.message import Message
 from functools import lru_cache
+from http.client import HTTPException
 from urllib.parse import urljoin, urlsplit
 
 from npydata.reader.file import File, FormatError
@@ -85,7 +85,7 @@ class HttpRanges:
     """
 
     def __init__(self, url: str) -> None:
-        self.url, self.size, self.tag = url, -1, ""
+        self.url, self.size, self.tag = url, -1, None
 
     def __call__(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of the file, fewer at its end."""
@@ -97,25 +97,20 @@ class HttpRanges:
                     raise FormatError("is redirected away from https, which is not followed")
                 if answer.status != 206:
                     raise FormatError("the server sends whole files only (no Range): download it")
-                self._check(answer.headers, offset)
+                said, tag = answer.headers.get("Content-Range", ""), answer.headers.get("ETag")
+                place = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", said)
+                if place is None or int(place[1]) != offset:
+                    raise FormatError(f"the server answers with the range {said!r:.80}")
+                version = int(place[2]), tag or answer.headers.get("Last-Modified")
+                if self.size >= 0 and (self.size, self.tag) != version:
+                    raise FormatError("was changed on the server since: open it again")
+                self.size, self.tag = version
                 found: bytes = answer.read(nbytes + 1)
         except urllib.error.HTTPError as error:
             raise FormatError(f"the server answers {error.code} {error.reason!s:.80}") from None
-        except (OSError, ValueError) as error:  # no such host, a time-out, a URL that is none
+        except (OSError, ValueError, HTTPException) as error:  # no such host, a time-out, no URL
             raise FormatError(f"can't be fetched: {error!s:.200}") from None
         return found[:nbytes]
-
-    def _check(self, headers: Message, offset: int) -> None:
-        """Compare what the server says of the file with what it said before."""
-        said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
-        tag = headers.get("ETag") or headers.get("Last-Modified") or ""
-        if said is None or int(said[1]) != offset:
-            raise FormatError(
-                f"the server answers with the range {headers.get('Content-Range')!r:.80}"
-            )
-        if self.size >= 0 and (self.size, self.tag) != (int(said[2]), tag):
-            raise FormatError("was changed on the server since it was opened: open it again")
-        self.size, self.tag = int(said[2]), tag
 
 
 class DriverRanges:

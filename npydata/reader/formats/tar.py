@@ -20,6 +20,7 @@ from npydata.reader.pickle.objects import (
     brief,
     count,
 )
+from npydata.reader.pickle.plain import as_text
 from npydata.reader.pickle.torch import STORAGES, part_of, require_location, tensor_over
 
 BLOCK = 512
@@ -41,9 +42,7 @@ def read_tar(whole: Extent) -> Contents:
     def load_id(saved: Any) -> Any:
         if isinstance(saved, tuple) and len(saved) == 3 and isinstance(saved[0], Global):
             return saved[0]  # a module's class, with its file and source
-        if isinstance(saved, str | bytes) and len(saved) > MAX_DIGITS:
-            raise FormatError(f"the number of a tensor or storage has {len(saved):,} digits")
-        if (found := objects.get(str(int(saved)))) is None:
+        if (found := objects.get(as_key(as_text(saved)))) is None:
             raise FormatError(f"no tensor or storage has the number {brief(saved)}")
         return replace(found)
 
@@ -125,7 +124,7 @@ def read_tensors(cursor: Cursor, storages: dict[str, TypedStorage]) -> dict[str,
 def as_key(key: Any) -> str:
     """Return the number of a storage or tensor as text."""
     if type(key) not in (int, str) or len(str(key)) > MAX_DIGITS:
-        raise FormatError(f"a storage called {brief(key)}, expected a number")
+        raise FormatError(f"a storage or tensor called {brief(key)}, expected a number")
     return str(key)
 
 

@@ -292,11 +292,14 @@ class PickleMachine:
 
         An ``OrderedDict`` or ``Counter`` has attributes beside its items, which are ignored. Torch
         before 0.4 set the ``requires_grad`` of a parameter so; any other state of a tensor would
-        put another one in its place.
+        put another one in its place. numpy's objects have one state, as they may be used after it.
         """
         state, target = self.stack.pop(), self.stack[-1]
+        is_numpy = isinstance(target, NumpyObject)
+        if is_numpy and (target.state is not None or not isinstance(state, tuple)):
+            raise ValueError(f"the state {brief(state)} of a {target.qualname}")
         if isinstance(target, UnresolvedObject) and target.qualname not in TENSOR_CLASSES:
-            target.set_state(state)
+            target.state = state
         elif isinstance(target, TensorSpec) and target.is_parameter and is_old_state(state):
             target.requires_grad = state[0]
         elif not (isinstance(target, OrderedDict | Counter) and isinstance(state, dict)):

@@ -88,10 +88,6 @@ class UnresolvedObject:
     def __repr__(self) -> str:
         return f"<{self.qualname:.200}: not called>"
 
-    def set_state(self, state: Any) -> None:
-        """Note what the file would set on the object."""
-        self.state = state
-
 
 def brief(value: Any) -> str:
     """Return something of a value for a message, however large it is."""

@@ -98,12 +98,6 @@ class NumpyObject(UnresolvedObject):
 
     __hash__ = None  # type: ignore[assignment]  # as numpy's arrays: no key, and in no set
 
-    def set_state(self, state: Any) -> None:
-        """Note the state: a tuple, and the only one, as the object may have been used since."""
-        if self.state is not None or not isinstance(state, tuple):
-            raise ValueError(f"the state {brief(state)} of a {self.qualname}")
-        super().set_state(state)
-
     def dtype(self) -> "np.dtype[Any] | None":
         """The dtype, or None if it is not that of numbers or bytes, as numpy writes it."""
         code, *flags = map(as_text, self.args or ("",))
