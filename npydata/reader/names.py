@@ -24,7 +24,8 @@ FREE_ENTRIES = 1 << 17
 names, or members of containers, count as one. A short file could refer to a long list, or a long
 key, again and again."""
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
-COMPOUND = (dict, list, tuple, Global, UnresolvedObject, TypedStorage, TensorSpec)
+CONTAINERS = (dict, list, tuple)
+COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec)
 """What makes a list more than a list of plain values, which is one entry."""
 
 
@@ -80,20 +81,23 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from one.items()
         elif any(issubclass(kind, COMPOUND) for kind in set(map(type, one))):
             yield from enumerate(one)
-    if isinstance(value, UnresolvedObject) and not is_module(value):
-        yield from value.pairs
 
 
 def containers(value: Any) -> list[Any]:
-    """Return the containers whose members are the parts of a value, but for an object's pairs."""
-    found = [] if isinstance(value, NumpyObject) else [value]
-    if is_module(value):  # as its state_dict() names them
-        found = [value.state[group] for group in MODULE_GROUPS]
-    elif isinstance(value, UnresolvedObject) and found:
-        # Of two states, as pickle has it, one is of ``__dict__`` and one of ``__slots__``.
-        both = isinstance(value.state, tuple) and len(value.state) == 2
-        found = [value.args, *(value.state if both else [value.state]), value.items]
-    return [one for one in found if isinstance(one, dict | list | tuple)]
+    """Return the containers whose members are the parts of a value: itself, or an object's."""
+    if isinstance(value, CONTAINERS):
+        return [value]
+    if not isinstance(value, UnresolvedObject) or isinstance(value, NumpyObject):
+        return []
+    if is_module(value):  # named as its state_dict() does
+        groups = [value.state[group] for group in MODULE_GROUPS]
+        return [{key: one for key, one in group.items() if one is not None}
+                for group in groups if isinstance(group, dict)]  # fmt: skip
+    # Of two states, as pickle has it, one is of ``__dict__`` and one of ``__slots__``.
+    both = isinstance(value.state, tuple) and len(value.state) == 2
+    said = [value.args, *(value.state if both else [value.state]), value.items, value.pairs]
+    return [one if isinstance(one, CONTAINERS) else [one]
+            for one in said if isinstance(one, COMPOUND)]  # fmt: skip
 
 
 def is_module(value: Any) -> bool:

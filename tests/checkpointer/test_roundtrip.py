@@ -72,6 +72,13 @@ def test_tied_tensors_share_memory_again(tmp_path, mmap):
     assert model["other"][0, 0] == 1
 
 
+def test_numbers_of_four_bits_come_back_two_to_a_byte(tmp_path):
+    bits = torch.arange(8, dtype=torch.uint8).view(2, 4)
+    found = loaded(tmp_path, {"w": bits.view(torch.float4_e2m1fn_x2)})["w"]
+    assert found.dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(found.view(torch.uint8), bits)
+
+
 NAMES = [
     "a.b.c", ".", "..", "a..b", "ä", "层.权重", "\U0001f600", "", " ", 'quo"te', "back\\slash",
     "new\nline", "\x00", "\x1b[31m", "__metadata__", "__metadata__'", "x" * 100_000, "../../etc",

@@ -3,7 +3,7 @@
 How a pickle becomes values, one file a step::
 
     machine.py   bytes             -> opcodes: values, containers, a memo; nothing is called
-    torch.py     names, storages'  -> Global, Storage, TensorSpec: what the opcodes for names, ids
+    torch.py     names, storages'  -> Global, TypedStorage, TensorSpec: what opcodes for names, ids
                  ids and calls        and calls push in place of what they would import and run
     plain.py     calls that make   -> dictionaries, sets, bytes, numpy's arrays
                  plain values

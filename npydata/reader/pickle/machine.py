@@ -209,7 +209,7 @@ class PickleMachine:
             if len(items) % 2:
                 raise ValueError(f"{len(items)} keys and values, expected an even number")
             pairs = zip(items[::2], items[1::2], strict=True)
-            target.pairs.extend(pairs) if unresolved else self.update(target, pairs)
+            self.update(target.pairs if unresolved else target, pairs)
         elif unresolved:
             target.items.extend(items)
         elif kind is list:

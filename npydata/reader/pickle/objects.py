@@ -82,7 +82,7 @@ class UnresolvedObject:
     """What the file would set on the object."""
     items: list[Any] = field(default_factory=list)
     """What the file would append or add to it."""
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    pairs: dict[Any, Any] = field(default_factory=dict)
     """What the file would store in it by key."""
 
     def __repr__(self) -> str:
