@@ -77,7 +77,9 @@ def as_value(value: Any) -> Any:
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what lies inside a value, by key; a list of plain values has no parts."""
     for one in containers(value):
-        if isinstance(one, dict):
+        if is_module(value):  # it has no bias, say
+            yield from (pair for pair in one.items() if pair[1] is not None)
+        elif isinstance(one, dict):
             yield from one.items()
         elif any(issubclass(kind, COMPOUND) for kind in set(map(type, one))):
             yield from enumerate(one)
@@ -91,8 +93,7 @@ def containers(value: Any) -> list[Any]:
         return []
     if is_module(value):  # named as its state_dict() does
         groups = [value.state[group] for group in MODULE_GROUPS]
-        return [{key: one for key, one in group.items() if one is not None}
-                for group in groups if isinstance(group, dict)]  # fmt: skip
+        return [group for group in groups if isinstance(group, dict)]
     # Of two states, as pickle has it, one is of ``__dict__`` and one of ``__slots__``.
     both = isinstance(value.state, tuple) and len(value.state) == 2
     said = [value.args, *(value.state if both else [value.state]), value.items, value.pairs]
