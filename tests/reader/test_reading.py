@@ -274,6 +274,13 @@ def test_whatever_nests_plain_tensors_is_a_container_of_them(tmp_path):
             checkpoint["s"]
 
 
+def test_a_pickled_module_has_the_names_of_its_state_dict(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.BatchNorm1d(2))
+    with open_checkpoint(saved(model, tmp_path / "a.pt")) as checkpoint:
+        assert list(checkpoint) == list(model.state_dict())
+        assert not checkpoint.metadata
+
+
 def test_the_level_of_storages_gives_bytes(tmp_path):
     weight = torch.arange(10, dtype=torch.int16)
     for zipped, opener in (
