@@ -20,7 +20,7 @@ from npydata.reader.tensor import is_contiguous, read_part, sliced
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import ProgressBar
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES, SCATTERED_CHUNK_BYTES = 1 << 20, 1 << 24
 """Memory of this size is used again and again; much larger chunks cost new pages each time."""
 MAX_GROWTH = 8
 """How many times larger than the source the tensors may be, when an expanded one is written out."""
@@ -161,10 +161,14 @@ def write_file(
 
 
 def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
-    """Yield the elements of a tensor in their order, about a chunk at a time."""
+    """Yield the elements of a tensor in their order, about a chunk at a time.
+
+    More at a time where they don't lie in order: each chunk may come from all over the tensor.
+    """
+    most = SCATTERED_CHUNK_BYTES
     if spec.chunks is None and (not spec.shape or is_contiguous(spec.shape, spec.stride)):
-        spec = replace(spec, shape=(math.prod(spec.shape),), stride=(1,))
+        spec, most = replace(spec, shape=(math.prod(spec.shape),), stride=(1,)), CHUNK_BYTES
     row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
-    rows = max(1, CHUNK_BYTES // max(1, row))
+    rows = max(1, most // max(1, row))
     for begin in range(0, spec.shape[0] if row else 0, rows):
         yield read_part(sliced(spec, slice(begin, begin + rows))).resolve_conj().resolve_neg()
