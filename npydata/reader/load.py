@@ -162,19 +162,19 @@ class Plan:
         self, progress: bool, ranges: Checksums | None, specs: Mapping[str, TensorSpec]
     ) -> None:
         """Read everything; first compare the checksums of what is read, if there are ``ranges``."""
-        files = {id(one.file): one.file for one in self.reads}
-        files |= {id(e.file): e.file for spec, _ in self.indirect for e in extents_of(spec)}
-        for file in files.values():
+        files = {one.file for one in self.reads}
+        files |= {one.file for spec, _ in self.indirect for one in extents_of(spec)}
+        for file in files:
             file.require_unchanged()
         jobs = list(requests(self.reads))
-        checks = [] if ranges is None else list(comparisons(files.values(), ranges, specs))
+        checks = [] if ranges is None else list(comparisons(files, ranges, specs))
         total = sum(nbytes for nbytes, _ in [*checks, *jobs])
         with closing(ProgressBar("loading", total, "B", show=progress)) as bar:
             run_all(checks, bar.update)
             run_all(jobs, bar.update)
         for spec, target in self.indirect:
             copy_into(spec, target)
-        for file in files.values():
+        for file in files:
             file.require_unchanged()
 
 

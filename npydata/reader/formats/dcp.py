@@ -63,8 +63,8 @@ def read_dcp(folder: Folder) -> Contents:
         for key, value in item.contents.leaves.items():
             nested = name if item.contents.root is value else f"{name}.{key}"
             root[free_name(nested, root)] = value
-    files = {id(item.file): item.file for item in items.values()}
-    return Contents("dcp", [*files.values()], root, root, unknown=unknown)
+    files = dict.fromkeys(item.file for item in items.values())
+    return Contents("dcp", [*files], root, root, unknown=unknown)
 
 
 class Item:
