@@ -72,9 +72,6 @@ PAYLOAD_BEGIN = Exercise(
     ),
     others={
         "You round up to 64: only torch pads so, and by the extra field.": rounded_up,
-        "The low byte comes first.": lambda header, at: (
-            at + 30 + sum(struct.unpack(">HH", header[26:]))
-        ),
     },
     misconceptions="""
 + extra_length >> | You forget the extra field: the padding is in it.

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
-from course.play.nb08 import film, make_root, saver_of
+from course.play.nb08 import film, in_a_word, make_root, saver_of
 from course.play.toy_disk import NAME, NEW, OLD, ToyDisk
 
 GIVEN = defined("08")
@@ -13,42 +13,29 @@ GIVEN = defined("08")
 # The toy disk
 
 
-def on_disk(files):
-    """Return what is there under the name of the checkpoint, in a word."""
-    content = files.get(NAME)
-    words = {OLD: "the old one", NEW: "the new one", None: "none", b"": "an empty file"}
-    return words.get(content, "half a file")
-
-
-def disk_seen(answer, first):
+def disk_seen(answer):
     """Observe what a power cut at any step may leave."""
-    disk, found = ToyDisk({} if first else {NAME: OLD}), set()
-
-    def now():
-        return set(map(on_disk, disk.power_cuts()))
-
-    disk.did = lambda _: found.update(now())
+    disk, found = ToyDisk({NAME: OLD}), []
+    disk.did = lambda _: found.extend(disk.power_cuts())
     answer(disk, NEW)
+    left = list(disk.power_cuts())
     return {
-        "a power cut at any step leaves": ", ".join(sorted(found | now())),
-        "after the return": ", ".join(sorted(now())),
+        "after a power cut at any step loads": in_a_word(found + left),
+        "after the return loads": in_a_word(left),
         "other files left": len(set(disk.seen()) - {NAME}),
     }
 
 
 SAVE_COMMITTED = Exercise(
     solution("08", "save_committed"),
-    [(False,), (True,)],
+    [()],
     disk_seen,
     """
     disk.fsync("checkpoint.new") >> pass | The name may reach the disk before the bytes do.
     disk.fsync_folder() >> pass | The rename may be lost: nothing has made the new name durable.
     disk.fsync("checkpoint.new") >> disk.rename("checkpoint.new", "checkpoint"); disk.fsync("checkpoint"); disk.fsync_folder(); return | You sync the bytes when they already have their good name.
     """,
-    show=lambda first: (
-        f"save_committed(disk, new)"
-        f"  # {'a first save' if first else 'the disk has an old checkpoint'}"
-    ),
+    show=lambda: "save_committed(disk, new)  # the disk has an old checkpoint",
 )
 
 # A folder
