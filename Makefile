@@ -112,8 +112,8 @@ docs: $(READY)  ## Build the site in build/site: README, lessons, reference; a b
 materials: $(READY)  ## For authors: make the smoke token files
 	@$(BIN)/python materials/make_materials.py
 
-clinic: $(READY)  ## Five bugs to diagnose after the notebooks: run them and collect the evidence (N=3 for one)
-	@$(BIN)/python materials/clinic/make_clinic.py $(N)
+clinic: $(READY)  ## Three bugs to diagnose after the notebooks: run them and collect the evidence
+	@$(BIN)/python materials/clinic/make_clinic.py
 
 clean:  ## Remove what make made (not lab/, which is yours)
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage*

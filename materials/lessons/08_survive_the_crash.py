@@ -516,7 +516,7 @@ A moment is one change that the save makes to a file or folder, so a tool that w
 
 **Yours to keep**: `lab/mine/commit.py`. In lesson 10 your `Saver` commits with it, beside the library's. The library's [commit.py](../npydata/checkpointer/commit.py) follows the same order; it also replaces a checkpoint that has the same name, cleans up after dead writers, and tells one run's checkpoints from another's.
 
-**The next pain.** You have all parts. Do they resume a killed run so that nobody can tell? That takes the random generators, the loader's place and the optimizer as well. Lesson 10 puts it all together, and kills it. Or test yourself first: [five bugs you haven't seen](../materials/clinic/README.md).
+**The next pain.** You have all parts. Do they resume a killed run so that nobody can tell? That takes the random generators, the loader's place and the optimizer as well. Lesson 10 puts it all together, and kills it. Or test yourself first: [three bugs you haven't seen](../materials/clinic/README.md).
 
 [07 Save without stopping](07_async_checkpointer.ipynb) · **08** · next: [10 Train, crash, resume](10_train_crash_resume.ipynb), or first [09 Scale out](09_scale_out.ipynb) if you have several GPUs
 """

@@ -577,7 +577,7 @@ What is left is compute. And the bars are not worth the same: the naive script l
 
 **Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line, and refuses a checkpoint that was made with other settings. Copy it, put your model in the place of `GPT`, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
 
-**Where to go from here.** [The clinic](../materials/clinic/README.md) has five bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, it is [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
+**Where to go from here.** [The clinic](../materials/clinic/README.md) has three bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, it is [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
 
 [08 Survive the crash](08_survive_the_crash.ipynb) · [09 Scale out](09_scale_out.ipynb) (optional) · **10** · [11 Documents and mixtures](11_documents_and_mixtures.ipynb) (optional) · [the map in 00](00_start_here.ipynb)
 """

@@ -488,7 +488,7 @@ Your rows are almost as full as the windows were, and no token sees what it shou
 
 **Yours to keep**: `lab/mine/documents.py`. The library's [packed.py](../npydata/dataset/packed.py), [packing.py](../npydata/dataset/packing.py) and [mixture.py](../npydata/dataset/mixture.py) do the same, with files, blocks and any number of sources: `PackedDataset` and `MixtureDataset`. The mask is in [masks.py](../examples/masks.py), with another one for `flex_attention`.
 
-**Where to go from here.** Put a `PackedDataset` into [train.py](../examples/train.py), with `document_mask` in its model. [The clinic](../materials/clinic/README.md) has five bugs.
+**Where to go from here.** Put a `PackedDataset` into [train.py](../examples/train.py), with `document_mask` in its model. [The clinic](../materials/clinic/README.md) has three bugs.
 
 [10 Train, crash, resume](10_train_crash_resume.ipynb) · **11** (optional) · [the map in 00](00_start_here.ipynb)
 """

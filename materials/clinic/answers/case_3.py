@@ -1,71 +1,66 @@
 """Answers to case 3. Do your own ten minutes first: `case_3.md` beside this file has the words."""
 
-import json
-import zlib
+from functools import partial
 
-import numpy as np
-import torch
-from clinic.case_3 import experiment, saver
+from clinic.case_3.keep_one import Batch, newest, parts_of, save
+from course.play.toy_disk import ToyDisk
 
 
-def steps_in(folder):
-    """The step at which each parameter's moments were written, by the optimizer's own counter."""
-    files = sorted(folder.glob("optimizer.*.step.npy"))
-    return {int(path.name.split(".")[1]): int(np.load(path)) for path in files}
+def renamed_unsynced(journal):
+    """Files that got their name before their bytes were synced."""
+    calls = [line.rstrip(")").split("(") for line in journal]
+    synced, found = set(), []
+    for call, arguments in calls:
+        if call == "fsync":
+            synced.add(arguments)
+        if call == "rename" and arguments.split(", ")[0] not in synced:
+            found.append(arguments.split(", ")[1])
+    return found
 
 
-def shared_with_training(model, optimizer, take=saver.snapshot):
-    """Names in a snapshot whose memory is that of the running training."""
-    live = {tensor.data_ptr() for tensor in (*model.parameters(), *saver.flat(optimizer).values())}
-    return sorted(name for name, one in take(model, optimizer).items() if one.data_ptr() in live)
+def cut_short(save):
+    """Files of which a power cut may leave other bytes than were written."""
+    outcomes = after_a_power_cut(save)
+    return sorted({n for files in outcomes for n in files if len({f.get(n) for f in outcomes}) > 1})
 
 
-def damaged(folder):
-    """Files whose bytes are not those that were written."""
-    checksums = json.loads((folder / "list.json").read_text())
-    return sorted(
-        n for n in checksums if zlib.crc32((folder / f"{n}.npy").read_bytes()) != checksums[n]
+def after_a_power_cut(save):
+    """All that a power cut may leave once `save` of step 200 has returned."""
+    disk = disk_with_step_100()
+    save(disk, 200, parts_of(200))
+    return list(disk.power_cuts())
+
+
+def after_each_call(save, parts=parts_of):
+    """For every step of the disk while step 200 is saved: what loads if the process dies, and all
+    that may load if the power fails."""
+    disk, killed, cut = disk_with_step_100(), [], []
+    disk.did = lambda step: (
+        killed.append(newest(disk.seen())),
+        cut.append({newest(files) for files in disk.power_cuts()}),
     )
+    save(disk, 200, parts(200))
+    return killed, cut
 
 
-class Watched:
-    """A dataset that remembers which windows it gave."""
-
-    def __init__(self, data, late=0):
-        self.data, self.late, self.given = data, late, []
-
-    def fetch(self, indices, *, seed, epoch):
-        x, y = self.data.fetch(indices, seed=seed, epoch=epoch + self.late)
-        self.given.append(x)
-        return x, y
+def disk_with_step_100():
+    """A disk on which step 100 is durable."""
+    disk = ToyDisk()
+    fixed_save(disk, 100, parts_of(100))
+    return disk
 
 
-def same_batches(uninterrupted, resumed):
-    """Whether the resumed run was given what the other one was, after the save."""
-    after_the_save = uninterrupted.given[experiment.SAVE_AT :]
-    after_loading = resumed.given[1:]  # the first one only made the optimizer's tensors
-    pairs = zip(after_the_save, after_loading, strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
+class EveryFile(Batch):
+    """Syncs every file, also one whose bytes another one has."""
+
+    def sync(self):
+        for name in self.checksums:
+            self.disk.fsync(f"{name}.new")
 
 
-def weights_at(data, step):
-    """The weights of a training that saves nothing, after some step."""
-    model, optimizer = experiment.make_training()
-    for k in range(1, step + 1):
-        experiment.train_step(model, optimizer, *experiment.batch(data, k))
-    return model.state_dict()
+fixed_save = partial(save, batch=EveryFile)
 
 
-def weights_are_of(data, folder, step):
-    """Whether the saved weights are all of one step."""
-    return all(
-        np.array_equal(np.load(folder / f"model.{name}.npy"), weight.numpy())
-        for name, weight in weights_at(data, step).items()
-    )
-
-
-def mended_snapshot(model, optimizer):
-    """The tensors of this step, all of them copied."""
-    weights = {f"model.{name}": weight.clone() for name, weight in model.state_dict().items()}
-    moments = {f"optimizer.{name}": value.clone() for name, value in saver.flat(optimizer).items()}
-    return moments | weights
+def random_parts(step):
+    """Files of which no two are equal, as the tests of the report had them."""
+    return {name: f"{name} {step}".encode() for name in parts_of(step)}
