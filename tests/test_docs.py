@@ -116,47 +116,9 @@ def arriving_files(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
 
 
-def test_megatron_s_first_sequence_is_our_first_document(arriving_files):
-    corpus = npydata.open_tokens("corpus_text_document")
-    first = np.fromfile("corpus_text_document.bin", np.uint16)[:60_000]
-    assert np.array_equal(corpus.read(0, corpus.document_ends[0]), first)
-
-
-def test_the_figures_for_those_who_arrive_are_the_saved_ones():
-    page = ARRIVING.read_text(encoding="utf-8")
-    assert {name for kind, name in render.BLOCK.findall(page) if kind == "gain"} == set(
-        render.GAINS
-    )
-    assert render.rendered(page) == page, "run: python materials/results/render.py"
-
-
 def test_no_figure_for_those_who_arrive_is_typed_by_hand():
     prose = render.BLOCK.sub("", ARRIVING.read_text(encoding="utf-8"))
     assert not re.search(r"\d\s*(Mtok|ms\b|MB/s|MiB|GB|%|x as fast|times as)", prose)
-
-
-def test_the_devcontainer_calls_what_exists():
-    described = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    program, target = described["postCreateCommand"].split()
-    assert program == "make"
-    dry_run = ["make", "--dry-run", "--always-make", "--directory", ROOT, target]
-    run = subprocess.run(dry_run, capture_output=True, text=True, check=True)
-    assert "pip install" in run.stdout
-    assert described["forwardPorts"] == [8888]  # JupyterLab's own choice, which `make lab` leaves
-
-
-def test_a_failing_notebook_fails_make_test_and_says_how_its_output_is_renewed(tmp_path):
-    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / file, tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\ncase "$*" in *--nbval*) exit 1;; esac\n')
-    python.chmod(0o755)
-    (tmp_path / ".venv" / ".ready").touch()
-    make = ["make", "--directory", tmp_path, "test"]
-    run = subprocess.run(make, capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "'make notebooks' writes it" in run.stdout
 
 
 def test_no_link_of_a_notebook_leads_out_of_what_make_lab_serves(tmp_path):

@@ -21,7 +21,7 @@ from harness import LESS_IS_BETTER, aligned, best, figure, tables  # noqa: E402
 ARRIVING = ROOT / "materials" / "docs" / "arriving.md"
 PAGES = (ROOT / "README.md", RESULTS / "figures.md", RESULTS / "survival.md", ARRIVING)
 BLOCK = re.compile(r"<!-- (\w+)(?:: (\w+))? -->\n.*?<!-- /\1 -->", re.S)
-KINDS = ("summary", "figures", "survival", "gain")
+KINDS = ("summary", "figures", "survival")
 
 Row = tuple[str, str]
 """Benchmark, and ``group | name | setting``: the best row that matches is quoted."""
@@ -32,13 +32,13 @@ SUMMARY: list[tuple[str, Row, list[str]]] = [
      ["nanoGPT*", "plain mmap | MADV*"]),
     ("through a loader, file in memory", ("loader", "warm | ours | [!i]*"),
      ["naive DataLoader | [!0]*", "naive DataLoader | 0*"]),
-    ("one tensor of a 1 GiB legacy file", ("reader", "legacy warm | ours"),
+    ("one tensor of a legacy file", ("reader", "legacy warm | ours"),
      ["torch.load"]),
     ("... of a zip file", ("reader", "zip warm | ours"),
      ["torch.load(mmap=True)", "torch.load"]),
     ("... of a safetensors file", ("reader", "safetensors warm | ours"), ["safe_open"]),
     ("... that is not in memory", ("reader", "safetensors cold | ours"), ["safe_open"]),
-    ("a save of 1 GiB stalls training", ("checkpoint", "stall | ours"),
+    ("a save stalls training", ("checkpoint", "stall | ours"),
      ["dcp.async_save", "save_file*", "torch.save*"]),
     ('... with `snapshot="overlap"`', ("checkpoint", "stall | ours, overlap"),
      ["dcp.async_save, reused*"]),
@@ -53,67 +53,34 @@ SUMMARY: list[tuple[str, Row, list[str]]] = [
 IN_README = (
     "random windows, file in memory",
     "through a loader, file in memory",
-    "one tensor of a 1 GiB legacy file",
+    "one tensor of a legacy file",
     "... of a safetensors file",
-    "a save of 1 GiB stalls training",
+    "a save stalls training",
 )
 """One of these is lost."""
-GAINS: dict[str, list[tuple[str, Row]]] = {
-    "dataloader": [
-        ("`DataLoader`, 0 workers", ("loader", "warm | naive DataLoader | 0*")),
-        ("`DataLoader`, 2 workers", ("loader", "warm | naive DataLoader | 2 workers*2")),
-        ("`AsyncDataLoader`, default setting", ("loader", "warm | ours | *default*")),
-        ("`DataLoader`, 0 workers, file on the disk", ("loader", "cold | naive DataLoader | 0*")),
-        ("`AsyncDataLoader`, default setting, file on the disk",
-         ("loader", "cold | ours | *default*")),
-    ],
-    "nanogpt": [
-        ("`get_batch` before", ("dataset", "warm | nanoGPT*")),
-        ("`get_batch` after", ("dataset", "warm | ours | random*")),
-        ("before, file on the disk", ("dataset", "cold | nanoGPT*")),
-        ("after, announced as below, file on the disk", ("dataset", "cold | ours | hints 4*")),
-    ],
-    "save": [
-        ("training stands still: `torch.save` and fsync",
-         ("checkpoint", "stall | torch.save*")),
-        ("... `AsyncCheckpointer()`", ("checkpoint", "stall | ours")),
-        ('... `AsyncCheckpointer(snapshot="overlap")`',
-         ("checkpoint", "stall | ours, overlap")),
-        ("until the disk has it: `torch.save` and fsync",
-         ("checkpoint", "durable | torch.save*")),
-        ("... `AsyncCheckpointer()`", ("checkpoint", "durable | ours")),
-        ("memory beside the state: `torch.save`", ("checkpoint", "peak | torch.save*")),
-        ("... `AsyncCheckpointer()`", ("checkpoint", "peak | ours")),
-    ],
-    "load": [
-        ("`torch.load`", ("reader", "zip cold | torch.load")),
-        ("`torch.load(mmap=True)`", ("reader", "zip cold | torch.load(mmap=True)")),
-        ("`open_checkpoint`", ("reader", "zip cold | ours")),
-    ],
-}  # fmt: skip
 
 
 @cache
-def saved(name: str) -> dict[str, Any]:
-    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+def saved(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def quoted(row: Row) -> dict[str, Any]:
+def quoted(row: Row, folder: Path = RESULTS) -> dict[str, Any]:
     benchmark, cell = row
-    if (found := best(saved(benchmark)["rows"], cell)) is None:
+    if (found := best(saved(benchmark, folder)["rows"], cell)) is None:
         raise LookupError(f"{benchmark}.json has no row {cell}")
     return found
 
 
-def summary(kind: str) -> str:
-    """Ours beside what people use today: the rows in README (`short`), or all of them."""
+def summary(kind: str, folder: Path = RESULTS) -> str:
+    """Ours beside what people use today: the rows in README, those of a benchmark, or all."""
     lines = [("", "ours", "times as good as (their figure)", "measured by")]
     for what, row, others in SUMMARY:
-        if kind == "short" and what not in IN_README:
+        if kind not in ("", row[0]) and (kind != "short" or what not in IN_README):
             continue
-        ours, against = quoted(row), []
+        ours, against = quoted(row, folder), []
         for name in others:
-            other = quoted((row[0], f"{row[1].split(' | ')[0]} | {name}"))
+            other = quoted((row[0], f"{row[1].split(' | ')[0]} | {name}"), folder)
             times = ours["median"] / other["median"]
             times = 1 / times if ours["unit"] in LESS_IS_BETTER else times
             label = ", ".join(filter(None, (other["name"], other["setting"])))
@@ -132,21 +99,6 @@ def figures(name: str) -> str:
     if verdicts:
         parts = [*parts, "Against what we set out to reach:", "\n".join(verdicts)]
     return "\n\n".join(parts)
-
-
-def gain(name: str) -> str:
-    """A table of `arriving.md`: before and after."""
-    lines = [("", "", "min to max")]
-    for what, row in GAINS[name]:
-        one = quoted(row)
-        lines.append((what, f"{figure(one['median'])} {one['unit']}",
-                      f"{figure(one['min'])} to {figure(one['max'])}"))  # fmt: skip
-    benchmark = GAINS[name][0][1][0]
-    machine = saved(benchmark)["machine"]
-    return (f"{aligned(lines, '<><')}\n\nMedians of {saved(benchmark)['settings']['repeats']} runs "
-            f"on {machine['cpu']}, {machine['cores']} cores, {machine['file_system']} "
-            f"([{benchmark}.json](../results/{benchmark}.json)). On your machine: "
-            f"`python materials/bench/{benchmark}.py`.")  # fmt: skip
 
 
 def survival(what: str) -> str:

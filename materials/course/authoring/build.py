@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import nbformat
 
@@ -59,12 +58,10 @@ def build(number: str, solved: bool = False) -> Notebook:
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
 
 
-def execute(
-    notebook: Notebook, env: Mapping[str, str] | None = None, timeout: int = 180, **options: Any
-) -> None:
+def execute(notebook: Notebook, env: Mapping[str, str] | None = None, timeout: int = 180) -> None:
     """Run every cell in place, as a reader would: a fresh kernel, started beside the notebooks.
 
-    `env` adds to the kernel's environment; other options are nbclient's.
+    `env` adds to the kernel's environment; a cell may take `timeout` seconds.
     """
     from nbclient import NotebookClient
 
@@ -76,7 +73,6 @@ def execute(
         resources={"metadata": {"path": str(NOTEBOOKS)}},
         record_timing=False,
         coalesce_streams=True,
-        **options,
     )
     with TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # of what a lesson kills, too
         client.execute(env=os.environ | {"TMPDIR": scratch} | dict(env or {}))

@@ -21,7 +21,10 @@ from hypothesis.strategies import SearchStrategy
 
 from course.grading.compare import text_of
 from course.grading.observers import returned
-from course.lesson import Solution
+from course.lesson import ROOT, Solution
+
+# Where it caches, whatever the database; by default beside the notebook that is open.
+hypothesis.configuration.set_hypothesis_home_dir(ROOT / "build" / "hypothesis")
 
 Case = tuple[Any, ...]
 ROW = re.compile(r"(.+?)\s*>>\s*(.*?)\s*\|\s*([^|]+)")
