@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from npydata import AsyncDataLoader, MmapDataset, NpyTokensDataset, PackedDataset, write_tokens
+from npydata import AsyncDataLoader, MmapDataset, PackedDataset, write_tokens
 
 BATCHES, BATCH_SIZE, SEQ_LEN = 24, 64, 512
 
@@ -56,18 +56,6 @@ def test_batches_that_are_let_go_at_once_are_read_whole(device, keep_busy, token
         sums.append((x + 1, y * 2))
         del x, y
     assert all(same((x - 1, y), (a, b * 2)) for (x, y), (a, b) in zip(sums, wanted, strict=True))
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=IDS)
-def test_samples_one_by_one_and_on_a_stream_of_the_consumers_own(device, keep_busy, settings):
-    wanted, kept, mine = list(load(Floats(), 4)), [], torch.Stream(device)
-    with mine:
-        for k, batch in enumerate(load(Floats(), 4, device=device, **settings)):
-            if k % 8 == 0:
-                keep_busy()
-            kept.append({name: one.clone() for name, one in batch.items()})
-            del batch
-        assert all(same(a.values(), b.values()) for a, b in zip(kept, wanted, strict=True))
 
 
 @pytest.mark.parametrize("windows", [True, False], ids=["windows", "samples"])
@@ -130,19 +118,3 @@ def test_a_loader_in_a_process_that_has_not_touched_the_gpu_begins_nothing_on_it
               "next(iter(AsyncDataLoader(NpyTokensDataset(sys.argv[1], 512), batch_size=4))); "
               "assert not torch.cuda.is_initialized()")  # fmt: skip
     subprocess.run([sys.executable, "-c", script, tokens], check=True)
-
-
-def test_fresh_epochs_resume_on_the_gpu(device, tokens):
-    whole = load(NpyTokensDataset(tokens, SEQ_LEN), device=device)
-    wanted = [x.cpu() for _ in range(2) for x, _ in whole]
-    first = load(NpyTokensDataset(tokens, SEQ_LEN), device=device)
-    got = []
-    for x, _ in first:
-        got.append(x.cpu())
-        if len(got) == 7:
-            break
-    second = load(NpyTokensDataset(tokens, SEQ_LEN), device=device, num_workers=3)
-    second.load_state_dict(first.state_dict())
-    while len(got) < len(wanted):
-        got += [x.cpu() for x, _ in second]
-    assert same(got, wanted)
