@@ -64,21 +64,6 @@ def test_rows_are_called_in_turn_and_the_first_round_is_dropped():
     assert [row["rates"] for row in rows if row["group"] == "speed"] == [[3, 5], [4, 6]]
 
 
-@pytest.mark.parametrize(("rounds", "kept"), [({}, 2), ({"s": 3}, 6), ({"s": 0}, 1)])
-def test_a_section_may_have_more_rounds_or_one(rounds, kept):
-    made = bench(ours("s", "a", "", calls_so_far), rounds=rounds)
-    assert {len(row["rates"]) for row in rows_of(made, "--repeats", "2")} == {kept}
-
-
-def test_a_quick_run_leaves_out_what_is_for_full_ones_and_has_its_own_options():
-    made = bench(ours("s", "a", "", calls_so_far), ours("s", "b", "", calls_so_far, quick=False),
-                 options={"size_mb": (8, 2)})  # fmt: skip
-    assert {row["name"] for row in rows_of(made, "--quick")} == {"a"}
-    assert parse(made, ["--quick"]).size_mb == 2
-    assert parse(made, []).size_mb == 8
-    assert parse(made, ["--quick", "--size-mb", "5"]).size_mb == 5
-
-
 def test_a_section_that_cannot_be_measured_is_a_note():
     made = bench(ours("absent", "a", "", calls_so_far), ours("s", "b", "", calls_so_far))
     result = measured(made)
@@ -124,10 +109,6 @@ def test_a_target_compares_medians_or_round_by_round(target, mine, theirs, unit,
     assert verdict["met"] is met or abs(verdict["value"] - verdict["target"]) < 1e-9
 
 
-def test_a_target_without_its_rows_has_no_verdict():
-    assert judge(Target("", OURS, OTHER, 2), [row("ours", [1], "ms")]) == []
-
-
 def test_of_several_rows_that_match_the_best_counts():
     rows = [row("a", [5], "ms", setting="x"), row("a", [3], "ms", setting="y")]
     assert best(rows, "g | a")["setting"] == "y"
@@ -148,11 +129,3 @@ def test_what_was_measured_is_printed_written_and_drawn(tmp_path, capsys):
     assert as_text(made, json.loads(out.read_text()), targets=True) in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
-
-
-def test_a_bad_input_is_one_line(tmp_path, capsys):
-    def prepare(args):
-        raise npydata.NpyDataError("a.npy: is empty")
-
-    assert main(bench(prepare=prepare), ["--dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "fake: a.npy: is empty\n"
