@@ -1,21 +1,7 @@
-"""What the tests of the checkpointer share: states, bits, and a training run to stop and resume."""
-
-import random
-from pathlib import Path
+"""What the tests of the checkpointer share: states, and how to compare them."""
 
 import torch
 
-from npydata import (
-    AsyncCheckpointer,
-    AsyncDataLoader,
-    MmapDataset,
-    TrainingState,
-    capture_rng,
-    load_checkpoint,
-    restore_rng,
-)
-
-TOKENS = Path(__file__).resolve().parents[2] / "materials" / "train_smoke.npy"
 FILES = {"model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"}
 
 
@@ -58,55 +44,3 @@ def tree_of(folder):
         else:
             found[name] = path.read_bytes() if path.is_file() else None
     return found
-
-
-class Run:
-    """A small training run in which everything has a state: optimizer, schedule, dropout, data."""
-
-    def __init__(self):
-        torch.manual_seed(1)
-        random.seed(1)
-        self.model = torch.nn.Sequential(
-            torch.nn.Embedding(256, 8), torch.nn.Dropout(0.3), torch.nn.Flatten(),
-            torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4),
-        )  # fmt: skip
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=20)
-        data = MmapDataset(TOKENS, 8)
-        self.loader = AsyncDataLoader(data, batch_size=4, seed=3, num_workers=2)
-        self.batches = iter(self.loader)
-        self.step = 0
-
-    def train(self, until):
-        """Take steps up to the given number."""
-        while self.step < until:
-            inputs, targets = next(self.batches)
-            scale = 1 + random.random() / 10
-            loss = torch.nn.functional.cross_entropy(self.model(inputs % 256), targets[:, 0] % 4)
-            self.optimizer.zero_grad()
-            (loss * scale).backward()
-            self.optimizer.step()
-            self.schedule.step()
-            self.step += 1
-
-    def save(self, checkpointer: AsyncCheckpointer, folder):
-        """Save everything in the background."""
-        state = TrainingState(step=self.step, rng=capture_rng(), loader=self.loader.state_dict(),
-                              extra={"schedule": self.schedule.state_dict()})  # fmt: skip
-        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        checkpointer.save(folder, model, optimizer, state)
-
-    def load(self, folder):
-        """Continue from a checkpoint."""
-        model, optimizer, state = load_checkpoint(folder)
-        self.model.load_state_dict(model)
-        self.optimizer.load_state_dict(optimizer)
-        self.schedule.load_state_dict(state.extra["schedule"])
-        self.loader.load_state_dict(state.loader)
-        self.batches = iter(self.loader)
-        restore_rng(state.rng)
-        self.step = state.step
-
-    def weights(self):
-        """Every weight and every number of the optimizer, to the bit."""
-        return bitwise([dict(self.model.state_dict()), self.optimizer.state_dict()])

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from faults.children import Child
 
 from npydata import (
     CheckpointError,
@@ -92,28 +91,3 @@ def test_whenever_a_folder_is_removed_its_reader_gets_all_of_it_or_says_so(
         if count[0] < number:
             break
     assert 3 < number < 99
-
-
-def save_forever(folder):
-    """Replace a folder again and again; what the disk has does not matter here."""
-    os.fsync = lambda _: None
-    step = 0
-    while True:
-        step += 1
-        save(folder, step)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("look", [one for one in LOOKS if one != "load the latest"])
-def test_20_000_looks_at_a_folder_that_is_replaced_all_the_time(tmp_path, look):
-    folder = tmp_path / "c"
-    save(folder, 0)
-    writer = Child(lambda report: save_forever(folder), seconds=1200)
-    try:
-        seen = [LOOKS[look](folder) for _ in range(5000)]
-    finally:
-        writer.kill()
-        writer.end()
-    assert max(map(len, seen)) == 1
-    assert len(set.union(*seen)) > 100
