@@ -60,7 +60,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nmake run stopped: interrupted", file=sys.stderr)
         return 130
-    print(f"\n{render.summary('short', BUILD)}\n\n{LEGEND}")
+    print(f"\n{render.summary('short', BUILD)}\n\n{LEGEND}checkpoints of 128 MiB\n")
     print(f"notebooks, executed: {BUILD}/*.html   tables: {BUILD}/*.txt   pictures: {BUILD}/*.png")
     print(f"It took {time.monotonic() - begin:.0f} s. Next: `make lab` opens the notebooks.")
     return 0
