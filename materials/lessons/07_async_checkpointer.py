@@ -484,8 +484,7 @@ print("the file holds step 2:", torch.equal(held, model.weight))
 What does *not* wait is a change outside of the step. torch counts such changes: a tensor's `_version` grows with every change in place. The library notes the counts when a save begins and compares them before it commits; its test is one line:
 
 ```python
-def is_changed(self):
-    return self.version is not None and self.source._version != self.version
+if copy.version is not None and copy.source._version != copy.version:
 ```
 
 If you add 1 to a weight yourself before the next step, `model.weight.add_(1)`, there is no torn checkpoint: the save fails, and the message names the tensor, `weight`, and who may change it.

@@ -251,7 +251,7 @@ class Notes:
 
 - `notes.read(rank)` returns a note, or None as long as there is none. Look at all ranks, and if you have to wait, call `notes.sleep()` and look again.
 - A note with the key `"error"` says that its rank has given up. Then raise a `RuntimeError` with the rank's number in its text, at once, whoever else is missing.
-- If somebody is still missing after `patience` seconds (`notes.seconds` counts them), raise a `RuntimeError` with the numbers of all who are missing.
+- If somebody is still missing when `notes.seconds` has reached `patience`, raise a `RuntimeError` with the numbers of all who are missing.
 """
 
 # %% [markdown] tags=["hint:gather"]
