@@ -32,7 +32,7 @@ x, y = batch[:, :-1], batch[:, 1:]                     # y is x, one token on
 
 **You need** lesson 00, Python, and a little NumPy (slices, dtypes). Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
+**About 40 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
 """
 
 # %%
@@ -105,12 +105,15 @@ You come back to these three lines at the end. Begin with the first.
 Lesson 00 made a table of positions, one for each token. NumPy has something better. `sliding_window_view(tokens, 4)` shows an array as if all its windows of 4 were written out, one in a row. They have no memory of their own: they overlap in the memory of `tokens`.
 """
 
-# %% tags=["play"]
-play.draw_overlap(starts=(1, 5), width=4)
+# %%
+tokens = np.arange(10, 18)
+windows = sliding_window_view(tokens, 4)
+print(windows)
+print("windows 0 and 3, copied:", windows[[0, 3]].tolist())
 
-# %% [markdown] tags=["takeaway"]
+# %% [markdown]
 """
-Indexing this view with an array of starts copies exactly those rows, in one call that loops in C. This is a **gather**. Here it copies two windows out of seven.
+Indexing this view with an array of starts copies exactly those rows, in one call that loops in C. This is a **gather**. Here it copies two windows out of five.
 
 **Write `gather`**, in a plain class. `self.size` is the size of the file in bytes when it was opened, and `os.path.getsize(self.path)` is its size now.
 
@@ -181,13 +184,12 @@ reveal("cast", "yes" if np.shares_memory(cast, tokens) else "no")
 `copy=False` means *don't copy if you don't need to*. An array of 16-bit ids can't serve as one of 64-bit ids, so it is copied. A copy can't be avoided, then; but you can choose *when* and *where to*. Gather first, in 16 bits; then cast once, straight into the memory where the batch will live.
 
 A window of `seq_len + 1` tokens holds both `x` and `y`:
-"""
 
-# %% tags=["play"]
-play.draw_shift()
+| a window, `seq_len` 5 | the | clever | fox | sings | under | it |
+|---|---|---|---|---|---|---|
+| `x`, what the model reads | the | clever | fox | sings | under | |
+| `y`, what it predicts | clever | fox | sings | under | it | |
 
-# %% [markdown] tags=["takeaway"]
-"""
 `x` is the window without its last token, `y` the window without its first: each token has the one to predict right below it.
 
 **Write `shifted_pair`.** `tokens` are gathered windows, an array of shape `(B, T + 1)`. Return two int64 tensors of shape `(B, T)`.
@@ -236,22 +238,14 @@ The first of your three lines is fixed: a file that changes is an error that nam
 
 Your `Windows` ignores the rows of the file: it flattens them and keeps counting. So at the end of each document it teaches the model to predict the first word of another one. And it begins at multiples of `seq_len` only: most windows of the file are never shown.
 
-Here is the cure in a small file: rows of 9 tokens, windows of 4 (so `seq_len` is 3), and a **stride** of 4. The stride is the distance from one window's start to the next. Windows are numbered consecutively, row after row.
-"""
+Here is the cure in a small file: rows of 9 tokens, windows of 4 (so `seq_len` is 3), and a **stride** of 4. The stride is the distance from one window's start to the next. Windows are numbered consecutively, row after row. The numbers are tokens of the file:
 
-# %% tags=["play"]
-play.draw_rows()
+```
+row 0     0  1  2  3  |  4  5  6  7  |  8        windows 0 and 1
+row 1     9 10 11 12  | 13 14 15 16  | 17        windows 2 and 3
+```
 
-# %% [markdown] tags=["takeaway"]
-"""
 Each row holds two windows, and one token is left over. Window 2 begins at token 9, not 8: it skips what row 0 has left over.
-
-| window | row | begins at token |
-|---|---|---|
-| 0 | 0 | 0 |
-| 1 | 0 | 4 |
-| 2 | 1 | 9 |
-| 3 | 1 | 13 |
 
 With a stride of 1 you get every window there is.
 
@@ -286,7 +280,7 @@ The latest start is `num_tokens - width`; the `+ 1` counts the window at 0.
 
 # %% [markdown]
 """
-**Write `window_offsets`**: the token of the file at which each window begins, without a loop. `windows` is an array of window numbers; `per_row` is how many windows a row holds, and `row_len` how many tokens. The picture above is `window_offsets(np.array([0, 1, 2, 3]), 2, 9, 4)`.
+**Write `window_offsets`**: the token of the file at which each window begins, without a loop. `windows` is an array of window numbers; `per_row` is how many windows a row holds, and `row_len` how many tokens. In the small file above, `window_offsets(np.array([0, 1, 2, 3]), 2, 9, 4)` is `[0, 4, 9, 13]`.
 """
 
 # %% [markdown] tags=["hint:window_offsets"]
@@ -321,14 +315,14 @@ Random windows should look random, and yet be the same when you ask again: after
 
 So there is nothing to save: sample 5 of epoch 2 is a function of three numbers.
 
-**Write `random_windows`**: for each index, one of the windows `0` to `count - 1`, as int64.
+**Write `random_windows`**: for each index one of the windows `0` to `count - 1`, namely the remainder that its hash leaves when it is divided by `count`; as int64.
 """
 
 # %% [markdown] tags=["hint:random_windows"]
 """
 <details><summary>Hint</summary>
 
-A remainder maps a large number to one below `count`. Together with an int64, a uint64 array may turn into floats, so write `np.uint64(count)`. `.astype(np.int64)` comes last.
+`%` gives the remainder, of a whole array at once. Together with an int64, a uint64 array may turn into floats, so write `np.uint64(count)`. `.astype(np.int64)` comes last.
 
 </details>
 """
@@ -394,9 +388,6 @@ card("a window lost", mine=...)
 # %% tags=["play"]
 card("an easy target", mine=...)
 
-# %% tags=["play"]
-card("one epoch for ever", mine=...)
-
 # %% [markdown]
 """
 ## Count again
@@ -409,17 +400,9 @@ play.compare(before, play.exam(MyWindows, by_epoch=True))
 
 # %% [markdown]
 """
-And it is still fast. The bar of lesson 00 once more, only its data wait: the naive script, `Windows`, and `MyWindows`. Times are an illustration.
-"""
+And it is still fast: a batch is one gather, as in lesson 00, and the guard, the hash and the rows are a few more array operations for the whole batch.
 
-# %% tags=["nbval-ignore-output"]
-play.draw_waits(Windows, MyWindows)
-
-# %% [markdown] tags=["takeaway"]
-"""
-Beside the naive script's wait, the cost of the guard, the hash and the rows is hardly visible.
-
-One cost doesn't show in this bar, because the file is in memory: a disk reads whole pages. A window of 1,025 tokens of 2 bytes is half a page, and half of all windows run into the next page. That makes 1.5 pages on average, 6,144 bytes for 2,050 useful ones: **three bytes read for each one used**. On top of that the system reads on beyond what you touch, on the guess that you will go on there (*readahead*). The guess is good for a film, and bad for random windows; in lesson 04 you tell the system which windows you want.
+One cost is left that no counter here shows, because the file is in memory: a disk reads whole pages. A window of 1,025 tokens of 2 bytes is half a page, and half of all windows run into the next page. That makes 1.5 pages on average, 6,144 bytes for 2,050 useful ones: **three bytes read for each one used**. On top of that the system reads on beyond what you touch, on the guess that you will go on there (*readahead*). The guess is good for a film, and bad for random windows; in lesson 04 you tell the system which windows you want.
 """
 
 # %% [markdown] tags=["closing"]

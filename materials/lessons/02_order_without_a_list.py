@@ -32,7 +32,7 @@ samples_given += B * ranks                             # all that a resume needs
 
 **You need** lessons 00 and 01. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
+**About 40 to 50 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
 """
 
 # %%
@@ -91,16 +91,16 @@ The common version asks a generator for a list: `np.random.default_rng(seed).per
 A hash needs no list, but it may send two positions to one sample. A shuffle must not. So build it from moves that can be *undone*: if you can walk back from each sample to its position, no two positions share a sample.
 
 Write the numbers from 0 into a grid, row by row. Then shift each row by some amount, round and round: what leaves on the right comes in again on the left. Then shift each column in the same way.
-"""
 
-# %% tags=["play"]
-play.draw_round()
+```
+0 1 2    rows by      2 0 1    columns by    3 8 1
+3 4 5    1, 0, 2      3 4 5    2, 1, 0       7 0 5
+6 7 8    --------->   7 8 6    ---------->   2 4 6
+```
 
-# %% [markdown] tags=["takeaway"]
-"""
 Row 0 is shifted by 1: its 2 leaves on the right, and comes in on the left. All of a row moves by the same amount, so no two cells meet; and whoever knows the amounts can shift everything back. The amounts are where the randomness comes from: a hash of the row's number, then a hash of the column's.
 
-**Write `shift`**, the one move that everything is built of. `values` are places below `bound`. Move each one on by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64`, and `bound` is one, too. The result says where each number *goes*. In the first row of the picture 0 goes to place 1, 1 goes to place 2, and 2 wraps around to place 0; so the picture, which shows who stands in each place, reads 2 0 1:
+**Write `shift`**, the one move that everything is built of. `values` are places below `bound`. Move each one on by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64`, and `bound` is one, too. The result says where each number *goes*. In the first row 0 goes to place 1, 1 goes to place 2, and 2 wraps around to place 0; so the grid, which shows who stands in each place, reads 2 0 1:
 
 ```python
 shift(np.array([0, 1, 2]), np.array([7, 7, 7]), 3)      # [1, 2, 0], as 7 is twice 3, and 1
@@ -134,7 +134,7 @@ Two remainders, `(values + hashes % bound) % bound`, are just as good; they give
 
 # %% [markdown]
 """
-Two shifts, rows and then columns, make a **round**. Three rounds make the shuffle.
+Two shifts, rows and then columns, make a **round**. Three rounds make the shuffle: after two, neighbours in a row still end up side by side twice as often as by chance.
 
 **Write `scramble`**: where does each cell of the grid go? `cells` is an array of cell numbers, counted row by row. `keys` has a pair of numbers for each round, `(across, down)`; they make another seed give another order. In each round,
 
@@ -242,53 +242,15 @@ print("three of a trillion:  ", MyShuffle(10**12, seed=1)([0, 1, 2]))
 
 # %% [markdown]
 """
-Any three of a trillion, and no list. One question is left: why three rounds, and not two? Take two positions side by side in one row. If the shuffle is good, their samples are in unrelated columns.
-
-**Predict.**
-"""
-
-# %% tags=["prediction:neighbours"]
-predict(
-    "neighbours",
-    "Two neighbours, two rounds: how many times as often as by chance are their columns neighbours?",
-    unit="times",
-    within=1.5,
-    mine=...,
-)
-
-# %% tags=["reveal:neighbours"]
-reveal("neighbours", play.neighbours(MyShuffle))
-
-# %% [markdown] tags=["takeaway"]
-"""
-After two rounds a trace is left, although no eye would find it in the grid: two cells that end up in the same row keep their distance in the next shift. The third round wipes it out.
+Any three of a trillion, and no list.
 
 The first number is fixed: an epoch has every sample once. **This is a good place to stop.** When you come back, run the cells from the top. What is left is to share the order, and to find the way back into it.
 
 ## Sitting 2 · Every epoch its own order · core
 
-The shuffle takes one seed; a run has two numbers, its seed and the epoch. Many scripts shuffle by `seed + epoch`.
+The shuffle takes one seed; a run has two numbers, its seed and the epoch. Many scripts shuffle by `seed + epoch`. Then the first epoch of seed 1 has the order that the second epoch of seed 0 has: three runs with the seeds 0, 1 and 2, of three epochs each, see five orders and not nine.
 
-**Predict.** Three runs, with the seeds 0, 1 and 2, of three epochs each.
-"""
-
-# %% tags=["prediction:orders"]
-predict(
-    "orders",
-    "How many different orders do the nine epochs have?",
-    unit="orders",
-    within=1,
-    mine=...,
-)
-
-# %% tags=["reveal:orders"]
-pairs = [(seed, epoch) for seed in range(3) for epoch in range(3)]
-orders = {tuple(MyShuffle(100, seed + epoch)(range(100))) for seed, epoch in pairs}
-reveal("orders", len(orders))
-
-# %% [markdown]
-"""
-Runs that share their orders are not independent, so averaging them tells you less than you think. A hash of both numbers gives all nine:
+Runs that share their orders are not independent, so averaging them tells you less than you think. A hash of both numbers gives nine:
 """
 
 
@@ -375,40 +337,14 @@ reveal("skipped", missed)
 
 # %% [markdown]
 """
-A number of batches means nothing without their size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made that the model was never given.
-
-**Write `resumed`**, all that a resume has to get right. An epoch's samples come as in `order`, cut into batches of `batch_size`; the last may be shorter. When the run was killed, `made` batches had been made, and `delivered` of them given to the model. Return the list of batches that are still to come, each a piece of `order`, in batches of `new_batch_size`.
-"""
-
-# %% [markdown] tags=["hint:resumed"]
-"""
-<details><summary>Hint</summary>
-
-How many *samples* has the model seen? That number means the same before and after.
-
-</details>
-"""
-
-
-# %% tags=["exercise:resumed"]
-@check
-def resumed(order, batch_size, made, delivered, new_batch_size):
-    ### BEGIN SOLUTION
-    begin = delivered * batch_size
-    return [order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size)]
-    ### END SOLUTION
-
-
-# %% [markdown] tags=["solution:resumed"]
-"""
-`made` plays no part. The number of samples that were *delivered* is what a checkpoint has to keep.
+A number of batches means nothing without their size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made that the model was never given. So count the *samples* that were *delivered*, by all ranks together: 24 here. That number means the same before and after, and it is the `start` of your `rank_slice`.
 """
 
 # %% [markdown]
 """
 ## Put it together · core
 
-An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before. (The file takes three of your five functions: `shuffled` and `resumed` were for the idea, and `MyShuffle` and `MyOrder` do the same with whole arrays.)
+An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before. (The file takes three of your four functions: `shuffled` was for the idea, and `MyShuffle` does the same with whole arrays.)
 """
 
 
@@ -442,9 +378,6 @@ card("one order for all", mine=...)
 
 # %% tags=["play"]
 card("from the beginning", mine=...)
-
-# %% tags=["play"]
-card("rounded up", mine=...)
 
 # %% [markdown]
 """

@@ -32,7 +32,7 @@ buffer.close()                     # it is over: everybody wakes up, and ends
 
 **You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
+**About 45 to 55 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -181,9 +181,9 @@ with cafe.lock:
 
 It is `while` and not `if`, because being called is no promise: between the call and the moment you have the lock again, somebody else may have taken the table. And `wait` and `notify` work only while you hold the lock; without it they raise a `RuntimeError`.
 
-### The buffer's fields
+### The buffer
 
-This is the shell of your buffer. Three methods are yours now, a fourth in the second sitting.
+This is the shell of your buffer. Two methods are yours now, a third in the second sitting. Read `put`, which is given: a worker has finished a batch, perhaps before its turn. It leaves the batch under its number and wakes the consumer, which looks by itself whether it was this batch that it needs.
 """
 
 
@@ -204,6 +204,13 @@ class Buffer:
 
     def has_room(self):
         return self.claimed - self.taken < self.capacity
+
+    def put(self, number, result):
+        """Leave the result of a claimed number; a closed buffer takes none."""
+        with self.lock:
+            if not self.closed:
+                self.results[number] = result
+                self.ready.notify()
 
 
 # %% [markdown]
@@ -240,41 +247,7 @@ Buffer.claim = claim
 
 # %% [markdown] tags=["solution:claim"]
 """
-Under the lock nobody else can claim between your look and your count. So no two workers get the same number.
-"""
-
-# %% [markdown]
-"""
-**Write `put`**: a worker has finished a batch, perhaps before its turn. Leave it in `self.results` under its number, and wake the consumer in `self.ready`. If the buffer is closed, leave nothing: nobody would take it.
-"""
-
-# %% [markdown] tags=["hint:put"]
-"""
-<details><summary>Hint</summary>
-
-Three lines under the lock. The consumer looks by itself whether it was this batch that it needs.
-
-</details>
-"""
-
-
-# %% tags=["exercise:put", "file:loader.py"]
-@check
-def put(self, number, result):
-    """Leave the result of a claimed number, and wake the consumer."""
-    ### BEGIN SOLUTION
-    with self.lock:
-        if not self.closed:
-            self.results[number] = result
-            self.ready.notify()
-    ### END SOLUTION
-
-
-Buffer.put = put
-
-# %% [markdown] tags=["solution:put"]
-"""
-`put` never waits: its place was claimed before. That is what the queue could not promise.
+Under the lock nobody else can claim between your look and your count. So no two workers get the same number. And `put` never has to wait: its place was claimed before. That is what the queue could not promise.
 """
 
 # %% [markdown]
@@ -317,19 +290,7 @@ The consumer asks for one number and no other. That is all it takes to keep the 
 
 # %% [markdown]
 """
-Four workers finish in the order 2, 0, 3, 1. The queue would have handed the batches on like that. And yours?
-"""
-
-# %%
-buffer = Buffer(4, capacity=4)
-print("claimed:         ", *[buffer.claim() for _ in range(4)])
-for number in (2, 0, 3, 1):
-    buffer.put(number, number)
-print("the consumer got:", *[buffer.take_next() for _ in range(4)])
-
-# %% [markdown]
-"""
-Now run it step by step: your buffer between two workers and a consumer, with a capacity of 3. Move the step. For which batch does batch 1 wait?
+Run it step by step: your buffer between two workers and a consumer, with a capacity of 3. Move the step, and see batches become ready out of order and leave in order. For which batch does batch 1 wait?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -388,7 +349,7 @@ The worker used the room for more batches, and waits in `put` again. Follow the 
 | queue | full | the consumer, to take a batch |
 | consumer | `join` | the worker, to end |
 
-You can't make enough room for somebody who fills it again. You have to *say* that it is over, and wake whoever sleeps. Your `claim`, `put` and `take_next` already look at `self.closed`.
+You can't make enough room for somebody who fills it again. You have to *say* that it is over, and wake whoever sleeps. `claim`, `put` and `take_next` already look at `self.closed`.
 
 **Write `close`**: mark the buffer as closed, let go of all results, and wake everybody.
 """
@@ -543,7 +504,7 @@ It counts before `yield`: while your loop works on a batch, that batch has been 
 """
 ## Watch it work · core
 
-Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. At the top, the same batches without a worker, one after the other. What is the smallest setting with which the consumer waits only at the start?
+Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. Below the picture stands how long the same batches take without a worker, one after the other. What is the smallest setting with which the consumer waits only at the start?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -603,9 +564,6 @@ card("a look too few", mine=...)
 
 # %% tags=["play"]
 card("counted where it was claimed", mine=...)
-
-# %% tags=["play"]
-card("put after close", mine=...)
 
 # %% [markdown] tags=["closing"]
 """

@@ -32,12 +32,12 @@ with_hints(data, batches, ahead)            # the disk reads while you compute
 
 **You need** lessons 00 and 03. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
+**About 40 to 50 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
 | 1 | measure a loader, plot it over its settings, and choose one | 30 |
-| 2 | a model that says why; a file that is not in memory | 25 |
+| 2 | a model that says why; a file that is not in memory | 20 |
 """
 
 # %%
@@ -182,11 +182,11 @@ def compare(a, b):
 
 Three loaders read a file of 134 MB that is in memory, as fast as they can:
 
-- *ours*, the library's loader, with 1, 2 and 4 workers and three prefetch factors;
+- *ours*, the library's loader, with two prefetch factors;
 - a stock `DataLoader` over *our* dataset, which is asked for whole batches;
 - the *naive* `DataLoader`, which collects single windows.
 
-For ours a worker is a thread. For the other two it is a process, and with 0 workers the loop makes its batches itself. Each is measured three times, in turn, after a round that doesn't count. This takes some ten seconds.
+Each gets 0, 1 and 2 workers; with 0 the loop makes its batches itself. For ours a worker is a thread, for the other two a process. Each setting is measured three times, in turn, after a round that doesn't count. This takes some ten seconds.
 """
 
 # %% tags=["prediction:processes"]
@@ -200,12 +200,11 @@ predict(
 )
 
 # %% tags=["nbval-ignore-output", "reveal:processes"]
-rows = play.swept()
-ours, naive = play.spreads(rows, "ours"), play.spreads(rows, "naive DataLoader")
-print(
-    "4 workers of ours, beside 4 times 1 worker:", compare(ours[4], [4 * rate for rate in ours[1]])
-)
-reveal("processes", compare(max(naive[1], naive[2]), naive[0]))
+spread = play.swept()
+doubled = [2 * rate for rate in spread["ours", 1]]
+print("2 workers of ours, beside twice 1 worker:", compare(spread["ours", 2], doubled))
+alone, *processes = (spread["naive DataLoader", workers] for workers in (0, 1, 2))
+reveal("processes", compare(max(processes), alone))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -213,44 +212,23 @@ The picture has a line for each loader, each at its best prefetch factor, with t
 
 A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its nine settings. Where they overlap, nothing was shown, and most of them usually do. And four workers are hardly ever four times as fast as one (the line below the table compares their spreads): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its settings. Where they overlap, nothing was shown, and most of them usually do. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 
 So what do you take? For most runs the answer is dull: a step takes milliseconds, a batch from memory takes microseconds, and anything will do. How would you *know*? Measure a few settings, and take the **cheapest that is twice as fast as your step needs**. Twice, because a loader that is just fast enough starves its consumer whenever the machine is busy.
 
-**Write `cheapest`.** `rates` is a dictionary: setting to batches a second, the cheapest setting first. A step of `step_s` seconds uses `1 / step_s` batches a second. Return the first setting whose rate is at least `HEADROOM` times that. If no setting reaches it, the fastest is wanted; but what reaches `AS_GOOD` times the best rate is as good as the best, so return the first of those.
+`cheapest` below does that. `rates` says for each setting how many batches a second it makes, the cheapest setting first; a step of `step_s` seconds uses `1 / step_s` batches a second. If no setting has the headroom, the fastest is wanted; but what reaches 0.95 of the best rate is as good as the best.
 """
+
 
 # %% tags=["given", "file:tuning.py"]
-HEADROOM = 2
-AS_GOOD = 0.95
-
-# %% [markdown] tags=["hint:cheapest"]
-"""
-<details><summary>Hint</summary>
-
-Both sentences look for the first rate that reaches a target. Which target is asked for if the best rate is far above what is needed, and which if it is far below? `next(... for ... if ...)` gives the first.
-
-</details>
-"""
-
-
-# %% tags=["exercise:cheapest", "file:tuning.py"]
-@check
 def cheapest(rates, step_s):
     """Return the first setting with headroom for a step; if none has, the first of the fastest."""
-    ### BEGIN SOLUTION
-    needed, best = HEADROOM / step_s, max(rates.values())
-    target = needed if best >= needed else AS_GOOD * best
+    needed, best = 2 / step_s, max(rates.values())
+    target = needed if best >= needed else 0.95 * best
     return next(setting for setting, rate in rates.items() if rate >= target)
-    ### END SOLUTION
 
-
-# %% [markdown] tags=["solution:cheapest"]
-"""
-The best rate always reaches its own target, so there is a first one.
-"""
 
 # %% [markdown]
 """
@@ -258,8 +236,7 @@ Now let your numbers decide for the uneven disk. Nine settings of *your* `Loader
 """
 
 # %% tags=["nbval-ignore-output"]
-found = in_turn(play.settings_of(Loader), repeats=3)
-rates = play.show_rates(found)
+rates = play.rates_of(Loader, in_turn)
 workers, prefetch = cheapest(rates, step_s=0.004)
 print(f"for a step of 4 ms: workers={workers}, prefetch={prefetch}")
 
@@ -414,17 +391,22 @@ reveal("wait", " and ".join(name for name in loaders if verdicts[name] == "no ro
 """
 ## The model against the measurement · core
 
-Is the model any good? Below, your real `Loader` with real threads runs at 36 settings: steps of 1 to 8 ms, one, two or four workers, and prefetch factors of 1, 2 and 4. For each the model has *predicted* how long a batch takes on average. It knows the times of the disk and nothing else.
+Is the model any good? In sitting 1 you measured nine settings of your real `Loader`, with real threads, on the uneven disk. There the consumer took batches as fast as it got them: a step of 0. What does the model say of them? It knows the times of the disk and nothing else.
 """
 
 # %% tags=["nbval-ignore-output"]
-play.draw_model(follow, Loader)
+for (workers, prefetch), rate in rates.items():
+    trips = follow([2, 2, 2, 14] * 10, 0, workers, window=workers * prefetch)
+    model = 1000 * len(trips) / trips[-1].done
+    print(
+        f"workers {workers}, prefetch {prefetch}: {rate:4.0f} batches/s, the model says {model:.0f}"
+    )
 
-# %% [markdown] tags=["takeaway"]
+# %% [markdown]
 """
-A point on the line is a prediction that came true. Points lie a little to the right of it, since the model treats waking a thread as free; on a busy machine they lie far to the right.
+The measured rates are a little lower, since the model treats waking a thread as free; on a busy machine they are much lower.
 
-Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: four workers, four times as fast. See what the line below that table said. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
+Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. See what the line below that table said. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
 
 ## A file that is not in memory · core
 
@@ -432,43 +414,24 @@ A real disk has one more surprise. Reading a few windows of a *cold* file, one t
 
 You know better. `data.will_need(indices)` is a *hint*: it says which pages will be wanted, and that they are all that is wanted. It returns at once, and the disk begins to read. Then `data.fetch(indices)` finds them in memory. Sixteen threads could wait for sixteen reads; with hints, one thread has a hundred reads under way and waits for none.
 
-The hint has to come early, or the disk has no time.
-
-**Write `with_hints`**, a generator. `batches` is a list of index lists. Yield `data.fetch(indices)` of each, in order. When batch `k` is fetched, all batches up to `k + ahead` have been asked for by `will_need`, each of them once.
-"""
-
-# %% [markdown] tags=["hint:with_hints"]
-"""
-<details><summary>Hint</summary>
-
-Two loops: ask for the first `ahead` batches, before anything is fetched. Then, for each batch, ask for one more, if there is one, and fetch.
-
-</details>
+The hint has to come early, or the disk has no time. `with_hints` asks for each batch `ahead` batches before it fetches it:
 """
 
 
-# %% tags=["exercise:with_hints", "file:tuning.py"]
-@check
+# %% tags=["given", "file:tuning.py"]
 def with_hints(data, batches, ahead):
     """Yield the batches; each is asked for `ahead` batches before it is fetched."""
-    ### BEGIN SOLUTION
     for indices in batches[:ahead]:
         data.will_need(indices)
     for k, indices in enumerate(batches):
         if k + ahead < len(batches):
             data.will_need(batches[k + ahead])
         yield data.fetch(indices)
-    ### END SOLUTION
 
-
-# %% [markdown] tags=["solution:with_hints"]
-"""
-A sliding window once more: what is asked for and not yet fetched is never more than `ahead + 1` batches.
-"""
 
 # %% [markdown]
 """
-The next cell evicts a file of 134 MB from memory, and fetches 16 batches of 8 windows from it: first without hints, then with yours, `ahead=4`. A window of this file is 2 KiB, so it lies in one or two pages of 4 KiB. Reading ahead fetches 128 KiB around each on many machines, 1 MiB and more on others: 32 to 300 pages.
+The next cell evicts a file of 134 MB from memory, and fetches 16 batches of 8 windows from it: first without hints, then with them, `ahead=4`. A window of this file is 2 KiB, so it lies in one or two pages of 4 KiB. Reading ahead fetches 128 KiB around each on many machines, 1 MiB and more on others: 32 to 300 pages.
 """
 
 # %% tags=["prediction:pages"]
@@ -481,7 +444,10 @@ predict(
 )
 
 # %% tags=["nbval-ignore-output", "reveal:pages"]
-reveal("pages", play.times_fewer_pages(with_hints))
+without = play.pages_read(lambda data, batches: map(data.fetch, batches))
+hinted = play.pages_read(lambda data, batches: with_hints(data, batches, ahead=4))
+print(f"pages of the file in memory: {without:,} without hints, {hinted:,} with them")
+reveal("pages", round(without / hinted))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -496,17 +462,11 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** Each card changes one line. Pick what you would see; then it runs with that line.
+**What would you notice?** The next cell changes one line. Pick what you would see; then it runs with that line.
 """
 
 # %% tags=["play"]
-card("just fast enough", mine=...)
-
-# %% tags=["play"]
 card("a hasty consumer", mine=...)
-
-# %% tags=["play"]
-card("a hint at the last moment", mine=...)
 
 # %% [markdown]
 """

@@ -31,10 +31,6 @@ class Watched(np.ndarray):
         Watched.looks += 1
         return np.asarray(self)[key]
 
-    def astype(self, dtype, **options):
-        Watched.looks += self.size
-        return np.asarray(self).astype(dtype, **options)
-
 
 def windows_seen(Windows, count, seq_len, indices):
     with files():
@@ -68,11 +64,9 @@ WINDOWS = Exercise(
     misconceptions="""
 (len(self.tokens) - 1) >> len(self.tokens) | The last window needs one token more: its last target.
 // self.seq_len >> // (self.seq_len + 1)   | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
-* self.seq_len >> | Window k begins at token k * seq_len.
 np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
 windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
 .astype(np.int64) >> | The tokens are still 2-byte numbers; the model wants int64.
-self.tokens[table].astype(np.int64) >> self.tokens.astype(np.int64)[table] | For each batch you convert the whole file.
 self.tokens[table].astype(np.int64) >> np.stack([self.tokens[row] for row in table]).astype(np.int64) | You look into the file once for each window; a batch is one look.
 """,
 )
@@ -274,7 +268,6 @@ READ_TENSOR = Exercise(
 8 + n + begin >> n + begin | The header's own length, 8 bytes, comes before the header.
 8 + n + begin >> begin | data_offsets count from the end of the header, not of the file's beginning.
 file.seek(8 + n + begin) >> pass | You read on where the header ends; this tensor may lie further on.
-file.read(end - begin) >> file.read(end) | data_offsets are a begin and an end, not a begin and a length.
 file.read(end - begin) >> file.read() | You read up to the end of the file: other tensors, too.
 """,
 )
@@ -338,7 +331,6 @@ STEPS = Exercise(
 start=1 >> start=0 | The first batch is step 1.
 step > done >> step >= done | The batch of step `done` was trained on already.
 start=1 >> start=done + 1 | After a resume the loader begins at the first batch again: its number stays 1.
-step > total >> step >= total | The last step is missing.
 step > total >> False | The steps end with `total`.
 yield step, batch >> yield batch | The loop wants a pair: the step and its batch.
 """,

@@ -100,7 +100,6 @@ SHIFTED_PAIR = Exercise(
     [
         (np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.uint16),),
         (np.array([[5, 6]], np.uint16),),
-        (np.array([[2**24 + 1, 7, 2**32 - 1]], np.uint32),),
     ],
     pair_seen,
     show=lambda tokens: f"shifted_pair(np.array({tokens.tolist()}), out)  # {tokens.dtype}",
@@ -109,7 +108,6 @@ SHIFTED_PAIR = Exercise(
     },
     misconceptions="""
 tokens[:, 1:] >> tokens[:, :-1] | y is x itself: nothing is left to predict.
-inputs, targets = out[0], out[1] >> inputs, targets = out; tokens = tokens.astype(np.float32) | Ids above 2^24 don't survive a float32, not even on the way to int64.
 inputs, targets = out[0], out[1] >> inputs, targets = np.empty_like(out) | The caller brings memory for the batch, and you made your own.
 return torch.from_numpy(inputs), torch.from_numpy(targets) >> return torch.tensor(inputs), torch.tensor(targets) | You fill the caller's memory and then return copies of it.
 """,
@@ -146,27 +144,9 @@ windows * stride + windows // per_row * left_over >> windows % per_row * stride 
 )
 
 
-def draw_seen(answer, count, seed, epoch):
-    """What must hold of random windows, whatever the hash."""
-    asked = np.arange(1000)
-    drawn = np.asarray(answer(asked, count, seed, epoch))
-    order = np.random.default_rng(1).permutation(1000)
-
-    def equal(seed, epoch):
-        return bool(np.array_equal(answer(asked, count, seed, epoch), drawn))
-
-    return {
-        "dtype and shape": f"{drawn.dtype} {drawn.shape}",
-        "smallest and largest": (int(drawn.min()), int(drawn.max())) if count < 100 else None,
-        "all below `count`": bool((drawn < count).all()),
-        "the same when asked again": equal(seed, epoch),
-        "the same in another order": bool(
-            np.array_equal(answer(order, count, seed, epoch), drawn[order])
-        ),
-        "the same for another seed": equal(seed + 1, epoch),
-        "the same for another epoch": equal(seed, epoch + 1),
-        "the same for seed + 1, epoch - 1": epoch > 0 and equal(seed + 1, epoch - 1),
-    }
+def draw_seen(answer, *case):
+    drawn = np.asarray(answer(*case))
+    return {"windows": drawn, "dtype": str(drawn.dtype)}
 
 
 def seeded_generator(indices, count, seed, epoch):
@@ -175,9 +155,16 @@ def seeded_generator(indices, count, seed, epoch):
 
 RANDOM_WINDOWS = Exercise(
     random_windows,
-    [(7, 0, 1), (10, 5, 3), (1000, 7, 0), (10**6, 7, 3), (2**40, 2**62, 1)],
+    [
+        (np.array(indices), count, seed, epoch)
+        for indices, count, seed, epoch in [
+            ([0], 7, 0, 0),
+            ([3, 1, 4], 10, 5, 3),
+            ([4, 1, 3], 10**6, 7, 0),
+            ([10**12, 0], 2**40, 2**62, 1),
+        ]
+    ],
     draw_seen,
-    show=lambda count, seed, epoch: f"random_windows(np.arange(1000), {count}, {seed}, {epoch})",
     others={
         "A generator: the window of an index depends on its place in the batch.": seeded_generator,
     },

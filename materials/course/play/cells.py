@@ -5,15 +5,9 @@ from matplotlib.patches import FancyBboxPatch, Patch
 
 INK, BOX = "#1f2937", "round,pad=0,rounding_size=0.1"
 COLOURS = {
-    "token": "#f3f4f6",
-    "window": "#d5efe9",
-    "the next": "#86c2b9",
     "read ahead": "#86c2b9",
     "not read": "#f3f4f6",
-    "x": "#a9cdee",
-    "y": "#fbdca0",
     "chosen": "#0f766e",
-    "left over": "#d1d5db",
     "wrong": "#991b1b",
     "being made": "#7fb2e5",
     "ready": "#0f766e",

@@ -1,9 +1,8 @@
-"""Run a script that dies, as by `kill -9`, right after a call to the system that a save makes.
+"""Run a script that dies, as by `kill -9`, right after it has synced a file of some name.
 
-    python killed.py TIMES CALL SCRIPT [ARGUMENTS...]
+    python killed.py TIMES "fsync NAME" SCRIPT [ARGUMENTS...]
 
-It dies once CALL was made so many times: what is called, and the name of the file, such as
-"fsync optimizer.safetensors"; "any" counts every call.
+It dies once a file of that name, such as optimizer.safetensors, was synced so many times.
 """
 
 import fcntl
@@ -13,36 +12,27 @@ import signal
 import sys
 from pathlib import Path
 
-CALLS = ("mkdir", "pwrite", "ftruncate", "fsync", "rename", "replace")
 times, wanted, script, *arguments = sys.argv[1:]
-left = int(times)
+left, sync = int(times), os.fsync
 
 
-def counted(name, call):
-    def wrapper(target, *args, **options):
-        global left
-        result = call(target, *args, **options)
-        left -= wanted in ("any", f"{name} {name_of(target)}")
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    return wrapper
+def counted(file):
+    global left
+    sync(file)
+    left -= wanted == f"fsync {name_of(file)}"
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def name_of(target):
-    """Return the name of a file, given its path or an open descriptor."""
-    if not isinstance(target, int):
-        return Path(target).name
+def name_of(descriptor):
+    """Return the name of an open file."""
     if hasattr(fcntl, "F_GETPATH"):  # macOS
-        return Path(
-            os.fsdecode(fcntl.fcntl(target, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
-        ).name
-    return Path(f"/proc/self/fd/{target}").readlink().name
+        path = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
+        return Path(os.fsdecode(path)).name
+    return Path(f"/proc/self/fd/{descriptor}").readlink().name
 
 
-for name in CALLS:
-    setattr(os, name, counted(name, getattr(os, name)))
+os.fsync = counted
 sys.argv = [script, *arguments]
 sys.path.insert(0, str(Path(script).resolve().parent))
 runpy.run_path(script, run_name="__main__")

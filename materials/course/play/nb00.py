@@ -140,14 +140,6 @@ def faster(before):
 # Looking
 
 
-def pace(in_turns, beside):
-    """Say which of three times a step takes, given what was measured."""
-    # Computing is the same code in both: what differs is how long the loop waits for its batch.
-    hidden = 1 - beside["data wait"] / in_turns["data wait"]
-    print(f"{hidden:.0%} of the wait for the disk is hidden behind the computing")
-    return "as long as " + ("the slower of the two" if hidden > 0 else "both together")
-
-
 def save_live_weights():
     """Write weights one tensor after the other while training goes on; say what is in the file."""
     model, optimizer = new_model()
@@ -223,21 +215,3 @@ def undisturbed(script):
     """Return the losses of a script that nobody kills."""
     with TemporaryDirectory() as root, redirect_stdout(None):
         return losses(start(script, root))
-
-
-def how_it_began(resumed):
-    """Say which of three ways a run began."""
-    first = min(resumed, default=0)
-    if first == 1:
-        return "begin again at step 1"
-    whole = first % SAVE_EVERY == 1
-    return "go on " + ("after the newest finished checkpoint" if whole else "at the very step")
-
-
-def compare_losses(*runs):
-    """Print some losses of three runs side by side: around the kill, and the last."""
-    whole, killed, resumed = runs
-    begin, end = min(resumed, default=1), max(killed, default=1)
-    print("step   undisturbed        killed       resumed")
-    for step in sorted({1, begin - 1, begin, end, end + 1, STEPS} & whole.keys()):
-        print(f"{step:4d}", *(f"{run.get(step, '-'):>13}" for run in runs))

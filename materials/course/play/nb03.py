@@ -204,18 +204,11 @@ def run_of(Loader):
             time.sleep(STEP_MS / 1000)
             consumer += [(done, got, "waits"), (got, data.ms(), "computed on", number)]
             waited, done = waited + got - done, data.ms()
-        alone, now = [], 0
-        for number, lasts in enumerate(MAKE_MS):
-            made, now = now + lasts, now + lasts + STEP_MS
-            alone += [
-                (made - lasts, made, "being made", number),
-                (made, now, "computed on", number),
-            ]
-        rows = {"one after the other": alone}
-        rows |= {f"worker {k}": row for k, row in enumerate(data.made.values(), 1)}
+        rows = {f"worker {k}": row for k, row in enumerate(data.made.values(), 1)}
+        alone = sum(MAKE_MS) + len(MAKE_MS) * STEP_MS
         title = f"Twelve batches: workers {workers}, prefetch {prefetch}"
         return strips(rows | {"consumer": consumer}, COLOURS, title, "time (ms)"), (
-            f"one after the other {now} ms, side by side {done:.0f} ms, of which the consumer "
+            f"one after the other {alone} ms, side by side {done:.0f} ms, of which the consumer "
             f"waited {waited:.0f}"
         )
 

@@ -1,4 +1,4 @@
-"""What lesson 04 measures and draws; each figure with its numbers as text below it."""
+"""What lesson 04 measures and draws."""
 
 import time
 from functools import cache, partial
@@ -11,14 +11,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from course import lab
-from course.play.cells import COLOURS, INK
-from course.play.charts import axes, strips
-from npydata import NpyTokensDataset, plot_sweep, sweep, write_tokens
+from course.play.cells import COLOURS
+from course.play.charts import strips
+from npydata import NpyTokensDataset, plot_sweep, sweep
 from npydata.system.page_cache import evict, resident_pages
 
 UNEVEN_MS = (2, 2, 2, 14)
 STEP_MS = 4
-TOKENS = 1 << 26
 _SCRATCH = TemporaryDirectory(prefix="npydata-lab-")
 
 
@@ -61,8 +60,8 @@ def draw_steps(busy):
     lab.picture(figure, f"{len(busy)} steps in {last - first:.0f} ms")
 
 
-def settings_of(Loader):
-    """Return, for each (workers, prefetch), what measures the batches a second of a loader."""
+def rates_of(Loader, in_turn):
+    """Measure the batches a second of nine settings in turn; print them, and return the medians."""
 
     def rate(workers, prefetch):
         loader = Loader(UnevenDisk(40), 1, prefetch=prefetch, workers=workers)
@@ -70,11 +69,7 @@ def settings_of(Loader):
         count = sum(1 for _ in loader)
         return count / (time.perf_counter() - start)
 
-    return {(w, p): partial(rate, w, p) for w, p in product((1, 2, 4), (1, 2, 4))}
-
-
-def show_rates(found):
-    """Print the rates of all settings with their spreads; return the medians."""
+    found = in_turn({one: partial(rate, *one) for one in product((1, 2, 4), (1, 2, 4))}, 3)
     for (workers, prefetch), row in found.items():
         spread = f"{median(row):4.0f} batches/s ({min(row):.0f} to {max(row):.0f})"
         print(f"workers {workers}, prefetch {prefetch}: {spread}")
@@ -83,11 +78,13 @@ def show_rates(found):
 
 def win_of_a(in_turn):
     """Measure one loader as A and B while the machine slows down; return by what percent A wins."""
-    wins = []
-    for title, turns in (("one after the other", ["A", "B"]), ("in turn", ["AB"])):
-        slower, found = partial(next, iter(np.linspace(100, 60, 14))), {}
-        for names in turns:
-            found |= in_turn(dict.fromkeys(names, slower), 6)
+    rates, wins = np.linspace(100, 60, 14), []
+    slower = partial(next, iter(rates))
+    by_turns = in_turn({"A": slower, "B": slower}, 6)
+    for title, found in (
+        ("one after the other", {"A": rates[1:7], "B": rates[8:]}),
+        ("in turn", by_turns),
+    ):
         wins.append(round(100 * (median(found["A"]) / median(found["B"]) - 1)))
         ends = ", ".join(f"{name} {min(row):.0f} to {max(row):.0f}" for name, row in found.items())
         print(f"{title:<20} {ends}: A wins by {wins[-1]} %")
@@ -101,31 +98,21 @@ def win_of_a(in_turn):
 def token_file():
     """Return a file of 134 MB: 2**26 tokens of 2 bytes."""
     path = Path(_SCRATCH.name, "tokens.npy")
-    rng = np.random.default_rng(0)
-    write_tokens(path, (rng.integers(0, 64, 1 << 22, dtype=np.uint16) for _ in range(TOKENS >> 22)))
+    np.save(path, np.random.default_rng(0).integers(0, 64, 1 << 26, np.uint16))
     return path
 
 
 def swept():
-    """Measure ours and the two others at many settings, in turn; draw them, and print a table."""
-    measured = partial(sweep, token_file(), repeats=3, seconds=0.05, progress=False)
-    others = ["ours in DataLoader", "naive DataLoader"]
-    rows = measured(loaders=["ours"], workers=(1, 2, 4), prefetch=(1, 4, 16))["rows"]
-    rows += measured(loaders=others, workers=(0, 1, 2), prefetch=(2,))["rows"]
-    lines = [f"{'Mtok/s':<20}{'workers':<9}{'prefetch':<10}median  spread"]
-    for row in rows:
-        name, workers, prefetch = row["name"], row["workers"], row["prefetch"] or "-"
-        setting = f"{name:<20}{workers:<9}{prefetch:<10}"
-        lines.append(f"{setting}{row['median']:5.0f}   {row['min']:.0f} to {row['max']:.0f}")
+    """Measure three loaders at some settings; draw them, print a table, and return the spreads."""
+    measured = partial(sweep, workers=(0, 1, 2), prefetch=(2, 16), repeats=3, seconds=0.05)
+    rows = measured(token_file(), progress=False)["rows"]
     figure = plot_sweep(rows)
-    lab.picture(figure, "\n".join(lines))
+    lab.picture(figure, "Mtok/s              workers  prefetch  median  spread")
     plt.close(figure)
-    return rows
-
-
-def spreads(rows, name):
-    """Return the spread for each number of workers, at the largest prefetch factor."""
-    return {row["workers"]: (row["min"], row["max"]) for row in rows if row["name"] == name}
+    for row in rows:
+        setting = f"{row['name']:<20}{row['workers']:<9}{row['prefetch'] or '-':<10}"
+        print(f"{setting}{row['median']:5.0f}   {row['min']:.0f} to {row['max']:.0f}")
+    return {(row["name"], row["workers"]): (row["min"], row["max"]) for row in rows}
 
 
 # The model
@@ -150,43 +137,15 @@ def model_of(follow):
     return draw
 
 
-def draw_model(follow, Loader):
-    """Predict how long a batch takes at many settings, and draw it beside what was measured."""
-    found = []
-    for step_ms, workers, prefetch in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)):
-        trips = follow(list(UNEVEN_MS) * 10, step_ms, workers, workers * prefetch)
-        busy = watch(Loader(UnevenDisk(40), 1, prefetch, workers), step_ms)
-        predicted = (trips[-1].done - trips[0].done) / (len(trips) - 1)
-        found.append(((busy[-1][1] - busy[0][1]) / (len(busy) - 1), predicted))
-    title = f"{len(found)} settings of a real loader"
-    labels = {"xlabel": "measured (ms a batch)", "ylabel": "predicted (ms a batch)"}
-    figure, ax = axes(3.8, title, **labels)
-    ax.plot(*zip(*found, strict=True), "o", color="#0f766e")
-    ax.axline((4, 4), slope=1, color=INK, lw=1)
-    near = sum(0.8 < model / measured < 1.25 for measured, model in found)
-    text = f"within a quarter of the measured time: {near} of {len(found)} settings"
-    lab.picture(figure, f"{text}\nmost of them: {near > len(found) / 2}")
-
-
 # Cold files
 
 
-def read_cold(name, fetch_all):
-    """Read 16 batches of an evicted file; print and return how many of its pages came."""
+def pages_read(fetch_all):
+    """Read 16 batches of an evicted file; return how many of its pages are in memory then."""
     path = token_file()
     if evict(path) > 0.01:
         print("(This file stays in memory here: there is nothing to see.)")
     data = NpyTokensDataset(path, 1024, seed=0)
-    start = time.perf_counter()
     for _ in fetch_all(data, [range(k, k + 8) for k in range(0, 128, 8)]):
         pass
-    rate = 128 * 1024 / 1e6 / (time.perf_counter() - start)
-    pages = int(resident_pages(path).sum())
-    print(f"{name:<9}{pages:7,} pages of the file are in memory; {rate:.1f} Mtok/s")
-    return pages
-
-
-def times_fewer_pages(with_hints):
-    """Read a cold file without hints and with them; return how many times fewer pages came."""
-    without = read_cold("no hints", lambda data, batches: map(data.fetch, batches))
-    return round(without / read_cold("hints", partial(with_hints, ahead=4)))
+    return int(resident_pages(path).sum())

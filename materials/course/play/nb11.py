@@ -14,17 +14,18 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy, one_hot
 
+from course.play.charts import axes
+
 EOT, WORDS, OWN_WORDS = 0, 64, 4
 ROW = 64
 """Tokens in a row; no document is longer."""
 SURE = 8.0
 """What all of its attention adds to the logit of a word."""
+CAUSAL = torch.ones(ROW, ROW).tril()
+"""The mask of ordinary training: a position sees all that come before it."""
 POSITIONS = 0.02 * torch.randn(ROW, WORDS, generator=torch.Generator().manual_seed(0))
-FILLS = ("#ffffff", "#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5", "#9ca3af")
-"""Empty, the documents in a row in turn, and one that has lost its beginning."""
-SOURCES = {"web": ("#1b4f72", "-"), "books": ("#c2410c", "--"), "code": ("#0f766e", ":")}
-"""The sources of the mixture: the colour and the style of their lines."""
-
+FILLS = ("#ffffff", "#1b4f72", "#fbdca0", "#0f766e", "#cfe3f5")
+"""Empty, and the documents of a row in turn."""
 
 # Documents
 
@@ -70,37 +71,26 @@ def losses_of(tokens, mask, positions=None):
     return cross_entropy(logits, tokens.roll(-1), reduction="none")
 
 
-def causal(length):
-    """Return the mask of ordinary training: a position sees all that come before it."""
-    return torch.ones(length, length).tril()
-
-
-def losses_alone(row):
-    """Return the losses of each document as if it were the only one."""
-    parts = row.tokens.split(row.lengths.tolist())
-    return [losses_of(tokens, causal(len(tokens)))[:-1] for tokens in parts]
-
-
-def losses_in_row(row, mask, positions=None):
-    """Return the losses of each document where it is."""
-    parts = losses_of(row.tokens, mask, positions).split(row.lengths.tolist())
-    return [losses[:-1] for losses in parts]
+def compared(row, mask, positions=None):
+    """Yield the losses of each document as if it were the only one, and where it is."""
+    lengths = row.lengths.tolist()
+    here = losses_of(row.tokens, mask, positions).split(lengths)
+    for tokens, losses in zip(row.tokens.split(lengths), here, strict=True):
+        yield losses_of(tokens, CAUSAL[: len(tokens), : len(tokens)])[:-1], losses[:-1]
 
 
 def measure_leak(row):
     """Print the loss of each document, alone and in the row; say what the last one's is."""
-    packed = losses_in_row(row, causal(len(row.tokens)))
-    for k, (alone, here) in enumerate(zip(losses_alone(row), packed, strict=True)):
+    for k, (alone, here) in enumerate(compared(row, CAUSAL)):
         print(f"document {k}: loss alone {alone.mean():.2f}, in the row {here.mean():.2f}")
     return "higher" if here.mean() > alone.mean() else "lower"
 
 
 def changed(row, mask, positions=None):
     """Return how many losses of each document are not what they are alone."""
-    packed = losses_in_row(row, mask, positions)
     return [
         int((~torch.isclose(alone, here, rtol=1e-9, atol=1e-12)).sum())
-        for alone, here in zip(losses_alone(row), packed, strict=True)
+        for alone, here in compared(row, mask, positions)
     ]
 
 
@@ -123,20 +113,11 @@ def documents_in(rows, lengths, room=ROW):
     return table
 
 
-def cut_off(rows):
-    """Return which tokens are of a document that began in the row before."""
-    return (rows == np.roll(rows[:, -1:], 1, axis=0)) & (rows >= 0)
-
-
 def score(name, rows, masked=False):
     """Print a line of the scoreboard; return what percent can see another document."""
     used = rows >= 0
     seeing = 0 if masked else (used & (rows != rows[:, :1])).sum() / used.sum()
-    headless = cut_off(rows).sum() / used.sum()
-    print(
-        f"{name:<18}{used.mean():>4.0%} filled; of the tokens {seeing:>3.0%} see another", end=" "
-    )
-    print(f"document, {headless:>3.0%} not the beginning of theirs")
+    print(f"{name:<18}{used.mean():>4.0%} filled; {seeing:>4.0%} of tokens see another document")
     return round(100 * seeing)
 
 
@@ -170,13 +151,12 @@ def rows(fit):
         for ax, (title, ids) in zip(figure.subplots(1, 2), titles.items(), strict=True):
             begins = np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
             fills = np.where(ids < 0, 0, 1 + np.cumsum(begins, axis=1) % 4)
-            fills[cut_off(ids)] = 5
-            ax.imshow(fills, ListedColormap(FILLS), vmin=0, vmax=5, aspect="auto")
+            ax.imshow(fills, ListedColormap(FILLS), vmin=0, vmax=4, aspect="auto")
             ax.set(title=title, xlabel="position in the row (tokens)", ylabel="row")
             ax.yaxis.get_major_locator().set_params(integer=True)
-        broken = len(np.unique(cut[cut_off(cut)]))
+        pieces = sum(len({*row} - {-1}) for row in cut.tolist())
         return figure, (
-            f"cut: {len(cut)} rows, {broken} of {documents} documents in pieces\n"
+            f"cut: {len(cut)} rows, {documents} documents in {pieces} pieces\n"
             f"packed: {len(packed)} rows, none in pieces, {(packed < 0).mean():.1%} empty"
         )
 
@@ -186,41 +166,24 @@ def rows(fit):
 # Sources
 
 
-def drawn(weights):
-    """Return how many samples of each source a die has given; weights `(samples, sources)`."""
-    shares = weights / weights.sum(axis=1, keepdims=True)
-    return np.cumsum(np.random.default_rng(0).multinomial(1, shares), axis=0)
-
-
-def drawn_away(samples, weights):
-    """Return how many too many or too few one source has when a die decides, at most."""
-    given = drawn(np.tile(weights, (samples, 1)))[-1]
-    return round(max(abs(given - np.array(weights) * samples / sum(weights))))
-
-
-def shares(Mixture):
-    """Return what the slider draws: what each source has given, drawn and computed."""
+def shares(counts_after):
+    """Return what the slider draws: how far each source is from its share, drawn and computed."""
 
     def draw(web):
-        phases = {0: [3 * web, 2 * (10 - web), 10 - web], 100: [2, 2, 6]}  # books: twice code
-        weights = np.repeat(list(phases.values()), 100, axis=0)
-        owed = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=0)
-        mixture, after = Mixture([100] * 3, phases), np.arange(1, 201)
-        panels = {
-            "Drawn by a die": drawn(weights),
-            "Computed by your code": np.array([mixture.given(int(n)) for n in after]),
+        weights = [3 * web, 2 * (10 - web), 10 - web]  # books: twice code
+        share, after = np.array(weights) / sum(weights), range(1, 201)
+        owed = np.outer(after, share)
+        counts = {
+            "Drawn by a die": np.random.default_rng(0).multinomial(1, share, 200).cumsum(axis=0),
+            "Computed by your code": np.array([counts_after(n, weights) for n in after]),
         }
-        figure = Figure(figsize=(10, 3.6), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
-        for ax, (title, given) in zip(axes, panels.items(), strict=True):
-            for k, (name, (colour, style)) in enumerate(SOURCES.items()):
-                ax.plot(after, owed[:, k] / after, color=colour, lw=6, alpha=0.25)
-                ax.plot(after, given[:, k] / after, style, color=colour, lw=2, label=name)
-            ax.set(title=title, xlabel="samples so far", ylabel="share so far")
-        axes[0].legend()
-        return figure, "\n".join(
-            f"{title}: at most {abs(given - owed).max():.1f} samples from its share"
-            for title, given in panels.items()
-        )
+        title, lines = "How far the worst source is from its share", []
+        figure, ax = axes(3, title, xlabel="samples so far", ylabel="samples")
+        for (name, given), style in zip(counts.items(), ("--", "-"), strict=True):
+            away = abs(given - owed).max(axis=1)
+            ax.plot(after, away, style, label=name)
+            lines.append(f"{name}: at most {away.max():.1f} samples")
+        ax.legend()
+        return figure, "\n".join(lines)
 
     return draw

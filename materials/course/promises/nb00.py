@@ -36,14 +36,6 @@ def a_name_means_complete(mine):
     expect(mine.latest(Path("root")), Path("root/step-000006"), "latest")
 
 
-def no_batch_twice(mine):
-    """A resumed run goes on with the next batch: none twice, none left out"""
-    for kill in (0, 1, 4, 7):
-        runs = mine.steps(range(100), 0, kill), mine.steps(range(100), kill, 7)
-        steps = [step for run in runs for step, _ in run]
-        expect(steps, [1, 2, 3, 4, 5, 6, 7], f"killed after step {kill}: steps")
-
-
 CARDS = {
     "a queue without an end": Card(
         nb00.LOADER,

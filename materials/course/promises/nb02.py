@@ -1,7 +1,5 @@
 """What must hold of the order of lesson 02, and one-line changes that break it."""
 
-from itertools import product
-
 import numpy as np
 
 from course.exercises import nb02
@@ -16,31 +14,11 @@ def every_sample_comes_once(mine):
         expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
 
 
-def no_list_is_kept(mine):
-    """A trillion samples take no memory"""
-    for n in (10**12, 4**20 + 1, 2**62):
-        shuffle = mine.MyShuffle(n, 11)
-        samples = shuffle(range(n - 5000, n))
-        kept = sum(np.size(value) for value in vars(shuffle).values())
-        expect(kept < 100, True, f"{kept} numbers are kept, fewer than 100")
-        expect(len({k for k in samples if 0 <= k < n}), 5000, "different samples, of 5000")
-
-
 def seeds_decide(mine):
     """Another seed gives another order, and the same seed the same"""
     orders = [tuple(mine.MyShuffle(100, seed)(range(100))) for seed in range(30)]
     expect(len(set(orders)), 30, "orders of 30 seeds")
     expect(tuple(mine.MyShuffle(100, 7)(range(100))), orders[7], "seed 7 again")
-
-
-def no_sample_twice(mine):
-    """No sample goes to two ranks, and fewer than one for each rank are dropped"""
-    for samples, batch_size, ranks in product(range(14), (1, 3), (1, 2, 3)):
-        dealt = [(batch, 0, samples, batch_size, rank, ranks)
-                 for batch in range(samples) for rank in range(ranks)]  # fmt: skip
-        given = sorted(k for one in dealt for k in mine.rank_slice(*one))
-        end = samples - samples % (batch_size * ranks) % ranks
-        expect(given, list(range(end)), f"positions of {samples}, for {ranks} ranks")
 
 
 def a_resume_goes_on(mine):
@@ -73,18 +51,6 @@ CARDS = {
             "A resumed epoch skips samples.": "It begins too early, not too late.",
             "The ranks of a resumed run get different numbers of batches.": "All of them make the "
             "same mistake, so they stay together.",
-        },
-    ),
-    "rounded up": Card(
-        nb02.RANK_SLICE,
-        "(num_samples - begin) // world_size >> -(-(num_samples - begin) // world_size)",
-        no_sample_twice,
-        {
-            "No error: a position past the end becomes a sample that was there before.": "",
-            "The ranks wait for each other for ever at the end of the epoch.": "All ranks "
-            "still get equally many batches, so none waits for another.",
-            "One rank has no last batch.": "Every rank has its last batch; that of the last rank "
-            "reaches beyond the samples.",
         },
     ),
 }

@@ -1,22 +1,14 @@
 """What the loader of lesson 03 promises, tested on the learner's own, and cards that break it."""
 
 import threading
-from itertools import islice
 
 from course.exercises import nb03
 from course.exercises.nb03 import Numbers
-from course.grading.observers import threads
 from course.grading.scripted import Script
 from course.lab import Card
 from course.promises import expect
 
 ENDS_S = 5.0
-
-
-def buffer_of(mine, count, capacity):
-    # The methods stand among the names of the lesson.
-    methods = {name: getattr(mine, name) for name in ("claim", "put", "take_next", "close")}
-    return type("Buffer", (mine.Buffer,), methods)(count, capacity)
 
 
 class OutOfOrder(Numbers):
@@ -43,39 +35,19 @@ def batches_come_in_order(mine):
 
 def a_call_without_a_reason_changes_nothing(mine):
     """A worker that is woken for nothing goes back to sleep"""
-    seen = Script(buffer_of(mine, 9, 1)).play(["claim", "claim", "wake", "close"])
+    seen = Script(mine.Buffer(9, 1)).play(["claim", "claim", "wake", "close"])
     expect(seen["2. claim"], "waits for `room`, gives None", "the second claim of a capacity of 1")
 
 
-def leaving_stops_every_thread(mine):
-    """Leaving early stops every thread"""
-    with threads() as counted:
-        for _ in islice(mine.Loader(Numbers(4000), 2, prefetch=2, workers=4), 2):
-            pass
-        expect(counted(), {"threads started": 4, "still running": 0}, "threads")
-
-
-def a_closed_buffer_is_empty(mine):
-    """A closed buffer holds no batch, not even one that a worker puts afterwards"""
-    buffer = buffer_of(mine, 9, 4)
-    early, late = buffer.claim(), buffer.claim()
-    buffer.put(early, "early")
-    buffer.close()
-    buffer.put(late, "late")
-    expect(buffer.results, {}, "results")
-
-
 def a_resume_gets_the_next_batch(mine):
-    """A run that resumes gets the very next batch, with any other number of workers"""
-    for stop, workers in ((1, 2), (3, 3), (7, 1)):
-        stopped = mine.Loader(OutOfOrder(24), 2, prefetch=4, workers=2)
-        batches = iter(stopped)
-        before = [next(batches) for _ in range(stop)]
-        resumed = mine.Loader(Numbers(24), 2, prefetch=1, workers=workers)
-        resumed.given = stopped.given
-        batches.close()
-        found = before + list(resumed)
-        expect(found, [[k, k + 1] for k in range(0, 24, 2)], f"stopped after {stop}: batches")
+    """A run that resumes gets the very next batch, with another number of workers"""
+    stopped = mine.Loader(OutOfOrder(24), 2, prefetch=4, workers=2)
+    batches = iter(stopped)
+    before = [next(batches) for _ in range(3)]
+    resumed = mine.Loader(Numbers(24), 2, prefetch=1, workers=3)
+    resumed.given = stopped.given
+    batches.close()
+    expect(before + list(resumed), [[k, k + 1] for k in range(0, 24, 2)], "batches")
 
 
 CARDS = {
@@ -97,18 +69,6 @@ CARDS = {
             "after a resume, some batches are never seen": "",
             "after a resume, some batches come twice": "what is claimed is ahead of what is given",
             "the epoch ends too early, in every run": "a run that isn't resumed never reads it",
-        },
-    ),
-    "put after close": Card(
-        nb03.PUT,
-        "if not self.closed: >> if True:",
-        a_closed_buffer_is_empty,
-        {
-            "after leaving early, a batch or two stay in memory": "",
-            "the next epoch begins with a batch of the last one": "the next epoch has a buffer of "
-            "its own",
-            "a worker never ends, because its buffer is full": "`put` waits for nothing: its place "
-            "was claimed before",
         },
     ),
 }
