@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from token_builders import write
 
 import npydata
@@ -140,13 +139,3 @@ def test_no_link_of_a_notebook_leads_out_of_what_make_lab_serves(tmp_path):
             target = Path(os.path.normpath(copies / link))  # as text, as the browser takes it
             assert target.is_relative_to(served), f"{path.name}: {link}"
             assert target.exists(), f"{path.name}: {link}"
-
-
-def test_environment_yml_is_what_binder_takes():
-    """Its builder wants a mapping, and installs after copying the repository for a local `-e .`."""
-    described = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert described["channels"] == ["conda-forge", "nodefaults"]
-    *packages, last = described["dependencies"]
-    assert last == {"pip": ["-e ."]}
-    assert all(isinstance(package, str) for package in packages)
-    assert {"pip", "jupyterlab>=4"} <= set(packages)

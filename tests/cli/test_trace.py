@@ -162,30 +162,3 @@ def test_an_evaluation_is_other_and_our_saves_and_loads_are_seen(tmp_path):
     lines = EVALUATION.splitlines()
     assert {f"script.py:{1 + lines.index(line)}" for line in lines if "save(" in line} <= saved
     assert [event["name"] for event in events].count("load") == 1
-
-
-MEMORY = """
-import gc, resource
-import torch
-from torch.utils.data import DataLoader
-
-class Big(torch.utils.data.Dataset):
-    def __init__(self):
-        self.data = torch.ones(10_000_000)
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        return self.data[index]
-
-for _ in range(10):
-    for batch in DataLoader(Big(), batch_size=8):
-        pass
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.nightly
-def test_it_holds_nothing_of_the_script(tmp_path):
-    plain = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
-    traced = trace(tmp_path, MEMORY)
-    assert int(traced.stdout) < int(plain.stdout) + 50 * 1024

@@ -195,11 +195,8 @@ SCENARIOS = [
     *scenario("random_state", random_state, kinds=[Drawn]),
     # Their worker processes take seconds to start, so that only some scenarios have any.
     *scenario("mp_x 1", resumed, 3, **WORKER),
-    *scenario("mp_x 2", resumed, 3, kinds=[Map], num_workers=2),
     *scenario("mp_pw", resumed, 3, kinds=(Map, Stream), **LIVING),
-    *scenario("map_shuffle mp", shuffled, 2, kinds=[Map], shuffle=True, num_workers=2),
     *scenario("MultiEpochState pw", state_in_the_second_epoch, kinds=[Map], **LIVING),
-    *scenario("iteration_error mp", error_in_a_sample, kinds=[Fails], num_workers=2),
 ]
 
 

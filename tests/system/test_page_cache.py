@@ -9,7 +9,6 @@ import pytest
 from npydata import MmapDataset, NpyTokensDataset, open_tokens, write_tokens
 from npydata.system import page_cache as pages
 from npydata.system.page_cache import (
-    SAMPLED_RANGES,
     AdviceBackoff,
     advise_willneed,
     bytes_read,
@@ -125,19 +124,6 @@ def test_one_cold_range_among_warm_ones_is_noticed(tmp_path):
                 file.fileno(), begins, lengths, lambda begin, cold=cold: begin != cold
             )
             assert warm is False
-
-
-def test_of_many_ranges_only_a_few_are_checked(tmp_path):
-    (tmp_path / "a").touch()
-    checked = []
-    with open(tmp_path / "a", "rb") as file:
-        many = np.arange(1000) * PAGE
-        resident = advise_willneed(
-            file.fileno(), many, many, lambda begin: checked.append(begin) or True
-        )
-    assert resident is True
-    assert len(checked) == SAMPLED_RANGES
-    assert max(checked) > 800 * PAGE
 
 
 def test_a_file_that_was_just_written_can_be_evicted(cold):
