@@ -7,11 +7,12 @@ opened when it is read. The classes are those of ``torch/distributed/checkpoint/
 
 import math
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from npydata.reader.file import File, Folder, FormatError
+from npydata.reader.file import Extent, File, Folder, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
@@ -37,7 +38,7 @@ def read_dcp(folder: Folder) -> Contents:
     """
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     table = StorageTable()
-    machine = PickleMachine(raw, 0, table.load)
+    machine = PickleMachine(raw, table.load)
     said = machine.run()
     left = 1024 + len(raw) // 8  # a file may say a list of chunks once, and refer to it
     root: dict[str, Any] = {}
@@ -63,7 +64,7 @@ def read_dcp(folder: Folder) -> Contents:
         for key, value in item.contents.leaves.items():
             nested = name if item.contents.root is value else f"{name}.{key}"
             root[free_name(nested, root)] = value
-    files = dict.fromkeys(item.file for item in items.values())
+    files = dict.fromkeys(item.part.file for item in items.values())
     return Contents("dcp", [*files], root, root, unknown=unknown)
 
 
@@ -73,21 +74,21 @@ class Item:
     One that is a chunk of a tensor is opened when the chunk is read, one with other values at once.
     """
 
-    def __init__(self, file: File, begin: int, nbytes: int) -> None:
-        self.file, self.begin, self.nbytes = file, begin, nbytes
+    def __init__(self, part: Extent) -> None:
+        self.part = part
 
     @cached_property
     def contents(self) -> Contents:
         """What it holds."""
         try:
-            return read_zip(self.file.whole.part(self.begin, self.nbytes))
+            return read_zip(self.part)
         except FormatError as error:
-            place = f"{self.file.path.name}: item at byte {self.begin:,}"
+            place = f"{self.part.file.path.name}: item at byte {self.part.offset:,}"
             raise FormatError(f"{place}: {error}") from None
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
         """Return the description of the tensor in it; it must be what the metadata says."""
-        spec, name = self.contents.root, self.file.path.name
+        spec, name = self.contents.root, self.part.file.path.name
         if not isinstance(spec, TensorSpec):
             raise FormatError(f"{name} has {brief(spec)} for a chunk")
         nbytes = math.prod(shape) * dtype.itemsize
@@ -122,17 +123,17 @@ def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]
             except OSError as error:
                 raise FormatError(f"{METADATA} names {path:.80}: {error!s:.200}") from None
         key = name, "" if offset is None else str(counts(offset, "offset of a chunk"))
-        item = Item(files[path], count(placed["offset"], "offset of an item"),
-                    count(placed["length"], "length of an item"))  # fmt: skip
+        begin = count(placed["offset"], "offset of an item")
+        nbytes = count(placed["length"], "length of an item")
+        item = Item(files[path].whole.part(begin, nbytes))
         if items.setdefault(key, item) is not item:
             raise ValueError(f"{name!r:.80} {brief(offset)} is placed twice")
-    last, end = None, 0
-    for item in sorted(items.values(), key=lambda one: (one.file.path, one.begin, one.nbytes)):
-        end = end if item.file is last else 0
-        if item.begin < end or item.begin + item.nbytes > item.file.size:
-            raise FormatError(f"{item.file.path.name}: the item at byte {item.begin:,} overlaps "
-                              "another, or the file's end")  # fmt: skip
-        last, end = item.file, item.begin + item.nbytes
+    parts = [item.part for item in items.values()]
+    parts.sort(key=lambda one: (one.file.path, one.offset, one.nbytes))
+    for one, after in pairwise(parts):
+        if one.file is after.file and one.offset + one.nbytes > after.offset:
+            raise FormatError(f"{one.file.path.name}: the items at bytes {one.offset:,} and "
+                              f"{after.offset:,} overlap")  # fmt: skip
     return items
 
 

@@ -46,7 +46,7 @@ def read_tar(whole: Extent) -> Contents:
             raise FormatError(f"no tensor or storage has the number {brief(saved)}")
         return replace(found)
 
-    machine = PickleMachine(pickled.read(0, pickled.nbytes), 0, load_id)
+    machine = PickleMachine(pickled.read(0, pickled.nbytes), load_id)
     root = machine.run()
     leaves = flatten(root, pickled.nbytes)
     return Contents("tar", [whole.file], root, leaves, unknown=machine.unknown)

@@ -304,7 +304,7 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
     """
     value = value.item() if isinstance(value, np.generic) else value
     kind = type(value)
-    if value is None or kind is bool or kind is int or kind is str:
+    if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, torch.Tensor):
         if take is None:

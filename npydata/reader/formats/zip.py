@@ -83,7 +83,7 @@ def read_zip(whole: Extent) -> Contents:
             raise FormatError(f"{name} is {inner[name].content(20)!r}, expected a number")
     content = inner["data.pkl"].content(whole.nbytes)
     table = StorageTable()
-    machine = PickleMachine(content, 0, table.load)
+    machine = PickleMachine(content, table.load)
     root = machine.run()
     if machine.at != len(content):
         raise FormatError(f"{len(content) - machine.at:,} bytes follow the pickle in data.pkl")

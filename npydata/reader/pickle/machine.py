@@ -45,7 +45,7 @@ class TruncatedError(FormatError):
 
 
 class PickleMachine:
-    """Runs the opcodes of a pickle in ``data`` from byte ``at`` on.
+    """Runs the opcodes of the pickle that ``data`` begins with.
 
     :meth:`run` looks each opcode up in ``HANDLERS``, at the end of this file: how to read its
     argument, and what to do with it.
@@ -53,15 +53,15 @@ class PickleMachine:
     ``load_id(id)`` returns what stands in the place of a persistent id: torch's are storages.
     """
 
-    def __init__(self, data: bytes, at: int, load_id: Callable[[Any], Any]) -> None:
-        self.data, self.at, self.load_id = data, at, load_id
+    def __init__(self, data: bytes, load_id: Callable[[Any], Any]) -> None:
+        self.data, self.at, self.load_id = data, 0, load_id
         self.stack: list[Any] = []
         self.metastack: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
         self._compared_left = MAX_COMPARED
-        self._copies_left = FREE_COPIES + len(data) - at
+        self._copies_left = FREE_COPIES + len(data)
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it.
@@ -325,7 +325,7 @@ class Cursor:
         """
         size, left = FIRST_BYTES, self.part.nbytes - self.at
         while True:
-            machine = PickleMachine(self.part.read(self.at, min(size, left)), 0, load_id)
+            machine = PickleMachine(self.part.read(self.at, min(size, left)), load_id)
             try:
                 value = machine.run()
                 break
