@@ -71,11 +71,10 @@ def join_chunks(
 ) -> TensorSpec:
     """Return one tensor made of its chunks."""
     first, offsets = chunks[0]
+    ndim = len(first.shape if whole is None else whole)
     for spec, offsets in chunks:
-        if spec.dtype != first.dtype or len(offsets) != len(first.shape):
+        if spec.dtype != first.dtype or len(offsets) != ndim:
             raise FormatError(f"{name}: its chunks are of different dtypes or dimensions")
-    if whole is not None and len(whole) != len(first.shape):
-        raise FormatError(f"{name}: its chunks have {len(first.shape)} dimensions, it {len(whole)}")
     ends = [[o + n for o, n in zip(offsets, spec.shape, strict=True)] for spec, offsets in chunks]
     shape = whole or tuple(map(max, zip(*ends, strict=True)))
     made = [Chunk(offsets, spec.shape, partial(lambda one: one, spec)) for spec, offsets in chunks]
