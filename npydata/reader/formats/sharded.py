@@ -70,7 +70,7 @@ def join_chunks(
     name: str, chunks: list[tuple[TensorSpec, tuple[int, ...]]], whole: tuple[int, ...] | None
 ) -> TensorSpec:
     """Return one tensor made of its chunks."""
-    first, offsets = chunks[0]
+    first, _ = chunks[0]
     ndim = len(first.shape if whole is None else whole)
     for spec, offsets in chunks:
         if spec.dtype != first.dtype or len(offsets) != ndim:
