@@ -59,13 +59,13 @@ class HarmlessUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def harmless_pickle() -> types.ModuleType:
-    """A module like ``pickle`` in which only harmless names can be looked up."""
-    module = types.ModuleType("harmless_pickle")
-    module.Unpickler = HarmlessUnpickler
-    module.load = lambda file, **options: HarmlessUnpickler(file, **options).load()
-    module.loads = lambda data, **options: HarmlessUnpickler(io.BytesIO(data), **options).load()
-    return module
+HARMLESS_PICKLE = types.SimpleNamespace(
+    __name__="harmless_pickle",
+    Unpickler=HarmlessUnpickler,
+    load=lambda file, **options: HarmlessUnpickler(file, **options).load(),
+    loads=lambda data, **options: HarmlessUnpickler(io.BytesIO(data), **options).load(),
+)
+"""Like the module ``pickle``, but only harmless names can be looked up in it."""
 
 
 def torch_shows(path: Path) -> tuple[Any, str]:
@@ -73,7 +73,7 @@ def torch_shows(path: Path) -> tuple[Any, str]:
     why = []
     for options in ({"weights_only": True}, {"weights_only": False}):
         if not options["weights_only"]:
-            options["pickle_module"] = harmless_pickle()
+            options["pickle_module"] = HARMLESS_PICKLE
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -5,9 +5,10 @@ any byte anywhere. ``test_agreement.py`` shows that ``torch.load`` takes the goo
 """
 
 import json
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -36,42 +37,27 @@ UTF8 = 0x0800
 ALIGNMENT = 64
 
 
-@dataclass
 class Record:
-    """One zip entry. What is None is filled in truthfully; ``local_*`` is the header before it."""
+    """One zip entry, and what is untrue of it.
 
-    name: str
-    data: bytes = b""
-    _: KW_ONLY
-    size: int | None = None
-    packed_size: int | None = None
-    crc: int | None = None
-    method: int = 0
-    flags: int = UTF8
-    described: bool = False
-    offset: int | None = None
-    extra: bytes = b""
-    extra_length: int | None = None
-    comment: bytes = b""
-    disk: int = 0
-    signature: bytes = b"PK\1\2"
-    local_name: str | None = None
-    local_size: int | None = None
-    local_crc: int | None = None
-    local_method: int | None = None
-    local_flags: int | None = None
-    local_extra: bytes | None = None
-    local_extra_length: int | None = None
-    local_signature: bytes = b"PK\3\4"
-    written: bool = True
-    listed: bool = True
-    at: int = field(default=0, repr=False)
-    """Where the local header came to lie."""
+    ``lies`` are fields of its line in the directory (``size``, ``packed_size``, ``crc``,
+    ``method``, ``flags``, ``offset``, ``extra``, ``extra_length``, ``comment``, ``disk``,
+    ``attributes``, ``signature``) and, with ``local_`` before them, of the header at its place. An
+    ``offset`` may be the name of the record that begins there, or the bytes. ``described`` puts
+    the sizes behind the payload; ``written`` and ``listed`` are False for half an entry.
+    """
+
+    def __init__(self, name: str, data: bytes = b"", **lies: Any) -> None:
+        self.name, self.data, self.lies = name, data, lies
+        self.at = 0
+        """Where the local header came to lie."""
+
+    def __repr__(self) -> str:
+        return f"Record({self.name!r}, {self.data!r}, {self.lies})"
 
     def said(self, field: str, truth: Any) -> Any:
         """A field as it is given, or else what is true."""
-        given = getattr(self, field)
-        return truth if given is None else given
+        return self.lies.get(field, truth)
 
 
 def stored_zip(
@@ -83,6 +69,7 @@ def stored_zip(
     between: bytes = b"",
     after: bytes = b"",
     comment: bytes = b"",
+    hole: int = 0,
     zip64: bool = True,
     lies: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -90,19 +77,21 @@ def stored_zip(
 
     ``lies`` replaces fields of the end records: ``entries``, ``entries_here``, ``size``,
     ``offset``, ``comment_length``, the same with ``64_`` before them, and ``locator``.
-    ``before``, ``between`` (entries and directory) and ``after`` are bytes that don't belong.
+    ``before``, ``between`` (entries and directory) and ``after`` are bytes that don't belong;
+    ``hole`` are zeros before the directory that aren't on the disk.
     """
     records, lies = list(records), dict(lies or {})
     out = bytearray(before)
-    for record in records:
-        if record.written:
-            _write_entry(out, record, prefix)
+    written = [record for record in records if record.said("written", True)]
+    for record in written:
+        _write_entry(out, record, prefix)
     out += between
-    start = len(out)
-    for record in records:
-        if record.listed:
-            _list_entry(out, record, prefix)
-    count, size = sum(record.listed for record in records), len(out) - start
+    begin = len(out)
+    places = {record.name: record.at for record in written}
+    listed = [record for record in records if record.said("listed", True)]
+    for record in listed:
+        _list_entry(out, record, prefix, places)
+    start, count, size = begin + hole, len(listed), len(out) - begin
     if zip64:
         _write_end64(out, count, size, start, lies)
     entries = lies.get("entries", count)
@@ -116,57 +105,66 @@ def stored_zip(
         lies.get("offset", start),
         lies.get("comment_length", len(comment)),
     )
-    path.write_bytes(out + comment + after)
+    with path.open("wb") as file:
+        file.write(out[:begin])
+        file.seek(hole, os.SEEK_CUR)
+        file.write(out[begin:] + comment + after)
     return path
 
 
 def _write_entry(out: bytearray, record: Record, prefix: str) -> None:
     said, record.at = record.said, len(out)
     size, crc = len(record.data), said("crc", crc32(record.data))
+    described = said("described", False)
     full = _full_name(said("local_name", record.name), prefix)
     extra = said("local_extra", _padding(record.at + LOCAL.size + len(full)))
-    local_size = said("local_size", 0 if record.described else size)
+    local_size = said("local_size", 0 if described else size)
     out += LOCAL.pack(
-        record.local_signature,
+        said("local_signature", b"PK\3\4"),
         0,
-        said("local_flags", record.flags | DESCRIBED * record.described),
-        said("local_method", record.method),
+        said("local_flags", _flags(record)),
+        said("local_method", said("method", 0)),
         0,
         0,
-        said("local_crc", 0 if record.described else crc),
+        said("local_crc", 0 if described else crc),
         local_size,
         local_size,
         len(full),
         said("local_extra_length", len(extra)),
     )
     out += full + extra + record.data
-    if record.described:
+    if described:
         out += b"PK\7\10" + struct.pack("<3I", crc, size, size)
 
 
-def _list_entry(out: bytearray, record: Record, prefix: str) -> None:
+def _list_entry(out: bytearray, record: Record, prefix: str, places: dict[str, int]) -> None:
     said, full = record.said, _full_name(record.name, prefix)
-    size = said("size", len(record.data))
+    size, extra, comment = said("size", len(record.data)), said("extra", b""), said("comment", b"")
+    offset = said("offset", record.at)
     out += CENTRAL.pack(
-        record.signature,
+        said("signature", b"PK\1\2"),
         0,
         0,
-        record.flags | DESCRIBED * record.described,
-        record.method,
+        _flags(record),
+        said("method", 0),
         0,
         0,
         said("crc", crc32(record.data)),
         said("packed_size", size),
         size,
         len(full),
-        said("extra_length", len(record.extra)),
-        len(record.comment),
-        record.disk,
+        said("extra_length", len(extra)),
+        len(comment),
+        said("disk", 0),
         0,
-        0,
-        said("offset", record.at),
+        said("attributes", 0),
+        out.index(offset) if isinstance(offset, bytes) else places.get(offset, offset),
     )
-    out += full + record.extra + record.comment
+    out += full + extra + comment
+
+
+def _flags(record: Record) -> int:
+    return record.said("flags", UTF8) | DESCRIBED * record.said("described", False)
 
 
 def _write_end64(out: bytearray, count: int, size: int, start: int, lies: dict[str, Any]) -> None:
@@ -188,7 +186,9 @@ def _write_end64(out: bytearray, count: int, size: int, start: int, lies: dict[s
 
 
 def _full_name(record_name: str, prefix: str) -> bytes:
-    return (record_name[1:] if record_name[:1] == "=" else prefix + record_name).encode()
+    return (record_name[1:] if record_name[:1] == "=" else prefix + record_name).encode(
+        errors="surrogateescape"
+    )
 
 
 def _padding(at: int) -> bytes:
@@ -203,20 +203,23 @@ def zip64_extra(*numbers: int) -> bytes:
 
 
 def checkpoint_records(
-    pickle: bytes,
-    storages: Mapping[str, bytes],
-    *,
-    byteorder: str | None = "little",
-    version: str | None = "3\n",
+    pickle: bytes, storages: Mapping[str, bytes], byteorder: str = "little"
 ) -> list[Record]:
     """The entries of a torch zip file: the pickle, the byte order, one entry per storage."""
-    records = [Record("data.pkl", pickle)]
-    if byteorder is not None:
-        records.append(Record("byteorder", byteorder.encode()))
-    records += [Record(f"data/{key}", data) for key, data in storages.items()]
-    if version is not None:
-        records.append(Record("version", version.encode()))
-    return records
+    return [
+        Record("data.pkl", pickle),
+        Record("byteorder", byteorder.encode()),
+        *(Record(f"data/{key}", data) for key, data in storages.items()),
+        Record("version", b"3\n"),
+    ]
+
+
+def zip_file(
+    path: Path, pickle: bytes, storages: Mapping[str, bytes] | None = None, **options: Any
+) -> Path:
+    """A torch zip file, over one storage of 4 floats or others."""
+    storages = {"0": payload(16)} if storages is None else storages
+    return stored_zip(path, checkpoint_records(pickle, storages, **options))
 
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -264,6 +267,8 @@ class Member:
     """A str is written into the field as it is."""
     kind: bytes = b"0"
     link: str = ""
+    edit: tuple[int, bytes] = (0, b"")
+    """Bytes of the header, and where; the checksum is of the header with them."""
     checksum: int | None = None
 
 
@@ -341,6 +346,7 @@ def _tar_header(member: Member) -> bytes:
         (156, member.kind),
         (157, member.link.encode()),
         (257, b"ustar\x0000"),
+        member.edit,
     ]
     for at, raw in fields:
         header[at : at + len(raw)] = raw
@@ -390,8 +396,7 @@ def small_pickle(*, legacy: bool = False, python: int = 3) -> bytes:
 
 
 def small_zip(path: Path) -> Path:
-    records = checkpoint_records(small_pickle(), {"0": payload(16), "1": payload(24)})
-    return stored_zip(path, records)
+    return zip_file(path, small_pickle(), {"0": payload(16), "1": payload(24)})
 
 
 def small_legacy(path: Path) -> Path:
@@ -414,13 +419,15 @@ def small_tar(path: Path) -> Path:
     return tar_file(path, small_members())
 
 
+SMALL_HEADER = {
+    "__metadata__": {"format": "pt"},
+    "weight": entry("F32", [2, 2], 0, 16),
+    "bias": entry("BF16", [3], 16, 22),
+}
+
+
 def small_safetensors(path: Path) -> Path:
-    header = {
-        "__metadata__": {"format": "pt"},
-        "weight": entry("F32", [2, 2], 0, 16),
-        "bias": entry("BF16", [3], 16, 22),
-    }
-    return safetensors_file(path, header, payload(22))
+    return safetensors_file(path, SMALL_HEADER, payload(22))
 
 
 SMALL = {

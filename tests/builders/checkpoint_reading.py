@@ -68,9 +68,12 @@ def first_element(part: Any) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the elements' bytes, as they lie in the file."""
-    if tensor.numel() > LARGE or tensor.is_conj() or tensor.is_neg():
-        return b""
-    plain = tensor.detach()
+    return b"" if tensor.numel() > LARGE or tensor.is_conj() or tensor.is_neg() else bits(tensor)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """A tensor's elements in order, as bytes."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     if plain.dtype.itemsize == 1:  # torch copies no numbers of fewer bits
         plain = plain.view(torch.uint8)
     flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten())

@@ -1,6 +1,7 @@
 """What the tests of the checkpointer share: states, and how to compare them."""
 
 import torch
+from checkpoint_reading import bits
 
 FILES = {"model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"}
 
@@ -11,14 +12,6 @@ def small_state(fill=1.0):
         "layers.0.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) + fill,
         "layers.0.bias": torch.full((3,), fill),
     }
-
-
-def bits(tensor):
-    """A tensor's elements in order, as bytes."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(
-        torch.uint8
-    ).numpy().tobytes()  # fmt: skip
 
 
 def bitwise(value):

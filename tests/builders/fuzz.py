@@ -5,7 +5,6 @@ A case is a good file with random changes, and follows from its seed and number.
     python tests/builders/fuzz.py 7 1234
 """
 
-import io
 import json
 import pickletools
 import random
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -29,6 +28,7 @@ import torch
 from agreement import answer
 from checkpoint_files import (
     SMALL,
+    SMALL_HEADER,
     Record,
     checkpoint_records,
     entry,
@@ -39,6 +39,7 @@ from checkpoint_files import (
     small_pickle,
     stored_zip,
     tar_file,
+    zip_file,
 )
 from checkpoint_reading import measured, read_everything
 from pickle_code import (
@@ -48,12 +49,10 @@ from pickle_code import (
     NONE,
     ORDERED_DICT,
     REDUCE,
-    build,
     bytearray8,
     call,
     name,
     numpy_dtype,
-    persistent,
     program,
     storage,
     tensor,
@@ -123,19 +122,15 @@ def as_it_is(path: Path, content: bytes) -> Path:
     return path
 
 
-def in_zip(path: Path, pickle: bytes, storages: dict[str, bytes]) -> Path:
-    return stored_zip(path, checkpoint_records(pickle, storages))
-
-
 def with_sizes_behind(path: Path, pickle: bytes) -> Path:
     records = checkpoint_records(pickle, {"0": payload(16), "1": payload(24)})
     for record in records:
-        record.described = True
+        record.lies["described"] = True
     return stored_zip(path, records, zip64=False)
 
 
 def big_endian(path: Path, pickle: bytes) -> Path:
-    records = checkpoint_records(pickle, {"0": payload(16)}, byteorder="big")
+    records = checkpoint_records(pickle, {"0": payload(16)}, "big")
     return stored_zip(path, [*records, Record(".data/serialization_id", b"1" * 40)])
 
 
@@ -145,44 +140,33 @@ def in_tar(path: Path, content: bytes, member: int) -> Path:
     return tar_file(path, members)
 
 
-def in_safetensors(path: Path, header: bytes) -> Path:
-    return safetensors_file(path, header, payload(60))
-
-
 @cache
 def good_parts() -> list[list[Part]]:
     """The parts by group, each of which is as likely as another."""
-    dtypes = {"F64": 8, "BF16": 2, "BOOL": 1, "F8_E4M3": 1, "U16": 2, "I8": 1}
-    header: dict[str, object] = {"__metadata__": {"a": "b", "npydata": '{"ties": {"t": "u16"}}'}}
-    at = 0
-    for dtype, size in dtypes.items():
-        header[dtype.lower()] = entry(dtype, [2, 1, 2], at, at := at + 4 * size)
+    notes = {"a": "b", "npydata": '{"ties": {"t": "bias"}}'}
+    header = json.dumps(SMALL_HEADER | {"__metadata__": notes, "u8": entry("U8", [2, 1], 22, 24)})
     views = [
         tensor(storage("0", 8, "FloatStorage", "cpu", view), 0, (2, 2), (1, 2))
         for view in (("v", 2, 4), ("w", 0, 4), None)
     ]
-    module = persistent(("module", name("made.up.Net"), "net.py", "class Net"))
     others: list[Part] = [
         ("pt", small_pickle(), with_sizes_behind),
         ("pt", program(tensor(storage("0", 4), 1, (3,))), big_endian),
-        ("safetensors", json.dumps(header).encode(), in_safetensors),
+        ("safetensors", header.encode(), partial(safetensors_file, data=payload(24))),
         *(("tar", one.data, partial(in_tar, member=n))
           for n, one in enumerate(small_members()) if n),
     ]  # fmt: skip
+    whole = [
+        *SMALL.values(),
+        partial(legacy_file, pickle=program(value(views)), storages=[("0", 8, payload(32))]),
+        partial(legacy_file, pickle=small_pickle(legacy=True, python=2), python=2,
+                storages=[("0", 4, payload(16)), ("1", 6, payload(24))]),
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.pt"
-        others += [("pt", small(path).read_bytes(), as_it_is) for small in SMALL.values()]
-        for pickle, storages, python in (
-            (program(value({"views": views, "module": module})), [("0", 8, payload(32))], 3),
-            (small_pickle(legacy=True, python=2),
-             [("0", 4, payload(16)), ("1", 6, payload(24))], 2),
-        ):  # fmt: skip
-            legacy_file(path, pickle, storages, python=python)
-            others.append(("pt", path.read_bytes(), as_it_is))
+        others += [("pt", write(path).read_bytes(), as_it_is) for write in whole]
         saved = [part for one in saved_values().values() for part in saved_parts(one, path)]
-    storages = {"0": payload(16), "1": payload(16)}
-    calls = [("pt", one, partial(in_zip, storages=storages)) for one in map(call_program, CALLS)]
-    return [saved, saved, calls, others]
+    return [saved, saved, others]
 
 
 def saved_parts(state: object, path: Path) -> list[Part]:
@@ -196,104 +180,47 @@ def saved_parts(state: object, path: Path) -> list[Part]:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     storages = {k.removeprefix("data/"): v for k, v in records.items() if k.startswith("data/")}
     return [
-        ("pt", records["data.pkl"], partial(in_zip, storages=storages)),
+        ("pt", records["data.pkl"], partial(zip_file, storages=storages)),
         ("pt", legacy, as_it_is),
     ]
 
 
-def zipped_again(path: Path) -> bytes:
-    """A zip file with compressed records, as programs that zip a folder write it."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as new:
-        new.mkdir(old.namelist()[0].partition("/")[0])
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-    return content.getvalue()
-
-
-def saved_values() -> dict[str, object]:
+def saved_values() -> dict[str, Any]:
+    """One of each kind of value that ``torch.save`` takes."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    base = torch.arange(12.0)
-    marked = torch.ones(3)
+    base, eye = torch.arange(12.0), torch.eye(4)
+    marked, pairs = torch.ones(3), torch.ones(3, dtype=torch.complex64)
     marked.note = "own"
-    pairs = torch.ones(3, dtype=torch.complex64)
+    late = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
+            "complex32", "bfloat16", "bool", "int8")  # fmt: skip
+    per_channel = (torch.ones(4), torch.zeros(4, dtype=torch.int64), 0, torch.quint8)
     return {
+        "module": model,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "views": [base, base[2:5], base.reshape(3, 4).t(), base[:0]],
-        "flags": [pairs, pairs.conj(), torch.nn.Parameter(torch.ones(2), False)],
-        "neg": torch.ones(3, dtype=torch.complex64).conj().imag,
-        "attributes": {"marked": marked, "bf16": torch.ones(2, dtype=torch.bfloat16)},
+        "flags": [pairs, pairs.conj(), pairs.clone().conj().imag],
+        "parameters": [torch.nn.Parameter(eye, False), torch.nn.Buffer(eye),
+                       torch.ones(2, requires_grad=True)],
+        "attributes": marked,
         "numpy": {"a": np.arange(6.0).reshape(2, 3), "f": np.ones((2, 2), ">i2", order="F"),
                   "n": [np.float32(1.5), np.int64(7), np.bool_(True)], "s": np.array([b"ab"])},
-        "late_dtypes": [torch.ones(3).to(torch.float8_e4m3fn), torch.ones(3, dtype=torch.uint16)],
-        "kinds": [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.float16],
+        "dtypes": [torch.zeros(3, dtype=getattr(torch, name)) for name in late],
+        "names of dtypes": [torch.float16, torch.int1, torch.uint7, torch.strided],
+        "sparse": [base[:4].to_sparse(), eye.to_sparse_csr(), eye.to_sparse_bsc((2, 2))],
+        "quantized": [torch.quantize_per_tensor(base, 0.5, 3, torch.qint8),
+                      torch.quantize_per_channel(eye, *per_channel)],
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "meta": torch.empty(2, device="meta"),
         "values": {"a": [1, -1, 2**40, 2**70, 1.5, None, True], "b": ("x", b"y", {1, 2}, 1 + 2j),
                    "c": OrderedDict(a=1), "d": Counter("abca"), "e": torch.Size([1, 2]),
-                   "f": bytearray(b"abc"), "g": torch.device("cpu")},
+                   "f": bytearray(b"abc"), "g": torch.device("cpu"), "h": frozenset({1, "a"}),
+                   "i": defaultdict(dict)},
     }  # fmt: skip
-
-
-UTILS = "torch._utils._rebuild_"
-ARGUMENTS = (storage(), 0, (4,), (1,), False, call(ORDERED_DICT))
-STATE = (3, "|", NONE, NONE, NONE, 2, 1, 0)
-CALLS: list[tuple[Any, ...]] = [
-    (UTILS + "tensor", ARGUMENTS[:4]),
-    (UTILS + "tensor_v2", ARGUMENTS),
-    (UTILS + "tensor_v2", (*ARGUMENTS, {"neg": True})),
-    (UTILS + "tensor_v3", (storage("1", 16, "UntypedStorage"), *ARGUMENTS[1:],
-                           name("torch.uint32"))),
-    (UTILS + "parameter", (tensor(), True, call(ORDERED_DICT))),
-    (UTILS + "parameter_with_state", (tensor(), True, call(ORDERED_DICT), {"own": 1})),
-    ("torch.nn.parameter.Parameter", (tensor(), True)),
-    ("torch.nn.parameter.Parameter", (tensor(), True), (True, False, NONE)),
-    ("torch._tensor._rebuild_from_type_v2",
-     (name(UTILS + "tensor_v2"), name("torch.Tensor"), ARGUMENTS, {"own": 1})),
-    (UTILS + "sparse_tensor", (name("torch.sparse_coo"), (
-        tensor(storage("1", 2, "LongStorage"), 0, (1, 2), (2, 1)), tensor(None, 0, (2,)), (4,),
-        False))),
-    (UTILS + "qtensor", (storage("0", 16, "QInt8Storage"), *ARGUMENTS[1:4],
-                         (name("torch.per_tensor_affine"), 1.0, 0), *ARGUMENTS[4:])),
-    (UTILS + "meta_tensor_no_storage", (name("torch.float32"), (4,), (1,), False)),
-    ("torch.serialization._get_layout", ("torch.strided",)),
-    ("torch.Size", ([1, 2],)),
-    ("torch.device", ("cpu",)),
-    ("torch.device", ("cpu", 0)),
-    ("collections.OrderedDict", ()),
-    ("collections.OrderedDict", ([["a", 1], ["b", 2]],), {"own": 1}),
-    ("collections.defaultdict", (name("builtins.dict"),)),
-    ("collections.Counter", ({"a": 1},)),
-    ("_codecs.encode", ("ab", "latin1")),
-    ("builtins.bytearray", (b"ab",)),
-    ("builtins.bytearray", ("ab", "latin-1")),
-    ("builtins.bytes", (b"ab",)),
-    ("builtins.set", ([1, "a"],)),
-    ("builtins.frozenset", ([1, "a"],)),
-    ("builtins.complex", (1.0, 2.0)),
-    ("numpy.dtype", ("f4", False, True), (3, "<", NONE, NONE, NONE, -1, -1, 0)),
-    ("numpy.dtype", ("S2", False, True), STATE),
-    ("numpy._core.multiarray._reconstruct", (name("numpy.ndarray"), (0,), b"b"),
-     (1, (2,), numpy_dtype(), False, bytes(8))),
-    ("numpy._core.multiarray._reconstruct", (name("numpy.ndarray"), (0,), b"b"),
-     (1, (1, 2), numpy_dtype("S2", STATE), True, b"abcd")),
-    ("numpy._core.multiarray.scalar", (numpy_dtype(), bytes(4))),
-    ("numpy._core.numeric._frombuffer", (bytes(8), numpy_dtype(), (1, 2), "C")),
-    ("made.up.Net", (), {"_parameters": {"w": tensor()}, "_buffers": {}, "_modules": {}}),
-]  # fmt: skip
-"""A name, arguments, and what is set on what the call makes."""
-
-
-def call_program(known: tuple[Any, ...]) -> bytes:
-    """A pickle of such a call beside a value that is good."""
-    function, arguments, *state = known
-    made = call(function, *arguments)
-    if state:
-        made = build(made, *state)
-    return program(value({"odd": made, "good": tensor(), "n": 7}))
 
 
 # Mutations
@@ -310,19 +237,14 @@ TOKENS = [
 PLAIN = [*NUMBERS, -1, -2, -(2**63), 1.5, 4.0, float("nan"), None, True, False, "", "0", "cpu",
          "a.b", "../0", "C", "F", "f4", ">i2", "S2", "O", "<", "|", "latin1", [], {}, [4], [0],
          [1, 2], (), (4,), (0,), (2, 2), ("storage",)]  # fmt: skip
-GLOBALS = [
-    *sorted({name(one[0]) for one in CALLS}),
-    *(name(f"torch.{one}") for one in (
-        "FloatStorage", "DoubleStorage", "ByteStorage", "BoolStorage", "UntypedStorage",
-        "ComplexFloatStorage", "BFloat16Storage", "QInt8Storage", "float64", "int8", "float8_e5m2",
-        "complex128", "Tensor")),
-    name(UTILS + "nested_tensor"), name("torch._tensor.Tensor"), name("numpy.ndarray"),
-    name("builtins.object"), name("builtins.eval"), name("__builtin__.set"), name("os.system"),
-    name("copyreg._reconstructor"),
-]  # fmt: skip
-ODD = [*map(value, (*PLAIN, b"", b"ab", b"little", bytes(4), bytes(8))), *GLOBALS, tensor(),
-       storage(), numpy_dtype(), EMPTY_ARRAY, bytearray8(bytes(8)), call("torch.Size", [2]),
+ODD = [*map(value, (*PLAIN, b"", b"ab", b"little", bytes(4), bytes(8))), tensor(), storage(),
+       numpy_dtype(), EMPTY_ARRAY, bytearray8(bytes(8)), call("torch.Size", [2]),
        call(ORDERED_DICT), call("builtins.set", [1]), call("torch.device", "cpu")]  # fmt: skip
+RARE = [name(one) for one in (
+    "torch._utils._rebuild_tensor", "torch._utils._rebuild_parameter_with_state", "torch.Tensor",
+    "torch.nn.parameter.Parameter", "torch._tensor.Tensor", "torch.BoolStorage", "builtins.bytes",
+    "numpy._core.numeric._frombuffer", "builtins.object", "builtins.eval", "__builtin__.set",
+    "os.system", "copyreg._reconstructor", "made.up.Net")]  # fmt: skip
 PUSHES = b"KMJXUNIGVLC\x88\x89\x8a})]\x8f"
 """The first bytes of opcodes that push one value and take none."""
 
@@ -337,6 +259,13 @@ def case_file(case: str, folder: Path) -> Path:
     if dice.random() < 0.2:
         return write(path, with_other_bytes(dice, part))
     return write(path, with_other_pieces(dice, part))
+
+
+@cache
+def names() -> list[bytes]:
+    """Rare ones, and those that stand in what torch saves."""
+    saved = {one for _, part, _ in good_parts()[0] for one in pieces_of(part) if one[:1] == b"c"}
+    return [*RARE, *sorted(saved)]
 
 
 @cache
@@ -359,7 +288,9 @@ def with_other_pieces(dice: random.Random, content: bytes) -> bytes:
     pieces = list(pieces_of(content))
     for _ in range(dice.choice([1, 1, 1, 2, 2, 3])):
         at, other = dice.randrange(len(pieces)), dice.randrange(len(pieces))
-        odd = json.dumps(dice.choice(PLAIN)).encode() if is_json else dice.choice(ODD)
+        odd = dice.choice([*ODD, *names()])
+        if is_json:
+            odd = json.dumps(dice.choice(PLAIN)).encode()
         first, chance = pieces[at][:1], dice.random()
         if chance < 0.1:
             pieces[at:at] = [dice.choice([odd, odd, dice.choice(TOKENS)])]
@@ -370,7 +301,7 @@ def with_other_pieces(dice: random.Random, content: bytes) -> bytes:
         elif chance < 0.25:
             pieces[at], pieces[other] = pieces[other], pieces[at]
         elif first == b"c":
-            pieces[at] = dice.choice(GLOBALS)
+            pieces[at] = dice.choice(names())
         elif first == REDUCE:
             pieces[at] = dice.choice([NEWOBJ, BUILD, b"o"])
         elif first in PUSHES or (is_json and first.isalnum()) or first == b'"':

@@ -54,10 +54,23 @@ def value(item: Any, *, python: int = 3) -> Code:
         case tuple():
             return Code(MARK + inner(item) + b"t") if item else EMPTY_TUPLE
         case list():
-            return Code(EMPTY_LIST + MARK + inner(item) + APPENDS)
+            return list_of(inner(item))
         case dict():
-            return Code(EMPTY_DICT + MARK + inner(chain.from_iterable(item.items())) + SETITEMS)
+            return dict_of(inner(chain.from_iterable(item.items())))
     raise TypeError(f"no opcodes for {type(item).__name__}")
+
+
+def list_of(items: bytes) -> Code:
+    """A list of all that the code makes; sets and dictionaries likewise."""
+    return Code(EMPTY_LIST + MARK + items + APPENDS)
+
+
+def set_of(members: bytes) -> Code:
+    return Code(EMPTY_SET + MARK + members + ADDITEMS)
+
+
+def dict_of(pairs: bytes) -> Code:
+    return Code(EMPTY_DICT + MARK + pairs + SETITEMS)
 
 
 def fits(number: int) -> bool:
@@ -147,6 +160,11 @@ def build(target: bytes, state: Any, *, python: int = 3) -> Code:
 def put(code: bytes, index: int) -> Code:
     """``code``, and a copy of its value in the memo."""
     return Code(code + (b"q" + bytes([index]) if index < 256 else b"r" + struct.pack("<I", index)))
+
+
+def kept(code: bytes, index: int) -> Code:
+    """A value that is in the memo only."""
+    return Code(put(code, index) + POP)
 
 
 def get(index: int) -> Code:

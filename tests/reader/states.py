@@ -103,15 +103,10 @@ def seen(tensor: torch.Tensor, *, strides: bool = True) -> Any:
     return [*shown[:6], *(shown[6:] if strides else shown[7:])]
 
 
-def tensors_of(value: Any, found: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
+def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in a nested value, in order."""
-    found = [] if found is None else found
     if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, dict):
-        for one in value.values():
-            tensors_of(one, found)
-    elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        for one in value:
-            tensors_of(one, found)
-    return found
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    parts = parts if isinstance(value, dict | list | tuple) else ()
+    return [one for part in parts for one in tensors_of(part)]

@@ -10,8 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from checkpoint_files import entry, safetensors_file
-from fuzz import zipped_again
 from safetensors.torch import save_file
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
@@ -40,6 +38,12 @@ def index(folder, where):
     return folder / "m.index.json"
 
 
+def zipped_again(folder):
+    """A zip file with compressed records, as programs that zip a folder write it."""
+    shutil.unpack_archive(torch_file(folder / "a.pt"), folder / "x", "zip")
+    return shutil.make_archive(str(folder / "b"), "zip", folder / "x")
+
+
 CONTENTS = {
     "empty": ("a.pt", b"", "is empty"),
     "text": ("a.pt", b"hello" * 9, "like no checkpoint"),
@@ -49,28 +53,19 @@ CONTENTS = {
     "gguf": ("a.gguf", b"GGUF" + bytes(20), "gguf package"),
     "a file called a": ("a", b"x" * 20, r"/a: begins with"),
     "one distcp": ("__0_0.distcp", b"PK\3\4", "open the folder"),
-    "index of one name twice": (
-        "m.index.json", b'{"weight_map": {"w": "a.bin", "w": "b.bin"}}', "stands in it twice"),
 }  # fmt: skip
 OPENING = {
     **{case: (partial(with_bytes, name=name, content=content), message)
        for case, (name, content, message) in CONTENTS.items()},
-    "re-zipped": (
-        lambda f: with_bytes(f, "b.pt", zipped_again(torch_file(f / "a.pt"))), r"zip -0 -r"),
+    "re-zipped": (zipped_again, r"zip -0 -r"),
     "cut off": (
         lambda f: with_bytes(f, "b.pt", torch_file(f / "a.pt").read_bytes()[:-9]), "cut off"),
     "empty folder": (lambda f: f, "holds no checkpoint"),
     "index out of the folder": (
         lambda f: index(f, {"w": "../one.safetensors"}), "beside the index"),
-    "index of nothing": (lambda f: index(f, {}), "empty"),
     "index of another name": (lambda f: index(f, {"x": "one.safetensors"}), "'x' is not in"),
     "index of a missing file": (
         lambda f: index(f, {"w": "2.safetensors"}), r"2\.safetensors.*No such"),
-    "index of a damaged file": (
-        lambda f: index(f, {"w": with_bytes(f, "3.bin", b"x").name}), "3.bin"),
-    "gaps in safetensors": (
-        lambda f: safetensors_file(f / "a.safetensors", {"w": entry("U8", [1], 1, 2)}, b"ab"),
-        "begins at byte 1"),
     "chained URL": (lambda _: "zip://a::file:///b", "chained"),
     "no such scheme": (lambda _: "nosuchscheme://x/a.pt", "nosuchscheme"),
 }  # fmt: skip
@@ -149,12 +144,12 @@ def test_a_file_that_changes_while_it_is_open_is_an_error(tmp_path, change, mmap
 
 def test_no_byte_past_the_end_of_a_shortened_file_ends_the_process(tmp_path):
     path = torch_file(tmp_path / "a.pt", {"w": torch.ones(1 << 16)})
-    script = ("import os, sys; from npydata import open_checkpoint, CheckpointError\n"
-              "c = open_checkpoint(sys.argv[1]); os.truncate(sys.argv[1], 4096)\n"
-              "try: c['w'].sum()\nexcept CheckpointError: sys.exit(7)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script, str(path)],
+    script = ("import os, sys; from npydata import open_checkpoint\n"
+              "w = open_checkpoint(sys.argv[1])['w']; os.truncate(sys.argv[1], 4096)\n"
+              "print(int(w.sum()))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE,
                           env=os.environ | {"NPYDATA_NO_MMAP": "1"})  # fmt: skip
-    assert done.returncode == 7
+    assert int(done.stdout) == 1 << 16
 
 
 LINEAR = {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}

@@ -1,7 +1,7 @@
 """Hostile checkpoint files by name; a comment or a docstring says what each tries.
 
-A function writes one file (or yields several) into a folder: under ``@refused`` and its like it is
-an attack of its own name, and ``each`` makes one attack of each case of a table. What must happen:
+A function writes one file (or yields several) into a folder. Under ``@refused`` and its like it is
+an attack of its own name; called with a table, they make one attack of each case. What must happen:
 
 - ``refused``: opening the file, or reading everything in it, raises ``CheckpointError``;
 - ``harmless``: it may also succeed; limits of time and memory hold, and no foreign byte is read;
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("zip", "directory", "pickle", "bombs", "tensors", "legacy", "tar", "safetensors",
-            "index", "shards", "places", "torch", "collisions")  # fmt: skip
-
+            "index", "shards", "places", "torch", "collisions", "programs", "recipes")  # fmt: skip
+OTHER_READERS = {"index", "shards", "places", "bombs", "programs", "recipes"}
+"""Families of files that torch does not read or would run, or that would exhaust it."""
 NO_WORD = re.compile(r"\W+", re.ASCII)
 Written = Path | Iterable[Path]
 
@@ -43,47 +44,43 @@ class Attack:
 REGISTERED: dict[tuple[str, str], Attack] = {}
 
 
-def register(
-    family: str, caught: str, write: Callable[[Path], Written], name: str = ""
-) -> Callable[[Path], Written]:
-    name = name or write.__name__
-    assert (family, name) not in REGISTERED, f"{family}: two attacks are called {name}"
-    REGISTERED[family, name] = Attack(family, name, caught, write)
-    return write
-
-
 def titled(cases: list[Any], begin: int = 0) -> dict[str, Any]:
     """Return cases by a number and what they look like."""
     return {f"{n}_{NO_WORD.sub('_', repr(one)[:40])}": one for n, one in enumerate(cases, begin)}
 
 
-def of_family(module: str) -> tuple[Any, Any, Any]:
-    """Return ``each``, ``refused`` and ``harmless`` for the attacks of one module."""
+def register(
+    family: str,
+    caught: str,
+    write: Callable[..., Written],
+    cases: Mapping[str, Any] | list[Any] | None = None,
+    name: str = "{}",
+) -> Callable[..., Written]:
+    """Register a function that writes a file, or one that writes a file for each case.
+
+    ``name`` says what else is in the name of a case. Cases in a list are called by a number of the
+    family, and what they look like.
+    """
+    if isinstance(cases, list):
+        cases = titled(cases, sum(one.family == family for one in REGISTERED.values()))
+    made = {write.__name__: write} if cases is None else {
+        name.format(title): lambda folder, case=case: write(folder, case)
+        for title, case in cases.items()
+    }  # fmt: skip
+    for title, one in made.items():
+        assert (family, title) not in REGISTERED, f"{family}: two attacks are called {title}"
+        REGISTERED[family, title] = Attack(family, title, caught, one)
+    return write
+
+
+def of_family(module: str) -> tuple[Any, Any]:
+    """Return ``refused`` and ``harmless``, which register the attacks of one module."""
     family = module.rpartition(".")[2]
-
-    def each(
-        write: Callable[[Path, Any], Written],
-        cases: Mapping[str, Any] | list[Any],
-        name: str = "{}",
-        *,
-        caught: str = "refused",
-    ) -> None:
-        """Register a file for each case; ``name`` says what else is in the name.
-
-        Cases in a list are called by a number of the family, and what they look like.
-        """
-        if isinstance(cases, list):
-            begin = sum(one.family == family for one in REGISTERED.values())
-            cases = titled(cases, begin)
-        for title, case in cases.items():
-            one = partial(lambda folder, case: write(folder, case), case=case)
-            register(family, caught, one, name.format(title))
-
-    return each, partial(register, family, "refused"), partial(register, family, "harmless")
+    return partial(register, family, "refused"), partial(register, family, "harmless")
 
 
 def damaged_everywhere(
-    each: Any, format: str, small: Callable[[Path], Path], *, needed: int = 1
+    refused: Any, format: str, small: Callable[[Path], Path], *, needed: int = 1
 ) -> None:
     """Register a good file that is cut off, and one that lacks its beginning, at every byte.
 
@@ -97,7 +94,7 @@ def damaged_everywhere(
             path.write_bytes(raw[length:] if beheaded else raw[:length])
             yield path
 
-    each(
+    refused(
         some, {f"{format}_cut_off_at_every_byte": False, f"{format}_without_its_first_bytes": True}
     )
 

@@ -3,14 +3,11 @@
 from functools import partial
 
 from pickle_code import (
-    ADDITEMS,
     APPEND,
-    APPENDS,
     BUILD,
     DUP,
     EMPTY_DICT,
     EMPTY_LIST,
-    EMPTY_SET,
     MARK,
     NEWOBJ,
     NONE,
@@ -23,16 +20,20 @@ from pickle_code import (
     bytearray8,
     bytes8,
     call,
+    dict_of,
     frame,
     get,
     int_line,
     integer,
+    kept,
+    list_of,
     long1,
     long4,
     name,
     ordered_dict,
     program,
     put,
+    set_of,
     storage,
     string_line,
     tensor,
@@ -45,8 +46,9 @@ from attacks import of_family
 from attacks.containers import pickles
 from attacks.recipes import recipe_program
 
-bombs = partial(pickles, of_family(__name__)[0])
-in_zip = partial(bombs, forms=["zip"])
+refused, harmless = of_family(__name__)
+bombs, harmless_bombs = (partial(pickles, one) for one in (refused, harmless))
+in_zip, harmless_in_zip = (partial(pickles, one, forms=["zip"]) for one in (refused, harmless))
 
 DOUBLINGS = 60
 """2**60 items, were each written out."""
@@ -57,7 +59,7 @@ PRIME = 2**61 - 1
 """Integers that differ by multiples of it have one hash."""
 
 
-def doubled(first: bytes, step: bytes, start: int = 0) -> bytes:
+def doubled(first, step, start=0):
     """``first`` kept in the memo; then each ``step`` makes a new value from the last one."""
     code = put(first, start)
     for number in range(start, start + DOUBLINGS):
@@ -65,14 +67,14 @@ def doubled(first: bytes, step: bytes, start: int = 0) -> bytes:
     return code
 
 
-def multiples(count: int, each: bytes = b"") -> bytes:
+def multiples(count, each=b""):
     """As many integers with one hash, each followed by some code."""
     return b"".join(long1(PRIME * number) + each for number in range(1, count))
 
 
 # 2**60 items in the memo
 
-bombs({
+harmless_bombs({
     "memo_bomb_of_lists": program(doubled(EMPTY_LIST, value([get(0), get(0)]))),
     "memo_bomb_of_tuples": program(doubled(value(()), TWICE)),
     "memo_bomb_of_dicts": program(doubled(EMPTY_DICT, value(NAMED_TWICE))),
@@ -83,15 +85,15 @@ bombs({
     # a name in a dict of a name in a dict
     "memo_bomb_of_long_names": program(
         doubled(EMPTY_DICT, EMPTY_DICT + unicode("n" * 1000) + get(0) + SETITEM)),
-}, caught="harmless")  # fmt: skip
-in_zip({"memo_bomb_of_tensors": program(doubled(tensor(), value(NAMED_TWICE)))}, caught="harmless")
+})  # fmt: skip
+harmless_in_zip({"memo_bomb_of_tensors": program(doubled(tensor(), value(NAMED_TWICE)))})
 bombs({
     # hash or compare keys and members of 2**60 items
     "memo_bomb_as_a_key": program(EMPTY_DICT, doubled(value(()), TWICE), NONE, SETITEM),
-    "memo_bomb_in_a_set": program(EMPTY_SET, MARK, doubled(value(()), TWICE), ADDITEMS),
+    "memo_bomb_in_a_set": program(set_of(doubled(value(()), TWICE))),
     "memo_bomb_of_frozen_sets": program(doubled(b"(\x91", MARK + get(0) + b"K\1\x91")),
-    "two_equal_keys_of_tuples": program(
-        EMPTY_DICT, MARK, *(doubled(value(()), TWICE, base) + NONE for base in (0, 100)), SETITEMS),
+    "two_equal_keys_of_tuples": program(dict_of(
+        doubled(value(()), TWICE) + NONE + doubled(value(()), TWICE, 100) + NONE)),
 })  # fmt: skip
 
 # What is nested deep, long or without an end
@@ -118,21 +120,20 @@ bombs({
     "decimal_long_of_a_million_digits": program(b"L", b"9" * 10**6, b"L\n"),
     "line_without_an_end": program(string_line("a" * 10**6)[:-1]),
 })  # fmt: skip
-LENGTHS = {"2_to_31": 2**31 - 1, "2_to_40": 2**40, "2_to_63": 2**63, "2_to_64": 2**64 - 1}
-for title, length in LENGTHS.items():
+for length in (2**31 - 1, 2**40, 2**63, 2**64 - 1):
     bombs({
-        f"{kind}_of_{title}_bytes": program(code, protocol=5) for kind, code in {
+        f"{kind}_of_{length}_bytes": program(code, protocol=5) for kind, code in {
             "unicode": unicode8(b"ab", length), "bytes": bytes8(b"ab", length),
             "bytearray": bytearray8(b"ab", length), "frame": frame(NONE, length),
         }.items()
     })  # fmt: skip
-bombs({
+harmless_bombs({
     "lists_500_deep": program(EMPTY_LIST * 500, APPEND * 499),  # which Python's own stack holds
-    "list_of_200_000_numbers": program(EMPTY_LIST, MARK, b"K\1" * 200_000, APPENDS),
+    "list_of_200_000_numbers": program(list_of(b"K\1" * 200_000)),
     "list_extended_by_the_memo": program(put(EMPTY_LIST, 0), (get(0) + APPEND) * 100_000),
-    "keys_with_one_hash": program(EMPTY_DICT, MARK, multiples(20_000, NONE), SETITEMS),
-    "members_with_one_hash": program(EMPTY_SET, MARK, multiples(20_000), ADDITEMS),
-    "tuple_keys_with_one_hash": program(EMPTY_DICT, MARK, multiples(20_000, b"\x85N"), SETITEMS),
+    "keys_with_one_hash": program(dict_of(multiples(20_000, NONE))),
+    "members_with_one_hash": program(set_of(multiples(20_000))),
+    "tuple_keys_with_one_hash": program(dict_of(multiples(20_000, b"\x85N"))),
     "decimal_int_of_4_000_digits": program(int_line("9" * 4_000)),  # just under Python's limit
     "integer_that_cannot_be_printed": program(long4(b"\x7f" * 3_000)),
     "complex_of_text": program(call("builtins.complex", "1" * 100_000)),
@@ -140,7 +141,7 @@ bombs({
     "codec_that_is_imported": program(call("_codecs.encode", "x", "evil_module")),
     **{f"{title}_of_a_terabyte": program(call(name("builtins", title), 2**40))
        for title in ("bytearray", "bytes", "set", "frozenset", "list", "tuple", "range")},
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 # What is made, or looked through, again and again of something that a file says once. Each grows
 # with the square of its size, or faster, where it is not counted.
@@ -183,8 +184,8 @@ SAID_TOO_OFTEN = {
     "objects_of_one_call": ("number", 1, "made_up", 110_000),
 }
 for recipes, register in (
-    (CALLED_AGAIN, partial(bombs, caught="harmless")),
-    (SAID_AGAIN, partial(in_zip, caught="harmless")),
+    (CALLED_AGAIN, harmless_bombs),
+    (SAID_AGAIN, harmless_in_zip),
     (SAID_TOO_OFTEN, in_zip),
 ):
     register({title: partial(recipe_program, *recipe) for title, recipe in recipes.items()})
@@ -192,12 +193,12 @@ for recipes, register in (
 # Keys and members with one hash
 
 
-def same_hash(count: int) -> list[tuple[int, int]]:
+def same_hash(count):
     """Pairs of integers whose tuples have one hash: how Python mixes them can be run backwards."""
     p1, p2, p5, mask = 11400714785074694791, 14029467366897019727, 2870177450012600261, 2**64 - 1
     inverse1, inverse2 = pow(p1, -1, 2**64), pow(p2, -1, 2**64)
 
-    def rotated(x: int, by: int) -> int:
+    def rotated(x, by):
         return ((x << by) | (x >> (64 - by))) & mask
 
     target, found, first = 12345678901234567890, [], 0
@@ -212,39 +213,38 @@ def same_hash(count: int) -> list[tuple[int, int]]:
     return found
 
 
-def pairs_with_one_hash(each: bytes = NONE) -> bytes:
+def pairs_with_one_hash(each=NONE):
     return b"".join(integer(a) + integer(b) + b"\x86" + each for a, b in same_hash(10_000))
 
 
-def dictionaries_of_pairs_with_one_hash() -> bytes:
+def dictionaries_of_pairs_with_one_hash():
     """60 dictionaries of the same 2,000 pairs."""
     pairs = b"".join(
-        integer(a) + integer(b) + b"\x86" + put(b"", n) + POP
-        for n, (a, b) in enumerate(same_hash(2_000))
+        kept(integer(a) + integer(b) + b"\x86", n) for n, (a, b) in enumerate(same_hash(2_000))
     )
-    one = EMPTY_DICT + MARK + b"".join(get(n) + NONE for n in range(2_000)) + SETITEMS
-    return program(pairs, EMPTY_LIST, MARK, one * 60, APPENDS)
+    one = dict_of(b"".join(get(n) + NONE for n in range(2_000)))
+    return program(pairs, list_of(one * 60))
 
 
-def members_in_tuples_in_tuples() -> bytes:
+def members_in_tuples_in_tuples():
     """A set of 30,000 tuples, each in 20 others."""
     members = b"".join(integer(1000 + n) + b"\x85" * 21 for n in range(30_000))
-    return program(EMPTY_SET, MARK, members, ADDITEMS)
+    return program(set_of(members))
 
 
-def members_with_equal_texts() -> bytes:
+def members_with_equal_texts():
     """A set of 1,900 pairs with one hash and equal long texts."""
-    texts = b"".join(put(Code(unicode("a" * 200_000)), n) + POP for n in (0, 1))
+    texts = b"".join(kept(unicode("a" * 200_000), n) for n in (0, 1))
     members = b"".join(get(n & 1) + long1((n + 1) * PRIME) + b"\x86" for n in range(1900))
-    return program(texts, EMPTY_SET, MARK, members, ADDITEMS)
+    return program(texts, set_of(members))
 
 
-def counters_of_keys_with_one_hash() -> bytes:
+def counters_of_keys_with_one_hash():
     """200 counters of a dictionary whose keys have one hash."""
     counted = Code(call(ORDERED_DICT) + MARK + multiples(2300, NONE) + SETITEMS)
     again = (get(1) + get(0) + b"\x85R") * 200
-    head = put(counted, 0) + POP + put(name("collections.Counter"), 1) + POP
-    return program(head, unicode("a" * 500_000), POP, EMPTY_LIST, MARK, again, APPENDS)
+    head = kept(counted, 0) + kept(name("collections.Counter"), 1)
+    return program(head, unicode("a" * 500_000), POP, list_of(again))
 
 
 in_zip({
@@ -252,17 +252,16 @@ in_zip({
     "members_in_tuples_in_tuples": members_in_tuples_in_tuples,
     "counters_of_keys_with_one_hash": counters_of_keys_with_one_hash,
 })  # fmt: skip
-in_zip({  # these cost some seconds where they are read
-    "pairs_with_one_hash": lambda: program(EMPTY_DICT, MARK, pairs_with_one_hash(), SETITEMS),
-    "members_that_are_pairs_with_one_hash": lambda: program(
-        EMPTY_SET, MARK, pairs_with_one_hash(b""), ADDITEMS),
+harmless_in_zip({  # these cost some seconds where they are read
+    "pairs_with_one_hash": lambda: program(dict_of(pairs_with_one_hash())),
+    "members_that_are_pairs_with_one_hash": lambda: program(set_of(pairs_with_one_hash(b""))),
     "members_with_equal_texts": members_with_equal_texts,
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 # What is said of a value of 2**60 parts, and names that are long or many
 
 DOUBLED_LIST = b"".join(
-    put(one, n) + POP
+    kept(one, n)
     for n, one in enumerate([EMPTY_LIST, *(value([get(k), get(k)]) for k in range(DOUBLINGS))])
 )
 """A list of 2**60 items in the memo, as number 60."""
@@ -283,20 +282,20 @@ in_zip(
         "doubled_list_made_anew": program(DOUBLED_LIST, get(DOUBLINGS), value((1,)), NEWOBJ),
     }
 )
-in_zip({
+harmless_in_zip({
     "doubled_list_in_a_key": program(DOUBLED_LIST, EMPTY_DICT, DTYPE_OF_IT, NONE, SETITEM),
     "doubled_list_in_a_sparse_key": program(
         DOUBLED_LIST, EMPTY_DICT, SPARSE_OF_IT, NONE, SETITEM),
     "doubled_list_in_a_member": program(
-        DOUBLED_LIST, EMPTY_LIST, EMPTY_SET, MARK, DTYPE_OF_IT, b"\x85", ADDITEMS, APPEND),
-    "keys_of_a_long_class": program(put(name("m", "n" * 8000), 0), POP, EMPTY_DICT, MARK,
-                                    (get(0) + b")R" + NONE) * 6000, SETITEMS),
+        DOUBLED_LIST, EMPTY_LIST, set_of(DTYPE_OF_IT + b"\x85"), APPEND),
+    "keys_of_a_long_class": program(
+        kept(name("m", "n" * 8000), 0), dict_of((get(0) + b")R" + NONE) * 6000)),
     "keys_with_a_long_storage": program(
-        put(storage("k" * 300_000, 0), 0), POP, EMPTY_DICT, MARK,
-        *(get(0) + integer(n) + b"\x86" + NONE for n in range(3000)), SETITEMS),
+        kept(storage("k" * 300_000, 0), 0),
+        dict_of(b"".join(get(0) + integer(n) + b"\x86" + NONE for n in range(3000)))),
     # a key of 30 nested tuples, said a million times
-    "nested_key_again": program(EMPTY_SET, MARK, b"K\1" + b"\x85" * 30, DUP * 1_000_000, ADDITEMS),
+    "nested_key_again": program(set_of(b"K\1" + b"\x85" * 30 + DUP * 1_000_000)),
     "names_of_190_parts": program(
-        (EMPTY_DICT + unicode("abcd")) * 190, EMPTY_DICT, MARK,
-        *(integer(n) + value(1.5) for n in range(30_000)), SETITEMS, SETITEM * 190),
-}, caught="harmless")  # fmt: skip
+        (EMPTY_DICT + unicode("abcd")) * 190, value(dict.fromkeys(range(30_000), 1.5)),
+        SETITEM * 190),
+})  # fmt: skip

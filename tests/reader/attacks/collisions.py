@@ -10,17 +10,15 @@ from functools import cache
 import numpy as np
 from checkpoint_files import entry, payload, safetensors_file
 from pickle_code import (
-    APPENDS,
-    EMPTY_DICT,
-    EMPTY_LIST,
     MARK,
     NO_HOOKS,
     NONE,
     POP,
-    SETITEMS,
-    Code,
+    dict_of,
     get,
     integer,
+    kept,
+    list_of,
     name,
     program,
     put,
@@ -32,14 +30,14 @@ from pickle_code import (
 from attacks import of_family
 from attacks.containers import pickles
 
-each, refused, harmless = of_family(__name__)
+refused, harmless = of_family(__name__)
 
 FILLED, PLACES = 60_000, 1 << 17
 """A table of 2^17 places is for 43,691 to 87,381 keys."""
 
 
 @cache
-def way() -> np.ndarray:
+def way():
     """The first places of the way, which keys of the same numbers fill."""
     places = [12345]
     while len(places) < FILLED:
@@ -47,7 +45,7 @@ def way() -> np.ndarray:
     return np.array(places)
 
 
-def walkers(candidates: np.ndarray) -> np.ndarray:
+def walkers(candidates):
     """Those of which every place is taken until they come to the way, from its beginning on."""
     order = np.full(PLACES, FILLED)
     order[way()] = np.arange(FILLED)
@@ -61,48 +59,49 @@ def walkers(candidates: np.ndarray) -> np.ndarray:
 
 
 @cache
-def colliding(count: int = 27_000) -> list[int]:
+def colliding(count=27_000):
     """Integers of which as many walk as ``count`` says; no smaller ones than 2^17."""
     dice = np.random.default_rng(0)
-    some: np.ndarray = np.empty(0, np.int64)
+    some = np.empty(0, np.int64)
     while len(some) < count:
         some = np.union1d(some, walkers(dice.integers(PLACES, 1 << 31, 1 << 22)))
     return [*way().tolist(), *dice.permutation(some)[:count].tolist()]
 
 
-def keys_whose_places_are_taken() -> bytes:
+def keys_whose_places_are_taken():
     """Have 27,000 keys whose places are taken."""
     keys = b"".join(integer(key) + NONE for key in colliding())
-    return program(EMPTY_DICT, MARK, keys, SETITEMS)
+    return program(dict_of(keys))
 
 
-def places_of_the_memo_that_are_taken() -> bytes:
-    """Have 27,000 places in the memo that are taken", caught="harmless."""
+def places_of_the_memo_that_are_taken():
+    """Have 27,000 places in the memo that are taken."""
     found = walkers(np.arange(PLACES, 1 << 20))[:27_000]
     return program(unicode("a" * (1 << 20)), *(put(b"", n) for n in (*way(), *found)))
 
 
-def states_whose_places_are_taken() -> bytes:
+def states_whose_places_are_taken():
     """Have 50 tensors with a state of 62,000 keys whose places are taken."""
     keys = b"".join(integer(key) + NONE for key in [*way().tolist(), *colliding()[FILLED:][:2000]])
     given = (
         name("torch._utils._rebuild_tensor_v2"), name("foo.T"),
         value((storage("0", 4), 0, (4,), (1,), False, NO_HOOKS)),
-        EMPTY_DICT + MARK + keys + SETITEMS,
+        dict_of(keys),
     )  # fmt: skip
-    said = b"".join(put(Code(one), n) + POP for n, one in enumerate(given))
-    call = put(name("torch._tensor._rebuild_from_type_v2"), 9) + POP
+    said = b"".join(kept(one, n) for n, one in enumerate(given))
+    call = kept(name("torch._tensor._rebuild_from_type_v2"), 9)
     one = get(9) + MARK + get(0) + get(1) + get(2) + get(3) + b"tR"
     padding = unicode("a" * 500_000) + POP  # of which copies are allowed
-    return program(said, call, padding, EMPTY_LIST, MARK, one * 50, APPENDS)
+    return program(said, call, padding, list_of(one * 50))
 
 
-pickles(each, {
+pickles(refused, {
     "keys_whose_places_are_taken": keys_whose_places_are_taken,
     "states_whose_places_are_taken": states_whose_places_are_taken,
 }, forms=["zip"])  # fmt: skip
-pickles(each, {"places_of_the_memo_that_are_taken": places_of_the_memo_that_are_taken},
-        caught="harmless", forms=["zip"])  # fmt: skip
+pickles(harmless, {
+    "places_of_the_memo_that_are_taken": places_of_the_memo_that_are_taken,
+}, forms=["zip"])  # fmt: skip
 
 
 @harmless  # in some seconds

@@ -3,14 +3,16 @@
 import struct
 
 from checkpoint_files import Record, payload, stored_zip, zip64_extra
-from pickle_code import program
+from pickle_code import (
+    program,
+)
 
 from attacks import of_family
 from attacks.zip import PICKLE, SECRET, records, stored, with_weight, written
 
-each, refused, harmless = of_family(__name__)
+refused, harmless = of_family(__name__)
 FULL, FULL64 = 2**32 - 1, 2**64 - 1
-each(
+refused(
     lambda folder, lies: stored(folder, {"lies": lies}),
     [
         {"entries": 6, "64_entries": 6},  # count one entry too many
@@ -34,7 +36,7 @@ each(
         {"64_record": 2**63},  # have a huge end record
     ],
 )
-each(
+refused(
     lambda folder, lies: stored(folder, {"lies": lies, "zip64": False}),
     [
         # put the directory beyond the file
@@ -48,7 +50,7 @@ each(
         {"offset": FULL},
     ],
 )
-each(
+refused(
     with_weight,
     [
         {"size": FULL},  # be 4 GB without a zip64 field
@@ -73,23 +75,23 @@ each(
         {"packed_size": 12},
     ],
 )
-each(with_weight, [
+harmless(with_weight, [
     {"extra": b"\1"},  # extra cut off
     # two sizes: refused, or read as torch reads it
     {"size": FULL, "extra": zip64_extra(16, 16) + zip64_extra(64, 64)},
-], caught="harmless")  # fmt: skip
-each(stored, [
+])  # fmt: skip
+refused(stored, [
     {"comment": b"PK\5\6" + bytes(18)},  # second end record in the comment
     {"after": SECRET},  # bytes after the end
     {"after": bytes(70_000)},  # more than a comment can have
 ])  # fmt: skip
-each(stored, [
+harmless(stored, [
     {"lies": {"64_record": 0}},  # zip64 record of 0 bytes
     {"before": b"#!/bin/sh\n" + SECRET},  # a program
     {"between": SECRET},  # bytes before the directory
     {"comment": b"made by hand"},  # plain comment
-], caught="harmless")  # fmt: skip
-each(written, [
+])  # fmt: skip
+harmless(written, [
     {"secret": Record("data/0", SECRET, listed=False)},  # unlisted entry
     {"pickle": Record("data.pkl", PICKLE, comment=program(b"N"))},  # comments in the directory
     # to which nothing refers
@@ -99,10 +101,10 @@ each(written, [
     {
         str(n): Record(f"data/{n}", payload(16), size=1 << 18, local_extra=b"")
         for n in range(2, 5_002)},
-], caught="harmless")  # fmt: skip
+])  # fmt: skip
 
 
-def another(folder) -> bytes:
+def another(folder):
     inner = stored_zip(folder / "inner.pt", records(pickle=Record("data.pkl", b"N.")))
     return inner.read_bytes()
 
@@ -135,5 +137,5 @@ def directory_in_reverse(folder):
     entries = records()
     raw = stored_zip(folder / "a.pt", entries).read_bytes()
     for record in entries:
-        record.written, record.offset = False, record.at
+        record.lies = {"written": False, "offset": record.at}
     return stored_zip(folder / "a.pt", entries[::-1], before=raw[: raw.index(b"PK\1\2")])

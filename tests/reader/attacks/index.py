@@ -2,18 +2,17 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint_files import entry, payload, safetensors_file, small_legacy, small_zip
 
 from attacks import of_family
 
-each, refused, harmless = of_family(__name__)
+refused, harmless = of_family(__name__)
 SHARD = "model-00001-of-00001.safetensors"
 
 
-def index(folder: Path, content, *, shards: bool = True) -> Path:
+def index(folder, content, *, shards=True):
     """An index in a folder of its own, beside its one shard, which has the tensor ``a``."""
     inside = folder / "set"
     inside.mkdir()
@@ -26,41 +25,43 @@ def index(folder: Path, content, *, shards: bool = True) -> Path:
     return path
 
 
-def mapped(weight_map) -> dict:
+def mapped(weight_map):
     return {"metadata": {"total_size": 16}, "weight_map": weight_map}
 
 
-each(lambda folder, shard: index(folder, mapped({"a": shard})), [
+refused(lambda folder, shard: index(folder, mapped({"a": shard})), [
     "../other.safetensors", "x/../../other.safetensors", f"../set/{SHARD}", "/etc/passwd",
     SHARD + "\0", "", ".", "..", "model.safetensors.index.json", "/dev/zero",
     "model-00002-of-00002.safetensors",  # is missing
     "/proc/self/environ", "..\\other.safetensors", "x" * 5_000, "~/other.safetensors",
-    "file:///etc/passwd", f"./{SHARD}/", "\ud800", 7, None, [SHARD], {}, True,
+    "file:///etc/passwd", f"./{SHARD}/", "\ud800", "a\nb.safetensors",
+    "\u202e.safetensors", 7, None, [SHARD], {}, True,
 ], "shard_{}")  # fmt: skip
-each(index, [
-    b"", [], 7, None, b"abc", {}, mapped([SHARD]), mapped(SHARD), mapped(None),
+refused(index, [
+    b"", b"{", [], 7, None, b"abc", {}, {"version": 99}, mapped([SHARD]), mapped(SHARD),
+    mapped(None),
     b'{"weight_map": {"\xff": 1}}', b"[" * 100_000, b'{"a":' * 100_000, b"NaN",
     mapped({str(n): f"{n}.safetensors" for n in range(20_000)}),
     mapped({"a": SHARD, "b": SHARD}),  # lacks b
     f'{{"weight_map":{{"a":"{SHARD}","a":"other.safetensors"}}}}'.encode(),  # one tensor twice
     f'{{"weight_map":{{"a":"{SHARD}"}},"weight_map":{{}}}}'.encode(),
 ], "index_of_{}")  # fmt: skip
-each(index, {
+harmless(index, {
     "a_good_index": mapped({"a": SHARD}),
     "tensor_not_in_the_index": mapped({}),
     "metadata_of_a_list": {"metadata": [1], "weight_map": {"a": SHARD}},
     "total_size_that_is_wrong": {"metadata": {"total_size": -1}, "weight_map": {"a": SHARD}},
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 
-def instead(folder: Path, make: Callable[[Path], object]) -> Path:
+def instead(folder, make):
     """An index whose shard is something else."""
     path = index(folder, mapped({"a": SHARD}), shards=False)
     make(path.parent / SHARD)
     return path
 
 
-each(instead, {
+refused(instead, {
     "link_outside": lambda path: path.symlink_to(path.parent.parent / "other.safetensors"),
     "link_to_a_device": lambda path: path.symlink_to("/dev/zero"),
     "link_to_itself": lambda path: path.symlink_to(SHARD),
@@ -123,3 +124,8 @@ def folder_with_two_indexes(folder):
     path = index(folder, mapped({"a": SHARD}))
     (path.parent / "other.safetensors.index.json").write_bytes(path.read_bytes())
     return path.parent
+
+
+@refused
+def folder_with_an_index_of_nothing(folder):
+    return index(folder, {}).parent

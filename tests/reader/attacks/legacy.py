@@ -1,8 +1,6 @@
 """Legacy files: five pickles and, per storage, a count and the data."""
 
 import struct
-from pathlib import Path
-from typing import Any
 
 from checkpoint_files import MAGIC, SYS_INFO, legacy_file, payload, small_legacy
 from pickle_code import (
@@ -19,29 +17,30 @@ from pickle_code import (
 )
 
 from attacks import damaged_everywhere, of_family
+from attacks.places import content
 from attacks.zip import SECRET
 
-each, refused, harmless = of_family(__name__)
+refused, harmless = of_family(__name__)
 GOOD = [("0", 4, payload(16))]
 RUNS = call("os.system", "x")
 
 
-def over(*view, numel=4, kind="FloatStorage", size=(4,)) -> Code:
+def over(*view, numel=4, kind="FloatStorage", size=(4,)):
     """A tensor over a storage of a legacy file, whose id has a field more."""
     return tensor(storage("0", numel, kind, "cpu", *(view or (None,))), 0, size)
 
 
-def legacy(folder: Path, changes: dict[str, Any]) -> Path:
+def legacy(folder, changes):
     """A file of one tensor with these parts replaced."""
     parts = {"pickle": program(over()), "storages": GOOD} | changes
     return legacy_file(folder / "a.pt", **parts)
 
 
-def of_pickle(folder: Path, code: bytes) -> Path:
+def of_pickle(folder, code):
     return legacy(folder, {"pickle": program(code)})
 
 
-each(legacy, {
+harmless(legacy, {
     "a_good_legacy_file": {},
     "sys_info_of_a_call": {"sys_info": RUNS},
     "sys_info_is_a_number": {"sys_info": 7},
@@ -56,8 +55,8 @@ each(legacy, {
     "keys_in_a_tuple": {"keys": ("0",)},
     "keys_in_bytes": {"keys": [b"0"]},
     "key_three_times": {"keys": ["0", "0", "0"]},
-}, caught="harmless")  # fmt: skip
-each(legacy, [
+})  # fmt: skip
+refused(legacy, [
     {"magic": MAGIC + 1},  # magic off by one
     {"magic": "magic"},  # magic of text
     {"magic": RUNS},  # before the format is known
@@ -67,7 +66,6 @@ each(legacy, [
     {"storages": [("0", 4, payload(15))]},  # data one byte short
     {"storages": [("0", 4, b"")]},  # data missing
     {"after": SECRET},  # bytes after the data
-    {"after": b"\0"},  # one byte after the data
     {"after": b"PK\5\6" + bytes(18)},  # for who reads from the end
     {"storages": [("7", 4, payload(16))]},  # storage of another key
     {"keys": ["0", "1"]},  # more keys than storages
@@ -84,31 +82,27 @@ each(legacy, [
     {"keys": Code(b"]q\0h\0a")},  # keys hold themselves
 ])  # fmt: skip
 
-COUNTS = {
-    "0": 0, "3": 3, "5": 5, "minus_1": -1, "minus_4": -4, "2_to_31": 2**31, "2_to_61": 2**61,
-    "2_to_62": 2**62, "2_to_63_minus_1": 2**63 - 1, "minus_2_to_63": -(2**63),
-}  # fmt: skip
-for title, count in COUNTS.items():
+for count in (0, 3, 5, -1, -4, 2**31, 2**61, 2**62, 2**63 - 1, -(2**63)):
     other = {"storages": [("0", count, payload(16))]}
-    each(legacy, {
-        f"count_of_{title}": other,
-        f"count_of_{title}_in_the_pickle_too": {**other, "pickle": program(over(numel=count))},
+    refused(legacy, {
+        f"count_of_{count}": other,
+        f"count_of_{count}_in_the_pickle_too": {**other, "pickle": program(over(numel=count))},
     })  # fmt: skip
 
-each(lambda folder, view: of_pickle(folder, over(view)), [
+refused(lambda folder, view: of_pickle(folder, over(view)), [
     ("v", 2, 4), ("v", -1, 4), ("v", 2, -2), ("v", 2**63, 4), ("v", 2**64, 4),
     ("v", 0, 2**64 + 4),
     ("v", 2**62, 2**62),  # overflows
     ("v", value(0.0), 4), ("v", 0, "4"), ("v", None, None), ("v", 0), ("v", 0, 4, 1), 7, "v04",
     ("v", 0, 3),  # shorter than the tensor
 ], "view_{}")  # fmt: skip
-each(of_pickle, [
+refused(of_pickle, [
     over(None, 7),  # seven fields in the id
     persistent(("module",)),  # module of nothing
     value([over(), over(kind="DoubleStorage")]),  # same key two types
     over(kind="UntypedStorage"),  # bytes, counted as floats
 ])  # fmt: skip
-each(of_pickle, [
+harmless(of_pickle, [
     over(["v", 0, 4]),  # view as a list
     over(([], 0, 4)),  # view keyed by a list
     over(("0", 0, 4)),  # view with its root key
@@ -116,17 +110,11 @@ each(of_pickle, [
     persistent(("module", 7, None, None)),  # module of a number
     persistent(("module", name("os.system"), "/etc/passwd", "source")),  # module of a path
     value([over(("v", at, 2), size=(2,)) for at in (0, 2)]),  # same view key two places
-], caught="harmless")  # fmt: skip
-damaged_everywhere(each, "legacy", small_legacy, needed=3)  # PROTO is not needed
+])  # fmt: skip
+damaged_everywhere(refused, "legacy", small_legacy, needed=3)  # PROTO is not needed
 
 
-def content(folder: Path, raw: bytes) -> Path:
-    path = folder / "a.pt"
-    path.write_bytes(raw)
-    return path
-
-
-each(content, [
+refused(content, [
     program(value(MAGIC)) * 10_000,  # before the object
     b"\x80\x02" + string_line("a" * 10**6),  # magic of a long line
 ])  # fmt: skip
@@ -137,11 +125,11 @@ each(content, [
 TRUE = call("os.system", "true")
 
 
-def then(item: Any) -> Code:
+def then(item):
     return Code(TRUE + POP + value(item))
 
 
-each(lambda folder, fields: legacy(
+refused(lambda folder, fields: legacy(
     folder, {"pickle": program(value({"a": 1})), "storages": [], **fields}), [
     {"sys_info": TRUE},  # sys info
     {"sys_info": then({})},  # sys info dropped
@@ -151,7 +139,7 @@ each(lambda folder, fields: legacy(
 ], "{}_that_runs")  # fmt: skip
 
 
-def viewed(folder: Path, views: list[tuple[str, Any]]) -> Path:
+def viewed(folder, views):
     """Tensors over views of storages whose content differs by byte: test_agreement looks at it."""
     tensors = [
         tensor(storage(key, 8, "FloatStorage", "cpu", view), 0, (2,), (1,)) for key, view in views
@@ -161,14 +149,13 @@ def viewed(folder: Path, views: list[tuple[str, Any]]) -> Path:
     return legacy_file(folder / "a.pt", program(value(tensors)), storages)
 
 
-each(viewed, [
+refused(viewed, [
     [("0", ("v", 0, 2)), ("0", ("v", 4, 2))],  # with two ranges
     [("0", ("v", 0, 2)), ("1", ("v", 0, 2))],  # of two storages
     [("0", ("0", 4, 2))],  # of a storage
     [("0", ("1", 4, 2)), ("1", None)],  # of a later storage
     [("0", ([], 4, 2))],  # that is a list
 ], "view_key_{}")  # fmt: skip
-each(lambda folder, count: legacy_file(
-    folder / "a.pt", program(over()), GOOD, after=bytes(count)), {
-    str(count): count for count in (1, 16, 22, 100)
-}, "{}_bytes_behind_a_legacy_file")  # fmt: skip
+refused(legacy, {
+    f"{count}_bytes_behind_a_legacy_file": {"after": bytes(count)} for count in (1, 16, 22, 100)
+})  # fmt: skip

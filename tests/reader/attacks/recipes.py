@@ -1,14 +1,11 @@
 """Recipes of short pickles that cost much: a value said once, and what is done with it, how often.
 
-``bombs`` has the dearest that were found, by name; ``test_cost`` looks for others.
+``bombs`` has the dearest that were found, by name. Here each value meets each use of it.
 """
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from pickle_code import (
-    ADDITEMS,
-    APPENDS,
     BUILD,
     DUP,
     EMPTY_ARRAY,
@@ -20,7 +17,6 @@ from pickle_code import (
     ORDERED_DICT,
     POP,
     SETITEM,
-    SETITEMS,
     STACK_GLOBAL,
     Code,
     build,
@@ -28,40 +24,43 @@ from pickle_code import (
     call,
     get,
     integer,
+    kept,
+    list_of,
     name,
     numpy_dtype,
     program,
     put,
+    set_of,
     storage,
     tensor,
     unicode,
     value,
 )
 
+from attacks import of_family
+from attacks.containers import pickles
+
+refused, harmless = of_family(__name__)
 MADE_UP = name("made.up.f")
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 
 
-def recipe_program(said: str, size: int, again: str, times: int) -> bytes:
+def recipe_program(said, size, again, times):
     """The pickle of a recipe: a value so large, and what is done with it so often."""
-    return program(put(Code(SAID[said](size)), 0), POP, AGAIN[again](times))
+    return program(kept(SAID[said](size), 0), AGAIN[again](times))
 
 
-def numbers(count: int) -> bytes:
-    return b"".join(integer(number) for number in range(count))
-
-
-def nothings(count: int, **others: object) -> Code:
+def nothings(count, **others):
     """A dict of so many that are None, and others."""
     return value({**dict.fromkeys(range(count)), **others})
 
 
-def texts(length: int) -> bytes:
+def texts(length):
     """A tuple of 16 texts, which are one."""
-    return put(unicode("x" * length), 9) + POP + MARK + get(9) * 16 + b"t"
+    return many(unicode("x" * length), 16)
 
 
-def arguments_of_calls(depth: int) -> bytes:
+def arguments_of_calls(depth):
     """What makes a tensor by a call of a call of a call."""
     code = put(name(FROM_TYPE), 9) + put(name("torch.Tensor"), 10) + POP + POP + put(value(()), 11)
     for _ in range(min(depth, 2_000)):
@@ -69,12 +68,12 @@ def arguments_of_calls(depth: int) -> bytes:
     return code
 
 
-def many(one: bytes, count: int = 64) -> Code:
+def many(one, count=64):
     """A tuple of so many that are one."""
-    return Code(put(one, 9) + POP + MARK + get(9) * count + b"t")
+    return Code(kept(one, 9) + MARK + get(9) * count + b"t")
 
 
-def dtensor_spec(size: int) -> bytes:
+def dtensor_spec(size):
     """The spec of a DTensor on a mesh of 64 times as many sizes, placed in 64 ways."""
     layout, mesh = "torch.distributed._mesh_layout", "torch.distributed.device_mesh"
     flat = build(call(name(layout, "_FlatLayout")), {"shape": many(b"K\2", min(size, 64))})
@@ -87,27 +86,24 @@ def dtensor_spec(size: int) -> bytes:
     })  # fmt: skip
 
 
-SAID: dict[str, Callable[[int], bytes]] = {
+SAID = {
     "number": lambda _: value(1.5),
-    "list": lambda n: EMPTY_LIST + MARK + b"K\1" * n + APPENDS,
-    "numbers": lambda n: EMPTY_LIST + MARK + numbers(n) + APPENDS,
+    "list": lambda n: value([1] * n),
+    "numbers": lambda n: value([*range(n)]),
     "pairs": lambda n: value([[number, number] for number in range(n)]),
-    "tuple": lambda n: MARK + b"K\1" * n + b"t",
-    "set": lambda n: EMPTY_SET + MARK + numbers(n) + ADDITEMS,
-    "dict": lambda n: EMPTY_DICT + MARK + b"".join(
-        integer(number) + b"K\1" for number in range(n)) + SETITEMS,
+    "tuple": lambda n: value((1,) * n),
+    "set": lambda n: set_of(b"".join(map(integer, range(n)))),
+    "dict": lambda n: value(dict.fromkeys(range(n), 1)),
     "text": lambda n: unicode("x" * n),
     "texts": texts,
     "controls": lambda n: unicode("\0" * n),
     "bytes": lambda n: bytes8(b"x" * n),
     "tensor": lambda n: tensor(storage("0", 4), 0, (4,) * min(n % 20, 1) or (4,)),
     "deep": lambda n: EMPTY_LIST * min(n, 190) + b"a" * (min(n, 190) - 1),
-    "names": lambda n: EMPTY_DICT + MARK + b"".join(
-        unicode(f"{k}") + NONE for k in range(n)) + SETITEMS,
+    "names": lambda n: value(dict.fromkeys(map(str, range(n)))),
     "opaque": lambda n: call(MADE_UP) + value({"a" * min(n, 200): 1}) + BUILD,
-    "tuples": lambda n: many(MARK + b"K\1" * min(n, 64) + b"t"),
-    "two_states": lambda n: many(
-        EMPTY_DICT + MARK + b"".join(unicode(f"{k}") + NONE for k in range(n)) + SETITEMS, 2),
+    "tuples": lambda n: many(value((1,) * min(n, 64))),
+    "two_states": lambda n: many(value(dict.fromkeys(map(str, range(n)))), 2),
     "mesh": dtensor_spec,
     "spec": lambda n: build(call(MADE_UP), nothings(n, placements=())),
     "group": lambda n: value({"_parameters": nothings(n), "_buffers": {}, "_modules": {}}),
@@ -118,29 +114,29 @@ SAID: dict[str, Callable[[int], bytes]] = {
 """What is said once, and kept in the memo."""
 
 
-def listed(each: bytes) -> Callable[[int], bytes]:
+def listed(each):
     """A list of what the code makes again and again."""
-    return lambda n: EMPTY_LIST + MARK + each * n + APPENDS
+    return lambda n: list_of(each * n)
 
 
-def dropped(each: bytes) -> Callable[[int], bytes]:
+def dropped(each):
     """The code again and again, of which nothing stays."""
     return lambda n: (each + POP) * n + NONE
 
 
-def called(function: bytes) -> Callable[[int], bytes]:
+def called(function):
     """A list of what a function makes of the value, again and again."""
-    return lambda n: put(function, 1) + POP + listed(get(1) + get(0) + b"\x85R")(n)
+    return lambda n: kept(function, 1) + listed(get(1) + get(0) + b"\x85R")(n)
 
 
-def called_with(function: bytes) -> Callable[[int], bytes]:
+def called_with(function):
     """The function called again and again with the value for its arguments."""
-    return lambda n: put(function, 1) + POP + dropped(get(1) + get(0) + b"R")(n)
+    return lambda n: kept(function, 1) + dropped(get(1) + get(0) + b"R")(n)
 
 
-def with_value(function: str, *arguments: Any) -> Callable[[int], bytes]:
+def with_value(function, *arguments):
     """A list of what a function makes of arguments, of which the value is one."""
-    made = put(name(function), 1) + POP + put(value(arguments), 2) + POP
+    made = kept(name(function), 1) + kept(value(arguments), 2)
     return lambda n: made + listed(get(1) + get(2) + b"R")(n)
 
 
@@ -150,10 +146,9 @@ LOCAL = {"_local_tensor": tensor(storage("0", 4), 0, (4,)), "_spec": get(0)}
 PLAIN = (storage("0", 4), 0, (4,), (1,), False, None)
 
 
-AGAIN: dict[str, Callable[[int], bytes]] = {
+AGAIN = {
     "listed": listed(get(0)),
-    "named": lambda n: EMPTY_DICT + MARK + b"".join(
-        integer(k) + get(0) for k in range(n)) + SETITEMS,
+    "named": lambda n: value(dict.fromkeys(range(n), get(0))),
     "keys": listed(EMPTY_DICT + get(0) + NONE + SETITEM),
     "in_lists": listed(EMPTY_LIST + get(0) + b"a"),
     "in_tuples": listed(get(0) + get(0) + b"\x86"),
@@ -188,3 +183,6 @@ AGAIN: dict[str, Callable[[int], bytes]] = {
     "from_type": called_with(name(FROM_TYPE)),
 }  # fmt: skip
 """What is done with it, so often."""
+
+pickles(harmless, {f"{said}_{again}": partial(recipe_program, said, 1 << 15, again, 1 << 15)
+               for said in SAID for again in AGAIN}, forms=["zip"])  # fmt: skip

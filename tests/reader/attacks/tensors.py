@@ -1,8 +1,6 @@
 """Tensors that reach beyond their storage, or have no shape that could be."""
 
-from typing import Any
-
-from checkpoint_files import checkpoint_records, legacy_file, payload, stored_zip
+from checkpoint_files import legacy_file, payload, zip_file
 from pickle_code import (
     APPEND,
     NONE,
@@ -21,13 +19,13 @@ from pickle_code import (
 from attacks import of_family
 from attacks.zip import SECRET
 
-each, refused, harmless = of_family(__name__)
+refused, harmless = of_family(__name__)
 
 
-def zip_of(folder, code: bytes):
+def zip_of(folder, code):
     """A zip file whose one storage has 4 floats, between two secrets."""
     storages = {"before": SECRET, "0": payload(16), "after": SECRET}
-    return stored_zip(folder / "a.pt", checkpoint_records(program(code), storages))
+    return zip_file(folder / "a.pt", program(code), storages)
 
 
 def legacy_of(folder, place):
@@ -41,26 +39,25 @@ def legacy_of(folder, place):
     return legacy_file(folder / "a.pt", program(value(items)), storages)
 
 
-def shaped(cases: list[tuple[Any, Any, Any]], caught: str = "refused") -> None:
+def shaped(register, cases):
     """Register tensors of such an offset, size and stride, as torch wrote them once and as now."""
-    each(legacy_of, cases, "{}_in_legacy", caught=caught)
-    each(lambda folder, place: zip_of(folder, tensor(storage(), *place)), cases, "{}_in_zip",
-         caught=caught)  # fmt: skip
+    register(legacy_of, cases, "{}_in_legacy")
+    register(lambda folder, place: zip_of(folder, tensor(storage(), *place)), cases, "{}_in_zip")
 
 
 WRONG_NUMBERS = [
     -1, 2**31, 2**62, 2**63, 2**64, 2**64 + 1, -(2**63), 2**2000, value(1.0), "1", None, [1], b"1",
     {}, call("builtins.int", 1), name("os.system"),
 ]  # fmt: skip
-shaped([
+shaped(refused, [
     place
     for wrong in WRONG_NUMBERS
     for place in (
         (wrong, (2,), (1,)), (0, (wrong,), (1,)), (0, (1, wrong), (1, 1)), (0, (2,), (wrong,)))
 ])  # fmt: skip
-shaped([place for wrong in (4, "4", None, {}, b"\4")
+shaped(refused, [place for wrong in (4, "4", None, {}, b"\4")
         for place in ((0, wrong, (1,)), (0, (4,), wrong))])  # fmt: skip
-shaped([
+shaped(harmless, [
     (True, (1,), (1,)),  # begin at True
     (0, (True,), (1,)),  # have True for a size
     (0, (2,), (True,)),  # have True for a stride
@@ -73,8 +70,8 @@ shaped([
     (0, (1,), (2**62,)),  # have a stride that isn't used
     (0, (1,) * 1000, (1,) * 1000),  # 1000 dimensions
     (0, (3, 2), (1, 1)),  # be 4 numbers seen 10 times
-], caught="harmless")  # fmt: skip
-shaped([
+])  # fmt: skip
+shaped(refused, [
     (0, (5,), (1,)),  # one element too many
     (1, (4,), (1,)),  # one element too far
     (0, (3,), (2,)),  # one stride too far
@@ -109,27 +106,27 @@ WRONG_ARGUMENTS = [
     (False, NONE, {"conj": "no"}),  # metadata text
     (False, NONE, {}, 1, 2, 3),  # too many
 ]  # fmt: skip
-each(lambda folder, more: zip_of(folder, tensor(storage(), 0, (4,), (1,), *more)),
-     WRONG_ARGUMENTS, "rebuild_{}", caught="harmless")  # fmt: skip
+harmless(lambda folder, more: zip_of(folder, tensor(storage(), 0, (4,), (1,), *more)),
+     WRONG_ARGUMENTS, "rebuild_{}")  # fmt: skip
 
 NOT_STORAGES = [
     value(7), NONE, value("0"), value(("storage", "0")),
     tensor(), call("os.system", "true"), value([1]),
     name("torch.FloatStorage"),  # global
 ]  # fmt: skip
-each(lambda folder, code: zip_of(folder, tensor(code)), NOT_STORAGES, "tensor_over_a_{}")
+refused(lambda folder, code: zip_of(folder, tensor(code)), NOT_STORAGES, "tensor_over_a_{}")
 
-REBUILDERS = {
-    "torch._utils": ["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3",
-                     "_rebuild_parameter", "_rebuild_parameter_with_state",
-                     "_rebuild_sparse_tensor", "_rebuild_qtensor", "_rebuild_nested_tensor",
-                     "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass",
-                     "_rebuild_device_tensor_from_numpy"],
-    "torch._tensor": ["_rebuild_from_type_v2"],
-    "torch": ["Size", "device", "float32"], "_codecs": ["encode"],
-    "collections": ["OrderedDict", "Counter", "defaultdict"],
-    "builtins": ["set", "bytearray", "complex"],
-}  # fmt: skip
+REBUILDERS = [
+    "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state", "torch._utils._rebuild_sparse_tensor",
+    "torch._utils._rebuild_qtensor", "torch._utils._rebuild_nested_tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage", "torch._utils._rebuild_wrapper_subclass",
+    "torch._utils._rebuild_device_tensor_from_numpy", "torch._tensor._rebuild_from_type_v2",
+    "torch.Size", "torch.device", "torch.float32", "_codecs.encode", "collections.OrderedDict",
+    "collections.Counter", "collections.defaultdict", "builtins.set", "builtins.bytearray",
+    "builtins.complex",
+]  # fmt: skip
 WRONG_CALLS = {
     "nothing": (), "one_number": (7,), "one_none": (None,), "one_list": ([[1], 2],),
     "one_storage": (storage(),), "one_tensor": (tensor(),), "nine_numbers": (1,) * 9,
@@ -137,7 +134,7 @@ WRONG_CALLS = {
 }  # fmt: skip
 
 
-def wrong_calls(folder, function: str):
+def wrong_calls(folder, function):
     """One file for each wrong set of arguments."""
     for title, arguments in WRONG_CALLS.items():
         arguments = (name(function),) if arguments is None else arguments
@@ -146,34 +143,32 @@ def wrong_calls(folder, function: str):
         yield zip_of(where, value({"a": call(function, *arguments), "b": 1}))
 
 
-for module, functions in REBUILDERS.items():
-    each(wrong_calls, {one: f"{module}.{one}" for one in functions}, "wrong_arguments_of_{}",
-         caught="harmless")  # fmt: skip
+harmless(wrong_calls, REBUILDERS, "wrong_arguments_of_{}")
 
 
-def v3(dtype: str) -> Code:
+def v3(dtype):
     data, dtype = storage("0", 16, "UntypedStorage"), name(dtype)
     return call("torch._utils._rebuild_tensor_v3", data, 0, (4,), (1,), False, NONE, dtype)
 
 
-def pair(numel: int) -> Code:
+def pair(numel):
     """A tensor, and one of doubles over the same storage."""
     return value([tensor(), tensor(storage("0", numel, "DoubleStorage"), 0, (numel,), (1,))])
 
 
-each(zip_of, {
+refused(zip_of, {
     "parameter_of_a_number": call("torch._utils._rebuild_parameter", 7, False, NONE),
     "wider_type_over_one_storage": pair(4),
     "wider_dtype_over_untyped_storage": v3("torch.float64"),
     "dtype_that_is_a_function": v3("torch.load"),
 })  # fmt: skip
-each(zip_of, {
+harmless(zip_of, {
     "two_types_over_one_storage": pair(2),
     # lists that grow after the tensor was made of them
     "shape_list_that_grows": value([
         tensor(storage(), 0, put(value([4]), 9), put(value([1]), 10)),
         Code(get(9) + value(1000) + APPEND), Code(get(10) + value(1) + APPEND)]),
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 
 @harmless

@@ -5,9 +5,9 @@ Also what the opcodes allow and hardly any writer uses. Each is refused, or read
 """
 
 import struct
-from pathlib import Path
+from functools import partial
 
-from checkpoint_files import checkpoint_records, legacy_file, payload, safetensors_file, stored_zip
+from checkpoint_files import legacy_file, payload, safetensors_file, zip_file
 from pickle_code import (
     ADDITEMS,
     APPENDS,
@@ -38,6 +38,7 @@ from pickle_code import (
     persistent,
     program,
     put,
+    set_of,
     storage,
     tensor,
     unicode,
@@ -46,7 +47,7 @@ from pickle_code import (
 
 from attacks import of_family
 
-each, refused, harmless = of_family(__name__)
+refused, harmless = of_family(__name__)
 RUNS = call("os.system", "true")
 V2, FROM_TYPE = name("torch._utils._rebuild_tensor_v2"), "torch._tensor._rebuild_from_type_v2"
 PARAMETER, TENSOR = "torch.nn.parameter.Parameter", name("torch.Tensor")
@@ -54,21 +55,15 @@ ARGUMENTS = (storage(), 0, (4,), (1,), False, call(ORDERED_DICT))
 OTHER = tensor(storage("1"))
 
 
-def shown(folder: Path, code: bytes) -> Path:
+def shown(folder, code, protocol=2):
     """A zip file of two storages of 4 floats."""
-    records = checkpoint_records(program(code), {"0": payload(16), "1": payload(16)})
-    return stored_zip(folder / "a.pt", records)
-
-
-def pickled(folder: Path, code: bytes, protocol: int = 4) -> Path:
-    """A zip file with this pickle over one storage."""
-    records = checkpoint_records(program(code, protocol=protocol), {"0": payload(16)})
-    return stored_zip(folder / "a.pt", records)
+    storages = {"0": payload(16), "1": payload(16)}
+    return zip_file(folder / "a.pt", program(code, protocol=protocol), storages)
 
 
 # One storage, two ways to see it
 
-each(shown, {
+refused(shown, {
     "one_key_with_two_lengths": value([tensor(storage("0", 2), 0, (2,)), tensor()]),
     "numel_below_the_record": tensor(storage("0", 2), 0, (2,)),
     "numel_below_the_record_and_the_tensor": tensor(storage("0", 2)),
@@ -79,13 +74,13 @@ each(shown, {
         storage("0", 4, "FloatStorage", "cpu", ("v", 2, 2)), 0, (2,)),
     "module_id_in_a_zip": persistent(("module", name("made.up.Net"), "net.py", "class Net")),
 })  # fmt: skip
-each(shown, {  # in test_agreement as honest differences
+harmless(shown, {  # in test_agreement as honest differences
     "one_key_with_two_dtypes": value(
         [tensor(), tensor(storage("0", 2, "DoubleStorage"), 0, (2,), (1,))]),
     "one_key_with_two_integer_dtypes": value([tensor(), tensor(storage("0", 4, "IntStorage"))]),
     "one_key_typed_and_untyped": value(
         [tensor(), tensor(storage("0", 16, "UntypedStorage"), 0, (16,))]),
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 # The state of a tensor, and its attributes
 
@@ -93,8 +88,8 @@ STATES = [(storage("1"), 0, (4,), (1,)), (OTHER, False, NONE, True, False), {"da
           (True, False, NONE), (7, False, NONE), None, {"requires_grad": True}]  # fmt: skip
 for title, target in {"tensor": tensor(), "parameter": call(PARAMETER, tensor())}.items():
     made = {f"build_{n}_on_a_{title}": build(target, state) for n, state in enumerate(STATES)}
-    each(shown, made, caught="harmless")
-each(shown, {
+    harmless(shown, made)
+refused(shown, {
     "build_on_a_list": build(EMPTY_LIST, {"a": 1}),
     "build_on_a_set": build(EMPTY_SET, {"a": 1}),
     "build_on_a_size": build(call("torch.Size", [1]), {"a": 1}),
@@ -107,12 +102,12 @@ for title, state in {
     "own_attribute": {"my_own": 1}, "nothing": {},
 }.items():  # fmt: skip
     parameter = (tensor(), True, call(ORDERED_DICT), state)
-    each(shown, {
+    harmless(shown, {
         f"attribute_{title}": call(FROM_TYPE, V2, TENSOR, ARGUMENTS, state),
         f"attribute_{title}_of_a_parameter": call(
             "torch._utils._rebuild_parameter_with_state", *parameter),
-    }, caught="harmless")  # fmt: skip
-each(shown, {
+    })  # fmt: skip
+harmless(shown, {
     "parameter_by_type": call(FROM_TYPE, V2, name(PARAMETER), ARGUMENTS, {}),
     "tensor_of_a_parameter_by_type": call(
         FROM_TYPE, name("torch._utils._rebuild_parameter"), TENSOR,
@@ -126,7 +121,7 @@ each(shown, {
     "size_made_by_newobj": newobj("torch.Size", [1, 2]),
     "ordered_dict_made_by_newobj": newobj("collections.OrderedDict", [["a", 1]]),
     "bytearray_made_by_newobj": newobj("builtins.bytearray", "abc", "latin-1"),
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 # What known classes make, filled; and those that are called where only a function makes something
 
@@ -136,7 +131,7 @@ for title, made in {
     "a_dtype_of_numpy": call("numpy.dtype", "f4"), "an_object": call("builtins.object"),
     "an_array": EMPTY_ARRAY,
 }.items():  # fmt: skip
-    each(shown, {
+    refused(shown, {
         f"pairs_stored_in_{title}": made + value("a") + value(1) + SETITEM,
         f"items_stored_in_{title}": made + MARK + value(1) + APPENDS,
         f"members_stored_in_{title}": made + MARK + value(1) + ADDITEMS,
@@ -148,15 +143,15 @@ for title, made in {
     "shard_called": call("torch.distributed.tensor.placement_types.Shard", 0),
 }.items():  # fmt: skip
     module = {"_parameters": {"w": tensor()}, "_buffers": {}, "_modules": {}}
-    each(shown, {
+    harmless(shown, {
         title: made,
         f"{title}_with_the_state_of_an_array": build(
             made, (1, (1,), numpy_dtype(), False, bytes(4))),
         f"{title}_with_a_tensor": build(made, {"w": tensor()}),
         f"{title}_with_the_state_of_a_module": build(made, module),
-    }, caught="harmless")  # fmt: skip
+    })  # fmt: skip
 MUTABLE = bytearray8(payload(8))
-each(shown, {
+refused(shown, {
     "pairs_stored_in_a_list": call("builtins.list") + value("a") + value(1) + SETITEM,
     # memory that nobody wrote, for the flags of a tensor
     "a_state_set_on_a_called_tensor": build(call(TENSOR, 2, True), (True, False, None)),
@@ -176,20 +171,20 @@ each(shown, {
 
 # Flags
 
-each(lambda folder, flags: shown(folder, tensor(
+harmless(lambda folder, flags: shown(folder, tensor(
     storage("0", 2, "ComplexFloatStorage"), 0, (2,), (1,), False, call(ORDERED_DICT), flags)), [
     {"conj": 1}, {"conj": "yes"}, {"conj": False}, {"neg": False}, {"neg": 1}, {"conj": None},
     {"conj": True}, {"neg": True}, {"other": True}, [1], [], 7, 0, {1: True},
-], "metadata_{}", caught="harmless")  # fmt: skip
+], "metadata_{}")  # fmt: skip
 for title, needed in {"one": 1, "zero": 0, "none": None, "text": "yes", "list": []}.items():
-    each(shown, {
+    harmless(shown, {
         f"requires_grad_{title}": tensor(None, 0, (4,), (1,), needed),
         f"requires_grad_{title}_of_a_parameter": call(PARAMETER, tensor(), needed),
-    }, caught="harmless")  # fmt: skip
-each(shown, {
+    })  # fmt: skip
+harmless(shown, {
     "integers_with_a_gradient": tensor(storage("0", 4, "IntStorage"), 0, (4,), (1,), True),
-}, caught="harmless")  # fmt: skip
-each(shown, {
+})  # fmt: skip
+refused(shown, {
     "conj_of_floats": tensor(None, 0, (4,), (1,), False, call(ORDERED_DICT), {"conj": True}),
     "hooks_that_are_a_list": tensor(None, 0, (4,), (1,), False, []),
     "v1_with_six_arguments": call("torch._utils._rebuild_tensor", *ARGUMENTS),
@@ -198,7 +193,7 @@ each(shown, {
 
 # Dictionaries, sets and texts
 
-each(shown, {
+harmless(shown, {
     # torch sets the count, and a counter would add to it
     "counter_and_setitem": call("collections.Counter", {"a": 5}) + value("a") + value(3) + SETITEM,
     "counter_of_floats": call("collections.Counter", {"a": 1.5}),
@@ -213,8 +208,8 @@ each(shown, {
         {"a": {"b": tensor()}, "a.b": OTHER, "1": tensor(), 1: OTHER}),
     "lone_surrogate_in_a_name": EMPTY_DICT + unicode(b"\xed\xa0\x80") + tensor() + SETITEM,
     "name_in_pieces": call(name("torch", "_utils._rebuild_tensor_v2"), *ARGUMENTS),
-}, caught="harmless")  # fmt: skip
-each(shown, {
+})  # fmt: skip
+refused(shown, {
     "counter_of_pairs": call("collections.Counter", [["a", 1]]),
     "counter_of_letters": call("collections.Counter", "hello"),
     "ordered_dict_of_a_dict": call(ORDERED_DICT, {"ab": 1}),  # a key of two letters, for a pair
@@ -237,17 +232,17 @@ each(shown, {
 
 # Numbers in digits, of which readers make different things; and what runs, and is never looked at
 
-each(shown, [
+harmless(shown, [
     b"I010\n", b"I0x10\n", b"I1_0\n", b"I-0\n", b"I+5\n", b"I 5\n", b"L010L\n", b"L-0L\n",
     b"L5LL\n", b"F1_0\n", b"F 1\n", b"F0x1\n", b"Fnan\n", b"Finfinity\n", b"F-1.5e-05\n",
     b"I01\n", b"I00\n", b"I001\n", b"I5\r\n",
     b"](K\1p8\nK\2p10\n0g010\ne",  # of the memo
-], "digits_{}", caught="harmless")  # fmt: skip
-each(shown, {"value_that_is_dropped": RUNS + POP + NONE}, caught="harmless")
+], "digits_{}")  # fmt: skip
+harmless(shown, {"value_that_is_dropped": RUNS + POP + NONE})
 
 # Opcodes that hardly any writer uses
 
-each(pickled, {
+harmless(partial(shown, protocol=4), {
     **{f"extension_{code}_in_one_byte": b"\x82" + bytes([code]) for code in (0, 1, 255)},
     "extension_in_four_bytes_below_0": b"\x84\xff\xff\xff\xff",
     "extension_called": b"\x83\1\0)R",
@@ -284,14 +279,14 @@ each(pickled, {
     "key_of_a_storage_in_bytes": value([storage(b"0")]),
     "tensor_as_the_id": tensor() + b"Q",
     "tensor_stored_under_itself": EMPTY_DICT + put(tensor(), 5) + get(5) + SETITEM,
-}, caught="harmless")  # fmt: skip
-each(lambda folder, code: pickled(folder, code, protocol=5), {
+})  # fmt: skip
+harmless(partial(shown, protocol=5), {
     "as_a_value": bytearray8(b"abc"),
     "as_a_key": EMPTY_DICT + bytearray8(b"abc") + NONE + SETITEM,
-    "in_a_set": EMPTY_SET + MARK + bytearray8(b"abc") + ADDITEMS,
+    "in_a_set": set_of(bytearray8(b"abc")),
     "appended_to": bytearray8(b"abc") + MARK + b"K\1" + APPENDS,
-}, "bytearray_{}", caught="harmless")  # fmt: skip
-each(lambda folder, code: pickled(folder, code, protocol=2), {
+}, "bytearray_{}")  # fmt: skip
+harmless(shown, {
     "frame_in_an_old_protocol": frame(NONE),
     "name_with_a_space": b"c collections\nOrderedDict\n)R",
     "name_with_a_carriage_return": b"ccollections\r\nOrderedDict\n)R",
@@ -306,12 +301,12 @@ each(lambda folder, code: pickled(folder, code, protocol=2), {
     "unicode_line_with_surrogates": b"V\\ud83d\\ude00\n",
     "unicode_line_with_a_line_end": b"Va\\u000ab\n",
     "float_line_too_large": b"F1e400\n",
-}, caught="harmless")  # fmt: skip
+})  # fmt: skip
 
 # Files of two kinds
 
 
-def padded(text: bytes, skipped: int) -> bytes:
+def padded(text, skipped):
     """A header so long that its length begins a pickle, as a text of ``skipped`` bytes."""
     return text.ljust((skipped << 8) + ord("X"))
 
@@ -327,8 +322,7 @@ def safetensors_of_19_280_bytes_of_header(folder):
 def safetensors_and_zip(folder):
     """Be both from the first byte on."""
     path, length = folder / "a.pt", int.from_bytes(b"PK\3\4", "little")
-    records = checkpoint_records(program(RUNS), {"0": payload(16)})
-    inner = stored_zip(folder / "b.pt", records).read_bytes()
+    inner = zip_file(folder / "b.pt", program(RUNS)).read_bytes()
     head = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (len(inner), len(inner))
     with path.open("wb") as file:
         file.write(b"PK\3\4\0\0\0\0" + head)
