@@ -37,8 +37,8 @@ Most of each is given; you write three to six lines. They are small, and every l
 | [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 40 to 50 |
 | [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 45 to 55 |
 | [04 throughput](04_throughput.ipynb) | measurements that you can trust | 40 to 50 |
-| [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 40 to 50 |
-| [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 40 to 50 |
+| [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 55 |
+| [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 45 to 60 |
 | [07 async checkpointer](07_async_checkpointer.ipynb) | saving while the model trains | 40 to 50 |
 | [08 survive the crash](08_survive_the_crash.ipynb) | a commit that no kill and no power cut can spoil | 40 to 50 |
 | [09 scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 30 to 40 |

@@ -32,11 +32,11 @@ while running:
 
 **You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 minutes**, estimated, in two sittings; 15 to read. You write four short pieces. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 45 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short pieces. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
-| 1 | a file with a surprise; a machine that reads plain values | 20 |
+| 1 | a file with a surprise; a machine that reads plain values | 25 |
 | 2 | errors with a place; names and calls that are only noted | 25 |
 """
 
@@ -127,7 +127,7 @@ pickletools.dis(pickle.dumps({"step": 300}, protocol=2))
 """
 Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are pushed onto its end and popped off its end. Here an empty dictionary goes onto the stack, then a string, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
 
-Here is the machine, and the step that it runs again and again. An opcode's argument stands right after it: its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`.)
+Here is the machine. It has everything but the step itself.
 """
 
 
@@ -135,9 +135,9 @@ Here is the machine, and the step that it runs again and again. An opcode's argu
 class Machine:
     """What a pickle runs on: its bytes, a table of opcodes, and a stack."""
 
-    def __init__(self, data, handlers, reduce=None):
+    def __init__(self, data, handlers, reduce=None, at=0):
         self.data = data
-        self.at = 0  # the place of the next byte
+        self.at = at  # the place of the next byte
         self.handlers = Handlers((code[0], handler) for code, handler in handlers.items())
         self.stack = []  # values, the newest at the end
         self.below = []  # stacks that were put aside, the newest at the end (section "Marks")
@@ -168,16 +168,40 @@ class Machine:
         return self.result
 
 
+# %% [markdown]
+"""
+**Write `step_unguarded`**: run one opcode. Look at the byte at `machine.at`, move the machine past it, and call its handler with the machine. An opcode's argument stands right after it, and its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`.)
+"""
+
+# %% [markdown] tags=["hint:step_unguarded"]
+"""
+<details><summary>Hint</summary>
+
+Three lines. The handler of `BININT2` reads two bytes from `machine.at` on. Where must the machine stand when the handler is called?
+
+</details>
+"""
+
+
+# %% tags=["exercise:step_unguarded", "file:reader.py"]
+@check
 def step_unguarded(machine):
     """Run one opcode."""
+    ### BEGIN SOLUTION
     code = machine.data[machine.at]
     machine.at += 1
     machine.handlers[code](machine)
+    ### END SOLUTION
 
+
+# %% [markdown] tags=["solution:step_unguarded"]
+"""
+That is the whole machine: this step, again and again. What it can do is what the table says.
+"""
 
 # %% [markdown]
 """
-What it can do is what the table says. Three opcodes push a number, of one, two or four bytes, and one function makes the handlers of all three: `push_number("<H")` returns a function that is called later, with the machine. A string is stored as its length, followed by that many bytes of UTF-8. Both are given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
+Now for the table. Three opcodes push a number, of one, two or four bytes, and one function makes the handlers of all three: `push_number("<H")` returns a function that is called later, with the machine. A string is stored as its length, followed by that many bytes of UTF-8. Both are given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
 """
 
 
@@ -210,7 +234,7 @@ print(Machine(pickle.dumps({"step": 300}, protocol=2), HANDLERS).run(step_unguar
 
 # %% [markdown]
 """
-The machine has read its first pickle.
+Your machine has read its first pickle.
 
 ## Marks · core
 
@@ -477,13 +501,15 @@ HANDLERS |= {
 }
 
 
-def describe(data):
-    """Return what a pickle describes. Nothing in it is called."""
-    return NoteMachine(data, HANDLERS, reduce).run(step)
+def describe(data, at=0):
+    """Return what a pickle describes, and the place after it. Nothing in it is called."""
+    machine = NoteMachine(data, HANDLERS, reduce, at)
+    return machine.run(step), machine.at
 
 
 # %%
-print(*describe(play.record(sent, "data.pkl")).items(), sep="\n")
+found, _ = describe(play.record(sent, "data.pkl"))
+print(*found.items(), sep="\n")
 
 # %% [markdown]
 """

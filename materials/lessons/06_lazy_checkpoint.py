@@ -32,12 +32,12 @@ tensor[2:5, :10]                                         # now a few pages are r
 
 **You need** lessons 00 and 05. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 minutes**, estimated, in two sittings; 15 to read. You write three short functions. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
 | 1 | a header that lies; where the bytes begin | 25 |
-| 2 | slices; a file of 2 GB on a server | 25 |
+| 2 | slices; files from before 2020; a file of 2 GB on a server | 30 |
 """
 
 # %%
@@ -58,7 +58,7 @@ describe = earlier("05", "describe")
 import json
 
 import torch
-from files import DTYPES, ZIP, File, directory, slice_view, tensors_in
+from files import DTYPES, LEGACY, ZIP, File, directory, first_pickles, slice_view, tensors_in
 from opcodes import Storage, Stored
 
 from npydata import CheckpointError
@@ -311,9 +311,12 @@ class MyCheckpoint:
 
     def __init__(self, file, describe):
         self.file, self.describe = file, describe
+        start = file.read(0, len(LEGACY))
         try:
-            if file.read(0, len(ZIP)) == ZIP:
+            if start.startswith(ZIP):
                 self.open_zip()
+            elif start == LEGACY:
+                self.open_legacy()
             else:
                 self.open_safetensors()
         except (KeyError, TypeError, ValueError) as error:
@@ -337,7 +340,8 @@ class MyCheckpoint:
     def open_zip(self):
         self.entries = directory(self.file)
         begin, end = self.in_entry("data.pkl")
-        self.tensors = tensors_in(self.describe(self.file.read(begin, end - begin)))
+        value, _ = self.describe(self.file.read(begin, end - begin))
+        self.tensors = tensors_in(value)
         self.place = lambda key: self.in_entry(f"data/{key}")
 
     def in_entry(self, name):
@@ -361,11 +365,81 @@ class MyCheckpoint:
         check_no_gaps(list(places.values()), begin, self.file.size)
         self.place = places.__getitem__
 
+    def open_legacy(self):
+        # a magic number, a version, the writer's machine, the object, the keys of its storages
+        (*_, value, keys), at = first_pickles(self.file, 5, self.describe)
+        self.tensors = tensors_in(value)
+        storages = {one.storage.key: one.storage for one in self.tensors.values()}
+        places = scan_storages(self.file, at, [storages[key] for key in keys])
+        self.place = places.__getitem__
+
 
 # %%
 ckpt = MyCheckpoint(File(play.twelve_matrices()), describe)
 same = torch.equal(ckpt["layer.7"], torch.load(play.twelve_matrices())["layer.7"])
 print(len(ckpt.tensors), "tensors; layer.7 is as torch.load has it:", same)
+
+# %% [markdown]
+"""
+## Files from before 2020 · core
+
+Older files aren't archives, but five pickles, one after the other, and then the storages. There is no directory. So `torch.load` reads such a file whole, and refuses `mmap=True`.
+
+**Predict.** A file holds two storages of six 32-bit numbers each, 48 bytes in all.
+"""
+
+# %% tags=["prediction:after"]
+predict(
+    "after",
+    "How many bytes follow the fifth pickle?",
+    unit="bytes",
+    within=1,
+    mine=...,
+)
+
+# %% tags=["reveal:after"]
+tail = play.after_the_pickles(describe)
+reveal("after", len(tail))
+print("the first 8 bytes, as a number:", int.from_bytes(tail[:8], "little"))
+
+# %% [markdown]
+"""
+Before each storage stands a number of 8 bytes, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
+
+**Write `scan_storages`**: find each storage, and read no element. The first count is at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the count in the file is not `numel`, raise a `CheckpointError`. Return a dictionary from each key to a pair of places in the file: the byte at which the storage's elements begin, and the byte after their last.
+"""
+
+# %% [markdown] tags=["hint:scan_storages"]
+"""
+<details><summary>Hint</summary>
+
+Draw two storages, each with its count before it. `int.from_bytes(eight_bytes, "little")` makes a number.
+
+</details>
+"""
+
+
+# %% tags=["exercise:scan_storages", "file:checkpoint.py"]
+@check
+def scan_storages(file, at, storages):
+    """Return (first byte, byte after the last) of each storage by its key."""
+    ### BEGIN SOLUTION
+    places = {}
+    for storage in storages:
+        count = int.from_bytes(file.read(at, 8), "little")
+        if count != storage.numel:
+            raise CheckpointError(f"storage {storage.key}: {count} elements, not {storage.numel}")
+        first = at + 8
+        at = first + count * storage.dtype.itemsize
+        places[storage.key] = first, at
+    return places
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:scan_storages"]
+"""
+For the thousandth storage you read a thousand counts, and not one element. That is enough to map any of them.
+"""
 
 # %% [markdown]
 """
@@ -429,8 +503,11 @@ print(inspect.getsource(Remote.read))
 """
 The next cells start a server on this machine. It serves one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no room on your disk). You ask for 10 columns of 3 rows of one matrix; a row is 16 KB. Before that, your reader has to open the file: what does it look at?
 
-**Predict.**
+**Predict.** How many requests does your reader make, and how much does the server send?
 """
+
+# %% tags=["prediction:requests"]
+predict("requests", "How many requests?", unit="requests", within=1.5, mine=...)
 
 # %% tags=["prediction:sent"]
 predict(
@@ -442,9 +519,12 @@ predict(
     mine=...,
 )
 
-# %% tags=["reveal:sent", "nbval-ignore-output"]
+# %% tags=["reveal:requests", "nbval-ignore-output"]
 served = play.over_http(MyCheckpoint, describe)
-reveal("sent", "less than 100 KB" if served < 100_000 else "about 1 MB")
+reveal("requests", len(served))
+
+# %% tags=["reveal:sent"]
+reveal("sent", "less than 100 KB" if sum(served) < 100_000 else "about 1 MB")
 
 # %% [markdown] tags=["closing"]
 """
@@ -462,11 +542,12 @@ The rest of the 2 GB never left the server. The library asks for more at once, a
 - why a header has to be checked before it is believed, and why safetensors allows no gaps;
 - why a zip directory doesn't say where an entry's bytes begin;
 - how any slice is a shape, strides and an offset, and what its byte span is;
+- why files from before 2020 can be read lazily, although they have no directory;
 - what a reader asks a server for when it wants one tensor of a large file.
 
 **The number to remember**: a few pages, or a few requests, to open a file of any size; after that, the bytes you touch.
 
-**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` also reads sharded sets, folders, and the files that `torch.save` wrote before 2020, which have no directory. `npydata convert FILE OUT.safetensors` takes the weights out of a pickle.
+**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` reads sharded sets and folders as well. `npydata convert FILE OUT.safetensors` takes the weights out of a pickle.
 
 **The next pain.** Loading is quick now, but every save stops training until the last byte is written. Lesson 07 saves in the background. It begins with the layout of a safetensors file: if you know where every byte goes, the copy that you make in memory can *be* the file.
 

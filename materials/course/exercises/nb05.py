@@ -21,6 +21,28 @@ def left_in(machine):
     return {"at": machine.at, "stack": machine.stack, "below": machine.below}
 
 
+def stepped(answer, data, steps):
+    machine = Machine(data, HANDLERS)
+    for _ in range(steps):
+        answer(machine)
+    return left_in(machine)
+
+
+STEP_UNGUARDED = Exercise(
+    here("step_unguarded"),
+    [(b"N.", 1), (b"K\x05.", 1), (b"NNN.", 3), *((pickle.dumps(300, 2), k) for k in (1, 2, 3))],
+    stepped,
+    show=lambda data, steps: f"{steps} step{'s' * (steps > 1)} over the bytes {data.hex(' ')}",
+    misconceptions="""
+machine.data[machine.at] >> machine.at | You look up the place, not the byte that stands there.
+machine.data[machine.at] >> machine.data[machine.at : machine.at + 1] | A slice of bytes is bytes; one element is an int, and the table's keys are ints.
+machine.at += 1 >> pass | The machine stays where it is, and reads the opcode as its own argument.
+machine.at += 1 >> machine.handlers[code](machine); machine.at += 1; return | You move on after the handler; it reads its argument from `at`, before that.
+[code](machine) >> [code] | You look the handler up, and don't call it.
+""",
+)
+
+
 def marks_seen(answer, *calls):
     """Push numbers, and call the methods that are named."""
     machine, seen = answer(b"", {}), {}

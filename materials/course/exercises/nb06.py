@@ -2,16 +2,18 @@
 
 import struct
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from hypothesis import strategies as st
 
 from course.grading.exercise import Exercise
-from course.lesson import solution
+from course.lesson import defined, solution
 from npydata import CheckpointError
 from npydata.reader.tensor import byte_span
 
 here = partial(solution, "06")
+Storage = defined("06")["Storage"]
 
 
 def judged(answer, *case):
@@ -105,5 +107,38 @@ if 0 in shape >> if False | A view without elements touches no byte.
 (last + 1) * itemsize >> last * itemsize | The last element has bytes, too: stop after it.
 last = offset + >> last = | You count the last element from the view's first, not from the storage's.
 offset * itemsize, (last + 1) * itemsize >> offset, last + 1 | You count elements; files count bytes.
+""",
+)
+
+
+def scanned(answer, there, told):
+    """Scan storages that begin at byte 24; the file and the pickle may not agree."""
+    dtypes = [torch.float32, torch.int64, torch.int16]
+    data, reads = bytes(24), []
+    for count, dtype in zip(there, dtypes, strict=False):
+        data += struct.pack("<q", count) + bytes([7]) * count * dtype.itemsize
+
+    def read(at, nbytes):
+        reads.append(nbytes)
+        return data[at : at + nbytes]
+
+    storages = [Storage(f"k{i}", dtypes[i], count) for i, count in enumerate(told)]
+    found = answer(SimpleNamespace(read=read), 24, storages)
+    return {"returned": found, "bytes read": sum(reads)}
+
+
+SCAN_STORAGES = Exercise(
+    here("scan_storages"),
+    [([], []), ([3], [3]), ([3], [2]), ([3, 0, 5], [3, 0, 5]), ([2, 4], [4, 2])],
+    scanned,
+    show=lambda there, told: (
+        f"scan_storages(file, 24, storages)  # elements of k0, k1, ...: {there}; the pickle: {told}"
+    ),
+    misconceptions="""
+first = at + 8 >> first = at | The elements begin after the count.
+count * storage.dtype.itemsize >> count | An element has several bytes.
+count != storage.numel >> False | The file's count and the pickle's differ, and you believe one of them.
+at = first + >> at = at + | Each storage has a count before it: 8 bytes more.
+= first, at >> = first, at - first | The second number is where the elements stop, not how many bytes they are.
 """,
 )

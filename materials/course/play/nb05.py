@@ -27,10 +27,10 @@ _NUMBERS = count(1)
 # Files
 
 
-def saved(content):
-    """Write a fresh file by `torch.save`."""
+def saved(content, old=False):
+    """Write a fresh file by `torch.save`, or one as it was before 2020."""
     path = SCRATCH / f"file{next(_NUMBERS)}.pt"
-    torch.save(content, path)
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
     return path
 
 

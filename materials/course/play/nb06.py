@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import torch
-from files import File, Remote, slice_view
+from files import File, Remote, first_pickles, slice_view
 from safetensors.torch import save_file
 
 from course.grading.child import what_happens
@@ -62,9 +62,11 @@ def places_in(path):
 def exam(read):
     """Count what a reader costs."""
     path = twelve_matrices()
+    old = saved(torch.load(path), old=True)
     pages = pages_read(lambda: read(path, "layer.7")[CORNER].clone())
     return {
         "copied for 1 of 12 matrices": f"{kilobytes(lambda: read(path, 'layer.7')):,} KB",
+        "the same, in a file from before 2020": f"{kilobytes(lambda: read(old, 'layer.7')):,} KB",
         "pages read for 10 columns of 3 rows": pages,
     }
 
@@ -77,6 +79,12 @@ def pages_read(read):
         return PAGES
     read()
     return int(resident_pages(path).sum())
+
+
+def after_the_pickles(describe):
+    path = saved({"a": torch.ones(6), "b": torch.ones(6)}, old=True)
+    _, at = first_pickles(File(path), 5, describe)
+    return path.read_bytes()[at:]
 
 
 # A server
@@ -108,7 +116,7 @@ def serve(path):
 
 
 def over_http(MyCheckpoint, describe):
-    """Read a corner of one matrix out of 2 GB; print what was sent, and return how much."""
+    """Read a corner of one matrix out of 2 GB; print what was sent, and return the sizes."""
     path = SCRATCH / "large.pt"
     with torch.serialization.skip_data():  # only its descriptions are written: it takes no room
         torch.save({f"layer.{k}": torch.empty(2048, 4096) for k in range(64)}, path)
@@ -116,7 +124,7 @@ def over_http(MyCheckpoint, describe):
     MyCheckpoint(Remote(url), describe).slice("layer.40", CORNER)
     for number, (begin, nbytes) in enumerate(sent, 1):
         print(f"{number:2} {nbytes:>7,} bytes from byte {begin:,} on")
-    return sum(nbytes for _, nbytes in sent)
+    return [nbytes for _, nbytes in sent]
 
 
 # The bytes of a file

@@ -15,14 +15,14 @@ def values_come_back(mine):
     """Plain values come back as they were saved, and what occurs twice is one value"""
     row = ["x", 1, 300, 70_000, -5, 0.5, 2**40]
     data = pickle.dumps({"a": (row, row), "b": {5: None}, "€": True}, protocol=2)
-    found = mine.describe(data)
-    expect(found, pickle.loads(data), "value")
+    found, at = mine.describe(b"N." + data, 2)
+    expect((found, at), (pickle.loads(data), len(data) + 2), "value, and the byte after it")
     expect(found["a"][0] is found["a"][1], True, "one list, not two")
 
 
 def nothing_is_called(mine):
     """Nothing that a file names is called or imported"""
-    found = mine.describe(b"cos\nmakedirs\nX\x04\0\0\0made\x85R.")
+    found, _ = mine.describe(b"cos\nmakedirs\nX\x04\0\0\0made\x85R.")
     seen = found.name, Path("made").exists()
     expect(seen, ("os.makedirs", False), "note, folder exists")
 
@@ -31,7 +31,7 @@ def tensors_are_described(mine):
     """A tensor becomes storage, shape, strides and offset"""
     tensor = torch.arange(24.0).reshape(4, 6)[1:3, ::2]
     path = saved({"model": tensor, "weight": torch.nn.Parameter(tensor)})
-    for found in mine.describe(record(path, "data.pkl")).values():
+    for found in mine.describe(record(path, "data.pkl"))[0].values():
         kept = found.storage
         seen = found.shape, found.stride, found.offset, kept.dtype, kept.numel
         expect(seen, ((2, 3), (6, 2), 6, torch.float32, 24), "place of elements, and storage")

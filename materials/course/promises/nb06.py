@@ -39,6 +39,12 @@ def zip_files_are_read(mine):
     reads_as_saved(mine)
 
 
+def old_files_are_read(mine):
+    """Every tensor of a file from before 2020 is as it was saved"""
+    torch.save(EXAMPLE, PATH, _use_new_zipfile_serialization=False)
+    reads_as_saved(mine)
+
+
 def safetensors_are_read(mine):
     """Every tensor of a safetensors file is as it was saved, and one more byte is refused"""
     save_file({name: one.contiguous().clone() for name, one in EXAMPLE.items()}, PATH)

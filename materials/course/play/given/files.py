@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from opcodes import Stored
 
-ZIP = b"PK\x03\x04"
-"""How a file of torch.save begins."""
+from npydata import CheckpointError
+
+ZIP, LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+"""How files of torch.save begin: since 2020, and before."""
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
           "I64": torch.int64, "I32": torch.int32}  # fmt: skip
 
@@ -87,6 +89,22 @@ def directory(file):
             raise ValueError(f"{name!r:.80} is there twice")
         found[name] = begin + entry.header_offset, entry.file_size
     return found
+
+
+def first_pickles(file, number, describe):
+    """Return what the pickles at a file's beginning describe, and where the last one ends."""
+    nbytes = 1 << 16
+    while True:
+        data, at, values = file.read(0, nbytes), 0, []
+        try:
+            for _ in range(number):
+                value, at = describe(data, at)
+                values.append(value)
+            return values, at
+        except CheckpointError:
+            if nbytes >= file.size:
+                raise
+        nbytes *= 4  # cut off, perhaps: read more of it
 
 
 def slice_view(view, index):
