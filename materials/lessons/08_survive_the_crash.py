@@ -32,12 +32,12 @@ remove(old)                     # and only now
 
 **You need** lessons 00 and 07. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 45 to 55 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
 | 1 | kill your save, cut the power; four actions in the only order | 25 |
-| 2 | a real folder: which checkpoint loads, and the commit | 25 |
+| 2 | a real folder: which checkpoint loads, which may go, the commit | 30 |
 """
 
 # %%
@@ -115,16 +115,33 @@ For two moments no checkpoint is there: neither the old one nor the new one.
 
 A *rename* takes a name from one file and gives it to another, in one step. A reader finds the one or the other, never a mixture, never nothing.
 
-So lesson 00 writes under a name that no reader looks for, and renames:
+**Write `save_unsynced`**: save `content` under the name `checkpoint`, so that a kill at any step leaves the old one or the new one. You have `disk.write(name, content)` and `disk.rename(old, new)`, and need no more. In the end only `checkpoint` is left.
+"""
+
+# %% [markdown] tags=["hint:save_unsynced"]
+"""
+<details><summary>Hint</summary>
+
+Under what name could the file be written, so that no reader looks at it while it is half done?
+
+</details>
 """
 
 
-# %% tags=["given"]
+# %% tags=["exercise:save_unsynced"]
+@check
 def save_unsynced(disk, content):
     """Save as `checkpoint`; a kill at any step leaves the old one or the new one."""
+    ### BEGIN SOLUTION
     disk.write("checkpoint.new", content)
     disk.rename("checkpoint.new", "checkpoint")
+    ### END SOLUTION
 
+
+# %% [markdown] tags=["solution:save_unsynced"]
+"""
+Half a file has a name that no reader looks for.
+"""
 
 # %% [markdown] tags=["term:durable", "term:fsync"]
 """
@@ -153,7 +170,7 @@ reveal("found", ("one", "two", "three", "all four")[len(found) - 1])
 """
 Every test that kills a process says that `save_unsynced` is safe. Then the power fails, and people find a file of length 0 with the right name and the date of the last save.
 
-**Write `save_committed`.** Beside `disk.write(name, content)` and `disk.rename(old, new)` you have `disk.fsync(name)` for the bytes of a file, and `disk.fsync_folder()` for the names. At every moment the old or the new checkpoint must load, and once you have returned, the new one for sure.
+**Write `save_committed`.** You have two more calls: `disk.fsync(name)` for the bytes of a file, and `disk.fsync_folder()` for the names. At every moment the old or the new checkpoint must load, and once you have returned, the new one for sure.
 """
 
 # %% [markdown] tags=["hint:save_committed"]
@@ -338,7 +355,7 @@ def latest_in(root):
 """
 ## What may go · core
 
-A checkpoint for each step fills any disk. *Retention* is the rule that says which ones stay: here the newest few. A removal is a commit, too: in one step the folder gets a name that no reader looks for, and only then its files go. Of the *complete* checkpoints, the first `keep_last` stay, counted from the newest. Damaged ones are neither counted nor removed: if they counted, `keep_last=2` could keep one in place of your last good one. This is given:
+A checkpoint for each step fills any disk. *Retention* is the rule that says which ones stay: here the newest few. A removal is a commit, too: in one step the folder gets a name that no reader looks for, and only then its files go.
 """
 
 
@@ -350,13 +367,37 @@ def remove_checkpoint(folder):
     shutil.rmtree(doomed)
 
 
+# %% [markdown]
+"""
+**Write `remove_old`**, the only function of the lesson that destroys something. Of the *complete* checkpoints, the first `keep_last` stay, counted from the newest, and the others go. Damaged ones are neither counted nor removed: somebody may want to look at them. `newest`, which was just saved, is never removed, wherever it stands in the list, and whatever `keep_last` is. Remove with `remove_checkpoint`, and only what `committed(root)` returns: a folder that another process is about to commit is not in it.
+"""
+
+# %% [markdown] tags=["hint:remove_old"]
+"""
+<details><summary>Hint</summary>
+
+First a list of the complete ones. A slice leaves out the first few.
+
+</details>
+"""
+
+
+# %% tags=["exercise:remove_old", "file:commit.py"]
+@check
 def remove_old(root, keep_last, newest):
     """Remove all but the newest complete checkpoints, and never `newest`."""
+    ### BEGIN SOLUTION
     whole = [folder for folder in committed(root) if is_complete(folder)]
     for folder in whole[keep_last:]:
         if folder != newest:
             remove_checkpoint(folder)
+    ### END SOLUTION
 
+
+# %% [markdown] tags=["solution:remove_old"]
+"""
+If a damaged checkpoint counted, `keep_last=2` could keep it in place of your last good one.
+"""
 
 # %% [markdown]
 """
@@ -446,7 +487,7 @@ With the syncs: step 10, then either, then step 20 for sure, as in the last row 
 
 ### Prove it
 
-The line below is a promise, tested on your `commit.py`: two of your three builds are in it; the one for the toy disk has done its work.
+The line below is a promise, tested on your `commit.py`: three of your five builds are in it; the two for the toy disk have done their work.
 """
 
 # %%

@@ -1,7 +1,9 @@
 """Lesson 08: a save that survives kills and power cuts, first on a toy disk, then in a folder."""
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
@@ -13,29 +15,46 @@ GIVEN = defined("08")
 # The toy disk
 
 
-def disk_seen(answer):
-    """Observe what a power cut at any step may leave."""
+def disk_seen(answer, end):
+    """Observe what a kill, or a power cut, at any step may leave."""
     disk, found = ToyDisk({NAME: OLD}), []
-    disk.did = lambda _: found.extend(disk.power_cuts())
+
+    def now():
+        return list(disk.power_cuts()) if end == "power cut" else [disk.seen()]
+
+    disk.did = lambda _: found.extend(now())
     answer(disk, NEW)
-    left = list(disk.power_cuts())
     return {
-        "after a power cut at any step loads": in_a_word(found + left),
-        "after the return loads": in_a_word(left),
+        f"after a {end} at any step loads": in_a_word(found + now()),
+        "after the return loads": in_a_word(now()),
         "other files left": len(set(disk.seen()) - {NAME}),
     }
 
 
+SAVE_UNSYNCED = Exercise(
+    solution("08", "save_unsynced"),
+    [("kill",)],
+    disk_seen,
+    """
+    disk.write("checkpoint.new", content) >> disk.write("checkpoint", content); disk.write("checkpoint.new", content) | You open `checkpoint` itself: the old one is gone before the new one is there.
+    disk.rename("checkpoint.new", "checkpoint") >> pass | The new one never gets the name that a reader looks for.
+    disk.rename("checkpoint.new", "checkpoint") >> disk.write("checkpoint", content) | You write `checkpoint` a second time: a kill in the middle leaves half of it.
+    "checkpoint.new", "checkpoint" >> "checkpoint", "checkpoint.new" | You rename the old one away: then there is nothing under its name.
+    """,
+    show=lambda _: "save_unsynced(disk, new)  # the disk has an old checkpoint",
+)
+
+
 SAVE_COMMITTED = Exercise(
     solution("08", "save_committed"),
-    [()],
+    [("power cut",)],
     disk_seen,
     """
     disk.fsync("checkpoint.new") >> pass | The name may reach the disk before the bytes do.
     disk.fsync_folder() >> pass | The rename may be lost: nothing has made the new name durable.
     disk.fsync("checkpoint.new") >> disk.rename("checkpoint.new", "checkpoint"); disk.fsync("checkpoint"); disk.fsync_folder(); return | You sync the bytes when they already have their good name.
     """,
-    show=lambda: "save_committed(disk, new)  # the disk has an old checkpoint",
+    show=lambda _: "save_committed(disk, new)  # the disk has an old checkpoint",
 )
 
 # A folder
@@ -77,6 +96,45 @@ LATEST_IN = Exercise(
     show=lambda made, latest: (
         f"latest_in(root)  # committed, in this order: {root_text(made)}; "
         + ("no file `latest`" if latest is None else f"`latest` names {latest}")
+    ),
+)
+
+
+def removed_seen(answer, made, keep_last, newest):
+    """Observe what is removed where another process is about to commit `other`."""
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        make_root(root, made)
+        shutil.copytree(root / newest, root / "other.tmp")
+        with patch("shutil.rmtree", wraps=shutil.rmtree) as rmtree:
+            answer(root, keep_last, root / newest)
+        left = sorted(path.name for path in root.iterdir())
+    emptied = sorted(Path(call.args[0]).name for call in rmtree.mock_calls)
+    return {"left": ", ".join(left), "emptied, under this name": emptied}
+
+
+REMOVE_OLD = Exercise(
+    solution("08", "remove_old"),
+    [
+        ("a b", 1, "b"),
+        ("a b", 0, "b"),
+        ("a b c", 2, "c"),
+        ("a b c! d", 2, "d"),
+        ("a b! c", 1, "c"),
+        ("a b c", 1, "b"),
+        ("c b a", 5, "a"),
+    ],
+    removed_seen,
+    """
+    if is_complete(folder)] >> ] | You count damaged checkpoints among those that stay, and remove them, too.
+    whole[keep_last:] >> whole[keep_last + 1 :] | One too many stays: the newest is among those you keep.
+    whole[keep_last:] >> whole[:keep_last] | You remove the newest and keep the old.
+    if folder != newest: >> if True: | The one just saved may stand further down, when another process saved after it.
+    remove_checkpoint(folder) >> shutil.rmtree(folder) | While its files go one by one, a reader meets half a checkpoint under its good name.
+    whole[keep_last:] >> [one for one in committed(root)[keep_last:] if one in whole] | Damaged checkpoints take the places of good ones that should stay.
+    """,
+    show=lambda made, keep_last, newest: (
+        f"remove_old(root, {keep_last}, {newest})  # committed, in this order: {root_text(made)}"
     ),
 )
 
