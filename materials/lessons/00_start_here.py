@@ -34,7 +34,7 @@ Most of each is given; you write three to six lines. They are small, and every l
 |---|---|---|
 | **00 start here** | all four parts, small; a run that survives `kill -9` | 90 |
 | [01 memmap dataset](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 40 to 55 |
-| [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 40 to 50 |
+| [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 45 to 55 |
 | [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 45 to 55 |
 | [04 throughput](04_throughput.ipynb) | measurements that you can trust | 40 to 50 |
 | [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 55 |

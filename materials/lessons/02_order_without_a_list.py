@@ -32,7 +32,7 @@ samples_given += B * ranks                             # all that a resume needs
 
 **You need** lessons 00 and 01. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
+**About 45 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
 """
 
 # %%
@@ -337,14 +337,40 @@ reveal("skipped", missed)
 
 # %% [markdown]
 """
-A number of batches means nothing without their size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made that the model was never given. So count the *samples* that were *delivered*, by all ranks together: 24 here. That number means the same before and after, and it is the `start` of your `rank_slice`.
+A number of batches means nothing without their size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made that the model was never given.
+
+**Write `resumed`**, all that a resume has to get right. An epoch's samples come as in `order`, cut into batches of `batch_size`; the last may be shorter. When the run was killed, `made` batches had been made, and `delivered` of them given to the model. Return the list of batches that are still to come, each a piece of `order`, in batches of `new_batch_size`.
+"""
+
+# %% [markdown] tags=["hint:resumed"]
+"""
+<details><summary>Hint</summary>
+
+How many *samples* has the model seen? That number means the same before and after.
+
+</details>
+"""
+
+
+# %% tags=["exercise:resumed"]
+@check
+def resumed(order, batch_size, made, delivered, new_batch_size):
+    ### BEGIN SOLUTION
+    begin = delivered * batch_size
+    return [order[k : k + new_batch_size] for k in range(begin, len(order), new_batch_size)]
+    ### END SOLUTION
+
+
+# %% [markdown] tags=["solution:resumed"]
+"""
+`made` plays no part. The number of samples that were *delivered*, by all ranks together, is what a checkpoint has to keep. It is the `start` of your `rank_slice`.
 """
 
 # %% [markdown]
 """
 ## Put it together · core
 
-An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before. (The file takes three of your four functions: `shuffled` was for the idea, and `MyShuffle` does the same with whole arrays.)
+An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before. (The file takes three of your five functions: `shuffled` and `resumed` were for the idea, and `MyShuffle` and `MyOrder` do the same with whole arrays.)
 """
 
 

@@ -1,4 +1,4 @@
-"""Lesson 02: a shuffle that stores nothing, and is shared by ranks."""
+"""Lesson 02: a shuffle that stores nothing, shared by ranks, and resumed."""
 
 from functools import partial
 from unittest.mock import patch
@@ -116,5 +116,26 @@ batch * batch_size * world_size >> batch * batch_size | A step takes batch_size 
 begin + rank * size, begin + (rank + 1) * size >> begin, begin + size | All ranks get the same positions.
 begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, min(begin + (rank + 1) * batch_size, num_samples) | In a short step the first ranks get all of it; the others have no batch, and all wait for each other.
 min(batch_size, (num_samples - begin) // world_size) >> batch_size | The last batch may be short; you make it full, beyond the last sample.
+""",
+)
+
+
+@st.composite
+def runs(draw):
+    order = tuple(draw(st.permutations(range(draw(st.integers(1, 12))))))
+    batch_size, new = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    made = draw(st.integers(0, -(-len(order) // batch_size)))
+    return order, batch_size, made, draw(st.integers(0, made)), new
+
+
+RESUMED = Exercise(
+    here("resumed"),
+    runs(),
+    show="resumed({}, batch_size={}, made={}, delivered={}, new_batch_size={})".format,
+    misconceptions="""
+delivered * batch_size >> made * batch_size | You go on after what was made: batches that the model was never given are skipped.
+delivered * batch_size >> delivered | That is a number of batches, and `order` has samples.
+delivered * batch_size >> delivered * new_batch_size | You count batches in the new size, but they were given in the old one.
+range(begin, len(order), new_batch_size) >> range(begin, len(order) - new_batch_size + 1, new_batch_size) | The last batch may be short; you leave it out.
 """,
 )
