@@ -57,7 +57,9 @@ def scramble_seen(answer, rows, columns, keys):
         return (values + hashes % bound) % bound
 
     with patch.dict(answer.__globals__, shift=plain_shift):
-        moved = np.asarray(answer(cells, *sides, keys), np.int64)
+        moved = answer(cells, *sides, keys)
+    if moved is None:
+        return None
     return {"cells": moved, "no two in the same place": len(np.unique(moved)) == len(cells)}
 
 
@@ -70,6 +72,7 @@ SCRAMBLE = Exercise(
     ),
     misconceptions="""
 column = shift(column, hash_of(row, across), columns) >> column, row = shift(column, hash_of(row, across), columns), shift(row, hash_of(column, down), rows); continue | The second shift hashes the old column. Where a cell is now, its old column is not known, so you can't walk back.
+column = shift(column, hash_of(row, across), columns) >> row = shift(row, hash_of(column, down), rows); column = shift(column, hash_of(row, across), columns); continue | You shift the columns first and the rows after them.
 hash_of(row, across) >> hash_of(cells, across) | Each cell is shifted by a hash of its own: two of a row may meet.
 hash_of(column, down) >> hash_of(row, down) | You move a row by a hash of itself: two rows may meet.
 np.divmod(cells, columns) >> np.divmod(cells, rows) | A row of the grid is as long as there are columns.

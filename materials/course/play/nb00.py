@@ -121,8 +121,8 @@ def draw_beside_guess(before):
     total = sum(before.values())
     measured = {part: 100 * ms / total for part, ms in before.items()}
     guess = {part: lab.predicted(part) for part in before}
-    guessed = None not in guess.values()
-    draw("%", **({"your guess": guess} if guessed else {}), measured=measured)
+    guessed = {} if None in guess.values() else {"your guess": guess}
+    draw("%", **guessed, measured=measured)
 
 
 def faster(before):
