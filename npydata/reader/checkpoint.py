@@ -20,6 +20,7 @@ from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, Unre
 from npydata.reader.targets import check_targets, did_you_mean, targets_of
 from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
+from npydata.system.progress import harmless
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             parts = names if isinstance(names, Mapping) else dict.fromkeys(names, ...)
             return {prefix + name: index for name, index in parts.items()}
         if not self._tensors and self.unsafe_globals:
-            needed = ", ".join(self.unsafe_globals[:3])
+            needed = harmless(", ".join(self.unsafe_globals[:3]), 200)
             raise UnsafeCheckpointError(
                 f"{self.path}: no tensor can be read: all needs {needed}, which the file names: it "
                 "is not called here"
@@ -365,8 +366,8 @@ def plain_value(path: Path | str, name: str, value: Any) -> Any:
     """
     if isinstance(value, Global | UnresolvedObject):
         raise UnsafeCheckpointError(
-            f"{path}: {name:.200} needs {value.qualname:.200}, which the file names; it is not "
-            "called here, but plain tensors in it can be read by their own names"
+            f"{path}: {name:.200} needs {harmless(value.qualname, 200)}, which the file names; it "
+            "is not called here, but plain tensors in it can be read by their own names"
         )
     if isinstance(value, TypedStorage | TensorSpec):
         raise CheckpointError(

@@ -29,6 +29,7 @@ from npydata.reader.tensor import (
     extents_of,
     is_contiguous,
     memory_key,
+    misaligned,
     read_part,
     span_of,
     swap,
@@ -84,6 +85,8 @@ def load_new(
     for name, spec in specs.items():
         if name not in made:
             key = memory_key(spec)
+            if misaligned(storages[key], spec):
+                storages[key] = storages[key].clone()
             before = (spec.offset - begins[key]) // spec.dtype.itemsize
             made[name] = tensor_in(storages[key], spec, spec.stride, before)
     return {name: made[name] for name in specs}
@@ -191,7 +194,7 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
 def neighbours(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
     """Yield ranges of files in their order, those together that lie within ``most`` bytes.
 
-    In one piece of memory for all, each begins at a multiple of 8, as the elements need it.
+    In one piece of memory for all, each begins at a multiple of 8, as most elements need it.
     """
     some: list[Part] = []
     for part in sorted(parts, key=lambda one: (id(one.file), one.offset)):

@@ -106,13 +106,20 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
     if (memory := storage.loaded.get(component)) is None:
         made = torch.from_numpy(storage_memory(storage, component)).untyped_storage()
         memory = storage.loaded.setdefault(component, made)  # another thread may have been faster
+    if misaligned(memory, spec):
+        memory = storage.loaded[component] = memory.clone()
     return tensor_in(memory, spec, spec.stride, spec.offset // spec.dtype.itemsize)
+
+
+def misaligned(memory: torch.UntypedStorage, spec: TensorSpec) -> bool:
+    """Whether torch would crash: a complex128 element has to begin at a multiple of 16."""
+    return spec.dtype == torch.complex128 and bool(memory.data_ptr() % 16)
 
 
 def storage_memory(storage: Storage, component: int) -> Bytes:
     """Return the bytes of a storage: mapped if they can be used as they lie, else read.
 
-    They can if they needn't be turned around, and are aligned.
+    They can if they needn't be turned around, and are aligned as most elements need it.
     """
     extent = whole_extent(storage)
     if storage.swapped or extent.offset % 8:

@@ -71,11 +71,7 @@ def harmless(text: str, limit: int = 100) -> str:
     half = limit // 2
     if len(text) > limit:
         text = f"{text[: half - 1]}...{text[len(text) - half + 2 :]}"
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable()
-                   else one.encode("unicode_escape", "surrogatepass").decode()
-                   for one in text)  # fmt: skip
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -46,6 +46,15 @@ def saved(state, path, *, zipped=True):
     return path
 
 
+def test_elements_of_16_bytes_begin_where_torch_can_copy_them(tmp_path):
+    state = {f"w{k}": torch.randn(3, 5, dtype=torch.complex128) for k in range(6)}
+    path = saved(state, tmp_path / "a.pt", zipped=False)  # every second one is 8 bytes off
+    with open_checkpoint(path) as checkpoint:
+        for tensors in (checkpoint.load(), checkpoint):
+            assert all(tensors[name].data_ptr() % 16 == 0 for name in state)
+            assert all(torch.equal(tensors[name], state[name]) for name in state)
+
+
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("mmap", [True, False])
 @quickly

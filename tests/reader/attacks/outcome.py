@@ -83,7 +83,7 @@ def end_of(path):
     for error in reading.refused:
         message = str(error)
         named = path.name[:50] in message or path.parent.name in message
-        if not named or len(message) > 1000 or not message.replace("\r", "").isprintable():
+        if not named or len(message) > 1000 or not message.isprintable():
             return "unclear", message[:300]
     return reading.stage, str(reading.refused[0])[:300]
 
