@@ -100,7 +100,8 @@ def leave_direct(descriptor: int) -> bool:
 def write_small(path: Path, content: bytes) -> None:
     """Write a short new file, private to this user, and flush it to the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
+    try:
+        write_all(descriptor, memoryview(content), 0)
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

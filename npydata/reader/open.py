@@ -113,7 +113,10 @@ def read_file(file: File) -> Contents:
 
 
 def formats_of(start: bytes) -> list[tuple[str, Callable[[Extent], Contents]]]:
-    """Return what a file may be that begins so, in words, and what reads it."""
+    """Return what a file may be that begins so, in words, and what reads it.
+
+    By its first bytes alone: which kind of zip file it is, ``read_zip`` decides.
+    """
     formats = {
         ("a zip file", read_zip): start[:4] == b"PK\3\4",
         ("a tar file", read_tar): is_tar(start),

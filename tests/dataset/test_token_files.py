@@ -29,7 +29,8 @@ def opened(folder, kind, about, **options):
     return open_tokens(write(folder / name, kind, **written), **options)
 
 
-# By kind: what is written, under which name and how it is opened if that matters
+# By kind: what is written, under which name and how it is opened if that matters. A row is read
+# back as "<u2" unless it says its dtype
 GOOD = {
     "npy": [
         *({"dtype": f"{order}{sign}{n}"} for order in "<>" for sign in "ui" for n in (1, 2, 4, 8)),

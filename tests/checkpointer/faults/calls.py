@@ -16,6 +16,7 @@ SYNCS = ["fsync", "fdatasync"]
 def intercepted(instead):
     """Let ``instead(name, call, args, kwargs)`` stand in for each of these calls.
 
+    What a buffered file object writes goes past ``os``: code under test uses ``os.pwrite``.
     The exchange of two names goes past ``os``, through libc: that one function of ours is among
     them, as ``exchange``.
     """
