@@ -26,10 +26,10 @@ from npydata.reader.formats.training import crc32
 from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.targets import PLAIN, alias_key
 from npydata.reader.tensor import (
+    aligned,
     extents_of,
     is_contiguous,
     memory_key,
-    misaligned,
     read_part,
     span_of,
     swap,
@@ -85,8 +85,7 @@ def load_new(
     for name, spec in specs.items():
         if name not in made:
             key = memory_key(spec)
-            if misaligned(storages[key], spec):
-                storages[key] = storages[key].clone()
+            storages[key] = aligned(storages[key], spec)
             before = (spec.offset - begins[key]) // spec.dtype.itemsize
             made[name] = tensor_in(storages[key], spec, spec.stride, before)
     return {name: made[name] for name in specs}

@@ -106,14 +106,13 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
     if (memory := storage.loaded.get(component)) is None:
         made = torch.from_numpy(storage_memory(storage, component)).untyped_storage()
         memory = storage.loaded.setdefault(component, made)  # another thread may have been faster
-    if misaligned(memory, spec):
-        memory = storage.loaded[component] = memory.clone()
+    memory = storage.loaded[component] = aligned(memory, spec)
     return tensor_in(memory, spec, spec.stride, spec.offset // spec.dtype.itemsize)
 
 
-def misaligned(memory: torch.UntypedStorage, spec: TensorSpec) -> bool:
-    """Whether torch would crash: a complex128 element has to begin at a multiple of 16."""
-    return spec.dtype == torch.complex128 and bool(memory.data_ptr() % 16)
+def aligned(memory: Any, spec: TensorSpec) -> Any:
+    """Return a storage in which no element of a tensor crashes torch: complex128 needs 16 bytes."""
+    return memory.clone() if spec.dtype == torch.complex128 and memory.data_ptr() % 16 else memory
 
 
 def storage_memory(storage: Storage, component: int) -> Bytes:
