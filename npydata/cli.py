@@ -274,7 +274,8 @@ def run_verify(args: argparse.Namespace) -> int:
             what = [one.kind, f"step {step}", human_bytes(one.nbytes), one.why or "complete"]
             print(harmless(printable("  ".join([str(one.path), *what])), MESSAGE_LENGTH))
         said = f"resume from {newest.path}" if newest else "no complete checkpoint"
-        print(harmless(printable(f"{said} ({len(found)} found)"), MESSAGE_LENGTH))
+        said += f" ({len(found)} found; bytes not compared)"
+        print(harmless(printable(said), MESSAGE_LENGTH))
     if newest is None:
         return EXIT_BAD_INPUT
     return EXIT_OK if newest is found[0] else EXIT_ONLY_OLDER
@@ -430,9 +431,9 @@ VERIFY = Command(
 Look for checkpoints in a folder and the folders in it, the newest first: those of the HF Trainer,
 accelerate, Lightning, torch.distributed.checkpoint, torch.save, safetensors and npydata. Each is
 complete, or the line says why not. Only headers, sizes, indexes and zip directories are read;
-nothing in them is run.
+nothing in them is run, and bytes that changed are not noticed.
 
-One of npydata's own checkpoints is read whole, and compared with its checksums.
+Given one of npydata's own checkpoints, and not --json, it compares every byte with the checksums.
 
 The exit code is 0 if the newest is complete, 3 if only an older one is, 2 if none is.""",
     arguments={

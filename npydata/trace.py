@@ -76,7 +76,7 @@ ADVICE = {
     "threads make them ahead:\nloader = AsyncDataLoader(dataset, batch_size={batch})",
     "slow": "the loader can't keep up; ask which setting can:\n"
     "print(recommend(dataset, batch_size={batch}))",
-    "save": "training stands still until the disk has it; write in the background:\n"
+    "save": "training stands still until the data is on the disk; write in the background:\n"
     "checkpointer.save(folder, model.state_dict(), optimizer.state_dict())"
     "  # checkpointer = AsyncCheckpointer(keep_last=2)",
     "our save": "training stands still while the state is copied; copy while it computes:\n"
@@ -84,6 +84,10 @@ ADVICE = {
     "load": "the file is read whole, and then copied; read it straight into the model:\n"
     "open_checkpoint(path).load(into=model.state_dict())",
 }
+NOT_ITERATED = (
+    "data: no DataLoader was iterated: batches that the script makes itself count as step;\n"
+    "    iterate an AsyncDataLoader to see them"
+)
 
 
 class Tracer:
@@ -162,8 +166,9 @@ class Tracer:
         """Take note that an optimizer has done its step."""
         if not self._watching():
             return
-        part = "step" if self._started else "start-up"
-        site = call_site()
+        part, site = "step", call_site()
+        if not self._started:
+            part, site = "start-up", "up to the end of the first step"
         if self._batches_of is not None:
             self._settle(part, site, self._batches_of)
         self._add(part, site, self._mark, now := perf_counter())
@@ -239,6 +244,8 @@ class Tracer:
                 slowest = max(known, key=self.sites[part].__getitem__)
                 why, line = self.advice[slowest].split("\n")
                 lines += [f"{part}, {slowest}: {why}", f"    {line}"]
+        if self.steps and not self.sites["data"]:
+            lines.append(NOT_ITERATED)
         return "\n".join(lines)
 
     def write(self, out: Path) -> None:

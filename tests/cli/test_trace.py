@@ -112,6 +112,14 @@ def test_ctrl_c_still_draws_the_bar(tmp_path):
     assert "start-up" in parts(said)
 
 
+def test_a_script_without_a_loader_hears_that_its_batches_count_as_step(tmp_path):
+    code = "import torch\nstep = torch.optim.SGD([torch.zeros(2)], lr=0.1).step\nstep()\nstep()"
+    done = trace(tmp_path, code)
+    assert "no DataLoader was iterated" in done.stderr
+    assert "up to the end of the first step" in ROW.search(done.stderr)[4]
+    assert "no DataLoader was iterated" not in trace(tmp_path, TRAIN, arguments=[tmp_path]).stderr
+
+
 def test_the_script_gets_its_arguments_and_imports_from_beside_it(tmp_path):
     (tmp_path / "helper.py").write_text("VALUE = 7\n")
     code = "import sys, helper; print(sys.argv[1:], helper.VALUE, __name__)"

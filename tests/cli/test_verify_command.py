@@ -44,14 +44,14 @@ def test_verify_of_a_root_lists_the_newest_first(saved, capsys):
     first, second, last = succeeds(capsys, "verify runs").splitlines()
     assert first.startswith("runs/a  npydata  step 60")
     assert second.endswith("complete")
-    assert last == "resume from runs/a (2 found)"
+    assert last == "resume from runs/a (2 found; bytes not compared)"
     Path("runs/a/model.safetensors").unlink()
     assert main(["verify", "runs"]) == 3
     shutil.rmtree("runs")
     Path("runs").mkdir()
     capsys.readouterr()
     assert main(["verify", "runs"]) == 2
-    assert capsys.readouterr().out == "no complete checkpoint (0 found)\n"
+    assert capsys.readouterr().out == "no complete checkpoint (0 found; bytes not compared)\n"
 
 
 def test_verify_names_the_file_and_the_bytes_that_changed(saved, capsys):
