@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -58,7 +59,7 @@ WINDOWS = Exercise(
     given=files_of_windows(),
     observe=windows_seen,
     show=lambda count, seq_len, indices: (
-        f"windows = Windows(path of {count} tokens: 10, 11, 12, ..., seq_len={seq_len})"
+        f"windows = Windows(path of {[*range(10, 10 + count)]}, seq_len={seq_len})"
         f"; len(windows)" + (f"; windows.fetch({indices})" if indices else "")
     ),
     misconceptions="""
@@ -67,12 +68,15 @@ WINDOWS = Exercise(
 np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
 windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
 .astype(np.int64) >> | The tokens are still 2-byte numbers; the model wants int64.
-self.tokens[table].astype(np.int64) >> np.stack([self.tokens[row] for row in table]).astype(np.int64) | You look into the file once for each window; a batch is one look.
 """,
 )
 
 
 # Loader
+
+
+SLOW_S = 0.01
+"""Seconds that the first batch takes: the loop looks into an empty queue."""
 
 
 class Numbers:
@@ -85,6 +89,8 @@ class Numbers:
         return self.size
 
     def fetch(self, indices):
+        if 0 in indices:
+            time.sleep(SLOW_S)
         self.asked.append(list(indices))
         self.in_loop |= threading.current_thread() is threading.main_thread()
         if not all(0 <= index < self.size for index in self.asked[-1]):
@@ -117,6 +123,7 @@ len(self.data) - self.batch_size + 1 >> len(self.data) | The last batch isn't wh
 len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One whole batch is left, and you leave it out.
 , self.batch_size): >> ): | Batches follow each other: the next begins where this one ends.
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
+(batch := ready.get()) is not None >> not ready.empty() and (batch := ready.get()) is not None | An empty queue isn't the end: the thread may still be fetching. Only `None` says so.
 yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
 """,
 )
@@ -156,7 +163,6 @@ WRITE_CHECKPOINT = Exercise(
 temporary.rename(folder) >> pass | It is still called .tmp: nobody will take it for a checkpoint.
 file.flush() >> pass | Python still holds bytes back when you ask for the disk: hand them over first.
 os.fsync(file.fileno()) >> pass | Nothing makes sure that the bytes are on the disk before the name says so.
-safetensors.torch.save(state) >> b"" | The file is empty: what is to be written?
 """,
 )
 
@@ -175,7 +181,7 @@ def saver_seen(Saver, saves):
     if saves:
         seen = {"save returns first": True, "the next save writes already": False}
 
-    def write(folder, state):
+    def write(folder, written):
         k = int(folder)
         begun[k].set()
         in_loop = threading.current_thread() is threading.main_thread()
@@ -187,7 +193,8 @@ def saver_seen(Saver, saves):
             looked.wait(WAIT_S)
         if k:
             done[k - 1].wait(WAIT_S)
-        files[folder] = state["w"].tolist()
+        seen["what is written is a copy"] = written["w"] is not state["w"]
+        files[folder] = written["w"].tolist()
         done[k].set()
 
     turns, real = iter(returned), threading.Thread.run
@@ -227,6 +234,7 @@ SAVER = Exercise(
     ),
     misconceptions="""
 tensor.clone() >> tensor | No copy is written: what the file has is what the weights have become meanwhile.
+target=write_checkpoint, args=(folder, copy) >> target=lambda: write_checkpoint(folder, {"w": state["w"].clone()}) | The copy is made in the thread, after save has returned: the weights may have changed by then.
 self.thread.start() >> pass | A thread does nothing until it is started, with start().
 target=write_checkpoint, args=(folder, copy) >> target=write_checkpoint(folder, copy) | These parentheses call write_checkpoint at once, in the loop: the thread gets only its result.
 self.thread.start() >> self.thread.start(); self.thread.join() | save waits for its own thread: the loop stands still as if there were none.
@@ -264,10 +272,10 @@ READ_TENSOR = Exercise(
         f'read_tensor(path of a file with "a", "b", "long name" and a large "aa", "{name}")'
     ),
     misconceptions="""
-"little" >> "big" | The number is stored with its smallest byte first.
 8 + n + begin >> n + begin | The header's own length, 8 bytes, comes before the header.
 8 + n + begin >> begin | data_offsets count from the end of the header, not of the file's beginning.
 file.seek(8 + n + begin) >> pass | You read on where the header ends; this tensor may lie further on.
+file.seek(8 + n + begin) >> data = file.read(); file.seek(8 + n + begin) | You read the whole rest of the file to keep one piece.
 file.read(end - begin) >> file.read() | You read up to the end of the file: other tensors, too.
 """,
 )
@@ -297,9 +305,8 @@ LATEST = Exercise(
     observe=latest_seen,
     show=lambda names: f"latest(folder with {', '.join(names) or 'nothing in it'})",
     misconceptions="""
-if path.suffix != ".tmp" >> | A save that was cut off isn't finished: it can't be gone on from.
+if path.suffix != ".tmp" >> | A save that was cut off isn't finished: training can't go on from it.
 , default=None >> | In a new run there is no checkpoint yet.
-max(finished, default=None) >> min(finished, default=None) | That is the oldest one.
 """,
 )
 
@@ -310,7 +317,8 @@ def steps_seen(steps, batches, done, total):
     pairs = iter(steps(loader, done, total))
     first = list(islice(pairs, 1))
     seen = {"batches taken for the first pair": len(taken)} if first else {}
-    return seen | {"pairs": first + list(pairs)}
+    seen["pairs"] = first + list(pairs)
+    return seen | {"fetches on after step `total`": len(taken) > total + 1}
 
 
 def all_steps(loader, done, total):
@@ -323,16 +331,16 @@ STEPS = Exercise(
         lambda done, more, spare: (done + more + spare, done, done + more),
         st.integers(0, 3),
         st.integers(0, 3),
-        st.integers(0, 2),
+        st.integers(0, 3),
     ),
     observe=steps_seen,
-    show=lambda batches, done, total: f"list(steps({batches} batches, done={done}, total={total}))",
+    show="list(steps(loader, done={1}, total={2}))  # batches in the loader: {0}".format,
     misconceptions="""
 start=1 >> start=0 | The first batch is step 1.
 step > done >> step >= done | The batch of step `done` was trained on already.
 start=1 >> start=done + 1 | After a resume the loader begins at the first batch again: its number stays 1.
 step > total >> False | The steps end with `total`.
-yield step, batch >> yield batch | The loop wants a pair: the step and its batch.
+return >> continue | You go on fetching after step `total`.
 """,
     others={
         "You fetch all the batches before the first step: the training waits for them.": all_steps

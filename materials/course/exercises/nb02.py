@@ -71,12 +71,11 @@ SCRAMBLE = Exercise(
         f"scramble(np.arange({rows * columns}), {rows}, {columns}, {keys})  # uint64"
     ),
     misconceptions="""
-column = shift(column, hash_of(row, across), columns) >> column, row = shift(column, hash_of(row, across), columns), shift(row, hash_of(column, down), rows); continue | The second shift hashes the old column. Where a cell is now, its old column is not known, so you can't walk back.
+column = shift(column, hash_of(row, across), columns) >> column, row = shift(column, hash_of(row, across), columns), shift(row, hash_of(column, down), rows); continue | The second shift hashes the old column. From where the cell ends up, nobody can tell its old column: you can't walk back.
 column = shift(column, hash_of(row, across), columns) >> row = shift(row, hash_of(column, down), rows); column = shift(column, hash_of(row, across), columns); continue | You shift the columns first and the rows after them.
 hash_of(row, across) >> hash_of(cells, across) | Each cell is shifted by a hash of its own: two of a row may meet.
 hash_of(column, down) >> hash_of(row, down) | You move a row by a hash of itself: two rows may meet.
 np.divmod(cells, columns) >> np.divmod(cells, rows) | A row of the grid is as long as there are columns.
-hash_of(column, down) >> hash_of(column, across) | The second key of a pair has no say: row 3 and column 3 get the same hash.
 """,
 )
 
@@ -104,8 +103,9 @@ cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scr
 @st.composite
 def epochs(draw):
     world_size = draw(st.integers(1, 3))
-    samples, batch_size = draw(st.integers(0, 30)), draw(st.integers(1, 5))
-    start, batch = draw(st.integers(0, samples)), draw(st.integers(0, 4))
+    batch, start, batch_size = (draw(st.integers(low, 4)) for low in (0, 0, 1))
+    before, step = batch * batch_size * world_size, batch_size * world_size
+    samples = start + before + draw(st.integers(-min(4, before), step + 1))  # often a short step
     return batch, start, samples, batch_size, draw(st.integers(0, world_size - 1)), world_size
 
 
@@ -116,8 +116,8 @@ RANK_SLICE = Exercise(
     misconceptions="""
 start + >> | You begin at 0, wherever the epoch was left.
 batch * batch_size * world_size >> batch * batch_size | A step takes batch_size positions for each rank, not for one.
-begin + rank * size, begin + (rank + 1) * size >> begin, begin + size | All ranks get the same positions.
 begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, min(begin + (rank + 1) * batch_size, num_samples) | In a short step the first ranks get all of it; the others have no batch, and all wait for each other.
+begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, begin + rank * batch_size + size | In a short step the slices are `size` long: rank 1 begins at begin + size, not at begin + batch_size.
 min(batch_size, (num_samples - begin) // world_size) >> batch_size | The last batch may be short; you make it full, beyond the last sample.
 """,
 )

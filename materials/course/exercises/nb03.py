@@ -1,9 +1,11 @@
 """Lesson 03: the reorder buffer, judged by scripts of calls, and the loader around it."""
 
+import threading
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+from course.grading.child import in_one_line
 from course.grading.exercise import Exercise
 from course.grading.observers import threads
 from course.grading.scripted import ForEverError, Script
@@ -49,7 +51,7 @@ CLAIM = method(
     while >> if | You look once. Whoever wakes up may still find no room: another worker was quicker.
     self.closed or self.claimed == self.count or self.has_room() >> self.closed or self.has_room() | You wait for room or a close; after the last number no room will come.
     not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait. A close must end it, too, and so must the end of the numbers.
-    if self.closed or self.claimed == self.count >> if self.claimed == self.count | To a worker of a closed buffer the answer is None.
+    return self.claimed - 1 >> return self.claimed | The first number is 0: return it before you count it.
     with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.
     """,
 )
@@ -82,7 +84,6 @@ CLOSE = method(
         (9, 1, "claim", "claim", "take_next", "close"),
     ],
     """
-    self.closed = True >> pass | Everybody wakes, looks at `self.closed`, and goes back to sleep: you don't set it.
     self.results.clear() >> pass | What is ready stays in memory, and nobody will take it.
     self.room.notify_all() >> self.room.notify() | You wake one worker; several may be asleep.
     self.ready.notify_all() >> pass | The consumer sleeps on: it may be waiting in another thread.
@@ -109,6 +110,8 @@ def worked(answer, numbers, bad):
 
     try:
         answer(SimpleNamespace(claim=lambda: left.pop(0) if left else None, put=put), make)
+    except (AttributeError, NameError, TypeError):
+        raise  # no error of `make`
     except BaseException as error:
         seen.append(f"ends with {type(error).__name__}")
     return {"what happens": "; ".join(seen[:9])}
@@ -133,19 +136,23 @@ WORK = Exercise(
     """
     (number := buffer.claim()) is not None >> number := buffer.claim() | The first number is 0, and you take it for none.
     except BaseException >> except Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits forever.
+    result = Failed(error) >> buffer.put(number, Failed(error)); break | Your worker ends at the first error: the batches after it are never made.
     result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
-    result = Failed(error) >> continue | The batch is just missing, and the consumer waits for it.
     result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch: wrap it.
     """,
     show=work_text,
 )
 
 
+BEYOND_S = 0.1
+"""Seconds that the last batch takes: time enough to begin one beyond the end."""
+
+
 class Numbers:
     """Samples that are their own numbers; one of them can't be fetched."""
 
     def __init__(self, length, fails_at=None):
-        self.length, self.fails_at = length, fails_at
+        self.length, self.fails_at, self.beyond = length, fails_at, threading.Event()
 
     def __len__(self):
         return self.length
@@ -153,12 +160,17 @@ class Numbers:
     def fetch(self, indices):
         if self.fails_at in indices:
             raise ValueError(f"sample {self.fails_at}")
+        if indices[-1] >= self.length:
+            self.beyond.set()
+        elif indices[-1] + len(indices) >= self.length:
+            self.beyond.wait(BEYOND_S)
         return list(indices)
 
 
 def looped(answer, length, batch_size, workers, how):
     """Observe a loop over a loader, which is perhaps left early."""
-    loader = answer(Numbers(length, how.get("fails_at")), batch_size, prefetch=2, workers=workers)
+    data = Numbers(length, how.get("fails_at"))
+    loader = answer(data, batch_size, prefetch=2, workers=workers)
     given = how.get("given", 0)
     loader.given, got, seen = given, [], {}
     with threads() as counted:
@@ -167,15 +179,17 @@ def looped(answer, length, batch_size, workers, how):
                 got.append(batch if isinstance(batch, list) else type(batch).__name__)
                 if len(got) == how.get("leave_after"):
                     break
-        except Exception as error:
-            seen["raised"] = type(error).__name__
+        except ValueError as error:
+            seen["raised"] = in_one_line(error)
         ahead = loader.given > given + len(got)
         seen |= {"batches": got, "given": "more than the loop got" if ahead else loader.given}
+        seen["batches beyond the end are made"] = data.beyond.is_set()
         return seen | counted()
 
 
+ONE = solution("03", "Loader")
 LOADER = Exercise(
-    solution("03", "Loader"),
+    ONE,
     [
         (12, 4, 1, {}),
         (25, 4, 3, {}),
@@ -188,10 +202,19 @@ LOADER = Exercise(
     """
     raise batch.error >> yield batch | You hand the loop a Failed in place of a batch: raise its error.
     yield batch >> self.given -= 1; yield batch; self.given += 1 | You count after the yield: on break the generator stops at the yield, and that line never runs.
-    self.given += 1 >> self.given = buffer.claimed | You count what was claimed. A resume would skip what the loop never saw.
+    raise batch.error >> raise batch | Failed wraps the error: raise its `.error`.
+    buffer.close() >> buffer.close(); self.given = 0 | You set `given` to 0 however the loop is left: a resume would begin the epoch again.
     buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, forever.
     self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.
     """,
+    others={
+        "The buffer has as many numbers as batches are *left*: workers would make batches beyond "
+        "the end of the epoch.": ONE.define(
+            ONE.source.replace("self.batches - first", "self.batches").replace(
+                "range(buffer.count)", "range(self.batches - first)"
+            )
+        )
+    },
     show=lambda length, batch_size, workers, how: (
         f"list(Loader({length} samples, {batch_size}, prefetch=2, workers={workers}))"
         + f"  # {how}" * bool(how)

@@ -20,9 +20,6 @@ IDLE_SHARE = Exercise(
     misconceptions="""
     return 1 - worked / (busy[-1][1] - busy[0][0]) >> return (busy[-1][1] - busy[0][0] - worked) / worked | You divide by the time it was busy, not by the whole time.
     return 1 - worked >> return worked | That is the share of the time in which it was busy.
-    - busy[0][0] >> - 0 | The clock need not begin at 0: time counts from the first begin.
-    busy[-1][1] >> busy[-1][0] | The last piece of work has an end, too; time counts up to there.
-    1 - worked / >> 100 - 100 * worked / | That is in percent; asked for is a share, from 0 to 1.
     """,
 )
 
@@ -103,12 +100,14 @@ DIAGNOSE = Exercise(
         (UNEVEN, 4, 1, 16),
         (UNEVEN, 4, 2, 16),
         (UNEVEN, 4, 3, 2),
+        ([6], 2, 2, 1),
+        ([5, 20], 4, 2, 2),
     ],
     diagnosed,
     """
     return "no room" if worker > least >> return "no room" if worker <= least | A worker that never waits is simply too slow; one that waits has no room.
+    if trip.worker == 0 >> | Two workers overlap: a mixed list hides their waits. Look at worker 0 alone.
     if consumer <= least >> if worker <= least | The consumer decides first: if it doesn't wait, nothing is wrong.
-    (trip.taken, trip.done) >> (trip.made, trip.taken) | The consumer works from `taken` to `done`; before that the batch is only ready.
     (trip.begun, trip.made) >> (trip.begun, trip.taken) | A worker is done when its batch is made; who takes it, and when, is not its work.
     """,
     show="diagnose(follow({} * 10, {}, {}, {}))".format,

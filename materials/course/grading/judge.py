@@ -9,6 +9,7 @@ import ast
 import copy
 import inspect
 import linecache
+import re
 import time
 import traceback
 from contextlib import redirect_stdout
@@ -29,8 +30,10 @@ from course.grading.observers import returned
 from course.lesson import CHECKED
 
 GENERIC = "Work this case out by hand and compare it with what your code does."
+FACTS = "Only what differs is shown: 'got' is what your code does. Which of your lines decides it?"
 DIED = "Nothing could be raised any more: what was touched, and what should come before it?"
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
+CALLED = re.compile(r"target=([\w.]+)\(")
 DOTS = ast.dump(ast.Expr(ast.Constant(...)))
 SLIPS = {
     "NoneType": "Something is None here: which call before it returns nothing?",
@@ -40,8 +43,8 @@ SLIPS = {
     "AttributeError": "This object has no such attribute: what is it, and how is it spelt there?",
     "KeyError": "A key that is not there.",
     "TypeError": "Two things that don't go together: which type has each of them?",
-    "ValueError": "A value of the right type that can't be used so: print it to see it.",
-    "RuntimeError": "The message says what was refused: which shapes, types or states has it met?",
+    "ValueError": "This value is refused: print its type and shape just before that line.",
+    "RuntimeError": "The error says which shape or type was refused: is it what you meant?",
 }
 """What is said of an error whose type or message has this in it."""
 LOOK_S = 2.5
@@ -186,7 +189,10 @@ def reasons(
     exercise: Exercise, answer: Any, wanted: Seen, found: Seen, sentences: list[str]
 ) -> list[str]:
     """Return what is said of a failing case: where an error was raised, and why."""
-    line = line_of(answer, found.error)
+    own = own_lines(answer, found.error)
+    line = own[-1:]
+    for called in filter(None, map(CALLED.search, own)):
+        return [*line, f"These parentheses call {called[1]} at once, in the loop itself."]
     if isinstance(found.error, TypeError) and not line:
         takes = ", ".join(inspect.signature(exercise.right).parameters)
         return sentences or [f"It is called with: {takes}. Yours takes something else."]
@@ -201,6 +207,8 @@ def reasons(
         return ["Your code changes an argument, which belongs to the caller."]
     if found.value is None:
         return ["Nothing comes back. What should a call return?"]
+    if isinstance(found.value, dict):
+        return [FACTS]
     return [difference(wanted.value, found.value) or GENERIC]
 
 
@@ -237,8 +245,8 @@ def open_parts(answer: Any) -> list[str]:
     return [node.name for node in functions if DOTS in map(ast.dump, ast.walk(node))]
 
 
-def line_of(answer: Any, error: BaseException | None) -> list[str]:
-    """Return the last line of the learner's own cell that an error passed through."""
+def own_lines(answer: Any, error: BaseException | None) -> list[str]:
+    """Return the lines of the learner's own cell that an error passed through."""
     frames = traceback.extract_tb(error.__traceback__) if error else []
     own = [frame for frame in frames if frame.filename == file_of(answer)]
-    return [f"in your line {frame.lineno}: {frame.line}" for frame in own[-1:]]
+    return [f"in your line {frame.lineno}: {frame.line}" for frame in own]

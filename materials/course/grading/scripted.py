@@ -103,8 +103,8 @@ class Script:
             end = f"gives {value!r}"
         except ForEverError:
             end = "is never woken"
-        except Exception as error:
-            end = f"raises {type(error).__name__}"
+        except RuntimeError:
+            end = "raises RuntimeError"
         self.running.pop()
         came.append(end)
 

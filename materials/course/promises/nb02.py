@@ -12,6 +12,10 @@ def every_sample_comes_once(mine):
     for n in range(1, 120):
         order = np.sort(mine.MyShuffle(n, n)(np.arange(n)))
         expect(np.array_equal(order, np.arange(n)), True, f"each of {n} samples once")
+    orders = [mine.MyOrder(53, 8, rank=rank, world_size=3) for rank in range(3)]
+    dealt = [sample for order in orders for batch in order for sample in batch]
+    found = len(dealt), len({*dealt})  # 2 x 24 and a short step of 3
+    expect(found, (51, 51), "samples that 3 ranks get of 53, and how many of them differ")
 
 
 def seeds_decide(mine):
