@@ -2,7 +2,7 @@
 """
 # 00 · Start here: a training run in an evening
 
-**00** · next: [01 Memmap dataset](01_memmap_dataset.ipynb)
+**00** · next: [01 A token file larger than memory](01_memmap_dataset.ipynb)
 
 **Why you should care.** A GPU that waits is paid for like a GPU that works, and a training script does not tell you which of the two it is doing. Tonight you take an ordinary script, see where its time goes, and replace the four parts that make it wait. Then you kill your own training with `kill -9`, start it again, and it goes on as if nothing had happened.
 
@@ -33,17 +33,17 @@ Most of each is given; you write three to six lines. They are small, and every l
 | lesson | what you build | minutes |
 |---|---|---|
 | **00 start here** | all four parts, small; a run that survives `kill -9` | 90 |
-| [01 memmap dataset](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 40 to 55 |
-| [02 order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 45 to 55 |
-| [03 async loader](03_async_loader.ipynb) | the next batch is ready before you ask | 45 to 55 |
-| [04 throughput](04_throughput.ipynb) | measurements that you can trust | 40 to 50 |
-| [05 a foreign file](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 55 |
-| [06 lazy checkpoint](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 45 to 60 |
-| [07 async checkpointer](07_async_checkpointer.ipynb) | saving while the model trains | 40 to 50 |
-| [08 survive the crash](08_survive_the_crash.ipynb) | a commit that no kill and no power cut can spoil | 45 to 55 |
-| [09 scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 30 to 40 |
-| [10 train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 40 to 50 |
-| [11 documents and mixtures](11_documents_and_mixtures.ipynb) | rows of whole documents, and several sources by weight (optional) | 40 to 55 |
+| [01 A token file larger than memory](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 40 to 55 |
+| [02 An order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 45 to 55 |
+| [03 The next batch is ready before you ask](03_async_loader.ipynb) | a loader that keeps the order with any number of threads | 45 to 55 |
+| [04 How fast is it, and how would you know?](04_throughput.ipynb) | measurements that you can trust | 40 to 50 |
+| [05 A pickle is a program](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 55 |
+| [06 One tensor out of a large file](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 45 to 60 |
+| [07 Save without stopping](07_async_checkpointer.ipynb) | saving while the model trains | 40 to 50 |
+| [08 Survive the crash](08_survive_the_crash.ipynb) | a commit that no kill and no power cut can spoil | 45 to 55 |
+| [09 Scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 30 to 40 |
+| [10 Train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 40 to 50 |
+| [11 Documents and mixtures](11_documents_and_mixtures.ipynb) | rows of whole documents, and several sources by weight (optional) | 40 to 55 |
 """
 
 # %%
@@ -124,7 +124,7 @@ play.draw_beside_guess(before)
 
 # %% [markdown] tags=["takeaway"]
 """
-Nothing in the script complains, and yet a good part of the bar is not compute. The bar is one run, cut into what the loop was busy with or waited for.
+Nothing in the script complains, and yet a good part of the bar is not compute. The bar is one run, cut into four: what the loop was doing, or waiting for.
 
 | part | what the loop does meanwhile | who ends it |
 |---|---|---|
@@ -360,7 +360,7 @@ If the process dies anywhere before the last line, a folder that ends in `.tmp` 
 """
 ## `Saver`: then hide it · core
 
-Writing 25 MB takes its time, and training could go on meanwhile: in a thread, as before. But there is a trap. The state is not a thing of the past; it is the *live* weights. While the thread writes them, the next step changes them.
+Writing 25 MB takes its time, and training could go on meanwhile: in a thread, as before. But there is a trap. What you hand over isn't a picture of that moment: it is the *live* weights. While the thread writes them, the next step changes them.
 
 **Predict.**
 """
@@ -380,7 +380,7 @@ reveal("torn", play.save_live_weights())
 
 # %% [markdown]
 """
-So take a copy first. Copying 25 MB in memory takes a few milliseconds; that, and nothing else, is what the loop waits for.
+So take a copy first. Copying 25 MB in memory takes a few milliseconds; that is what the loop waits for.
 
 **Write `save` and `wait`.**
 
@@ -629,7 +629,7 @@ play.write_the_rest(before)
 """
 ## Kill it · core
 
-The next cell starts your script in a process of its own, as `python lab/mine/train.py` would. You see it train. When it has printed 30 steps or a little more, it is killed; the save of step 30 comes after the print, so its folder may be missing.
+The next cell starts your script in a process of its own, as `.venv/bin/python lab/mine/train.py` would. You see it train. When it has printed 30 steps or a little more, it is killed; the save of step 30 comes after the print, so its folder may be missing.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -666,7 +666,7 @@ reveal("resume", began_anew or "go on after the newest finished checkpoint")
 
 # %% [markdown]
 """
-That is your training, resumed, and below it the bars that your script prints by itself: of its own run it measures the three waits, while `compute`, the same code in both, is drawn as it was measured before. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare each loss to its last digit.
+That is your training, resumed, and below it the bars that your script prints by itself. It measures its own three waits; `compute` is the same code in both, so it is drawn as measured before. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare each loss to its last digit.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -679,7 +679,7 @@ print(f"{len(both)} losses; they are those of the undisturbed run:", both == und
 
 # %% [markdown]
 """
-**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f train.py)`, as often as you like.
+**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `.venv/bin/python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f train.py)`, as often as you like.
 
 ### Prove it
 
@@ -752,5 +752,5 @@ Each of the 64 samples opens the file anew, and each opening reads its first kil
 
 **The next pain.** Your four parts work, but they trust the world. What if the file shrinks while you read it? What if `produce` dies, or the disk is full, or the power goes right after the rename? Each later lesson opens by breaking one of them.
 
-Next: [01 Memmap dataset](01_memmap_dataset.ipynb)
+Next: [01 A token file larger than memory](01_memmap_dataset.ipynb)
 """

@@ -11,7 +11,7 @@
 ```python
 tokens = np.load("tokens.npy", mmap_mode="r")          # nothing is read
 windows = sliding_window_view(tokens, seq_len + 1)     # every window, and no copy
-starts = hash(seed, epoch, indices) % len(windows)     # random, yet repeatable
+starts = hash_of(indices, seed, epoch) % len(windows)  # random, yet repeatable
 batch = windows[starts]                                # one gather
 x, y = batch[:, :-1], batch[:, 1:]                     # y is x, one token on
 ```
@@ -69,7 +69,7 @@ from npydata.dataset.windows import hash_of
 
 Now somebody runs the tokeniser again while you train. The file that you have mapped is suddenly shorter, and your `Windows` is asked for a window that is no longer there.
 
-**Predict.** The next cell but one does this to your own code.
+**Predict.** The cell after your prediction does this to your own code.
 """
 
 # %% tags=["prediction:shrinks"]
@@ -245,7 +245,7 @@ row 0     0  1  2  3  |  4  5  6  7  |  8        windows 0 and 1
 row 1     9 10 11 12  | 13 14 15 16  | 17        windows 2 and 3
 ```
 
-Each row holds two windows, and one token is left over. Window 2 begins at token 9, not 8: it skips what row 0 has left over.
+Each row holds two windows, and one token is left over. Window 2 begins at token 9, not 8: it skips what row 0 has left over. (With a stride of 4 neighbours share no token; lesson 00's stride was `seq_len`.)
 
 With a stride of 1 you get every window there is.
 
@@ -412,7 +412,7 @@ One cost is left that no counter here shows, because the file is in memory: a di
 - why a map larger than RAM costs nothing to open, and what a cast costs;
 - what a map does when its file shrinks, and what to ask before each gather;
 - how to count windows without losing the last one or crossing a row;
-- why a hash of (seed, epoch, index) beats a generator.
+- why a hash of (index, seed, epoch) beats a generator.
 
 **The number to remember: 3.** With 2-byte tokens and `seq_len` 1,024, windows that begin anywhere make a disk deliver at least 3 bytes for each useful one.
 

@@ -18,13 +18,13 @@ samples_given += B * ranks                             # all that a resume needs
 
 **Three questions** on lesson 01:
 
-1. Why does one gather beat 32 samples, if both copy the same bytes?
-2. Why is a random window `hash(seed, epoch, index)`, and not the next draw of a generator?
+1. Why does one gather beat a loop over 64 windows, if both copy the same bytes?
+2. Why is a random window `hash_of(index, seed, epoch)`, and not the next draw of a generator?
 3. Two workers ask for sample 5 of epoch 2. Do they get the same window?
 
 <details><summary>Answers</summary>
 
-1. Python is asked a handful of times instead of some hundred times. The copying itself is cheap.
+1. One call in place of hundreds. The copying itself is cheap.
 2. What a generator draws depends on who asked before. A hash gives the same to everyone.
 3. Yes: it is a function of three numbers, the seed among them.
 
@@ -100,10 +100,10 @@ Write the numbers from 0 into a grid, row by row. Then shift each row by some am
 
 Row 0 is shifted by 1: its 2 leaves on the right, and comes in on the left. All of a row moves by the same amount, so no two cells meet; and whoever knows the amounts can shift everything back. The amounts are where the randomness comes from: a hash of the row's number, then a hash of the column's.
 
-**Write `shift`**, the one move that everything is built of. `values` are places below `bound`. Move each one on by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64`, and `bound` is one, too. The result says where each number *goes*. In the first row 0 goes to place 1, 1 goes to place 2, and 2 wraps around to place 0; so the grid, which shows who stands in each place, reads 2 0 1:
+**Write `shift`**, the one move that everything is built of. `values` are places below `bound`. Move each one on by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64` (left out in the example), and `bound` is one, too. The result says where each number *goes*: 0 to place 1, 1 to place 2, 2 to place 0. (The grid above shows the reverse, who stands in each place: 2 0 1.)
 
 ```python
-shift(np.array([0, 1, 2]), np.array([7, 7, 7]), 3)      # [1, 2, 0], as 7 is twice 3, and 1
+shift(np.array([0, 1, 2]), np.array([7, 7, 7]), 3)      # [1, 2, 0]: 7 is 2 * 3 + 1, so all move by 1
 ```
 """
 
@@ -242,7 +242,7 @@ print("three of a trillion:  ", MyShuffle(10**12, seed=1)([0, 1, 2]))
 
 # %% [markdown]
 """
-Any three of a trillion, and no list.
+Any three of a trillion, and no list. (Yours may print other numbers: any right `shift` will do.)
 
 The first number is fixed: an epoch has every sample once. **This is a good place to stop.** When you come back, run the cells from the top. What is left is to share the order, and to find the way back into it.
 
@@ -313,7 +313,7 @@ sliders(play.dealt(rank_slice), batch_size=(4, [3, 4, 5, 6]), ranks=(4, [1, 2, 3
 
 # %% [markdown] tags=["takeaway"]
 """
-At most one position less than there are ranks. After each step, what was given is one piece, from 0 up to some position, whatever the batch size and the number of ranks. So where an epoch stands is *one number*.
+At most one fewer than there are ranks. After each step, what was given is one piece, from 0 up to some position, whatever the batch size and the number of ranks. So where an epoch stands is *one number*.
 
 ## Break it: resume with another batch size · core
 
@@ -423,7 +423,7 @@ print(f"samples skipped, if batches of 4 become 8: {missed} of 96 -> {96 - len({
 **You can now explain**
 
 - why random draws miss more than a third of the windows;
-- why a shuffle must be undoable, and which moves of a grid are;
+- why a shuffle must be reversible, and which moves of a grid are;
 - what to do with cells that no sample stands for, and why a remainder is wrong;
 - why `seed + epoch` makes runs share their orders;
 - why a resume counts samples that were *delivered*, and neither batches nor what was made.
@@ -432,7 +432,7 @@ print(f"samples skipped, if batches of 4 become 8: {missed} of 96 -> {96 - len({
 
 **Yours to keep**: `lab/mine/order.py`. The library's [permutation.py](../npydata/dataset/permutation.py) and [sampler.py](../npydata/loader/sampler.py) do the same, 8,192 samples at a time; their saved state also names the data it belongs to, and is refused on any other.
 
-**The next pain.** Every batch is still made while the model stands still, or by a thread that you can't rely on. Lesson 03 makes the next ones ahead, and keeps your order.
+**The next pain.** Every batch is still made while the model stands still, or by a thread that you can't rely on. Lesson 03 makes the next ones ahead, in the order of their numbers; your shuffle comes in again in lesson 10.
 
 [01 A token file larger than memory](01_memmap_dataset.ipynb) · **02** · next: [03 The next batch is ready before you ask](03_async_loader.ipynb)
 """

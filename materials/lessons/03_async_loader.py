@@ -26,7 +26,7 @@ buffer.close()                     # it is over: everybody wakes up, and ends
 
 1. As long as the slower of the two.
 2. It waits, until somebody takes something out.
-3. With the one after the last that was trained on, up to the checkpoint.
+3. With the first one that the checkpoint has not been trained on.
 
 </details>
 
@@ -58,7 +58,7 @@ import threading
 """
 ## Sitting 1 · Break your loader · core
 
-The last cell brought back your `Loader` of lesson 00 (or the solution, if you have none). Its thread is called `produce`. Here is a dataset in which one sample can't be read: batch 3 raises a `ValueError`, inside `produce`.
+The first cell brought back your `Loader` of lesson 00 (or the solution, if you have none). Its thread is called `produce`. Here is a dataset in which one sample can't be read: batch 3 raises a `ValueError`, inside `produce`.
 
 **Predict.** What does the training loop notice?
 """
@@ -80,7 +80,7 @@ reveal("bad sample", play.three_ways(Loader))
 """
 The error ended the thread, so nothing is put into the queue any more. The loop is stuck in `get`, forever: it gets no exception, and the GPU is at 0 %.
 
-The last two lines show what else is wrong. *Leaving*: you leave the loop by `break`, and the thread is stuck in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
+The other two lines of the table show what else is wrong. *Leaving*: you leave the loop by `break`, and the thread is stuck in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
 
 That is the list for this lesson. At its end you call `three_ways` again.
 
@@ -121,7 +121,7 @@ predict(
 )
 
 # %% tags=["reveal:beside"]
-print("beside the gathers, beyond 10:", play.counted_beside(numpy_gathers) > 10)
+print("beside the gathers it counts beyond 10:", play.counted_beside(numpy_gathers) > 10)
 reveal("beside", str(play.counted_beside(python_loop)))
 
 # %% [markdown]
@@ -162,7 +162,7 @@ Two rules repair both. *Claim a place before you make the batch.* And *what come
 
 Workers wait for room, and the consumer waits for its batch. They need a place to sleep until something has changed. That is a *condition*. It belongs to a lock, and `with self.lock:` means: while I am in here, nobody else is.
 
-Think of a café with one waiter's book, the lock. A guest who wants a table does this:
+Think of a café with one reservation book: whoever holds it (the lock) may read and write it. A guest who wants a table does this:
 
 ```python
 with cafe.lock:               # alone in here

@@ -58,7 +58,7 @@ from typing import NamedTuple
 """
 ## Sitting 1 · Your first loader, on a real disk · core
 
-The cell above brought back two loaders: `first_loader` of lesson 00, with one thread and a queue, and `Loader` of lesson 03. Now a disk like real ones: *uneven*. Most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one of them in the queue.
+The first cell brought back two loaders: `first_loader` of lesson 00, with one thread and a queue, and `Loader` of lesson 03. Now a disk like real ones: *uneven*. Most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one of them in the queue.
 
 Bars are steps; a gap is time in which the model stands still.
 """
@@ -212,7 +212,7 @@ The picture has a line for each loader, each at its best prefetch factor, with t
 
 A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its settings. Where they overlap, nothing was shown, and most of them usually do. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its settings. Where they overlap, nothing was shown, and most of them usually do. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; on a quiet machine it comes out *slower*): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 
@@ -330,7 +330,7 @@ sliders(play.model_of(follow), workers=(1, [1, 2, 3, 4]), window=(2, [1, 2, 4, 8
 """
 <details><summary>Answer</summary>
 
-With one worker, none: a batch takes 5 ms on average, and the step uses one every 4. With two workers a window of 4 closes nearly all of them, and a window of 2 does not.
+With one worker, none: a batch takes its worker 5 ms on average (with little room it waits as well, so the line says more), and the step uses one every 4. With two workers a window of 4 closes nearly all of them, and a window of 2 does not.
 
 </details>
 
@@ -406,7 +406,7 @@ for (workers, prefetch), rate in rates.items():
 """
 The measured rates are a little lower, since the model treats waking a thread as free; on a busy machine they are much lower.
 
-Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. See what the line below that table said. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
+Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. The line below that table compared two workers with twice one; on a quiet machine it comes out *slower*. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
 
 ## A file that is not in memory · core
 

@@ -24,7 +24,7 @@ source = the_one_whose_count_goes_up(sample)   # shares that hold at every sampl
 
 <details><summary>Answers</summary>
 
-1. Nothing. It holds the tokens that stand there. (Lesson 01's windows keep to their row; here a row is shorter than a window.)
+1. Nothing. It holds the tokens that stand there. (Lesson 01's windows keep to their row; here most documents are shorter than a window.)
 2. It doesn't. Each position is computed from its number alone.
 3. One number: how many samples were given.
 
@@ -81,7 +81,7 @@ Every place in the windows is used, but most tokens see text that misleads them.
 
 ## The leak · core
 
-How bad is it? Take one row of three documents, and a small model with one layer of attention and, like any transformer, a position id for each token. Its weights are set by hand: it attends alike to everything it may see, and expects those words again. That is a good guess, since each of our documents is made of only four words. (A model that knows nothing gives each of the 64 words a probability of 1/64. Its loss is -ln(1/64) = 4.16.)
+How bad is it? Take one row of three documents, and a small model with one layer of attention and, like any transformer, a position id for each token. Its weights are set by hand: it attends equally to everything it may see, and expects the same words again. That is a good guess, since each of our documents is made of only four words. (A model that knows nothing gives each of the 64 words a probability of 1/64. Its loss is -ln(1/64) = 4.16.)
 
 **Predict.** The third document is read twice: alone, and after the other two.
 """
@@ -89,7 +89,7 @@ How bad is it? Take one row of three documents, and a small model with one layer
 # %% tags=["prediction:loss"]
 predict(
     "loss",
-    "In the row, how is the loss of the third document compared with alone?",
+    "How does the third document's loss in the row compare with its loss alone?",
     "lower",
     "the same",
     "higher",
@@ -206,7 +206,7 @@ Not one loss differs, to nine digits.
 
 One leak is left, in the *targets*. The token after the last one of a document is the first of the next. The model is asked to predict it, and can't know it.
 
-**Write `targets_in_row`.** `tokens` and `position_ids` are two tensors of the same length: all tokens of a row, and their places in their documents. Return the target of each token, which is the next token; for the last token of each document, and for the last of the row, it is `IGNORE_INDEX`, which the loss leaves out. Leave `tokens` as they are.
+**Write `targets_in_row`.** `tokens` and `position_ids` are two tensors of the same length: all tokens of a row, and their places in their documents. Return the target of each token, which is the next token; for the last token of each document, and for the last of the row, it is `IGNORE_INDEX`, which the loss leaves out. Leave `tokens` as they are. (Go by the positions, not by the end-of-text token.)
 """
 
 # %% [markdown] tags=["hint:targets_in_row"]
@@ -260,7 +260,7 @@ fit_slowly([3, 6, 2, 5], 8)       # [[1, 2], [3, 0]]: 6 and 2 fill a row, 5 and 
 """
 <details><summary>Hint</summary>
 
-Sort the numbers by size first, the shortest in front: `sorted(range(len(sizes)), key=...)`. How many of those fit? They are the first ones, and the last of them is the longest. `waiting.pop(k)` takes item `k` out of a list.
+Sort the documents' numbers by size, longest first: `sorted(range(len(sizes)), key=..., reverse=True)`. For each row, go through a copy of that list: what still fits goes into the row and out of the list, with `waiting.remove(item)`.
 
 </details>
 """

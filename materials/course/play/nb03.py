@@ -209,7 +209,7 @@ def run_of(Loader):
         title = f"Twelve batches: workers {workers}, prefetch {prefetch}"
         return strips(rows | {"consumer": consumer}, COLOURS, title, "time (ms)"), (
             f"one after the other {alone} ms, side by side {done:.0f} ms, of which the consumer "
-            f"waited {waited:.0f}"
+            f"waited {waited:.0f} ms"
         )
 
     return draw

@@ -56,9 +56,9 @@ CARDS = {
         "while not ( >> if not (",
         a_call_without_a_reason_changes_nothing,
         {
-            "now and then, more memory than the settings say": "",
-            "batches out of order, now and then": "the order is made in `take_next`",
-            "training that waits for good": "a worker goes on too early, never too late",
+            "Now and then, more memory is used than the settings say.": "",
+            "Batches come out of order, now and then.": "The order is made in `take_next`.",
+            "Training waits for good.": "A worker goes on too early, never too late.",
         },
     ),
     "counted where it was claimed": Card(
@@ -66,9 +66,9 @@ CARDS = {
         "self.given += 1 >> self.given = buffer.claimed",
         a_resume_gets_the_next_batch,
         {
-            "after a resume, some batches are never seen": "",
-            "after a resume, some batches come twice": "what is claimed is ahead of what is given",
-            "the epoch ends too early, in every run": "a run that isn't resumed never reads it",
+            "After a resume, some batches are never seen.": "",
+            "After a resume, some batches come twice.": "What is claimed is ahead, never behind.",
+            "The epoch ends too early, in every run.": "A run that isn't resumed never reads it.",
         },
     ),
 }

@@ -19,11 +19,11 @@ CARDS = {
         "max(made, trips[-1].done) if trips else made >> made",
         the_cause_is_found,
         {
-            "a model that promises a wonderful loader, and no measurement agrees": "",
-            "a model in which every consumer starves": "this one is never held up by its own "
-            "steps: it starves less",
-            "nothing, since steps are never longer than fetches": "they are, wherever training "
-            "isn't held up by its data",
+            "The model promises a wonderful loader, and no measurement agrees.": "",
+            "In the model every consumer starves.": "This one is never held up by its own "
+            "steps: it starves less.",
+            "Nothing, since steps are never longer than fetches.": "They are, wherever training "
+            "isn't held up by its data.",
         },
     ),
 }
