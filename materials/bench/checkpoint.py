@@ -316,7 +316,7 @@ BENCH = Bench(
         "peak": ("Memory beside the state, at the peak", "MiB"),
         "cache": ("Page cache taken by what was written", "MiB"),
         "tiny": ("Training stands still for very many tiny tensors", "ms"),
-        "kept": ("A small save until the disk has it, beside older checkpoints", "ms"),
+        "kept": ("Until a small save is on the disk, beside older checkpoints", "ms"),
     },
 )  # fmt: skip
 

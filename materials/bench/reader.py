@@ -96,7 +96,7 @@ def span_of(path, name):
 
 
 def copied(path, out):
-    """Copy a file as ``cp`` does, and wait until the disk has it."""
+    """Copy a file as ``cp`` does, and wait until it is on the disk."""
     shutil.copyfile(path, out)
     with out.open("rb") as file:
         os.fsync(file.fileno())

@@ -149,7 +149,7 @@ def _temporary() -> TemporaryDirectory[str]:
 
 
 def folder() -> Path:
-    """Return the folder of the learner's own files, lab/mine; a temporary one in a mere run."""
+    """Return the folder of the learner's own files, lab/mine; outside Jupyter, a temporary one."""
     if "NPYDATA_LAB" not in os.environ:
         os.environ["NPYDATA_LAB"] = str(lesson.ROOT / "lab") if is_live() else _temporary().name
     path = Path(os.environ["NPYDATA_LAB"]) / "mine"

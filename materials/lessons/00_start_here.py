@@ -679,7 +679,7 @@ print(f"{len(both)} losses; they are those of the undisturbed run:", both == und
 
 # %% [markdown]
 """
-**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `.venv/bin/python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f train.py)`, as often as you like.
+**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `.venv/bin/python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f lab/mine/train.py)`, as often as you like.
 
 ### Prove it
 

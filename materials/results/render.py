@@ -42,7 +42,7 @@ SUMMARY: list[tuple[str, Row, list[str]]] = [
      ["dcp.async_save", "save_file*", "torch.save*"]),
     ('... with `snapshot="overlap"`', ("checkpoint", "stall | ours, overlap"),
      ["dcp.async_save, reused*"]),
-    ("... until the disk has it", ("checkpoint", "durable | ours"),
+    ("... until it is on the disk", ("checkpoint", "durable | ours"),
      ["dcp.save", "save_file*", "torch.save*"]),
     ("... by 2 processes, 1 GiB between them",
      ("distributed", "durable, 2 processes, sharded | ours"),
@@ -74,7 +74,7 @@ def quoted(row: Row, folder: Path = RESULTS) -> dict[str, Any]:
 
 def summary(kind: str, folder: Path = RESULTS) -> str:
     """Ours beside what people use today: the rows in README, those of a benchmark, or all."""
-    lines = [("", "ours", "times as good as (their figure)", "measured by")]
+    lines = [("", "ours", "factor (theirs)", "measured by")]
     for what, row, others in SUMMARY:
         if kind not in ("", row[0]) and (kind != "short" or what not in IN_README):
             continue

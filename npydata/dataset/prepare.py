@@ -130,8 +130,11 @@ def prepare(
         written = write_tokens(out, chunks, dtype=dtype, row_len=row_len)
     if documents:
         record_documents(written, encoder.end)
+    fewer = tokenizer is None and largest + 1 < vocab_size
+    asked = f" ({vocab_size:,} asked; the text has no more)" if fewer else ""
     summary = (
-        f"{printable(out)}: {written.num_tokens:,} tokens ({dtype}, vocabulary {largest + 1:,}), "
+        f"{printable(out)}: {written.num_tokens:,} tokens "
+        f"({dtype}, vocabulary {largest + 1:,}{asked}), "
         f"from {len(files):,} file{'s' * (len(files) != 1)}, {human_bytes(nbytes)}, "
         f"end-of-text id {encoder.end}, "
         f"{nbytes / max(1, written.num_tokens):.2f} bytes/token"

@@ -98,7 +98,8 @@ BAD_INPUT = {
     "inspect no-such.pt --seq-len 64": "no-such.pt: No such file or directory",
     "inspect no-such.safetensors": "no-such.safetensors: No such file or directory",
     "inspect no-such.index.json": "no-such.index.json",
-    "inspect t.txt": "t.txt: cannot tell its format",
+    "inspect t.txt": "give their type, such as --dtype uint16",
+    "inspect meta.pkl": "meta.pkl: begins like a pickle, expected a token file",
     "inspect t.npy": "bad .npy header",
     "inspect .": ".",
     "inspect ok.npy --seq-len 0": "sequence length 0",
@@ -146,6 +147,7 @@ def test_bad_input_is_exit_code_2_and_one_line(capsys, line):
     Path("zeros.pt").write_bytes(bytes(8))
     Path("odd.bin").write_bytes(bytes(6))
     Path("dcp").mkdir()
+    Path("meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
     Path("dcp/.metadata").write_bytes(pickle.dumps(Metadata({})))
     bare = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     bare.save("bare.json")
@@ -169,7 +171,7 @@ def test_prepare_says_in_a_line_what_it_made_and_reads_python_s_and_torch_s_own_
     monkeypatch.setattr(prepare_module, "python_corpus", lambda: [Path("stdlib"), Path("torch")])
     assert main(shlex.split("prepare --corpus python -q -o o.npy --vocab-size 300")) == 0
     tokens, captured = np.load("o.npy"), capsys.readouterr()
-    assert re.fullmatch(rf"o.npy: {tokens.size} tokens .*2 files.*\n", captured.out)
+    assert re.fullmatch(rf"o.npy: {tokens.size} tokens .*\(300 asked.*2 files.*\n", captured.out)
     assert captured.err == ""
     bpe = prepare_module.load_tokenizer("o.tokenizer.json")
     assert bpe.decode(tokens.tolist()) == "stdlib/a.py\ntorch/c.py\n"

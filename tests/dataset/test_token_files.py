@@ -94,7 +94,7 @@ BAD = {
         ({"opened": {"format": "parquet"}}, "'parquet', expected auto or one"),
     ],
     "raw": [
-        ({"name": "a.npy"}, "headerless ids .as OLMo's .npy., give dtype="),
+        ({"name": "a.npy"}, "headerless ids .as OLMo's .npy., give their type, such as dtype="),
         ({"name": "a.npy", "ids": np.frombuffer(CODE, "<u2")}, "bad .npy header"),
         ({"cut": 5}, "5 bytes is not a multiple of 4"),
         ({"opened": {"dtype": "float32"}}, "float32, expected an integer"),

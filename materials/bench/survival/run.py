@@ -4,7 +4,7 @@
     python materials/bench/survival/run.py --row "torch.save, over" --column kill
 
 Each row and column is tried in a process of its own, which imports what it needs and is forked for
-every trial. What is not installed is said to be so.
+every trial. A row whose package is not installed says so.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def cell_text(found):
     if isinstance(found, str):
         return found[:60]
     if not found:
-        return "never calls fsync"
+        return "no call seen"
     trials, complete = sum(found.values()), sum(found.get(one, 0) for one in COMPLETE)
     share = round(100 * complete / trials)
     share = share if complete in (0, trials) else min(99, max(1, share))
