@@ -40,7 +40,7 @@ from npydata.system.page_cache import HUGE_PAGE, huge_memory
 from npydata.system.progress import ProgressBar
 from npydata.system.threads import without_collecting
 
-READ_BYTES, REMOTE_READ_BYTES, THREADS = 1 << 21, 1 << 23, 4
+READ_BYTES, THREADS = 1 << 23, 4
 TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
 """Smaller storages that are neighbours in the file come together in so much memory."""
 ALIGNMENT = 16
@@ -217,10 +217,9 @@ def span(parts: Sequence[Part]) -> int:
 def requests(reads: Iterable[Read]) -> Iterator[Job]:
     """Yield jobs for reads in the order of the files: neighbours together, long ones cut."""
     parts = [
-        Read(read.file, read.offset + at, read.target[at : at + most])
+        Read(read.file, read.offset + at, read.target[at : at + READ_BYTES])
         for read in reads
-        for most in [REMOTE_READ_BYTES if read.file.is_remote else READ_BYTES]
-        for at in range(0, read.nbytes, most)
+        for at in range(0, read.nbytes, READ_BYTES)
     ]
     for some in neighbours(parts, READ_BYTES):
         yield sum(one.nbytes for one in some), partial(fulfil, some)
