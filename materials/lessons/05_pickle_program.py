@@ -455,7 +455,7 @@ You have four helpers, and need them in this order:
 
 | given | what it does |
 |---|---|
-| `check_call(function, args)` | raises an error if this can't be a call: `function` is no name, or `args` is no tuple; returns nothing |
+| `check_call(function, args)` | raises an error if this can't be a call: `function` is not a `Name`, or `args` is no tuple; returns nothing |
 | `first_note(function, args)` | returns the first part that is itself a note, or `None`; its `.name` says what was not called |
 | `CALLS` | a dictionary: from the names of calls that torch writes to functions of ours, each called as `ours(*args)` |
 | `Note(name, args)` | a note of a call that was not made |

@@ -404,7 +404,7 @@ print("the first 8 bytes, as a number:", int.from_bytes(tail[:8], "little"))
 
 # %% [markdown]
 """
-Before each storage stands a number of 8 bytes, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
+Before each storage stands a number of 8 bytes, little-endian, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
 
 **Write `scan_storages`**: find each storage, and read no element. The first count is at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the count in the file is not `numel`, raise a `CheckpointError`. Return a dictionary from each key to a pair of places in the file: the byte at which the storage's elements begin, and the byte after their last.
 """

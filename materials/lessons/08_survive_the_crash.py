@@ -202,7 +202,7 @@ Bytes, then name: each made durable in its turn. There is no other order.
 
 # %% [markdown]
 """
-Now look at all moments at once, of three saves, killed and cut off. Which of the three is safe if only the process can die?
+Now look at all moments at once, of three saves, killed and cut off. Which of the three are safe if only the process can die?
 """
 
 
@@ -528,7 +528,7 @@ The library's benchmark attacks other savers in the same two ways, at many momen
 # %% tags=["prediction:survivors"]
 predict(
     "survivors",
-    "In what share of these trials does a complete checkpoint load?",
+    "After what share of the moments does a complete checkpoint load?",
     unit="%",
     within=3,
     mine=...,
@@ -540,7 +540,7 @@ reveal("survivors", rows[play.SAVERS[0]]["power cut"])
 
 # %% [markdown] tags=["takeaway"]
 """
-A moment is one change that the save makes to a file or folder, so a tool that writes its last checkpoint over has nearly all of its moments in the middle of that. *Loads* means: what the tool itself takes for the last checkpoint is complete. *Ours* is the library's `AsyncCheckpointer`. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. It takes no library to survive: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once somebody deletes it by hand, the older one loads.
+A moment is one change that the save makes to a file or folder, so a tool that overwrites its last checkpoint spends nearly every moment in the middle of doing so. *Loads* means: what the tool itself takes for the last checkpoint is complete. *Ours* is the library's `AsyncCheckpointer`. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. It takes no library to survive: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once somebody deletes it by hand, the older one loads.
 """
 
 # %% [markdown] tags=["closing"]

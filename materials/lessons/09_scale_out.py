@@ -84,7 +84,7 @@ for end in play.start(3, hello):
 
 # %% [markdown]
 """
-Who gets which *sample* is settled since lesson 02: one order for all, and each rank takes its slice of every step. Two common mistakes there give no error, and the run trains on. If every rank shuffles with the same seed and takes no slice, the second one does nothing new. If each has a seed of its own, each takes half of *all* samples: with a chance of one in four, both miss a sample.
+Who gets which *sample* is settled since lesson 02: one order for all, and each rank takes its slice of every step. Two common mistakes there give no error, and the run trains on. If every rank shuffles with the same seed and takes no slice, the second one does nothing new. If each has a seed of its own, each takes half of *all* samples: each sample is missed by both with a chance of one in four.
 
 ## Who writes what · core
 

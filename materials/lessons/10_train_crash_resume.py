@@ -194,7 +194,7 @@ def new_run(tokens):
 
 # %% [markdown]
 """
-In the file, three lines say where your names come from:
+`lab/mine/run.py`, which this notebook writes later, begins with three lines that say where your names come from:
 """
 
 # %% tags=["shown", "file:run.py"]
@@ -270,7 +270,7 @@ reveal("three parts", "yes, but not the weights after it" if missing == "optimiz
 
 # %% [markdown] tags=["takeaway"]
 """
-This is the mean one. AdamW keeps running averages for each weight, its *moments*. A loss is computed before they are used. So a test that compares the first loss after a resume passes a script that forgot its optimizer.
+This is the treacherous one. AdamW keeps running averages for each weight, its *moments*. A loss is computed before they are used. So a test that compares the first loss after a resume passes a script that forgot its optimizer.
 
 | forgotten | it shows in | on the curve you would see |
 |---|---|---|

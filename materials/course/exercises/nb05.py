@@ -83,9 +83,7 @@ MARK_MACHINE = Exercise(
     misconceptions="""
 self.stack = [] >> self.stack.clear() | What you put aside and what you clear are one list.
 self.below.append(self.stack) >> self.below.append(list(self.stack)) | The values are right, but a copy makes every mark cost the whole stack.
-self.below.append(self.stack) >> self.below = [self.stack] | There are marks inside marks: several stacks can be aside.
 if not self.below: >> if False: | Without a mark there is nothing to take: say so with a ValueError.
-self.below.pop() >> self.below.pop(0) | The newest mark is the one at the end.
 return values >> return self.stack | You return what lies below the mark, not what was pushed since.
 """,
 )
@@ -139,7 +137,6 @@ except MALFORMED as error >> except ValueError as error | An opcode that is not 
 except MALFORMED as error >> except Exception as error | You catch what is no fault of the file: running out of memory, say.
 {begin} >> {machine.at} | By the time the error arrives, the machine stands elsewhere: note the place before.
 raise CheckpointError(f"byte {begin}: {error}") from None >> raise error | A script waits for a CheckpointError; the other names tell it nothing.
-raise CheckpointError(f"byte {begin}: {error}") from None >> pass | The error is caught, and nobody raises another.
 """,
 )
 

@@ -15,9 +15,9 @@ from course.lesson import solution
 
 
 def slots_seen(answer, dtypes):
-    """Lay out tensors of these dtypes: the first has many elements, the others a few."""
+    """Lay out tensors of these dtypes: the second has most elements, the third none."""
     items = enumerate(dtypes.items(), 1)
-    tensors = {name: torch.ones(99 // k**3, dtype=dtype) for k, (name, dtype) in items}
+    tensors = {name: torch.ones(k % 3 * 99, dtype=dtype) for k, (name, dtype) in items}
     slots = answer(tensors)
     if not isinstance(slots, list):
         return slots
@@ -51,16 +51,17 @@ SOURCES = {
     "numbers": lambda: torch.arange(6.0).reshape(2, 3) / 8,
     "a transposed tensor": lambda: torch.arange(6.0).reshape(2, 3).T / 8,
     "a parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
-    "2-byte floats": lambda: torch.arange(5).bfloat16() / 4,
+    "a single 2-byte float": lambda: torch.tensor(2.5).bfloat16(),
 }
 
 
 def copy_seen(answer, kind):
-    source, with_gradient, real = SOURCES[kind](), [], torch.Tensor.copy_
+    source, with_gradient, new, real = SOURCES[kind](), [], [], torch.Tensor.copy_
 
-    def copy_(target, *given, **options):
-        real(target, *given, **options)
+    def copy_(target, given, **options):
+        real(target, given, **options)
         with_gradient.append(target.requires_grad)
+        new.append(given.untyped_storage().data_ptr() != source.untyped_storage().data_ptr())
         return target
 
     slot = torch.full((source.nbytes,), 255, dtype=torch.uint8)
@@ -69,6 +70,7 @@ def copy_seen(answer, kind):
     return {
         "in the slot": slot.view(source.dtype).reshape(source.shape).tolist(),
         "the copy has a gradient": True in with_gradient,
+        "what is copied into the slot lies in new memory": True in new,
     }
 
 
@@ -79,7 +81,7 @@ COPY = Exercise(
     """
     self.source.detach() >> self.source | The copy of a parameter becomes part of a graph of gradients.
     self.slot.view(source.dtype).view(source.shape) >> self.slot[: source.numel()].view(source.shape) | The slot is still bytes: `copy_` squeezes each number into one of them.
-    self.source.detach() >> self.source.detach().as_strided((self.source.numel(),), (1,)) | You copy the numbers as they lie in memory; those of a transposed tensor lie in another order.
+    self.source.detach() >> self.source.detach().clone() | You make a whole copy first, in new memory; copy straight into the slot.
     target.copy_(source) >> target = source | That gives the tensor another name; nothing gets into the slot.
     """,
     show=lambda kind: f"Copy({kind}, slot).run()",
@@ -202,7 +204,6 @@ SAVER = Exercise(
     self.wait() >> pass | The next save fills the memory while the one before is still being written.
     Task(lambda: write_image(image, folder, self.commit)) >> Task(lambda: ([copy.run() for copy in copies], write_image(image, folder, self.commit))) | The thread copies, when the weights may have changed: copy before it starts.
     self.wait() >> lay_out(state, self.memory); self.wait() | `lay_out` writes the new header into memory that is still being written: wait first.
-    folder, self.commit >> folder, os.rename | The commit that your Saver was given is never called.
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
     Task(lambda: write_image(image, folder, self.commit)) >> Task(write_image(image, folder, self.commit)) | These parentheses call `write_image` at once, in the loop: the task gets only its result.
     self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.

@@ -39,7 +39,6 @@ SAVE_UNSYNCED = Exercise(
     disk.write("checkpoint.new", content) >> disk.write("checkpoint", content); disk.write("checkpoint.new", content) | You open `checkpoint` itself: the old one is gone before the new one is there.
     disk.rename("checkpoint.new", "checkpoint") >> pass | The new one never gets the name that a reader looks for.
     disk.rename("checkpoint.new", "checkpoint") >> disk.write("checkpoint", content) | You write `checkpoint` a second time: a kill in the middle leaves half of it.
-    "checkpoint.new", "checkpoint" >> "checkpoint", "checkpoint.new" | You rename the old one away: then there is nothing under its name.
     """,
     show=lambda _: "save_unsynced(disk, new)  # the disk has an old checkpoint",
 )
@@ -90,7 +89,6 @@ LATEST_IN = Exercise(
     named is not None and is_complete(named) >> False | Somebody wrote an older name into `latest`, to go back: you pass it over.
     next(filter(is_complete, committed(root)), None) >> next(iter(committed(root)), None) | The newest may be damaged: nobody has looked at its sizes yet.
     return next(filter(is_complete, committed(root)), None) >> return None | Without a good `latest` you give up, although whole checkpoints are there.
-    next(filter(is_complete, committed(root)), None) >> next(filter(is_complete, reversed(committed(root))), None) | That is the oldest one.
     named is not None and >> | Without a file `latest` there is no folder to look at.
     """,
     show=lambda made, latest: (
@@ -163,12 +161,14 @@ def commit_seen(answer, keep_last, first):
         "a power cut at any call leaves": sorted(set(cuts.values())),
         "a power cut after the return leaves": cuts["   (returned)"],
         "the new folder may lack files": True in lacks,
+        "`latest` comes first": "latest.tmp" in "".join(cuts).rpartition("step-20.tmp")[0],
         "in the root": ", ".join(left),
     }
 
 
 SOLUTION = solution("08", "commit")
-UNNAMED = SOLUTION.define(SOLUTION.source.replace("name_latest(folder)", "pass"))
+SYNC, NAME_LATEST = "    sync_folder(root)\n", "    name_latest(folder)\n"
+LATE = SOLUTION.define(SOLUTION.source.replace(NAME_LATEST + SYNC, SYNC + NAME_LATEST))
 COMMIT = Exercise(
     SOLUTION,
     [(None, False), (1, False), (1, True)],
@@ -177,15 +177,12 @@ COMMIT = Exercise(
     write_manifest(temporary, root) >> pass | Without a manifest no reader takes it for a checkpoint.
     sync_folder(temporary) >> pass | The names inside the new folder aren't durable when it gets its own.
     sync_folder(root) >> pass | The new name isn't durable when you return.
+    temporary.rename(folder) >> name_latest(folder); temporary.rename(folder) | `latest` names a folder that isn't there yet.
     name_latest(folder) >> pass | `latest` still names the checkpoint before, and that one loads.
     remove_old(root, keep_last, folder) >> pass | Nothing is ever removed.
     name_latest(folder) >> name_latest(folder); keep_last is None or remove_old(root, keep_last, folder) | You remove the old one before the new one is durable.
     """,
-    others={
-        "`latest` is written after your last sync.": lambda *given: (
-            UNNAMED(*given) or GIVEN["name_latest"](given[1])
-        )
-    },
+    others={"`latest` isn't durable when you return: sync the root.": LATE},
     show=lambda keep_last, first: (
         f"commit(temporary, folder, keep_last={keep_last})"
         f"  # {'a first save' if first else 'step 10 is there, you commit step 20'}"

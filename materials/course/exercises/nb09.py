@@ -14,6 +14,7 @@ OVERLAP = Exercise(
     st.tuples(RANGES.filter(len), RANGES.filter(len)),
     misconceptions="""
     begin >= end >> begin > end | Ranges that only touch have nothing in common.
+    begin >= end >> False | They have nothing in common: return None.
     slice(begin - wanted.start, end - wanted.start) >> slice(begin, end) | Where the rows go is counted from the first wanted one.
     slice(begin - held.start, end - held.start) >> slice(begin, end) | Where the rows lie is counted from the file's first one.
     min(wanted.stop, held.stop) >> wanted.stop | The file may end before what you want does.
@@ -38,27 +39,29 @@ class Script:
             raise TimeoutError("it would wait for ever")
 
 
-def outcome(work):
-    """Return what comes back, or the error and the numbers in its text."""
+def outcome(work, ranks):
+    """Return what comes back, or the error and the ranks that its text names."""
     try:
         return {"returned": work()}
     except RuntimeError as error:
-        return {"raised": "RuntimeError", "ranks in its text": re.findall(r"\d+", str(error))}
+        numbers = re.findall(r"\d+", str(error))
+        named = [rank for rank in range(ranks) if str(rank) in numbers]
+        return {"raised": "RuntimeError", "ranks in its text": named}
     except TimeoutError as error:
         return {"raised": str(error)}
 
 
 def gathered(answer, come, ranks, patience):
     notes = Script(come)
-    return outcome(lambda: answer(notes, ranks, patience)) | {"after seconds": notes.seconds}
+    return outcome(lambda: answer(notes, ranks, patience), ranks) | {"after seconds": notes.seconds}
 
 
-OK, FULL = {"files": {}}, {"error": "disk full"}
+OK, TOO, FULL = {"files": {}}, {"files": {"w": 8}}, {"error": "disk full"}
 GATHER = Exercise(
     solution("09", "gather"),
     [
         ({0: (0, OK)}, 1, 5),
-        ({0: (0, OK), 1: (3, OK)}, 2, 5),
+        ({0: (3, OK), 1: (0, TOO)}, 2, 3),
         ({0: (0, OK), 1: (1, FULL)}, 3, 5),
         ({0: (0, OK)}, 2, 5),
         ({0: (0, OK), 2: (1, OK)}, 4, 5),

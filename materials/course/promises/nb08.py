@@ -7,7 +7,7 @@ from course.promises import expect
 
 
 def a_crash_leaves_a_whole_one(mine):
-    """Whatever call a crash comes after, a whole checkpoint loads, and in the end the new one"""
+    """Whichever call a crash follows, a whole checkpoint loads, and in the end the new one"""
     kills, cuts = film(*saver_of(mine.commit, mine.latest_in))
     for what, found in (("killed", kills), ("power cut", cuts)):
         bad = {call.strip(): loads for call, loads in found.items()
