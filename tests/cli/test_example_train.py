@@ -20,13 +20,13 @@ TRAIN = ROOT / "examples" / "train.py"
 KILLED = ROOT / "materials" / "course" / "play" / "killed.py"
 TOKENS = ROOT / "materials" / "train_smoke.npy"
 SAVE_EVERY = 4
-CALLS_OF_A_SAVE = 14
-"""Calls to the system that a save makes, about: a kill after each of them should come to pass."""
+SYNCS_OF_A_SAVE = 8
+"""About: a kill after each of them should come to pass."""
 PATIENCE = 60.0
 
 
 def command(out, steps, killed_at=None):
-    """Return how to start a run; `killed_at` has it die after so many calls of its saves."""
+    """Return how to start a run; `killed_at` has it die after so many syncs of its saves."""
     words = [TRAIN, "--tokens", TOKENS, "--out", out, "--steps", steps, "--save-every", SAVE_EVERY]
     launcher = [KILLED, killed_at, "any"] if killed_at else []
     return [sys.executable, *map(str, launcher + words)]
@@ -56,8 +56,8 @@ def kill_at_a_moment(out, steps, chance):
 
 
 def kill_in_a_save(out, steps, chance):
-    """Let a run die right after a random call of its first save or its second."""
-    child = start(out, steps, chance.randint(1, 2 * CALLS_OF_A_SAVE))
+    """Let a run die right after a random sync of its first save or its second."""
+    child = start(out, steps, chance.randint(1, 2 * SYNCS_OF_A_SAVE))
     child.communicate(timeout=PATIENCE * 2)
     assert child.returncode == -9
 
