@@ -343,11 +343,11 @@ class Snapshot:
             image[layout.nbytes :] = 0
             self.files.append(StagedFile(name, begin, layout.nbytes))
             start = begin + len(header)
-            for name, first, end in layout.slots:
-                tensor = tensors[name]
+            for key, first, end in layout.slots:
+                tensor = tensors[key]
                 version = None if tensor.is_inference() else tensor._version
                 self.copies.append(
-                    Copy(self.memory, start + first, start + end, tensor, name, version)
+                    Copy(self.memory, start + first, start + end, tensor, key, version)
                 )
             begin += image.numel()
         self.watched = list(self.copies)

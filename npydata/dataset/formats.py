@@ -66,8 +66,6 @@ def recognise(path: Path, dtype: TokenDtype | None) -> str:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if name in ("raw", "") and head.startswith(b"PK\x03\x04"):
         raise TokenFileError(f"{path}: is a zip archive (.npz or a checkpoint), not a token file")
-    if not name and head.startswith((b"\x80\x02}", b"\x80\x03}", b"\x80\x04\x95", b"\x80\x05\x95")):
-        raise TokenFileError(f"{path}: begins like a pickle, expected a token file")
     if not name:
         raise TokenFileError(
             f"{path}: cannot tell its format, starts with {head!r}; if it holds headerless ids (as "

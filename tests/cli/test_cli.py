@@ -99,7 +99,6 @@ BAD_INPUT = {
     "inspect no-such.safetensors": "no-such.safetensors: No such file or directory",
     "inspect no-such.index.json": "no-such.index.json",
     "inspect t.txt": "give their type, such as --dtype uint16",
-    "inspect meta.pkl": "meta.pkl: begins like a pickle, expected a token file",
     "inspect t.npy": "bad .npy header",
     "inspect .": ".",
     "inspect ok.npy --seq-len 0": "sequence length 0",
@@ -147,7 +146,6 @@ def test_bad_input_is_exit_code_2_and_one_line(capsys, line):
     Path("zeros.pt").write_bytes(bytes(8))
     Path("odd.bin").write_bytes(bytes(6))
     Path("dcp").mkdir()
-    Path("meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
     Path("dcp/.metadata").write_bytes(pickle.dumps(Metadata({})))
     bare = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     bare.save("bare.json")
