@@ -191,7 +191,7 @@ def write(name: str, number: str = "") -> Path:
     said = f"{len(builds) - len(missing)} of {len(builds)} builds are yours"
     if missing and not number:
         said += f"; the solution stands in for {', '.join(missing)}"
-    print(f"lab/mine/{name}: {len(text.splitlines())} lines, {said}.")
+    print(f"{'lab/mine/' * is_live()}{name}: {len(text.splitlines())} lines, {said}.")
     return keep(name, text)
 
 

@@ -40,7 +40,7 @@ Most of each is given; you write three to six lines. They are small, and every l
 | [05 A pickle is a program](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 55 |
 | [06 One tensor out of a large file](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 45 to 60 |
 | [07 Save without stopping](07_async_checkpointer.ipynb) | saving while the model trains | 40 to 50 |
-| [08 Survive the crash](08_survive_the_crash.ipynb) | a commit that no kill and no power cut can spoil | 45 to 55 |
+| [08 Survive the crash](08_survive_the_crash.ipynb) | a commit that leaves the old checkpoint or the new one, whenever a kill or a power cut comes | 45 to 55 |
 | [09 Scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 30 to 40 |
 | [10 Train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 40 to 50 |
 | [11 Documents and mixtures](11_documents_and_mixtures.ipynb) | rows of whole documents, and several sources by weight (optional) | 40 to 55 |

@@ -212,7 +212,7 @@ The picture has a line for each loader, each at its best prefetch factor, with t
 
 A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its settings. Where they overlap, nothing was shown, and most of them usually do. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; on a quiet machine it comes out *slower*): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its settings. Where they overlap, nothing was shown, and most of them usually do. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; *can't tell* means that they are too wide to show it): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 
@@ -406,7 +406,7 @@ for (workers, prefetch), rate in rates.items():
 """
 The measured rates are a little lower, since the model treats waking a thread as free; on a busy machine they are much lower.
 
-Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. The line below that table compared two workers with twice one; on a quiet machine it comes out *slower*. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
+Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. The line below that table compared two workers with twice one, and unless your spreads were too wide to tell, they were slower than that. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
 
 ## A file that is not in memory · core
 

@@ -170,7 +170,7 @@ class Machine:
 
 # %% [markdown]
 """
-**Write `step_unguarded`**: run one opcode. Look at the byte at `machine.at`, move the machine past it, and call its handler with the machine. An opcode's argument stands right after it, and its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`.)
+**Write `step_unguarded`**: run one opcode. Look at the byte at `machine.at`, move the machine past it, and call its handler with the machine. An opcode's argument stands right after it, and its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`. For any other opcode `machine.handlers[...]` raises a `ValueError`, and so should you.)
 """
 
 # %% [markdown] tags=["hint:step_unguarded"]
