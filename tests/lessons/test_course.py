@@ -18,7 +18,7 @@ import pytest
 from course import lab, lesson
 from course.authoring import build
 from course.authoring.build import NOTEBOOKS, execute, figures_of
-from course.grading.exercise import Exercise
+from course.grading.exercise import Exercise, Row
 from course.grading.judge import judge
 from hypothesis import strategies as st
 
@@ -103,6 +103,22 @@ def test_each_misconception_is_told_its_own_sentence(exercise):
         others = {other.sentence for other in exercise.rows} - {row.sentence}
         assert row.sentence in verdict.text, verdict.text
         assert not [other for other in others if other in verdict.text], verdict.text
+
+
+JOIN, NEWEST = "self.thread.join()", "next(filter(is_complete, committed(root)), None)"
+
+
+@pytest.mark.parametrize("name, old, new, right", [
+    ("00-Saver", JOIN, "self.thread.join(1)", False),
+    ("07-Task", JOIN, "self.thread.join(timeout=5)", False),
+    ("07-Task", JOIN, "while self.thread.is_alive(): self.thread.join(1)", True),
+    ("08-latest_in", NEWEST, "max(filter(is_complete, root.iterdir()), default=None)", False),
+    ("08-commit", "if keep_last is not None", "if keep_last", False),
+    ("09-gather", '"error" in note', 'note.get("error")', False),
+])  # fmt: skip
+def test_what_an_answer_does_decides_not_how_it_is_written(name, old, new, right):
+    (exercise,) = (one.values[0] for one in EXERCISES if one.id == name)
+    assert judge(exercise, exercise.mutant(Row(old, new, ""))).right is right
 
 
 @pytest.mark.parametrize("exercise", [

@@ -64,7 +64,7 @@ WINDOWS = Exercise(
     ),
     misconceptions="""
 (len(self.tokens) - 1) >> len(self.tokens) | The last window needs one token more: its last target.
-// self.seq_len >> // (self.seq_len + 1)   | Neighbouring windows share a token: they begin seq_len apart, not seq_len + 1.
+// self.seq_len >> // (self.seq_len + 1)   | Neighbouring windows share a token.
 np.arange(self.seq_len + 1) >> np.arange(self.seq_len) | A window has one token more than x, or the last target is missing.
 windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
 .astype(np.int64) >> | The tokens are still 2-byte numbers; the model wants int64.
@@ -113,7 +113,7 @@ def loader_seen(Loader, size, batch_size):
 
 LOADER = Exercise(
     here("Loader"),
-    given=[(4, 2), (5, 2), (2, 2), (1, 2), (7, 3), (12, 4), (6, 1)],
+    given=[(4, 2), (5, 2), (2, 2), (1, 2), (12, 4), (6, 1)],
     observe=loader_seen,
     show=lambda size, batch_size: (
         f"list(Loader(data of {size} windows, batch_size={batch_size}, prefetch=2))"
@@ -123,7 +123,7 @@ len(self.data) - self.batch_size + 1 >> len(self.data) | The last batch isn't wh
 len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One whole batch is left, and you leave it out.
 , self.batch_size): >> ): | Batches follow each other: the next begins where this one ends.
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
-(batch := ready.get()) is not None >> not ready.empty() and (batch := ready.get()) is not None | An empty queue isn't the end: the thread may still be fetching. Only `None` says so.
+(batch := ready.get()) is not None >> not ready.empty() and (batch := ready.get()) is not None | An empty queue isn't the end: the thread may still be fetching.
 yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
 """,
 )
@@ -161,7 +161,7 @@ WRITE_CHECKPOINT = Exercise(
     show=lambda value: f'write_checkpoint("step-000010", {{"w": 300 times {value}.0}})',
     misconceptions="""
 temporary.rename(folder) >> pass | It is still called .tmp: nobody will take it for a checkpoint.
-file.flush() >> pass | Python still holds bytes back when you ask for the disk: hand them over first.
+file.flush() >> pass | Python still holds bytes back when you ask for the disk.
 os.fsync(file.fileno()) >> pass | Nothing makes sure that the bytes are on the disk before the name says so.
 """,
 )
@@ -235,11 +235,11 @@ SAVER = Exercise(
     misconceptions="""
 tensor.clone() >> tensor | No copy is written: what the file has is what the weights have become meanwhile.
 target=write_checkpoint, args=(folder, copy) >> target=lambda: write_checkpoint(folder, {"w": state["w"].clone()}) | The copy is made in the thread, after save has returned: the weights may have changed by then.
-self.thread.start() >> pass | A thread does nothing until it is started, with start().
+self.thread.start() >> pass | A thread does nothing until it is started.
 target=write_checkpoint, args=(folder, copy) >> target=write_checkpoint(folder, copy) | These parentheses call write_checkpoint at once, in the loop: the thread gets only its result.
 self.thread.start() >> self.thread.start(); self.thread.join() | save waits for its own thread: the loop stands still as if there were none.
 self.wait() >> pass | Two saves at once: the next one begins before the one before is done.
-self.thread.join() >> pass | wait() comes back before the file is written.
+self.thread.join() >> pass | wait() may come back before the file is written.
 """,
 )
 
@@ -298,7 +298,6 @@ LATEST = Exercise(
         ((),),
         (("step-000010",),),
         (("step-000010.tmp",),),
-        (("step-000010", "step-000020.tmp"),),
         (("step-000020", "step-000010", "step-000030"),),
         (("step-000060", "step-000050", "step-000070.tmp"),),
     ],

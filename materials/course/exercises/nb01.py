@@ -68,7 +68,7 @@ TOKEN_FILE = Exercise(
     show=gather_text,
     misconceptions="""
 size != self.size >> size < self.size | A file that grew was written again, too: it holds other tokens.
-{size} bytes, expected {self.size} >> changed | The message should give both sizes: the one found and the one expected.
+{size} bytes, expected {self.size} >> changed | The message should give both sizes.
 width)[starts] >> width)[starts].astype(np.int64) | You cast already; the gather should move as few bytes as it can.
 """,
 )
@@ -173,7 +173,7 @@ RANDOM_WINDOWS = Exercise(
         "A generator's draw depends on who asked before: use hash_of.": seeded_generator,
     },
     misconceptions="""
-(hashes % np.array(count, np.uint64)).view(np.int64) >> hashes.view(np.int64) % count | Half of the hashes are too large for an int64 and turn negative there, if you cast before you take the remainder.
+(hashes % np.array(count, np.uint64)).view(np.int64) >> hashes.view(np.int64) % count | Half of the hashes are too large for an int64 and turn negative there.
 .view(np.int64) >> | You return uint64; together with an int64 it turns into a float.
 """,
 )

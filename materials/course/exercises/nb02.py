@@ -71,7 +71,7 @@ SCRAMBLE = Exercise(
         f"scramble(np.arange({rows * columns}), {rows}, {columns}, {keys})  # uint64"
     ),
     misconceptions="""
-column = shift(column, hash_of(row, across), columns) >> column, row = shift(column, hash_of(row, across), columns), shift(row, hash_of(column, down), rows); continue | The second shift hashes the old column. From where the cell ends up, nobody can tell its old column: you can't walk back.
+column = shift(column, hash_of(row, across), columns) >> column, row = shift(column, hash_of(row, across), columns), shift(row, hash_of(column, down), rows); continue | The second shift hashes the old column: from where the cell ends up, you can't walk back.
 column = shift(column, hash_of(row, across), columns) >> row = shift(row, hash_of(column, down), rows); column = shift(column, hash_of(row, across), columns); continue | You shift the columns first and the rows after them.
 hash_of(row, across) >> hash_of(cells, across) | Each cell is shifted by a hash of its own: two of a row may meet.
 hash_of(column, down) >> hash_of(row, down) | You move a row by a hash of itself: two rows may meet.
@@ -95,7 +95,7 @@ while cell >= n: >> while False: | You return cells that are no sample, beyond t
 while cell >= n: >> if cell >= n: | You go on only once; the next cell may be no sample, either.
 while cell >= n: >> while cell > n: | The samples are 0 to n - 1: cell n is none.
 cell = scrambled[position] >> return scrambled[position] % n | A remainder brings every cell into range, but two positions then share a sample.
-cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scrambled[position] | You try the next position, which has its own sample. What about the cell you landed in?
+cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scrambled[position] | You try the next position, which has its own sample.
 """,
 )
 
@@ -116,8 +116,8 @@ RANK_SLICE = Exercise(
     misconceptions="""
 start + >> | You begin at 0, wherever the epoch was left.
 batch * batch_size * world_size >> batch * batch_size | A step takes batch_size positions for each rank, not for one.
-begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, min(begin + (rank + 1) * batch_size, num_samples) | In a short step the first ranks get all of it; the others have no batch, and all wait for each other.
-begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, begin + rank * batch_size + size | In a short step the slices are `size` long: rank 1 begins at begin + size, not at begin + batch_size.
+begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, min(begin + (rank + 1) * batch_size, num_samples) | In a short step the first ranks get all of it; the others have no batch.
+begin + rank * size, begin + (rank + 1) * size >> begin + rank * batch_size, begin + rank * batch_size + size | In a short step your slices begin as far apart as in a full one.
 min(batch_size, (num_samples - begin) // world_size) >> batch_size | The last batch may be short; you make it full, beyond the last sample.
 """,
 )

@@ -48,9 +48,9 @@ CLAIM = method(
     ],
     """
     self.has_room() >> True | You hand out a number although there is no room.
-    while >> if | You look once. Whoever wakes up may still find no room: another worker was quicker.
+    while >> if | You look once. Whoever wakes up may still find no room.
     self.closed or self.claimed == self.count or self.has_room() >> self.closed or self.has_room() | You wait for room or a close; after the last number no room will come.
-    not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait. A close must end it, too, and so must the end of the numbers.
+    not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait, not a close and not the last number.
     return self.claimed - 1 >> return self.claimed | The first number is 0: return it before you count it.
     with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.
     """,
@@ -138,7 +138,7 @@ WORK = Exercise(
     except BaseException >> except Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits forever.
     result = Failed(error) >> buffer.put(number, Failed(error)); break | Your worker ends at the first error: the batches after it are never made.
     result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
-    result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch: wrap it.
+    result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch.
     """,
     show=work_text,
 )
@@ -200,9 +200,9 @@ LOADER = Exercise(
     ],
     looped,
     """
-    raise batch.error >> yield batch | You hand the loop a Failed in place of a batch: raise its error.
+    raise batch.error >> yield batch | You hand the loop a Failed in place of a batch.
     yield batch >> self.given -= 1; yield batch; self.given += 1 | You count after the yield: on break the generator stops at the yield, and that line never runs.
-    raise batch.error >> raise batch | Failed wraps the error: raise its `.error`.
+    raise batch.error >> raise batch | A Failed is no exception: it holds one.
     buffer.close() >> buffer.close(); self.given = 0 | You set `given` to 0 however the loop is left: a resume would begin the epoch again.
     buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, forever.
     self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.

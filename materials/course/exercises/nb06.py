@@ -69,7 +69,7 @@ def rounded_up(header, at):
 
 PAYLOAD_BEGIN = Exercise(
     here("payload_begin"),
-    [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (9, 22, 64), (300, 513, 2**33)]],
+    [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (9, 22, 64), (300, 40_000, 2**33)]],
     show=lambda header, at: "payload_begin(header, {})  # name: {} bytes, extra field: {}".format(
         at, *struct.unpack("<HH", header[26:])
     ),
@@ -81,7 +81,8 @@ PAYLOAD_BEGIN = Exercise(
 + name_length >> | You forget the name, which stands right after the fixed part.
 at + 30 >> 30 | You count from the header's beginning, not from the file's.
 at + 30 >> at | The fixed part itself has 30 bytes.
-name_length + extra_length >> header[26] + header[28] | You take one byte of each length; it has two: 300 is 44 + 256 * 1.
+name_length + extra_length >> header[26] + header[28] | You take one byte of each length; it has two.
+header[28:30], "little" >> header[28:30], "little", signed=True | Half of the lengths that two bytes can hold come out negative.
 name_length + extra_length >> int.from_bytes(header[26:28], "big") + int.from_bytes(header[28:30], "big") | The low byte comes first.
 """,
 )

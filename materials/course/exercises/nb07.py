@@ -9,6 +9,7 @@ import torch
 
 from course.grading.compare import kind
 from course.grading.exercise import Exercise
+from course.grading.observers import threads
 from course.lesson import solution
 
 # Where tensors go
@@ -36,7 +37,7 @@ SLOTS_FOR = Exercise(
     ],
     slots_seen,
     """
-    sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize) >> tensors | In the order of the state a mask of 99 bytes may stand before 4-byte numbers, which then begin at no multiple of 4.
+    sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize) >> tensors | In the order of the state, a mask can push 4-byte numbers off a multiple of 4.
     -tensors[name].dtype.itemsize >> tensors[name].dtype.itemsize | The smallest elements come first: what follows an odd number of bytes begins anywhere.
     .dtype.itemsize >> .nbytes | You sort by the size of the whole tensor; what counts is the size of one element.
     : -tensors[name].dtype.itemsize >> : (-tensors[name].dtype.itemsize, name) | Tensors with elements of one size keep the order that they have in the state.
@@ -81,7 +82,7 @@ COPY = Exercise(
     """
     self.source.detach() >> self.source | The copy of a parameter becomes part of a graph of gradients.
     self.slot.view(source.dtype).view(source.shape) >> self.slot[: source.numel()].view(source.shape) | The slot is still bytes: `copy_` squeezes each number into one of them.
-    self.source.detach() >> self.source.detach().clone() | You make a whole copy first, in new memory; copy straight into the slot.
+    self.source.detach() >> self.source.detach().clone() | You make a whole copy first, in new memory.
     target.copy_(source) >> target = source | That gives the tensor another name; nothing gets into the slot.
     """,
     show=lambda kind: f"Copy({kind}, slot).run()",
@@ -112,7 +113,7 @@ def task_seen(answer, error):
         if error:
             raise error("no space left")
 
-    with patch("threading.excepthook", lambda _: None):
+    with patch("threading.excepthook", lambda _: None), threads():
         task = answer(work)
         begun.set()
         for number in ("first", "second"):
@@ -127,10 +128,10 @@ TASK = Exercise(
     task_seen,
     """
     except BaseException >> except Exception | `sys.exit()` is no Exception: it ends the thread, and nobody hears of it.
-    self.error = error >> raise | The error ends the thread, and only a log hears of it: keep it.
-    self.thread.join() >> pass | You ask for the result before there is one.
+    self.error = error >> raise | The error ends the thread, and only a log hears of it.
+    self.thread.join() >> pass | You ask for the result while the thread may still be at work.
     error, self.error = self.error, None >> error = self.error | A second call raises the same error again: every later save would fail.
-    raise error >> return error | An error that is returned is easily overlooked: raise it.
+    raise error >> return error | An error that is returned is easily overlooked.
     """,
     show=lambda error: (
         f"task = Task(work); task.result(); task.result()"
@@ -202,8 +203,9 @@ SAVER = Exercise(
     saver_seen,
     """
     self.wait() >> pass | The next save fills the memory while the one before is still being written.
-    Task(lambda: write_image(image, folder, self.commit)) >> Task(lambda: ([copy.run() for copy in copies], write_image(image, folder, self.commit))) | The thread copies, when the weights may have changed: copy before it starts.
-    self.wait() >> lay_out(state, self.memory); self.wait() | `lay_out` writes the new header into memory that is still being written: wait first.
+    Task(lambda: write_image(image, folder, self.commit)) >> Task(lambda: ([copy.run() for copy in copies], write_image(image, folder, self.commit))) | The thread copies, when the weights may have changed.
+    self.wait() >> lay_out(state, self.memory); self.wait() | `lay_out` writes the new header into memory that is still being written.
+    self.wait() >> [copy.run() for copy in lay_out(state, self.memory)[1]]; self.wait() | You copy into memory that is still being written.
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
     Task(lambda: write_image(image, folder, self.commit)) >> Task(write_image(image, folder, self.commit)) | These parentheses call `write_image` at once, in the loop: the task gets only its result.
     self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.

@@ -66,7 +66,9 @@ def root_text(made):
 def latest_seen(answer, made, latest):
     with TemporaryDirectory() as folder:
         make_root(Path(folder), made, latest)
-        found = answer(Path(folder))
+        # a folder lists its names in any order: here in one that isn't the order of the commits
+        with patch.object(Path, "iterdir", lambda root: iter(sorted(root.glob("*")))):
+            found = answer(Path(folder))
         return found if found is None else getattr(found, "name", found)
 
 
@@ -89,6 +91,7 @@ LATEST_IN = Exercise(
     named is not None and is_complete(named) >> False | Somebody wrote an older name into `latest`, to go back: you pass it over.
     next(filter(is_complete, committed(root)), None) >> next(iter(committed(root)), None) | The newest may be damaged: nobody has looked at its sizes yet.
     return next(filter(is_complete, committed(root)), None) >> return None | Without a good `latest` you give up, although whole checkpoints are there.
+    next(filter(is_complete, committed(root)), None) >> ([None] + [*filter(is_complete, root.iterdir())])[-1] | The last name in a folder need not be that of the newest.
     named is not None and >> | Without a file `latest` there is no folder to look at.
     """,
     show=lambda made, latest: (
@@ -171,7 +174,7 @@ SYNC, NAME_LATEST = "    sync_folder(root)\n", "    name_latest(folder)\n"
 LATE = SOLUTION.define(SOLUTION.source.replace(NAME_LATEST + SYNC, SYNC + NAME_LATEST))
 COMMIT = Exercise(
     SOLUTION,
-    [(None, False), (1, False), (1, True)],
+    [(None, False), (0, False), (1, True)],
     commit_seen,
     """
     write_manifest(temporary, root) >> pass | Without a manifest no reader takes it for a checkpoint.
@@ -179,7 +182,7 @@ COMMIT = Exercise(
     sync_folder(root) >> pass | The new name isn't durable when you return.
     temporary.rename(folder) >> name_latest(folder); temporary.rename(folder) | `latest` names a folder that isn't there yet.
     name_latest(folder) >> pass | `latest` still names the checkpoint before, and that one loads.
-    remove_old(root, keep_last, folder) >> pass | Nothing is ever removed.
+    remove_old(root, keep_last, folder) >> pass | Nothing is removed, though keep_last isn't None.
     name_latest(folder) >> name_latest(folder); keep_last is None or remove_old(root, keep_last, folder) | You remove the old one before the new one is durable.
     """,
     others={"`latest` isn't durable when you return: sync the root.": LATE},

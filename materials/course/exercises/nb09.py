@@ -14,7 +14,7 @@ OVERLAP = Exercise(
     st.tuples(RANGES.filter(len), RANGES.filter(len)),
     misconceptions="""
     begin >= end >> begin > end | Ranges that only touch have nothing in common.
-    begin >= end >> False | They have nothing in common: return None.
+    begin >= end >> False | They have nothing in common.
     slice(begin - wanted.start, end - wanted.start) >> slice(begin, end) | Where the rows go is counted from the first wanted one.
     slice(begin - held.start, end - held.start) >> slice(begin, end) | Where the rows lie is counted from the file's first one.
     min(wanted.stop, held.stop) >> wanted.stop | The file may end before what you want does.
@@ -56,7 +56,7 @@ def gathered(answer, come, ranks, patience):
     return outcome(lambda: answer(notes, ranks, patience), ranks) | {"after seconds": notes.seconds}
 
 
-OK, TOO, FULL = {"files": {}}, {"files": {"w": 8}}, {"error": "disk full"}
+OK, TOO, FULL = {"files": {}}, {"files": {"w": 8}}, {"error": ""}
 GATHER = Exercise(
     solution("09", "gather"),
     [

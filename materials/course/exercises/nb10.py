@@ -27,7 +27,7 @@ MISSING_PART = Exercise(
     return part >> return note | You name the note that differs; asked for is the part that was not put back.
     != resumed[note] >> - resumed[note] < -1e-3 | You let a small difference pass: another bit is another run.
     return "nothing" >> return part | You name a part even where the two runs agree.
-    "weights": "weights", "batch": "loader", >> "batch": "loader", "weights": "weights", | With other weights the batch differs here as well: what came to be first counts.
+    "weights": "weights", "batch": "loader", >> "batch": "loader", "weights": "weights", | With other weights the batch differs here as well.
     """,
 )
 
@@ -74,7 +74,8 @@ RESTORE = Exercise(
     optimizer.load_state_dict(moments) >> pass | The optimizer keeps the moments of a fresh start.
     loader.load_state_dict(state.loader) >> pass | The loader stays at the beginning.
     loader.load_state_dict(state.loader) >> loader.load_state_dict(state) | The loader gets its own part of the state, not all of it.
-    if moments is not None: >> if True: | Moments that are None were never saved: there is nothing to put back.
+    if moments is not None: >> if True: | Moments that are None were never saved.
+    model.load_state_dict(weights) >> model.load_state_dict(weights); optimizer.load_state_dict(moments); loader.load_state_dict(state.loader); npydata.restore_rng(state.rng); return | You put back what was never saved: it is None.
     model.load_state_dict(weights) >> state.rng, first = None, state.rng; first and npydata.restore_rng(first); model.load_state_dict(weights) | What loads after the generators may draw from them, and they move on.
     """,
     show=lambda moments, loader, with_rng: (
@@ -126,7 +127,7 @@ KEEP_TRAINING = Exercise(
         (0, 3, 2, {}),
         (2, 2, 2, {}),
         (3, 5, 4, {}),
-        (0, 4, 9, {"step 2": "SIGUSR1"}),
+        (0, 5, 3, {"step 1": "SIGUSR1", "step 3": "SIGUSR1"}),
         (0, 5, 9, {"step 2": "SIGTERM"}),
         (0, 4, 2, {"step 2": "SIGTERM"}),
         (0, 4, 2, {"save 2": "SIGUSR1"}),
@@ -136,6 +137,7 @@ KEEP_TRAINING = Exercise(
     range(first + 1, last + 1) >> range(first, last) | `first` steps are done already: the next one is first + 1.
     is_last = step == last or asked.end >> is_last = asked.end | The very last step is saved, too, whatever its number.
     is_last or asked.save or >> step == last or | Somebody asked for a save, and it didn't come.
+    asked.save = False >> asked.save &= step % every == 0 | A save that was due anyway answers a request, too.
     asked.save = False >> | One request, and you save after every step from there on.
     return >> pass | After SIGTERM you train on; the machine is taken away in the middle of it.
     save(step) >> save(step); asked.save = False | A request that comes while you save gets lost.

@@ -84,6 +84,6 @@ COUNTS_AFTER = Exercise(
 total - weight >> total | What is left is shared by the sources that are left: their weights, not all of them.
 samples - counts[-1] >> samples | A source has its share of what is left, not of all the samples.
 (samples * weight + total // 2) // total >> samples * weight // total | Rounded down, a source is behind all the time, and the last has it all.
-(samples * weight + total // 2) // total >> int(samples * (weight / total) + 0.5) | 7 / 10 is no exact float, and a half that should go up goes down: multiply first.
+(samples * weight + total // 2) // total >> int(samples * (weight / total) + 0.5) | 7 / 10 is no exact float, and a half that should go up goes down.
 """,
 )

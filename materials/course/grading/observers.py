@@ -2,7 +2,8 @@
 
     returned    what a call returns; the list of what an iterator yields
     files       with: what is left in a fresh folder, which is the working directory meanwhile
-    threads     with: how many threads were started, and how many still run
+    threads     with: how many threads were started, and how many still run; time is short there:
+                joining one with a time-out doesn't wait
     bytes_read  how many bytes a piece of work asks the system to read
 
 `returned` is what an exercise observes by itself; the others are for an `observe` of its own.
@@ -60,10 +61,13 @@ def bytes_read(work: Callable[[], object]) -> int:
 
 @contextmanager
 def threads() -> Iterator[Callable[[], dict[str, int]]]:
-    """Count threads; the function given returns how many were started and how many still run."""
+    """Count threads; the function given returns how many were started and how many still run.
+
+    A join with a time-out ends at once, as it may whenever the work takes longer.
+    """
     before = set(threading.enumerate())
     started: list[threading.Thread] = []
-    real = threading.Thread.start
+    real, wait = threading.Thread.start, threading.Thread.join
 
     def start(thread: threading.Thread) -> None:
         started.append(thread)
@@ -73,8 +77,12 @@ def threads() -> Iterator[Callable[[], dict[str, int]]]:
         left = set(threading.enumerate()) - before
         end = time.monotonic() + ENDS_S
         for thread in left:
-            thread.join(max(0, end - time.monotonic()))
+            wait(thread, max(0, end - time.monotonic()))
         return {"threads started": len(started), "still running": sum(t.is_alive() for t in left)}
 
-    with patch.object(threading.Thread, "start", start):
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout is None:
+            wait(thread)
+
+    with patch.multiple(threading.Thread, start=start, join=join):
         yield count
