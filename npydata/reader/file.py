@@ -111,10 +111,11 @@ class File:
         """Return these bytes as private memory, mapped where that can be done."""
         return self.copy(offset, nbytes)
 
-    def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
-        """Return the bytes from ``begin`` to ``end``, read past the page cache into ``buffer``.
+    def read_direct(self, begin: int, end: int, buffer: Bytes, place: Bytes | None) -> Bytes | None:
+        """Return the bytes from ``begin`` to ``end``, read past the page cache.
 
-        ``None`` if that can't be done, or isn't worth it.
+        They are in ``place`` if the disk can write there, else in ``buffer``. ``None`` if that
+        can't be done, or isn't worth it.
         """
 
     def require_unchanged(self) -> None:
@@ -260,23 +261,35 @@ class LocalFile(File):
             return self.copy(offset, nbytes)
         return np.asarray(MappedRange(address, before, nbytes))
 
-    def read_direct(self, begin: int, end: int, buffer: Bytes) -> Bytes | None:
-        """Return the bytes from ``begin`` to ``end``, read past the page cache into ``buffer``.
+    def read_direct(self, begin: int, end: int, buffer: Bytes, place: Bytes | None) -> Bytes | None:
+        """Return the bytes from ``begin`` to ``end``, read past the page cache.
 
-        The buffer begins on a page and has a page to spare at each end: whole pages are read.
-        ``None`` if that can't be done, or if the range is in the cache, or small.
+        Whole pages are read. What is beside the range in the first and the last of them goes to
+        ``buffer``, which begins on a page and has two to spare; all the rest to ``place``, if the
+        disk writes to memory that lies so. ``None`` if that can't be done, or if the range is in
+        the cache, or small.
         """
-        first = begin - begin % mmap.PAGESIZE
         descriptor = self.descriptor()
         if end - begin < DIRECT_BYTES or is_cached(descriptor.number, begin, end - begin):
             return None
+        before, after = begin % mmap.PAGESIZE, -end % mmap.PAGESIZE
+        begin, nbytes = begin - before, before + end - begin
         try:
             direct = Descriptor(f"/proc/self/fd/{descriptor.number}", os.O_DIRECT)
-            pages = buffer[: end - first + -end % mmap.PAGESIZE]
-            count = os.preadv(direct.number, [pages.data], first)
         except (AttributeError, OSError):  # not on this system, or not on this disk
             return None
-        return buffer[begin - first : end - first] if count >= end - first else None
+        first, last = buffer[: mmap.PAGESIZE], buffer[mmap.PAGESIZE : 2 * mmap.PAGESIZE]
+        if place is not None:
+            middle = place[mmap.PAGESIZE - before : place.nbytes + after - mmap.PAGESIZE]
+            with suppress(OSError):
+                if os.preadv(direct.number, [first.data, middle.data, last.data], begin) >= nbytes:
+                    place[: mmap.PAGESIZE - before] = first[before:]
+                    place[place.nbytes + after - mmap.PAGESIZE :] = last[: mmap.PAGESIZE - after]
+                    return place
+        with suppress(OSError):
+            if os.preadv(direct.number, [buffer[: nbytes + after].data], begin) >= nbytes:
+                return buffer[before:nbytes]
+        return None
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from mmap import PAGESIZE, mmap
+from mmap import PAGESIZE
 from typing import Any, TypeVar
 
 import numpy as np
@@ -154,7 +154,11 @@ class Plan:
         keys = {id(extent): key for key, extent in extents.items()}
         for together in neighbours(extents.values(), TOGETHER_BYTES):
             first, nbytes = together[0], span(together)
-            memory = huge_memory(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
+            if nbytes < HUGE_PAGE:
+                memory = np.empty(nbytes, np.uint8)
+            else:  # in its pages as in those of the file, so that the disk may write to it
+                before = 0 if first.offset % 8 else first.offset % PAGESIZE
+                memory = huge_memory(before + nbytes)[before:]
             for one in together:
                 found[keys[id(one)]] = memory[one.offset - first.offset :][: one.nbytes]
             self.reads.append(Read(first.file, first.offset, memory))
@@ -221,25 +225,27 @@ def requests(reads: Iterable[Read]) -> Iterator[Job]:
         for read in reads
         for at in range(0, read.nbytes, READ_BYTES)
     ]
-    for some in neighbours(parts, READ_BYTES):
+    for some in neighbours(parts, TOGETHER_BYTES):
         yield sum(one.nbytes for one in some), partial(fulfil, some)
 
 
 def fulfil(reads: list[Read]) -> None:
-    """Read neighbours: past the page cache if they are not in it, else straight to their places.
+    """Read neighbours, past the page cache if they are not in it.
 
-    Past the cache a disk writes to whole pages only, so these come by way of a buffer.
+    Past the cache a disk writes to whole pages only, and to some memory not at all: what can't come
+    straight to its place comes by way of a buffer.
     """
     file, begin = reads[0].file, reads[0].offset
     try:
         buffer = BUFFERS.pop()
     except IndexError:
-        buffer = np.frombuffer(mmap(-1, READ_BYTES + 2 * PAGESIZE), np.uint8)
-    content = file.read_direct(begin, begin + span(reads), buffer)
+        buffer = huge_memory(READ_BYTES + 2 * PAGESIZE)
+    place = reads[0].target if len(reads) == 1 else None
+    content = file.read_direct(begin, begin + span(reads), buffer, place)
     for read in reads:
         if content is None:
             file.pread_into(read.target, read.offset)
-        else:
+        elif content is not place:
             read.target[:] = content[read.offset - begin :][: read.nbytes]
     BUFFERS.append(buffer)
 

@@ -77,11 +77,9 @@ def torch_shows(path: Path) -> tuple[Any, str]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                value = torch.load(path, **options)
+                return Shown().of(torch.load(path, **options)), ""
         except Exception as error:
             why.append(f"{type(error).__name__}: {error}"[:80] + str(error)[-220:])
-            continue
-        return Shown().of(value), ""
     return REFUSED, " | ".join(why)
 
 
@@ -138,6 +136,8 @@ class Shown:
         if type(value).__module__.startswith("npydata"):  # described: a key, or what code makes
             return REFUSED
         if isinstance(value, torch.TypedStorage | torch.UntypedStorage):
+            if vars(value).keys() - {"dtype", "_untyped_storage"}:
+                raise TypeError("a storage with attributes")
             dtype = getattr(value, "dtype", torch.uint8)
             value = torch.empty(0, dtype=dtype).set_(getattr(value, "_untyped_storage", value))
         return self.of_plain(value)
@@ -221,7 +221,7 @@ def answer(path: Path | str) -> dict[str, Any]:
     theirs, their_why = (REFUSED, "") if path.suffix == ".safetensors" else torch_shows(path)
     if theirs == REFUSED:  # a mutation may make safetensors of a file of torch
         theirs, why = safetensors_shows(path)
-        their_why = their_why or why
+        their_why = f"{their_why} | {why}"
     if theirs == REFUSED:
         in_part = "refused" if '["refused"]' in json.dumps(ours) else ""
         return {"end": "alone", "why": their_why, "unsafe": our_why, "in_part": in_part}

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from states import DTYPES, base, seen, states, tensors_of
 
 from npydata import CheckpointError, LazyDataSource, open_checkpoint
+from npydata.system.page_cache import evict
 
 quickly = settings(
     deadline=None,
@@ -193,6 +194,31 @@ def model():
     )
     made[2].weight = made[0].weight
     return made
+
+
+@pytest.mark.parametrize("name", ["a.pt", "legacy.pt", "a.safetensors"])
+def test_what_is_not_in_memory_is_read_from_the_disk_to_its_place(tmp_path, name):
+    sizes = [5, 4_096, 300_001, 1 << 20, 3_000_000, (1 << 23) + 4_099, 1 << 23]
+    state = {f"w{k}": torch.randint(0, 256, (n,), dtype=torch.uint8) for k, n in enumerate(sizes)}
+    path = tmp_path / name
+    if path.suffix == ".pt":
+        saved(state, path, zipped=name == "a.pt")
+    else:
+        save_file(state, path)
+    for before in (0, 1, 64):  # where in their memory targets begin
+        into = {key: torch.zeros(len(w) + 100, dtype=torch.uint8)[before : before + len(w)]
+                for key, w in state.items()}  # fmt: skip
+        with open_checkpoint(path) as checkpoint:
+            if evict(path):
+                pytest.skip("files stay in memory here")
+            checkpoint.load(into=into)
+            evict(path)
+            found = checkpoint.load()
+        for key, w in state.items():
+            assert torch.equal(into[key], w)
+            assert torch.equal(found[key], w)
+            memory = into[key]._base
+            assert memory[:before].sum() == memory[before + len(w) :].sum() == 0
 
 
 def test_a_model_and_its_optimizer_are_filled_in_place(tmp_path):
