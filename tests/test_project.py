@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,8 @@ import pytest
 import npydata
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ASKED_FOR = [*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())]
 CONDA_NAMES = {"torch": "pytorch", "isal": "python-isal"}
 
 
@@ -22,14 +25,9 @@ def requirement_names(requirements):
     return {f"{CONDA_NAMES.get(name, name)}{version}" for name, version in parsed}
 
 
-def everything_asked_for(project):
-    return [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-
-
 def test_environment_yml_asks_for_what_pyproject_asks_for():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = requirement_names(everything_asked_for(project))
-    wanted |= {"python" + project["requires-python"]}
+    wanted = requirement_names(ASKED_FOR)
+    wanted |= {"python" + PROJECT["requires-python"]}
     lines = (ROOT / "environment.yml").read_text().split("dependencies:")[1].splitlines()
     listed = {line.strip("- ") for line in lines if line.startswith("  - ")}
     assert listed - {"pip", "pip:"} == wanted
@@ -37,16 +35,14 @@ def test_environment_yml_asks_for_what_pyproject_asks_for():
 
 
 def test_constraints_pin_everything_pyproject_asks_for():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.match(r"[\w-]+", asked)[0] for asked in everything_asked_for(project)}
+    names = {re.match(r"[\w-]+", asked)[0] for asked in ASKED_FOR}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0] for line in lines if "==" in line}
     assert names <= pinned
 
 
 def test_the_version_is_stated_once():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert npydata.__version__ == project["version"]
+    assert npydata.__version__ == PROJECT["version"]
 
 
 @pytest.mark.parametrize("name", npydata.__all__)
@@ -122,7 +118,10 @@ def test_the_code_in_the_readme_trains_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
-    for latest in (None, tmp_path / "run" / "500"):
+    run = tmp_path / "run"
+    for latest in (None, run / "500", run / "512"):
         names = {}
         exec(compile(code, "README.md", "exec"), names)
         assert (names["latest"] and names["latest"].resolve(), names["step"]) == (latest, 512)
+        if latest is None:
+            shutil.rmtree(run / "512")  # as if killed before the last save
