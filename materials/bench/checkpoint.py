@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -38,8 +37,6 @@ from model_states import make_state, tiny_state
 from safetensors.torch import save_file
 
 from npydata import AsyncCheckpointer, TrainingState
-
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ sys.path.insert(0, str(HERE))
 import torch  # noqa: E402
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # on purpose
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant
 
 MIB = 1 << 20
 LESS_IS_BETTER = ("ms", "MiB", "x")
@@ -406,7 +407,7 @@ def changes(rows):
 
 def as_text(bench, result, *, targets):
     facts = {**result["machine"], **result["settings"]}
-    parts = [" · ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())]
+    parts = [" · ".join(f"{k.replace('_', ' ')} {v}" for k, v in facts.items() if v is not None)]
     parts += tables(bench, result)
     verdicts = result["verdicts"] if targets else []
     lines = [f"{'met' if one['met'] else 'MISSED':<8}{one['text']}" for one in verdicts]

@@ -10,7 +10,6 @@ the end everybody has the bytes.
 
 import os
 import sys
-import warnings
 from functools import cache, partial
 from itertools import product
 
@@ -38,7 +37,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from npydata import load_checkpoint, open_checkpoint, save_checkpoint
 
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant
 KINDS = (*FORMATS, "folder")
 NEW, INTO = "new memory", "into a model"
 

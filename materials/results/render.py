@@ -62,7 +62,7 @@ IN_README = (
 
 @cache
 def saved(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def quoted(row: Row, folder: Path = RESULTS) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def summary(kind: str, folder: Path = RESULTS) -> str:
             other = quoted((row[0], f"{row[1].split(' | ')[0]} | {name}"), folder)
             times = ours["median"] / other["median"]
             times = 1 / times if ours["unit"] in LESS_IS_BETTER else times
-            label = ", ".join(filter(None, (other["name"], other["setting"])))
+            label = ", ".join(one for one in (other["name"], other["setting"]) if one not in row[1])
             against.append(f"{figure(times)}x {label} ({figure(other['median'])})")
         lines.append((what, f"**{figure(ours['median'])} {ours['unit']}**", "; ".join(against),
                       f"`materials/bench/{row[0]}.py`"))  # fmt: skip
@@ -97,7 +97,7 @@ def figures(name: str) -> str:
                 for one in result["verdicts"]]  # fmt: skip
     parts = tables(import_module(name).BENCH, result)
     if verdicts:
-        parts = [*parts, "Against what we set out to reach:", "\n".join(verdicts)]
+        parts += ["Against what we set out to reach:", "\n".join(verdicts)]
     return "\n\n".join(parts)
 
 

@@ -16,8 +16,6 @@ from safetensors.torch import save_file
 from npydata.checkpointer.verify import scan
 from npydata.cli import main
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
 
 def ours(root, step):
     saved(root / f"step-{step}", step)

@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.metadata import (
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WHOLE = torch.arange(24.0).reshape(4, 6)
 CUTS = {"__0_0.distcp": [(0, 0, 2, 6)], "__1_0.distcp": [(2, 0, 2, 2), (2, 2, 2, 4)]}
 """Of each file: first row and column of a chunk, rows and columns."""
