@@ -63,7 +63,7 @@ def flatten(part: str, state: Any) -> FlatState:
     """
     if not isinstance(state, Mapping):
         hint = f"; pass {part}.state_dict()" if hasattr(state, "state_dict") else ""
-        raise CheckpointError(f"{part}_state is a {type(state).__name__}, expected a dict{hint}")
+        raise CheckpointError(f"{part}_state of type {type(state).__name__}, expected a dict{hint}")
     tensors: dict[str, torch.Tensor] = {}
     ties: dict[str, str] = {}
     at_address: dict[int, list[str]] = {}

@@ -107,7 +107,7 @@ def encode_training(training: Any) -> Any:
     """
     if not isinstance(training, TrainingState):
         kind = type(training).__name__
-        raise CheckpointError(f"training_state is a {kind}, expected a TrainingState")
+        raise CheckpointError(f"training_state of type {kind}, expected a TrainingState")
     step = training.step
     if type(step) is not int or not 0 <= step < 1 << 63:
         raise CheckpointError(f"training_state: ['step']: {step!r:.40} is not a count")

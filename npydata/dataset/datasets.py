@@ -167,7 +167,7 @@ class TokenDataset(Dataset[Any]):
         """Raise if an id is outside the vocabulary, or too large for the int64 of a tensor."""
         if tokens.size == 0 or (self.vocab_size is None and tokens.dtype != np.uint64):
             return
-        limit = 1 << 63 if self.vocab_size is None else self.vocab_size
+        limit = self.vocab_size or 1 << 63
         for found in (int(tokens.min()), int(tokens.max())):
             if not 0 <= found < limit:
                 where = " or a file after it" if len(self.files) > 1 else ""
@@ -459,17 +459,23 @@ def open_files(
     paths: Paths, dtype: npt.DTypeLike | None, format: FormatName, access: Access
 ) -> list[TokenFile]:
     """Open every file that a path, a list of paths or a glob names; globs are sorted."""
+    try:
+        several = [paths] if isinstance(paths, str | os.PathLike) else paths
+        names = [os.fspath(path) for path in several]
+    except TypeError:
+        raise TypeError(
+            f"paths is of type {type(paths).__name__}, expected a path, a list of paths or a glob; "
+            "write_tokens(path, [ids]) makes a file of ids"
+        ) from None
     found = list[str]()
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        name = os.fspath(path)
+    for name in names:
         if Path(name).exists() or not glob.has_magic(name):  # a file may be named like a glob
             found.append(name)
             continue
-        matches = sorted(glob.glob(name, recursive=True))
-        files = [match for match in matches if not match.endswith(BESIDE_TOKENS)]
+        files = [one for one in glob.glob(name, recursive=True) if not one.endswith(BESIDE_TOKENS)]
         if not files:
             raise TokenFileError(f"{name}: no file matches, expected one token file at least")
-        found += files
+        found += sorted(files)
     if not found:
         raise TokenFileError("no token file given, expected at least one path")
     return [open_tokens(path, format=format, dtype=dtype, access=access) for path in found]

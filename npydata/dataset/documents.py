@@ -90,7 +90,7 @@ class Documents:
                 f"{file.path}: id {self.eot_id} is nowhere in it, expected the token that ends "
                 "each document: all of it is one"
             )
-        is_open = file.num_tokens > (int(ends[-1]) if len(ends) else 0)
+        is_open = file.num_tokens > ends.max(initial=0)
         return np.append(ends, file.num_tokens) if is_open else ends
 
 

@@ -317,7 +317,7 @@ def integer_weights(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
                 f"expected {', '.join(names)}"
             )
         weights = [weights[name] for name in names]
-    if isinstance(weights, str) or not np.shape(weights) == (len(names),):
+    if isinstance(weights, str) or np.shape(weights) != (len(names),):
         raise ValueError(f"weights={weights!r}, expected one for each of {', '.join(names)}")
     exact = []
     for weight in weights:

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,11 @@ def write_tokens(
     """Stream arrays of ids into a ``.npy`` file, holding no more than one of them in memory.
 
     Args:
-        path: The file to make or replace. It appears when it is complete, or not at all.
+        path: The file to make; an existing one is replaced. It appears when it is complete, or not
+            at all.
         chunks: Arrays or lists of ids, of any shape; they are written one after the other.
-        dtype: How to store a token; when not given, the first array's own dtype, and uint32 for
-            lists.
+        dtype: How to store a token. When not given, the first array's own dtype, which is often
+            numpy's default int64, four times the size of uint16; and uint32 for lists and tensors.
         row_len: Makes the file 2-D, ``(rows, row_len)``. An incomplete last row is left out, with
             a warning that says how many tokens that were.
 
@@ -150,13 +151,13 @@ def write_tokens(
         raise TokenFileError(message)
     with replacing(path) as file:
         arrays = iter(chunks)
-        first = list(islice(arrays, 1))
+        first: Any = next(arrays, [])
         if dtype is None:
-            dtype = first[0].dtype if first and isinstance(first[0], np.ndarray) else "uint32"
+            dtype = first.dtype if isinstance(first, np.ndarray) else "uint32"
         stored, count = integer_dtype(path, dtype), 0
         write_npy_header(file, stored, 0, row_len)
         header_bytes = file.tell()
-        for chunk in chain(first, arrays):
+        for chunk in chain([first], arrays):
             ids = checked_ids(path, chunk, stored, count)
             file.write(ids.data)
             count += ids.size

@@ -98,7 +98,7 @@ def plan_model(
         CheckpointError: The model has other names or shapes, or makes its tensors anew.
     """
     if not isinstance(saved, dict):
-        raise CheckpointError(f"its model state is a {type(saved).__name__}, expected a dict")
+        raise CheckpointError(f"its model state is of type {type(saved).__name__}, expected a dict")
     wanted, again = model.state_dict(), model.state_dict()
     for name, tensor in wanted.items():
         if isinstance(tensor, torch.Tensor) and (

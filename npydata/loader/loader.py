@@ -108,7 +108,7 @@ class AsyncDataLoaderConfig:
             value = getattr(self, name)
             is_wrong_number = kind is Integral and isinstance(value, bool)
             if value is not defaults[name] and (not isinstance(value, kind) or is_wrong_number):
-                raise ArgumentTypeError(f"{name}={value!r}, expected {text}")
+                raise ArgumentTypeError(f"{name}={value!r:.60}, expected {text}")
         for name, least in SMALLEST.items():
             value = getattr(self, name)
             if value is not None and least is not None and value < least:
@@ -119,7 +119,7 @@ class AsyncDataLoaderConfig:
         for owner, others in DECIDED_BY.items():
             for name in others if getattr(self, owner) is not None else ():
                 if getattr(self, name) is not defaults[name] and getattr(self, name) is not False:
-                    raise LoaderError(f"{name}={getattr(self, name)!r} with {owner}=, which "
+                    raise LoaderError(f"{name}={getattr(self, name)!r:.60} with {owner}=, which "
                                       f"decides that; leave {name} out")  # fmt: skip
 
 
@@ -288,8 +288,8 @@ class AsyncDataLoader:
 
         def named(batch: Any) -> dict[str, Any]:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise LoaderError(f"a batch is a {type(batch).__name__}, expected two tensors: an "
-                                  "input and a target")  # fmt: skip
+                raise LoaderError(f"a batch of type {type(batch).__name__}, expected two tensors: "
+                                  "an input and a target")  # fmt: skip
             return dict(zip((input_name, target_name), batch, strict=True))
 
         return map(named, batches)
@@ -343,6 +343,8 @@ class AsyncDataLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state at the next ``iter``; ends a running iterator, as ``iter`` does.
+
+        The seed in the state replaces the loader's own.
 
         Raises:
             LoaderError: The state is malformed, or belongs to other data or another order.
@@ -420,12 +422,12 @@ def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> N
     """Raise at an argument that there isn't, with what to write instead."""
     names = [field.name for field in fields(AsyncDataLoaderConfig)]
     if positional:
-        raise ArgumentTypeError(f"{positional[0]!r} by position: after the batch size, name "
+        raise ArgumentTypeError(f"{positional[0]!r:.60} by position: after the batch size, name "
                                 f"arguments, as {names[1]}=True")  # fmt: skip
     for name in unknown:
         near = get_close_matches(name, names, n=1)
         instead = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
-        raise ArgumentTypeError(f"{name}= is no argument: {STOCK_ARGUMENTS.get(name, instead)}")
+        raise ArgumentTypeError(f"unknown argument {name}=: {STOCK_ARGUMENTS.get(name, instead)}")
 
 
 def with_given(
@@ -441,7 +443,7 @@ def with_given(
             )
         config, given["batch_size"] = None, config
     if not isinstance(config, AsyncDataLoaderConfig | None):
-        raise ArgumentTypeError(f"config={config!r}, expected an AsyncDataLoaderConfig, or an "
+        raise ArgumentTypeError(f"config={config!r:.60}, expected an AsyncDataLoaderConfig, or an "
                                 "integer: the batch size")  # fmt: skip
     return replace(config or defaults, **given)
 

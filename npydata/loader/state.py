@@ -67,7 +67,7 @@ def require_state(
     for name in ("seed", "epoch", "samples"):
         value = state[name]
         if type(value) is not int or (name != "seed" and value < 0):
-            raise LoaderError(f"state has {name}={value!r}, expected an integer of 0 or more")
+            raise LoaderError(f"state has {name}={value!r:.60}, expected an integer of 0 or more")
     expected = fingerprint(state["epoch"], state["samples"])
     if state["fingerprint"] != expected:
         raise LoaderError(

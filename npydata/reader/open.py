@@ -107,8 +107,8 @@ def read_file(file: File) -> Contents:
     if len(found) > 1:
         raise FormatError(f"begins like {found[0][0]} and like {found[1][0]}")
     if not found:
-        raise FormatError(f"begins with {start[:16]!r}, like no checkpoint: expected one of torch "
-                          "or safetensors")  # fmt: skip
+        raise FormatError(f"is no checkpoint, as it begins with {start[:16]!r}: expected one of "
+                          "torch or safetensors")  # fmt: skip
     return found[0][1](file.whole)
 
 

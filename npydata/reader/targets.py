@@ -32,7 +32,7 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
                 raise FormatError(f"into has two tensors called {name!r}")
         elif not may_be_other:
             kind = type(value).__name__
-            raise FormatError(f"into has a {kind} as {name!r}, expected tensors: {INSTEAD}")
+            raise FormatError(f"into has {name!r} of type {kind}, expected tensors: {INSTEAD}")
     return found
 
 

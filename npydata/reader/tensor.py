@@ -257,7 +257,10 @@ def ranges_of(index: Any, shape: tuple[int, ...]) -> list[range | int]:
     if len(dots) > 1 or ndim > len(shape):
         raise IndexError(f"{len(given)} indices for a tensor of {len(shape)} dimensions")
     given[dots[0] : dots[0] + 1] = [slice(None)] * (len(shape) - ndim)
-    found = [range(size)[one] for one, size in zip(given, shape, strict=True)]
+    try:
+        found = [range(size)[one] for one, size in zip(given, shape, strict=True)]
+    except IndexError:
+        raise IndexError(f"index {index} is out of range for shape {list(shape)}") from None
     if any(isinstance(one, range) and one.step < 0 for one in found):
         raise ValueError("a slice steps backwards, expected a step forwards")
     return found

@@ -105,12 +105,12 @@ REFUSED = {
     "nested": ({"w": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, None, None,
                "w: a nested tensor"),
     "half a character": ({"a": {"\ud800": torch.ones(1)}}, None, None, r"\['a'\]\['\\ud800'\]"),
-    "not a dict": ([torch.ones(1)], None, None, "model_state is a list"),
+    "not a dict": ([torch.ones(1)], None, None, "model_state of type list"),
     "a module": (torch.nn.Linear(1, 1), None, None, r"dict; pass model.state_dict\(\)"),
     "tensor in the training state": ({}, None, TrainingState(extra={"x": torch.ones(1)}),
                                      r"training_state: \['extra'\]\['x'\]: a tensor"),
     "negative step": ({}, None, TrainingState(step=-1), r"\['step'\]: -1 is not a count"),
-    "a dict as training state": ({}, None, {"step": 1}, "training_state is a dict"),
+    "a dict as training state": ({}, None, {"step": 1}, "training_state of type dict"),
     "endless digits": ({}, None, TrainingState(extra={"x": 2**20_000}), "JSON can't hold"),
 }  # fmt: skip
 

@@ -101,6 +101,7 @@ def test_an_index_that_is_none_is_refused(ids, kind):
         ({"paths": "*.x"}, TokenFileError, "no file matches"),
         ({"paths": "."}, TokenFileError, "is a folder"),
         ({"paths": []}, TokenFileError, "no token file"),
+        ({"paths": np.arange(3)}, TypeError, "paths is of type ndarray"),
     )),
     *((kind, {"seq_len": 100}, TokenFileError, "100 tokens, expected at least 101")
       for kind in KINDS),

@@ -45,8 +45,8 @@ REFUSED = [
         ({"batch_size": True}, "batch_size=True"),
         ({"sampler": 2.5}, "sampler"),
         ({"transforms": len}, "transforms"),
-        ({"batch_sise": 4}, "batch_sise= is no argument: did you mean 'batch_size'"),
-        *(({name: 1}, f"{name}= is no argument: (write|leave|workers)") for name in STOCK),
+        ({"batch_sise": 4}, "unknown argument batch_sise=: did you mean 'batch_size'"),
+        *(({name: 1}, f"unknown argument {name}=: (write|leave|workers)") for name in STOCK),
     )),
 ]  # fmt: skip
 

@@ -46,12 +46,12 @@ def zipped_again(folder):
 
 CONTENTS = {
     "empty": ("a.pt", b"", "is empty"),
-    "text": ("a.pt", b"hello" * 9, "like no checkpoint"),
+    "text": ("a.pt", b"hello" * 9, "is no checkpoint"),
     "gzip": ("a.pt", b"\x1f\x8b" + bytes(20), "gunzip"),
     "lfs": ("a.pt", b"version https://git-lfs", "git lfs pull"),
     "web page": ("a.pt", b"<!DOCTYPE html>", "download the file again"),
     "gguf": ("a.gguf", b"GGUF" + bytes(20), "gguf package"),
-    "a file called a": ("a", b"x" * 20, r"/a: begins with"),
+    "a file called a": ("a", b"x" * 20, r"/a: is no checkpoint"),
     "one distcp": ("__0_0.distcp", b"PK\3\4", "open the folder"),
 }  # fmt: skip
 OPENING = {
@@ -171,7 +171,7 @@ INTO = {
     "expanded": (lambda: {**LINEAR, "weight": torch.zeros(1, 2).expand(2, 2)}, "expanded"),
     "made anew": (lambda: Anew(2, 2), "makes it anew"),
     "a class": (lambda: torch.nn.Linear, "expected tensors"),
-    "a number": (lambda: {**LINEAR, "weight": 3}, "has a int as 'weight'"),
+    "a number": (lambda: {**LINEAR, "weight": 3}, "has 'weight' of type int"),
 }  # fmt: skip
 
 

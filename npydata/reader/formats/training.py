@@ -300,7 +300,7 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
         path: Where ``value`` stands, for errors.
 
     Raises:
-        CheckpointError: Something has no place in JSON; the message names where it stands.
+        CheckpointError: Something can't be stored as JSON; the message names where it stands.
     """
     value = value.item() if isinstance(value, np.generic) else value
     kind = type(value)
@@ -332,7 +332,7 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
         return int(value)
     if isinstance(value, str):
         return str.__str__(value)
-    raise refused(path, f"a {kind.__name__} has no place in JSON")
+    raise refused(path, f"of type {kind.__name__}, which JSON can't hold")
 
 
 def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
