@@ -260,17 +260,19 @@ class Tracer:
 
 
 @functools.cache
-def is_library(filename: str) -> bool:
-    """Whether a file is no part of the script."""
-    return filename.startswith(LIBRARIES)
+def own_name(filename: str) -> str:
+    """Return the name of a file of the script; empty for a library's."""
+    return "" if filename.startswith(LIBRARIES) else Path(filename).name
 
 
 def call_site() -> str:
     """Return the line of the script, or of what it imports from beside it, that is calling."""
     frame: FrameType | None = inspect.currentframe()
-    while frame is not None and is_library(frame.f_code.co_filename):
+    while frame is not None:
+        if name := own_name(frame.f_code.co_filename):
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a library"
+    return "a library"
 
 
 def rule_for(loader: Any) -> str:
@@ -386,7 +388,7 @@ def exit_code(work: Callable[[], object]) -> int:
         return 1
     except BaseException as error:
         at = error.__traceback__
-        while at is not None and is_library(at.tb_frame.f_code.co_filename):
+        while at is not None and not own_name(at.tb_frame.f_code.co_filename):
             at = at.tb_next  # up to the script's own frame
         traceback.print_exception(error.with_traceback(at))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
