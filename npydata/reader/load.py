@@ -298,7 +298,8 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
             while report is not None and finished:
                 report(finished.pop())
 
-    threads = [threading.Thread(target=worker, name="npydata-read")
+    # daemon: Ctrl-C in ``start`` can leave a thread that never begins, and exit would wait for it.
+    threads = [threading.Thread(target=worker, name="npydata-read", daemon=True)
                for _ in range(min(THREADS, len(jobs)) - 1)]  # fmt: skip
     try:
         with suppress(RuntimeError):  # no more threads, or the interpreter ends
