@@ -120,6 +120,21 @@ def test_no_figure_for_those_who_arrive_is_typed_by_hand():
     assert not re.search(r"\d\s*(Mtok|ms\b|MB/s|MiB|GB|%|x as fast|times as)", prose)
 
 
+def test_the_code_of_the_pages_passes_the_type_checker(tmp_path):
+    pages = [ROOT / "README.md", *(ROOT / "materials" / "docs").rglob("*.md")]
+    for page in pages:
+        code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+        for number, block in enumerate(code):
+            (tmp_path / f"{page.stem}_{number}.py").write_text(block, encoding="utf-8")
+    files = list(tmp_path.iterdir())
+    assert len(files) > 20
+    # Some blocks go on with names of the one before.
+    options = ["--config-file=", "--ignore-missing-imports", "--disable-error-code=name-defined"]
+    command = [sys.executable, "-m", "mypy", *options, *files]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+
+
 def test_no_link_of_a_notebook_leads_out_of_what_make_lab_serves(tmp_path):
     for file in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / file, tmp_path)

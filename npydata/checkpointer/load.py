@@ -37,7 +37,8 @@ from npydata.system.progress import ProgressBar
 
 MAX_TRIES = 100
 """How often a folder may be replaced under a reader before it gives up."""
-Loaded = tuple[dict[str, Any], dict[str, Any] | None, TrainingState]
+# ``Any`` for None: whoever saved an optimizer need not ask for it before its use.
+Loaded = tuple[dict[str, Any], dict[str, Any] | Any, TrainingState]
 
 
 def load_checkpoint(
@@ -49,6 +50,8 @@ def load_checkpoint(
     verify: bool = False,
 ) -> Loaded:
     """Return model state, optimizer state and training state of a checkpoint folder.
+
+    An optimizer state that was not saved is None.
 
     Args:
         dir: The folder, such as ``latest_checkpoint(root)`` returns.

@@ -37,8 +37,9 @@ class TrainingState:
     tokens: int = 0
     loss: float | None = None
     lr: float | None = None
-    rng: dict[str, Any] | None = None
-    loader: dict[str, Any] | None = None
+    # ``Any`` for None, as in ``Loaded`` of load.py.
+    rng: dict[str, Any] | Any = None
+    loader: dict[str, Any] | Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
