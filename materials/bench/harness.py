@@ -1,15 +1,17 @@
 """What every table here shares: rows measured in turn, their spread, targets, JSON and a bar plot.
 
 A script is a list of rows, each a function that does the work in one way, a list of targets, and
-a ``turn`` that measures a row once. Rows of a section are measured A B C, A B C, ..., so that a
-machine that slows down does so for all of them, and the first round is dropped. ``--against PATH``
-measures our rows with the npydata of another checkout as well, in the same turns.
+a ``turn`` that measures a row once. Rows of a section are measured A B C, C A B, ..., so that a
+machine that slows down does so for all of them, and none is always the one that follows another,
+whose memory it may find or not; the first round is dropped. ``--against PATH`` measures our rows
+with the npydata of another checkout as well, in the same turns.
 """
 
 import argparse
 import json
 import os
 import platform
+import random
 import sys
 import time
 import warnings
@@ -212,6 +214,8 @@ def measure_section(bench, rows, args):
         ]
         rounds = args.repeats * bench.rounds.get(section, 1)
         for number in range(rounds + 1):
+            if number > 1:
+                random.Random(number).shuffle(turns)
             for row, name, role, run in turns:
                 show(f"{section}: round {number} of {rounds}, {name} {row.setting}")
                 for group, value in run(bench.turn, row, args).items():
