@@ -215,7 +215,7 @@ def measure_section(bench, rows, args):
         rounds = args.repeats * bench.rounds.get(section, 1)
         for number in range(rounds + 1):
             if number > 1:
-                random.Random(number).shuffle(turns)
+                random.shuffle(turns)
             for row, name, role, run in turns:
                 show(f"{section}: round {number} of {rounds}, {name} {row.setting}")
                 for group, value in run(bench.turn, row, args).items():
