@@ -140,7 +140,7 @@ print(npydata.__file__, npydata.__version__)
     ("inspect tokens.npy --seq-len 64", "uint16"),
     ("inspect run/500", "weight"),
     ("convert run/500 model.safetensors", "4 tensors"),
-    ("verify run", "resume from run/500"),
+    ("verify run", "resume from run/512"),
 ])  # fmt: skip
 def test_the_command_line_works_without_extras(environment, workplace, arguments, said):
     done = run(environment / "npydata", *arguments.split(), cwd=workplace)
