@@ -105,7 +105,6 @@ def test_an_index_that_is_none_is_refused(ids, kind):
     )),
     *((kind, {"seq_len": 100}, TokenFileError, "100 tokens, expected at least 101")
       for kind in KINDS),
-    (PackedDataset, {"seed": "a"}, TypeError, "seed='a'"),
     (PackedDataset, {"crop": "head"}, ValueError, "crop='head', expected"),
     (PackedDataset, {"bos_id": -1}, ValueError, "bos_id=-1"),
     (PackedDataset, {"bos_id": 100, "vocab_size": 100}, ValueError, "bos_id=100, expected"),
