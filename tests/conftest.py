@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEGUN] = time.monotonic()
+    if coverage := sys.modules.get("coverage"):  # children killed on purpose leave half a data file
+        half = "Data file|Couldn't use data file"
+        warnings.filterwarnings("ignore", half, coverage.exceptions.CoverageWarning)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

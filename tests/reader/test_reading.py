@@ -330,6 +330,7 @@ def test_the_level_of_storages_gives_bytes(tmp_path):
                 source.read_range(key, 15, 10)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a callback
 def test_an_interrupted_load_leaves_no_thread_that_writes(tmp_path):
     path = saved({"w": torch.ones(1 << 24)}, tmp_path / "a.pt")
     target, interrupted = torch.zeros(1 << 24), 0

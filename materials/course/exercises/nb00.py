@@ -216,6 +216,7 @@ def saver_seen(Saver, saves):
             saver.save(str(number), state)
             state["w"].fill_(-1)
             returned[number].set()
+            begun[number].wait(WAIT_S)
         saver.wait()
         seen["all is written when wait() returns"] = len(files) == saves
         looked.set()
