@@ -40,16 +40,16 @@ run-distributed: $(READY)  ## Train on 2 processes (FSDP2), go on with 1, make o
 	@$(BIN)/npydata convert build/fsdp/step-000040/model build/fsdp/model.safetensors
 
 # nbval kills its kernels, which then leave their temporary files: they get a folder of their own.
-# Many tests wait, for processes and for clocks: three at a time keep two cores busy.
+# Many tests wait, for processes and for clocks: four at a time keep two cores busy.
 test: $(READY)  ## Whatever a change can break: the library, the device path, every notebook cell (minutes)
 	@echo "[test] the library, and beside it the device path on a simulated accelerator (build/accelerator.log)"
 	@mkdir -p build; $(BIN)/python -m pytest --quiet -m accelerator tests/accelerator > build/accelerator.log 2>&1 & beside=$$!; \
-		$(JUPYTER_QUIET) $(TESTS) --numprocesses 3 tests; library=$$?; \
+		$(JUPYTER_QUIET) $(TESTS) --numprocesses 4 tests; library=$$?; \
 		wait $$beside; device=$$?; tail -n 3 build/accelerator.log; \
 		test $$device -eq 0 || { cat build/accelerator.log; exit 1; }; exit $$library
 	@echo "[test] every notebook, cell by cell"
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-		TMPDIR="$$scratch" $(JUPYTER_QUIET) $(TESTS) --nbval --nbval-current-env --nbval-cell-timeout=120 \
+		TMPDIR="$$scratch" $(JUPYTER_QUIET) $(TESTS) --numprocesses 3 --nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks \
 		|| { echo "[test] is the new output (+ or -) right? Then 'make notebooks' writes it, and 'git diff notebooks' shows it"; exit 1; }
 
@@ -58,7 +58,7 @@ nightly: $(READY) $(CLIENTS)/.ready  ## What is long, rare or random: coverage, 
 	@echo "[nightly] coverage of what 'make test' runs"
 	@$(JUPYTER_QUIET) $(TESTS) --cov --cov-report=term:skip-covered tests
 	@echo "[nightly] the long and the random ones: crashes, real disks, mutants, the wheel"
-	@$(JUPYTER_QUIET) $(TESTS) --budget 30 -m nightly tests
+	@$(JUPYTER_QUIET) $(TESTS) --budget 40 -m nightly tests
 	@echo "[nightly] the device path, against more adversaries"
 	@NPYDATA_SEEDS=200 $(BIN)/python -m pytest --quiet --budget 5 --timeout 600 -m accelerator tests/accelerator
 	@echo "[nightly] the frameworks' own packages, in $(CLIENTS)"

@@ -20,7 +20,7 @@ LONG = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name in ("dataset", "load") else LONG) for name in TINY
+    pytest.param(name, marks=[] if name == "dataset" else LONG) for name in TINY
 ])  # fmt: skip
 def test_every_row_and_every_target_of_a_table(name, tmp_path):
     bench = import_module(name).BENCH

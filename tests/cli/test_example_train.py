@@ -114,7 +114,7 @@ def run(module, out, *stops, tokens=TOKENS, **options):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills, steps, within, repeated", [
-    (4, 64, 1, 1), pytest.param(50, 700, 5, 50, marks=pytest.mark.nightly),
+    (2, 32, 1, 1), pytest.param(50, 700, 5, 50, marks=pytest.mark.nightly),
 ])  # fmt: skip
 def test_killed_again_and_again_it_ends_with_the_same_losses_and_weights(
     train, tmp_path, kills, steps, within, repeated

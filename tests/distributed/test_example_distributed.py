@@ -123,6 +123,7 @@ def test_on_another_world_size_it_goes_on_with_the_same_samples(
     assert final(killed)[1].loader == training.loader
 
 
+@pytest.mark.nightly
 def test_torchrun_starts_it_as_its_first_lines_say(tokens, tmp_path, whole):
     done = torchrun(2, "train_fsdp.py", tokens, tmp_path)
     assert "step 12 of 12" in done.stderr

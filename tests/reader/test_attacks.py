@@ -1,27 +1,41 @@
 """Hostile files: each is refused quickly, in little memory; no foreign byte is read, nothing runs.
 
-The files are in ``attacks/``. A family is tried in one child process.
+The files are in ``attacks/``. They are tried in a few child processes, one after the other.
 """
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from attacks import FAMILIES, OTHER_READERS, family
 from children import answers
 
+CHILDREN = os.cpu_count() or 1
 SECONDS = 20.0
 MEBIBYTES = 1024
 REFUSED = {"opening", "reading"}
 ALLOWED = {"refused": REFUSED, "system": REFUSED | {"OSError"}, "harmless": REFUSED | {"read"}}
 DIFFERENT = {"safetensors_and_a_pickle_that_runs", "one_key_typed_and_untyped"}
 """Files that torch does not read, and that are shown; materials/docs/limits.md says why."""
-LONG = {"recipes": [pytest.mark.soak]}
+LONG = re.compile(
+    r"bombs \w+_in_(legacy|tar)"
+    r"|.*(pairs_with_one_hash|equal_texts|notes_whose|100_000_names|one_long_state|of_one_call)"
+)
+"""Attacks that take seconds, and bombs in other containers than zip."""
+
+
+def marks(attack):
+    if attack.family == "recipes":
+        return pytest.mark.soak
+    return pytest.mark.nightly if LONG.match(str(attack)) else ()
+
+
 ATTACKS = [
-    pytest.param(attack, id=str(attack).replace(" ", "-"), marks=LONG.get(name, ()))
+    pytest.param(attack, id=str(attack).replace(" ", "-"), marks=marks(attack))
     for name in FAMILIES
     for attack in family(name)
 ]
@@ -37,10 +51,10 @@ def outcomes(request):
     """What became of each attack that this run asks for."""
     items = [item for item in request.session.items if item.path == Path(__file__)]
     asked = list(dict.fromkeys(str(item.callspec.params["attack"]) for item in items))
-    families = [list(ones) for _, ones in groupby(asked, lambda one: one.split()[0])]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(partial(answers, "attacks.outcome", "outcome"), families)
-        return dict(zip(asked, chain.from_iterable(found), strict=True))
+    shares = [asked[k::CHILDREN] for k in range(CHILDREN)]
+    with ThreadPoolExecutor(CHILDREN) as pool:
+        found = list(pool.map(partial(answers, "attacks.outcome", "outcome"), shares))
+    return dict(zip(chain(*shares), chain(*found), strict=True))
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
