@@ -118,9 +118,8 @@ def test_the_code_in_the_readme_trains_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
-    code = code.replace(
-        "50_000", "5_000"
-    )  # a small vocabulary: as many steps in a tenth of the time
+    # A smaller vocabulary: as many steps, each in a fraction of the time.
+    code = code.replace("50_000", "5_000")
     run = tmp_path / "run"
     for latest in (None, run / "500", run / "512"):
         names = {}

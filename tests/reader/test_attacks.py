@@ -1,6 +1,6 @@
 """Hostile files: each is refused quickly, in little memory; no foreign byte is read, nothing runs.
 
-The files are in ``attacks/``. They are tried in a few child processes, one after the other.
+The files are in ``attacks/``. A few child processes try a share each.
 """
 
 import os
