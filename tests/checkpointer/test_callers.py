@@ -65,7 +65,7 @@ print(" ".join(sorted(set(outcomes))))
 
 @pytest.mark.parametrize("snapshot", ["host", "overlap"])
 @pytest.mark.parametrize(
-    "times", [12, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
+    "times", [8, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
 )
 def test_a_signal_handler_that_saves_within_a_save_is_refused_at_once(tmp_path, snapshot, times):
     child = run_child(SIGNALS, times, tmp_path, snapshot, seconds=60 + times // 2)
@@ -195,7 +195,7 @@ threading.Event().wait(float(sys.argv[2]))
 
 
 @pytest.mark.parametrize(
-    "times", [2, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
+    "times", [1, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
 )
 def test_a_daemon_that_saves_as_the_interpreter_ends_aborts_nothing(tmp_path, times):
     for number in range(times):

@@ -146,7 +146,7 @@ print(hits)
 
 @pytest.mark.parametrize("snapshot", ["host", "overlap"])
 @pytest.mark.parametrize(
-    "times", [15, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])]
+    "times", [10, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])]
 )
 def test_ctrl_c_twice_at_any_moment_leaves_a_checkpointer_that_saves_again(
     tmp_path, snapshot, times

@@ -92,7 +92,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, name, options, e
 
 def test_memory_stays_small_however_large_the_tensors_are(tmp_path):
     path = tmp_path / "a.pt"
-    torch.save({"w": torch.ones(1 << 26), "t": torch.ones(1 << 13, 1 << 12).t()}, path)
+    torch.save({"w": torch.ones(1 << 24), "t": torch.ones(1 << 12, 1 << 12).t()}, path)
     script = (
         "import sys, resource; from npydata import open_checkpoint\n"
         "c = open_checkpoint(sys.argv[1]); before = resource.getrusage(0).ru_maxrss\n"
@@ -102,9 +102,9 @@ def test_memory_stays_small_however_large_the_tensors_are(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", script, str(path)], check=True, text=True, capture_output=True
     )
-    assert int(done.stdout) < 150_000
+    assert int(done.stdout) < 40_000
     with open_checkpoint(f"{path}.safetensors") as made:
-        assert made["t"].sum() == 1 << 25
+        assert made["t"].sum() == 1 << 24
 
 
 def test_a_report_counts_tensors_ties_and_values(tmp_path):
