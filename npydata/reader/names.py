@@ -5,7 +5,8 @@ code could make is a container of what the file says of it. Where two paths woul
 the later one is numbered.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from npydata.reader.file import FormatError
@@ -20,11 +21,13 @@ from npydata.reader.pickle.plain import NumpyObject
 
 MAX_DEPTH = 200
 FREE_ENTRIES = 1 << 17
-"""Entries that a pickle of any size may have, and one more for each byte of it; 64 characters of
-names, or members of containers, count as one. A short file could refer to a long list, or a long
-key, again and again."""
+"""Entries that a pickle of any size may have, and one more for each byte of it. A short file could
+refer to a long list, or a long text, again and again."""
+LENGTH_OF_ENTRY = 16
+"""So many characters, or members of containers and sets, count as one entry."""
+NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
-CONTAINERS = (dict, list, tuple)
+CONTAINERS, SETS = (dict, list, tuple), (set, frozenset)
 COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec)
 """What makes a list more than a list of plain values, which is one entry."""
 
@@ -37,15 +40,17 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
             are nested too deep, or in themselves.
     """
     named: dict[str, Any] = {}
-    left = FREE_ENTRIES + nbytes
+    left = LENGTH_OF_ENTRY * (FREE_ENTRIES + nbytes)
     waiting: list[tuple[str, int, Any]] = [("", 0, root)]
     while waiting:
         name, depth, value = waiting.pop()
         inner = list(parts(value))
-        looked_through = sum(map(len, containers(value)))
-        left -= len(inner) + (len(name) + looked_through) // 64
-        if left < 0:
-            raise FormatError("has far more entries, or longer names, than its size allows")
+        sizes: list[Iterable[int]] = [[LENGTH_OF_ENTRY * len(inner) + len(name)]]
+        sizes += map(lengths, [value] if isinstance(value, SETS) else containers(value))
+        for length in chain.from_iterable(sizes):
+            left -= length
+            if left < 0:
+                raise FormatError("has far more entries, or longer names, than its size allows")
         if inner and depth >= MAX_DEPTH:
             raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
         if is_entry(value, inner):
@@ -54,6 +59,18 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
             text = key if isinstance(key, str) else brief(key)
             waiting.append((f"{name}.{text}" if depth else text, depth + 1, part))
     return named
+
+
+def lengths(values: Any, nested: tuple[type, ...] = SETS) -> Iterator[int]:
+    """Yield how many members there are, how long their texts are, and the same of sets in them."""
+    yield len(values)
+    if isinstance(values, SETS):  # a tuple in it has no name of its own
+        nested = (*SETS, tuple)
+    for one in values if not {*map(type, values)} <= NUMBERS else ():
+        if isinstance(one, str | bytes | bytearray):
+            yield len(one)
+        elif isinstance(one, nested):
+            yield from lengths(one, nested)
 
 
 def is_entry(value: Any, inner: list[Any]) -> bool:

@@ -22,7 +22,7 @@ from npydata.reader.pickle.torch import CALLS, TENSOR_CLASSES, find_class, reduc
 
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
-MAX_INTEGER_BYTES, MAX_LINE_BYTES, MAX_PROTOCOL = 1024, 8192, 5
+MAX_INTEGER_BYTES, MAX_LINE_BYTES, MAX_PROTOCOL = 128, 8192, 5
 MAX_KEY_PARTS = 32
 """Parts of a tuple that is a key: it is hashed whole each time, and the file may say it once."""
 FREE_COPIES = 1 << 17

@@ -161,6 +161,9 @@ SAID_AGAIN = {
     "one_long_list_under_many_names": ("list", 60_000, "named", 30_000),
     "one_long_set_under_many_names": ("set", 40_000, "named", 30_000),
     "one_long_text_under_many_names": ("text", 100_000, "named", 30_000),
+    "one_long_set_listed_again": ("set", 32_000, "listed", 32_000),
+    "one_long_text_listed_again": ("controls", 32_000, "listed", 32_000),
+    "long_bytes_listed_again": ("bytes", 32_000, "listed", 32_000),
     "a_long_name_said_again": ("text", 50_000, "said_as_names", 40_000),
     "long_arguments_of_many_calls": ("tuple", 60_000, "arguments", 40_000),
     "a_call_of_calls_made_again": ("calls", 200, "from_type", 20_000),
@@ -232,6 +235,12 @@ def members_in_tuples_in_tuples():
     return program(set_of(members))
 
 
+def members_with_one_text():
+    """A set of 5,000 pairs, each of which has the same long text."""
+    members = b"".join(integer(n) + get(0) + b"\x86" for n in range(5_000))
+    return program(kept(unicode("a" * 200_000), 0), set_of(members))
+
+
 def members_with_equal_texts():
     """A set of 1,900 pairs with one hash and equal long texts."""
     texts = b"".join(kept(unicode("a" * 200_000), n) for n in (0, 1))
@@ -256,6 +265,7 @@ harmless_in_zip({  # these cost some seconds where they are read
     "pairs_with_one_hash": lambda: program(dict_of(pairs_with_one_hash())),
     "members_that_are_pairs_with_one_hash": lambda: program(set_of(pairs_with_one_hash(b""))),
     "members_with_equal_texts": members_with_equal_texts,
+    "members_with_one_text": members_with_one_text,
 })  # fmt: skip
 
 # What is said of a value of 2**60 parts, and names that are long or many

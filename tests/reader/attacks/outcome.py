@@ -40,8 +40,9 @@ def outcome(question):
         paths = list(attack.files(Path(folder)))
         (ends, events), seconds, mebibytes = measured(lambda: read_all(paths))
         events += map(str, Path().glob("ran"))
-        for path in paths if attack.family == "recipes" else ():
-            seconds += measured(lambda path=path: use(path))[1]
+        for path in paths if attack.family in ("bombs", "recipes") else ():
+            _, more, peak = measured(lambda path=path: use(path))
+            seconds, mebibytes = seconds + more, max(mebibytes, peak)
         asks_torch = attack.family not in OTHER_READERS and len(paths) < MANY
         seen = [answer(path) for path in paths] if asks_torch else []
         os.chdir("/")
