@@ -5,7 +5,7 @@ code could make is a container of what the file says of it. Where two paths woul
 the later one is numbered.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -45,9 +45,9 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
     while waiting:
         name, depth, value = waiting.pop()
         inner = list(parts(value))
-        sizes: list[Iterable[int]] = [[LENGTH_OF_ENTRY * len(inner) + len(name)]]
-        sizes += map(lengths, [value] if isinstance(value, SETS) else containers(value))
-        for length in chain.from_iterable(sizes):
+        looked_through = [value] if isinstance(value, SETS) else containers(value)
+        own = LENGTH_OF_ENTRY * len(inner) + len(name)
+        for length in chain([own], *map(lengths, looked_through)):
             left -= length
             if left < 0:
                 raise FormatError("has far more entries, or longer names, than its size allows")

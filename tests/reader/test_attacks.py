@@ -23,7 +23,8 @@ DIFFERENT = {"safetensors_and_a_pickle_that_runs", "one_key_typed_and_untyped"}
 """Files that torch does not read, and that are shown; materials/docs/limits.md says why."""
 LONG = re.compile(
     r"bombs \w+_in_(legacy|tar)"
-    r"|.*(pairs_with_one_hash|equal_texts|notes_whose|100_000_names|one_long_state|of_one_call|tuple_keys|of_one_number)"
+    r"|.*(pairs_with_one_hash|equal_texts|notes_whose|100_000_names|one_long_state|of_one_call"
+    r"|tuple_keys|of_one_number)"
 )
 """Attacks that take seconds, and bombs in other containers than zip."""
 

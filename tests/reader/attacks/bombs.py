@@ -163,6 +163,7 @@ SAID_AGAIN = {
     "one_long_text_under_many_names": ("text", 100_000, "named", 30_000),
     "one_long_set_listed_again": ("set", 32_000, "listed", 32_000),
     "one_long_text_listed_again": ("controls", 32_000, "listed", 32_000),
+    "one_long_integer_listed_again": ("integer", 1000, "listed", 300_000),
     "long_bytes_listed_again": ("bytes", 32_000, "listed", 32_000),
     "a_long_name_said_again": ("text", 50_000, "said_as_names", 40_000),
     "long_arguments_of_many_calls": ("tuple", 60_000, "arguments", 40_000),

@@ -26,6 +26,7 @@ from pickle_code import (
     integer,
     kept,
     list_of,
+    long4,
     name,
     numpy_dtype,
     program,
@@ -88,6 +89,7 @@ def dtensor_spec(size):
 
 SAID = {
     "number": lambda _: value(1.5),
+    "integer": lambda n: long4(b"\x7f" * min(n, 1000)),
     "list": lambda n: value([1] * n),
     "numbers": lambda n: value([*range(n)]),
     "pairs": lambda n: value([[number, number] for number in range(n)]),
