@@ -41,13 +41,13 @@ class Backend:
             self.tokens: TokenArray = np.frombuffer(self.map, header.dtype, offset=header.offset)
             self.views: dict[int, TokenArray] = {}
 
-    def read(self, start: int, count: int) -> TokenArray:
-        """Return tokens, ``(count,)``: of a map a view, nothing is copied."""
+    def read(self, starts: list[int], counts: list[int]) -> list[TokenArray]:
+        """Return stretches of tokens, ``(count,)`` each: of a map views, nothing is copied."""
+        pairs = zip(starts, counts, strict=True)
         if self.map is None:
-            tokens: TokenArray = self.gather(np.array([start]), count)[0]
-            return tokens
+            return [self.gather(np.array([start]), count)[0] for start, count in pairs]
         self.require_unchanged(self.map.size())
-        return self.tokens[start : start + count]
+        return [self.tokens[start : start + count] for start, count in pairs]
 
     def gather(self, starts: IntArray, width: int) -> TokenArray:
         """Copy windows out, ``(len(starts), width)``."""

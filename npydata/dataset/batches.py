@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from npydata.errors import NpyDataError
 
@@ -19,29 +19,38 @@ def split(batch: Any) -> list[Any]:
     return list(zip(*batch, strict=True) if isinstance(batch, tuple | list) else batch)
 
 
+def cut(batch: Any, sizes: list[int]) -> list[Any]:
+    """Return a batch of tensors, or of packed rows, as several of so many samples each."""
+    if hasattr(batch, "samples"):
+        return list(batch.split(sizes))
+    return list(zip(*[one.split(sizes) for one in batch], strict=True))
+
+
 def join(batches: list[Any], order: torch.Tensor, names: list[str]) -> Any:
     """Return the samples of several batches as one, in the order given.
 
     Raises:
         NpyDataError: They don't fit together; the message says which of ``names`` is what.
     """
-    first = batches[0]
-    shapes = [getattr(getattr(batch, "inputs", batch), "shape", ()) for batch in batches]
-    kinds = [f"{type(batch).__name__} {tuple(shape[1:])}"
-             for batch, shape in zip(batches, shapes, strict=True)]  # fmt: skip
+    kinds = [str(tree_map(kind_of, batch)) for batch in batches]
     if len(set(kinds)) > 1:
         found = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True))
         raise NpyDataError(f"samples of different kinds or shapes, expected one ({found})")
-    if hasattr(first, "samples"):
-        return first.collate(batches, order)
-    if isinstance(first, torch.Tensor):
-        return torch.cat(batches)[order]
-    if isinstance(first, Mapping):
-        return {key: join([batch[key] for batch in batches], order, names) for key in first}
-    if isinstance(first, tuple | list):
-        parts = [join(list(part), order, names) for part in zip(*batches, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    raise NpyDataError(f"batches of {type(first).__name__}, expected tensors, tuples or mappings")
+    if hasattr(batches[0], "samples"):
+        return batches[0].collate(batches, order)
+
+    def joined(*parts: Any) -> torch.Tensor:
+        if not isinstance(parts[0], torch.Tensor):
+            raise NpyDataError(f"samples hold {kind_of(parts[0])}, expected tensors, in tuples, "
+                               "lists or dictionaries")  # fmt: skip
+        return torch.cat(parts)[order]
+
+    return tree_map(joined, *batches)
+
+
+def kind_of(leaf: Any) -> Any:
+    """Return the shape of a tensor's samples, and the type of anything else."""
+    return tuple(leaf.shape[1:]) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
 
 
 def copied(batch: Any) -> Any:

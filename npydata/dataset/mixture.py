@@ -9,7 +9,6 @@ Example::
 import copy
 import hashlib
 import math
-import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -21,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from npydata.dataset.batches import copied, join
+from npydata.dataset.batches import join
 from npydata.dataset.datasets import Empty, TokenDataset, as_indices, empty_int64
 from npydata.dataset.permutation import Permutation
 from npydata.dataset.windows import MASK64, IntArray, as_int, stream_key
@@ -78,7 +77,8 @@ class MixtureDataset(TokenDataset):
     """Samples of several datasets, each by its weight, at every prefix.
 
     Args:
-        sources: Map-style datasets by name; other mixtures may be among them.
+        sources: Map-style datasets by name; other mixtures may be among them. Those that aren't
+            ours are asked sample by sample.
         weights: One for each source, by name or in their order. Only their ratios count. A float
             stands for the decimal number it is written as; ``weights`` says what they became.
         schedule: Other weights from a sample on: ``{sample number: weights}``, counted over all
@@ -105,9 +105,6 @@ class MixtureDataset(TokenDataset):
         "themselves"
     )
     """Why a loader must not shuffle the samples."""
-    _one_fetch = threading.Lock()
-    """Held while a source that isn't ours fetches: it may fill one buffer again and again, and be
-    in more than one mixture."""
 
     def __init__(
         self,
@@ -174,12 +171,9 @@ class MixtureDataset(TokenDataset):
     def progress(self, epoch: int, samples: int) -> dict[str, SourceCount]:
         """Return what each source has given when so many samples of an epoch are taken."""
         counts = self._counts(epoch * self.num_samples + samples).tolist()
-        seq_lens = [getattr(source, "seq_len", 0) for source in self.sources]
         return {
-            name: SourceCount(count, count / length, count * seq_len)
-            for name, count, length, seq_len in zip(
-                self.names, counts, self.lengths, seq_lens, strict=True
-            )
+            name: SourceCount(count, count / len(source), count * getattr(source, "seq_len", 0))
+            for name, source, count in zip(self.names, self.sources, counts, strict=True)
         }
 
     def fetch(
@@ -203,9 +197,6 @@ class MixtureDataset(TokenDataset):
             source = self.sources[k]
             if isinstance(source, TokenDataset):
                 batches.append(source.fetch(own, **options))
-            elif hasattr(source, "fetch"):
-                with self._one_fetch:
-                    batches.append(copied(source.fetch(own)))
             else:
                 batches.append(default_collate([source[index] for index in own.tolist()]))
             places.append(where)

@@ -14,8 +14,7 @@ token further, for the last target.
 """
 
 import os
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,8 +46,9 @@ from npydata.dataset.packing import (
     START,
     PackingReport,
     kept_index,
+    within_groups,
 )
-from npydata.dataset.windows import IntArray, TokenArray, as_int, stream_key
+from npydata.dataset.windows import IntArray, as_int, stream_key
 from npydata.errors import TokenFileError
 
 IGNORE_INDEX = -100
@@ -77,17 +77,20 @@ class PackedBatch(NamedTuple):
     document_ids: torch.Tensor
 
     @classmethod
-    def of(
-        cls,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        position_ids: torch.Tensor,
-        document_ids: torch.Tensor,
-    ) -> "PackedBatch":
-        """Return a batch of these tensors, with the boundaries that the positions show."""
-        bounds = sequence_bounds(position_ids)
-        longest = int(bounds.diff().max()) if inputs.numel() else 0
-        return cls(inputs, targets, position_ids, bounds, longest, document_ids)
+    def of(cls, rows: Sequence[torch.Tensor], bounds: IntArray | None = None) -> "PackedBatch":
+        """Return a batch of its inputs, targets, positions and documents.
+
+        Sequences begin where the ``bounds`` say, else wherever a position is 0.
+        """
+        inputs, targets, positions, documents = rows
+        if bounds is None:
+            bounds = np.append(np.flatnonzero(positions.numpy() == 0), positions.numel())
+        cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
+        longest = int(np.diff(bounds).max(initial=0))
+        return cls(inputs, targets, positions, cu_seqlens, longest, documents)
+
+    def _rows(self) -> tuple[torch.Tensor, ...]:
+        return self.inputs, self.targets, self.position_ids, self.document_ids
 
     @staticmethod
     def collate(
@@ -98,26 +101,27 @@ class PackedBatch(NamedTuple):
         ``torch.utils.data.default_collate`` does the same.
         """
         width = batches[0].inputs.shape[-1]
-        parts = [
-            torch.cat([getattr(batch, name).reshape(-1, width) for batch in batches])
-            for name in ("inputs", "targets", "position_ids", "document_ids")
-        ]
-        return PackedBatch.of(*(part if order is None else part[order] for part in parts))
+        columns = zip(*(batch._rows() for batch in batches), strict=True)
+        rows = [torch.cat([one.reshape(-1, width) for one in column]) for column in columns]
+        return PackedBatch.of(rows if order is None else [one[order] for one in rows])
 
     def samples(self) -> list["PackedBatch"]:
         """Return the rows one by one, ``(T,)`` each."""
-        rows = zip(self.inputs, self.targets, self.position_ids, self.document_ids, strict=True)
-        return [PackedBatch.of(*row) for row in rows]
+        return [PackedBatch.of(row) for row in zip(*self._rows(), strict=True)]
+
+    def split(self, sizes: list[int]) -> list["PackedBatch"]:
+        """Return batches of so many rows each, in the same memory."""
+        bounds, begin, batches = self.cu_seqlens.numpy(), 0, []
+        for rows in zip(*(torch.split(one, sizes) for one in self._rows()), strict=True):
+            end = begin + rows[0].numel()
+            first, last = np.searchsorted(bounds, [begin, end])
+            batches.append(PackedBatch.of(rows, bounds[first : last + 1] - begin))
+            begin = end
+        return batches
 
 
 # torch documents this table for types that its own way, field by field, would get wrong.
 default_collate_fn_map[PackedBatch] = PackedBatch.collate
-
-
-def sequence_bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return where sequences begin in the flattened batch, and its length, int32."""
-    begins = (position_ids.reshape(-1) == 0).nonzero()[:, 0]
-    return torch.cat([begins, begins.new_tensor([position_ids.numel()])]).to(torch.int32)
 
 
 class PackedDataset(TokenDataset):
@@ -189,7 +193,6 @@ class PackedDataset(TokenDataset):
             pairs = zip(documents, self._file_begins, strict=True)
             return np.concatenate([one.ends() + begin for one, begin in pairs])
 
-        self._begins: list[int] = self._file_begins.tolist()
         first = self.files[0].path
         folder = first.parent if index_dir is None else Path(index_dir)
         self.index = kept_index(folder / f".{first.name}.{self._fingerprint}", find_ends, packing)
@@ -233,12 +236,11 @@ class PackedDataset(TokenDataset):
         """
         rows = as_indices(indices, len(self))
         out = empty((4, len(rows), self.seq_len))
-        bounds = self._fill(rows, *out)
-        inputs, targets, positions, documents = (torch.from_numpy(part) for part in out)
+        bounds = self._fill(self._spans_of(rows), out)
+        parts = [torch.from_numpy(part) for part in out]
         if self.as_dict is None:
-            longest = int(np.diff(bounds).max(initial=0))
-            cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
-            return PackedBatch(inputs, targets, positions, cu_seqlens, longest, documents)
+            return PackedBatch.of(parts, bounds)
+        inputs, targets, positions, documents = parts
         labels = targets.copy_(inputs)
         labels[(positions == 0) | (documents == NO_DOCUMENT)] = IGNORE_INDEX
         return {self.as_dict[0]: inputs, self.as_dict[1]: labels, "position_ids": positions}
@@ -248,74 +250,62 @@ class PackedDataset(TokenDataset):
     ) -> None:
         """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
         if self._advice.is_due():
-            spans = np.array([*self._spans_of(as_indices(indices, len(self)))])
-            if len(spans):
-                self.advise(spans[:, START], spans[:, LENGTH])
+            spans = self._spans_of(as_indices(indices, len(self)))
+            self.advise(spans[:, START], spans[:, LENGTH])
 
-    def _spans_of(self, rows: IntArray) -> Iterator[list[int]]:
-        """Yield the spans of some rows, one row after the other.
+    def _spans_of(self, rows: IntArray) -> IntArray:
+        """Return the spans of some rows, ``(spans, 4)``, one row after the other.
 
         Raises:
             TokenFileError: They don't fill the rows, or lead out of the files.
         """
-        for row in rows.tolist():
-            first, stop = self.index.row_begins[row : row + 2].tolist()
-            room = self.seq_len if first >= 0 else -1
-            for span in self.index.spans[first:stop].tolist():
-                # The index is a file, which anybody may have damaged.
-                if not (0 <= span[START] < self.num_tokens and 0 < span[LENGTH] <= room):
-                    break
-                room -= span[LENGTH]
-                yield span
-            if room:
-                raise self._damaged()
+        index, width = self.index, self.seq_len
+        firsts, stops = index.row_begins[rows], index.row_begins[rows + 1]
+        counts = stops - firsts
+        # The index is a file, which anybody may have damaged.
+        fits = (firsts >= 0) & (counts > 0) & (counts <= width) & (stops <= len(index.spans))
+        if fits.all():
+            spans: IntArray = index.spans[np.repeat(firsts, counts) + within_groups(counts)]
+            filled = spans[:, LENGTH].cumsum()[counts.cumsum() - 1]
+            is_full = filled == np.arange(1, len(rows) + 1) * width
+            if is_full.all() and (spans[:, [START, LENGTH]] >= (0, 1)).all():
+                return spans
+        raise self._damaged()
 
     def _damaged(self) -> TokenFileError:
         return TokenFileError(
             f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
         )
 
-    def _fill(
-        self, rows: IntArray, inputs: IntArray, targets: IntArray, positions: IntArray,
-        documents: IntArray,
-    ) -> IntArray:  # fmt: skip
-        """Write rows, ``(len(rows), seq_len)`` each; return their bounds in the flattened batch."""
+    def _fill(self, spans: IntArray, out: IntArray) -> IntArray:
+        """Write rows to ``out``, ``(4, B, T)``; return their bounds in the flattened batch."""
+        starts, of_documents, lengths, ends = spans.T
+        inputs, targets, positions, documents = out
+        # Spans fill the rows without a gap, so each begins where the one before ended.
+        bounds = np.append(0, lengths.cumsum())
+        begins, last = bounds[:-1], bounds[1:] - 1
+        flat_positions = positions.reshape(-1)
+        np.subtract(np.arange(bounds[-1]), np.repeat(begins, lengths), out=flat_positions)
+        documents.reshape(-1)[:] = np.repeat(of_documents, lengths)
+        # The length counts the bos, which isn't in the file.
+        has_bos = (ends & FIRST > 0) & (self.bos_id is not None)
+        goes_on = ends & LAST == 0
         # A column more than the row has, for the last target of a document that goes on: only the
         # last span of a row may.
-        tokens = np.zeros((len(rows), self.seq_len + 1), self.dtype)
-        flat_tokens, flat_positions = tokens.reshape(-1), positions.reshape(-1)
-        flat_documents, upto = documents.reshape(-1), np.arange(self.seq_len)
-        bounds, bos_at, last_at = [0], list[int](), list[int]()
-        # Spans fill the rows without a gap, so each begins where the one before ended.
-        for start, document, length, ends in self._spans_of(rows):
-            begin, stop = bounds[-1], bounds[-1] + length
-            bounds.append(stop)
-            flat_positions[begin:stop] = upto[:length]
-            flat_documents[begin:stop] = document
-            goes_on, has_bos = not ends & LAST, self.bos_id is not None and ends & FIRST
-            if has_bos:
-                bos_at.append(begin)
-            if not goes_on:
-                last_at.append(stop - 1)
-            if document != NO_DOCUMENT:
-                # The length counts the bos, which isn't in the file. Each row before this one has
-                # a column more in ``tokens``.
-                to = begin + begin // self.seq_len + has_bos
-                size = length - has_bos + goes_on
-                flat_tokens[to : to + size] = self._read(start, size)
+        tokens = np.zeros((len(inputs), self.seq_len + 1), self.dtype)
+        flat_tokens, to = tokens.reshape(-1), begins + begins // self.seq_len + has_bos
+        sizes, real = lengths - has_bos + goes_on, np.flatnonzero(of_documents != NO_DOCUMENT)
+        for file, which, starts_in_file in self.by_file(starts[real]):
+            mine = real[which]
+            if (starts_in_file + sizes[mine] > file.num_tokens).any():
+                raise self._damaged()
+            stretches = file.backend.read(starts_in_file.tolist(), sizes[mine].tolist())
+            for begin, stretch in zip(to[mine].tolist(), stretches, strict=True):
+                flat_tokens[begin : begin + len(stretch)] = stretch
         self.require_vocabulary(tokens)
         inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
-        inputs.reshape(-1)[bos_at] = self.bos_id or 0
-        targets.reshape(-1)[last_at] = IGNORE_INDEX
-        if NO_DOCUMENT in flat_documents[last_at]:
+        inputs.reshape(-1)[begins[has_bos]] = self.bos_id or 0
+        targets.reshape(-1)[last[~goes_on]] = IGNORE_INDEX
+        if len(real) < len(spans):
             targets[documents == NO_DOCUMENT] = IGNORE_INDEX
-        return np.array(bounds)
-
-    def _read(self, start: int, count: int) -> TokenArray:
-        """Return the tokens from a start on, counted over all files, which one file must hold."""
-        # A list and ``bisect``, not ``by_file``: numpy is slow with a single number.
-        k = bisect_right(self._begins, start) - 1
-        file, start_in_file = self.files[k], start - self._begins[k]
-        if start_in_file + count > file.num_tokens:
-            raise self._damaged()
-        return file.backend.read(start_in_file, count)
+        return bounds

@@ -164,14 +164,15 @@ def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
     return rows
 
 
-class PackIndex:
+class PackIndex(NamedTuple):
     """The rows of a corpus: how many spans come before each row, and the spans.
 
     In memory, or mapped from two ``.npy`` files, ``PATH.rows.npy`` and ``PATH.spans.npy``.
     """
 
-    def __init__(self, row_begins: IntArray, spans: IntArray, path: Path | None = None) -> None:
-        self.row_begins, self.spans, self.path = row_begins, spans, path
+    row_begins: IntArray
+    spans: IntArray
+    path: Path | None = None
 
     @classmethod
     def open(cls, path: Path) -> "PackIndex":

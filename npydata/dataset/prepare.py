@@ -40,8 +40,9 @@ SPAN_BYTES = 64 << 10
 """The training sample is taken in spans of this many bytes."""
 PYTHON_CORPUS_SKIPS = ("site-packages", "dist-packages")
 """Folders inside the standard library's that hold other people's packages."""
-BETWEEN_WORDS = re.compile(r"(?<=\S)\s(?=\S)")
-"""Before such a character a byte-level BPE splits anyway, so cutting there changes no token."""
+WHOLE_WORDS = re.compile(r".*\S(?=\s\S)", re.DOTALL)
+"""Ends before a space between words, where a byte-level BPE splits anyway: cutting there changes no
+token."""
 
 
 class PrepareReport(NamedTuple):
@@ -125,9 +126,8 @@ def prepare(
     encoder = Encoder(bpe, ids[END_OF_TEXT], bar)
     with closing(bar), replacing(saved_tokenizer) as file:
         file.write(bpe.to_str(pretty=True).encode())
-        chunks = encoder.encode(files, least=row_len or 1)
         dtype = "uint16" if largest < 1 << 16 else "uint32"
-        written = write_tokens(out, chunks, dtype=dtype, row_len=row_len)
+        written = write_tokens(out, encoder.encode(files), dtype=dtype, row_len=row_len)
     if documents:
         record_documents(written, encoder.end)
     fewer = tokenizer is None and largest + 1 < vocab_size
@@ -293,15 +293,13 @@ class Encoder:
 
     def __init__(self, bpe: "Tokenizer", end: int, bar: ProgressBar) -> None:
         self.bpe, self.end, self.bar = bpe, end, bar
-        self.replaced = self.num_tokens = 0
+        self.replaced = 0
 
-    def encode(self, files: Iterable[Source], least: int) -> Iterator[TokenArray]:
-        """Yield the ids of all files, each with the end of text; raise if fewer than ``least``."""
+    def encode(self, files: Iterable[Source]) -> Iterator[TokenArray]:
+        """Yield the ids of all files, each with the end of text."""
         pieces = chain.from_iterable(text_pieces(self.read(file.path)) for file in files)
         while batch := list(islice(pieces, BATCH_PIECES)):
             yield self.encode_batch(batch)
-        if self.num_tokens < least:
-            raise NpyDataError(f"{self.num_tokens} tokens of text do not fill a row of {least}")
 
     def encode_batch(self, pieces: Sequence[tuple[str, bool]]) -> TokenArray:
         """Return the ids of pieces of text, and the end of text behind the last of each."""
@@ -314,9 +312,7 @@ class Encoder:
             encoding.ids + [self.end] * is_last
             for encoding, (_, is_last) in zip(encodings, pieces, strict=True)
         ]
-        ids = np.fromiter(chain(*parts), np.uint32)
-        self.num_tokens += len(ids)
-        return ids
+        return np.fromiter(chain(*parts), np.uint32)
 
     def read(self, path: Path) -> Iterator[str]:
         """Yield a file's text a block at a time; each fault in its UTF-8 becomes U+FFFD."""
@@ -339,11 +335,8 @@ def text_pieces(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
     for block in blocks:
         rest += block
         while len(rest) > PIECE_CHARS:
-            for begin in (PIECE_CHARS - 1024, 1):  # near the end, or else anywhere
-                found = [m.start() for m in BETWEEN_WORDS.finditer(rest, begin, PIECE_CHARS + 1)]
-                if found:
-                    break
-            cut = found[-1] if found else PIECE_CHARS
+            words = WHOLE_WORDS.match(rest, 0, PIECE_CHARS + 1)
+            cut = words.end() if words else PIECE_CHARS
             yield rest[:cut], False
             rest = rest[cut:]
     yield rest, True

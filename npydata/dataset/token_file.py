@@ -97,7 +97,7 @@ class TokenFile:
         """
         if start < 0 or count < 0:
             raise IndexError(f"{self.path}: read({start}, {count}), expected two numbers >= 0")
-        return self.backend.read(start, max(0, min(count, self.num_tokens - start)))
+        return self.backend.read([start], [max(0, min(count, self.num_tokens - start))])[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (self.header._replace(read_ends=None), self.access)
@@ -141,7 +141,8 @@ def write_tokens(
 
     Raises:
         TokenFileError: An id does not fit the dtype; the message names it and its position. Or the
-            name ends like another format's, such as ``.bin``; or ``row_len`` is below 1.
+            name ends like another format's, such as ``.bin``; or ``row_len`` is below 1, or more
+            tokens than there are.
         OSError: The file cannot be written; one that was there before is untouched.
     """
     path = Path(path)
@@ -162,6 +163,8 @@ def write_tokens(
             file.write(ids.data)
             count += ids.size
         kept = count - count % row_len if row_len else count
+        if count and not kept:
+            raise TokenFileError(f"{path}: {count} tokens, expected at least a row of {row_len}")
         file.truncate(header_bytes + kept * stored.itemsize)
         file.seek(0)
         write_npy_header(file, stored, kept, row_len)

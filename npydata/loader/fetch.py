@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
-from npydata.dataset.batches import copied, split
+from npydata.dataset.batches import copied, cut, split
 from npydata.dataset.windows import MASK64
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
@@ -108,8 +108,7 @@ class Fetcher:
         if self.read_ahead:
             self.read_ahead.before(first)
         batch = self.fetch(np.concatenate([plan.items for plan in plans]))
-        sizes = [len(plan.items) for plan in plans]
-        return [*zip(*[one.split(sizes) for one in batch], strict=True)]
+        return cut(batch, [len(plan.items) for plan in plans])
 
     def deliver(self, number: int, *, plan: Plan, batch: Any) -> Delivery:
         """Return a batch, made now if it isn't there; an error says which, and of which samples."""

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from npydata.dataset.datasets import WindowDataset
+from npydata.dataset.packed import PackedDataset
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
 from npydata.loader.device import Transfer, require_device
@@ -382,12 +383,13 @@ class AsyncDataLoader:
     def _batches_together(self) -> int:
         """Return how many batches are fetched as one, and wake a thread once.
 
-        Small batches of windows are: they come so fast that calls and waking would take longer. All
-        others, dictionaries too, come one by one.
+        Small batches of windows and packed rows are: they come so fast that calls and waking would
+        take longer. All others, dictionaries too, come one by one.
         """
         is_plain = self._source is None and not (self.transforms or self.config.collate_fn)
         fetch = getattr(type(self.dataset), "fetch", None)
-        if not is_plain or fetch is not WindowDataset.fetch or self.dataset.as_dict:
+        is_known = fetch in (WindowDataset.fetch, PackedDataset.fetch)
+        if not (is_plain and is_known) or self.dataset.as_dict:
             return 1
         return max(1, min(self.prefetch_factor // 2, SAMPLES_TOGETHER // self.config.batch_size))
 

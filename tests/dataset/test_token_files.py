@@ -126,7 +126,7 @@ BAD = {
         ({"ends": (100, 50, 300)}, "must rise"),
         ({"ends": (100, 200)}, "end at token 200, but"),
         ({"ends": (1 << 63, 300)}, "must rise"),
-        ({"cut_index": 9}, "9 bytes"),
+        ({"cut_index": 9}, "documents end at token"),
     ],
 }
 

@@ -181,11 +181,13 @@ def test_packed_rows_come_as_the_dataset_fetches_them(tmp_path):
     tokens = chance.integers(1, 99, 4000).astype(np.uint16)
     tokens[chance.integers(0, 4000, 200)] = 0
     write_tokens(tmp_path / "a.npy", [tokens])
-    dataset = PackedDataset(tmp_path / "a.npy", 32, eot_id=0)
-    batch = next(iter(AsyncDataLoader(dataset, batch_size=4, shuffle=False, drop_last=True)))
-    wanted = dataset.fetch(np.arange(4))
-    assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True)
-               if isinstance(a, torch.Tensor))  # fmt: skip
+    dataset = PackedDataset(tmp_path / "a.npy", 32, crop="none", eot_id=0)
+    for number, batch in enumerate(AsyncDataLoader(dataset, batch_size=6, shuffle=False)):
+        wanted = dataset.fetch(range(6 * number, min(6 * number + 6, len(dataset))))
+        assert batch.max_seqlen == wanted.max_seqlen
+        assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True)
+                   if isinstance(a, torch.Tensor))  # fmt: skip
+    assert len(dataset) % 6
 
 
 # Errors
