@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from npydata.reader.file import Folder, naming
 from npydata.reader.formats.training import (
     PARTS,
     TRAINING,
+    FileEntry,
     Manifest,
     check_sizes,
     checksums,
@@ -62,13 +63,15 @@ def load_checkpoint(
             ``state_dict()`` stands for what it is of; None fills nothing. An optimizer that has no
             state yet has nothing to fill: give the state to its ``load_state_dict`` instead.
             Its settings, such as the learning rate, are not set.
-        verify: Compare everything with the checksums first. Sizes and headers are always checked.
+        verify: Compare everything with the checksums: what is mapped at once, the rest while it is
+            read. Sizes and headers are always checked.
 
     All of it is of one checkpoint: if a save replaces the folder meanwhile, the old or the new one.
 
     Raises:
         CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
-            removed while it was read; or ``into`` is not what was saved, and nothing was filled.
+            removed while it was read: some of ``into`` may be filled by then. Or ``into`` is not
+            what was saved, and nothing was filled.
     """
     if dir is None:
         raise CheckpointError(
@@ -86,6 +89,8 @@ def load_checkpoint(
                    if one is not None}  # fmt: skip
 
     with opened(Path(dir), verify=verify) as (manifest, values, parts):
+        if verify and mapped:
+            compare(one for part, one in parts.items() if part not in targets)
         for part in targets:
             if part not in parts:
                 raise CheckpointError(f"{dir}: has no {part}, and into has one")
@@ -93,11 +98,11 @@ def load_checkpoint(
         states = {}
         for part, tensors in parts.items():
             if part in targets:
-                loaded = tensors.load(into=targets[part])
+                loaded = tensors.load(into=targets[part], verify=verify)
             elif mapped:
                 loaded = {name: tensors[name] for name in tensors}
             else:
-                loaded = tensors.load(device=device)
+                loaded = tensors.load(device=device, verify=verify)
             states[part] = unflatten(Path(tensors.path), values[part], loaded)
         continue_run(Path(dir), manifest)
         return states["model"], states.get("optimizer"), training_state(Path(dir), values)
@@ -112,7 +117,8 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
         CheckpointError: A file is missing, cut off or changed; the message names the first piece
             that differs, and the tensors in it.
     """
-    with opened(Path(dir), verify=True, progress=progress) as (manifest, values, parts):
+    with opened(Path(dir), verify=True) as (manifest, values, parts):
+        compare(parts.values(), progress=progress)
         for part, tensors in parts.items():
             unflatten(Path(tensors.path), values[part], dict.fromkeys(tensors))
         training_state(Path(dir), values)
@@ -121,13 +127,13 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
 
 @contextmanager
 def opened(
-    folder: Path, *, verify: bool = False, progress: bool = False
+    folder: Path, *, verify: bool = False
 ) -> Iterator[tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]]:
     """Open all files of a checkpoint; yield its manifest, its values, and its tensors by part.
 
     A save replaces the whole folder. What was opened between two reads of the same manifest is of
     one checkpoint, and stays so while it is open. If the manifest is another afterwards, or an
-    error came from that, this begins again.
+    error came from that, this begins again. To ``verify`` compares the files without tensors.
     """
     for _ in range(MAX_TRIES):
         manifest = read_manifest(folder)
@@ -140,8 +146,15 @@ def opened(
                     if names := files_of(part, manifest.files):
                         path = folder / (part if "/" in names[0] else names[0])
                         parts[part] = stack.enter_context(open_checkpoint(path))
-                if verify and read_manifest(folder) == manifest:
-                    compare(folder, manifest, parts, progress=progress)
+                        parts[part].expect(
+                            {
+                                file: manifest.files[os.path.relpath(file.path, folder)].ranges()
+                                for file in parts[part].open_files
+                            }
+                        )
+                for name, entry in manifest.files.items():
+                    if verify and name.endswith(".json"):
+                        require_same(folder / name, entry)
             except (CheckpointError, OSError):
                 if read_manifest(folder) == manifest:
                     raise
@@ -152,24 +165,20 @@ def opened(
     raise CheckpointError(f"{folder}: was replaced again and again while it was read")
 
 
-def compare(
-    folder: Path, manifest: Manifest, parts: Mapping[str, LazyCheckpoint], *, progress: bool
-) -> None:
-    """Compare every piece of every file with its checksum.
+def require_same(path: Path, entry: FileEntry) -> None:
+    """Refuse a small file that is not what was written."""
+    if checksums(read_small(path, entry.size)) != entry.crc32:
+        raise CheckpointError(f"{path}: damaged, its checksum is another")
 
-    Tensors are read from the open files, as by now the path may lead to another checkpoint.
+
+def compare(some: Iterable[LazyCheckpoint], *, progress: bool = False) -> None:
+    """Compare every byte of some tensors' files with its checksum.
+
+    They are read from the open files, as by now the path may lead to another checkpoint.
     """
-    ranges = {file: manifest.files[os.path.relpath(file.path, folder)].ranges()
-              for tensors in parts.values() for file in tensors.open_files}  # fmt: skip
-    jobs = [one for tensors in parts.values() for one in tensors.checks(ranges)]
+    jobs = [one for tensors in some for one in tensors.checks()]
     with closing(ProgressBar("verifying", sum(n for n, _ in jobs), "B", show=progress)) as bar:
         run_all(jobs, bar.update)
-    for name, entry in manifest.files.items():
-        if (
-            name.endswith(".json")
-            and checksums(read_small(folder / name, entry.size)) != entry.crc32
-        ):
-            raise CheckpointError(f"{folder / name}: damaged, its checksum is another")
 
 
 def unflatten(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:

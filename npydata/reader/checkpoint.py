@@ -123,15 +123,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 dtype is converted. Of tied or overlapping ones the last in ``into`` counts. Hooks
                 of ``load_state_dict`` are not called.
             progress: Show a bar, if it takes longer than a second.
-            verify: First compare what will be read, and the headers, with the checksums of a
-                checkpoint of ours. All of it is read twice, the second time from the page cache if
-                it fits there.
+            verify: Compare what is read, and the headers, with the checksums of a checkpoint of
+                ours. They are of 64 MiB each, of which all is read.
 
         Raises:
-            CheckpointError: ``into`` lacks a tensor, has one more, or one that can't be filled; or,
-                with ``verify``, there are no checksums, or a piece of a file is not what was
-                written: nothing was filled then. Or a tensor can't be read, or a file was changed
-                since it was opened: some of ``into`` may be filled by then.
+            CheckpointError: ``into`` lacks a tensor, has one more, or one that can't be filled, and
+                nothing was filled; or, with ``verify``, there are no checksums. Or a tensor can't
+                be read, a piece of a file is not what was written, or a file was changed since it
+                was opened: some of ``into`` may be filled by then.
             KeyError: There is no tensor of a name.
             IndexError, TypeError, ValueError: A tensor has no such part.
         """
@@ -164,11 +163,16 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming(self.path):
             check_targets(self._tensors, targets_of(into), exactly=True)
 
-    def checks(self, ranges: Checksums) -> list[Job]:
+    def expect(self, ranges: Checksums) -> None:
+        """Take checksums for what :meth:`load` verifies, and :meth:`checks`."""
+        self._contents.checksums = ranges
+
+    def checks(self) -> list[Job]:
         """Return jobs that compare every byte of the files with checksums; each may raise.
 
         For ``verify_checkpoint``, which runs those of several files together.
         """
+        ranges = self._contents.checksums or {}
         return list(comparisons(self.open_files, ranges, self._tensors, whole=True))
 
     def info(self, name: str) -> TensorInfo:

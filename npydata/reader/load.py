@@ -167,16 +167,17 @@ class Plan:
     def carry_out(
         self, progress: bool, ranges: Checksums | None, specs: Mapping[str, TensorSpec]
     ) -> None:
-        """Read everything; first compare the checksums of what is read, if there are ``ranges``."""
+        """Read everything, and with it the rest of what ``ranges`` have checksums of."""
         files = {one.file for one in self.reads}
         files |= {one.file for spec, _ in self.indirect for one in extents_of(spec)}
         for file in files:
             file.require_unchanged()
-        jobs = list(requests(self.reads))
-        checks = [] if ranges is None else list(comparisons(files, ranges, specs))
-        total = sum(nbytes for nbytes, _ in [*checks, *jobs])
+        jobs: list[Job] = (
+            [(span(some), partial(fulfil, some)) for some in requests(self.reads)]
+            if ranges is None else list(comparisons(files, ranges, specs, self.reads))
+        )  # fmt: skip
+        total = sum(nbytes for nbytes, _ in jobs)
         with closing(ProgressBar("loading", total, "B", show=progress)) as bar:
-            run_all(checks, bar.update)
             run_all(jobs, bar.update)
         for spec, target in self.indirect:
             copy_into(spec, target)
@@ -218,15 +219,17 @@ def span(parts: Sequence[Part]) -> int:
     return max(one.offset + one.nbytes for one in parts) - parts[0].offset
 
 
-def requests(reads: Iterable[Read]) -> Iterator[Job]:
-    """Yield jobs for reads in the order of the files: neighbours together, long ones cut."""
-    parts = [
-        Read(read.file, read.offset + at, read.target[at : at + READ_BYTES])
-        for read in reads
-        for at in range(0, read.nbytes, READ_BYTES)
-    ]
-    for some in neighbours(parts, TOGETHER_BYTES):
-        yield sum(one.nbytes for one in some), partial(fulfil, some)
+def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
+    """Yield reads in the order of the files: neighbours together, long ones cut."""
+    parts = [part_of(read, at, at + READ_BYTES) for read in reads
+             for at in range(read.offset, read.offset + read.nbytes, READ_BYTES)]  # fmt: skip
+    return neighbours(parts, TOGETHER_BYTES)
+
+
+def part_of(read: Read, begin: int, end: int) -> Read:
+    """Return the part of a read that is between two places of the file."""
+    begin = max(begin, read.offset)
+    return Read(read.file, begin, read.target[begin - read.offset : max(0, end - read.offset)])
 
 
 def fulfil(reads: list[Read]) -> None:
@@ -251,9 +254,13 @@ def fulfil(reads: list[Read]) -> None:
 
 
 def comparisons(
-    files: Iterable[File], ranges: Checksums, specs: Mapping[str, TensorSpec], whole: bool = False
-) -> Iterator[Job]:
-    """Yield jobs that compare checksums: of ranges with a byte that is wanted, or the whole."""
+    files: Iterable[File], ranges: Checksums, specs: Mapping[str, TensorSpec],
+    reads: Iterable[Read] = (), whole: bool = False,
+) -> Iterator[Job]:  # fmt: skip
+    """Yield jobs that compare checksums, and with them carry out some reads.
+
+    Of ranges with a byte that is wanted, and of those with a header; or of all, for the ``whole``.
+    """
     wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
     for file in files:
         if file not in ranges:
@@ -261,17 +268,26 @@ def comparisons(
         for begin, end, crc in ranges[file]:
             names = [name for name, one in wanted if one.file is file and one.offset < end
                      and begin < one.offset + one.nbytes]  # fmt: skip
+            inside = [part for read in reads if read.file is file and read.offset < end
+                      and (part := part_of(read, begin, end)).nbytes]  # fmt: skip
             if names or begin == 0 or whole:
-                yield end - begin, partial(compare, file, begin, end, crc, names)
+                yield end - begin, partial(compare, file, begin, end, crc, names, inside)
 
 
-def compare(file: File, begin: int, end: int, crc: int, names: list[str]) -> None:
-    """Read a range and compare its checksum."""
-    found, buffer = 0, np.empty(min(READ_BYTES, end - begin), np.uint8)
-    for at in range(begin, end, READ_BYTES):
-        content = buffer[: end - at]
-        file.pread_into(content, at)
-        found = crc32(content.data, found)
+def compare(
+    file: File, begin: int, end: int, crc: int, names: list[str], reads: list[Read]
+) -> None:
+    """Read a range, part of it to where it belongs, and compare its checksum."""
+    found, at, buffer = 0, begin, np.empty(min(READ_BYTES, end - begin), np.uint8)
+    for some in [*requests(reads), [Read(file, end, buffer[:0])]]:
+        fulfil(some)
+        for read in some:
+            for start in range(at, read.offset, READ_BYTES):  # what comes between two reads
+                content = buffer[: read.offset - start]
+                file.pread_into(content, start)
+                found = crc32(content.data, found)
+            found = crc32(read.target[max(0, at - read.offset) :].data, found)
+            at = max(at, read.offset + read.nbytes)
     if found != crc:
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
         where = f", where {', '.join(names[:3])}{more} is" if names else ""

@@ -3,6 +3,7 @@
 import json
 import random
 import zlib
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from npydata import (
     CheckpointError,
     latest_checkpoint,
     load_checkpoint,
+    open_checkpoint,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -50,12 +52,19 @@ DAMAGE = {
 }
 
 
+VERIFIED = [
+    verify_checkpoint,
+    partial(load_checkpoint, verify=True),
+    partial(load_checkpoint, verify=True, mmap=False),
+]
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_verifying_names_the_file_that_is_damaged(saved, name, damage):
     verify_checkpoint(saved)
     DAMAGE[damage](saved / name)
-    for read in (verify_checkpoint, lambda folder: load_checkpoint(folder, verify=True)):
+    for read in VERIFIED:
         with pytest.raises((CheckpointError, OSError), match=name.replace(".", r"\.")):
             read(saved)
     if damage != "a flipped bit":  # sizes and headers are always checked
@@ -74,13 +83,19 @@ def test_any_flipped_bit_is_found_and_piece_and_tensors_are_named(tmp_path, monk
         path.write_bytes(
             whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :]
         )
-        with pytest.raises(CheckpointError) as caught:
-            verify_checkpoint(tmp_path / "c")
-        message = str(caught.value)
-        if at >= 4096:
-            begin = at - at % 8192
-            assert f"damaged between bytes {begin:,} and" in message
-            assert "abcd"[(at - 4096) // 8000] in message.rpartition("where")[2]
+        other = {name: torch.zeros(2000, dtype=torch.float64) for name in "abcd"}
+        for read in (*VERIFIED, partial(load_checkpoint, verify=True, into=other)):
+            with pytest.raises(CheckpointError) as caught:
+                read(tmp_path / "c")
+            message = str(caught.value)
+            if at >= 4096:
+                begin = at - at % 8192
+                assert f"damaged between bytes {begin:,} and" in message
+                assert "abcd"[(at - 4096) // 8000] in message.rpartition("where")[2]
+    with open_checkpoint(tmp_path / "c") as damaged:  # in its last piece
+        assert torch.equal(damaged.load("model.a", verify=True)["model.a"], state["a"])
+        with pytest.raises(CheckpointError, match=r"model\.d is"):
+            damaged.load("model.d", verify=True)
 
 
 HOSTILE = {

@@ -124,7 +124,7 @@ def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     except (KeyError, TypeError, ValueError):
         raise FormatError(f"has the entry {entry!r:.200}") from None
     dtype, numel, storage = DTYPES.get(code), math.prod(shape), Storage(name, end - begin)
-    if math.prod(size for size in shape if size) > MAX_COUNT:
+    if (numel or math.prod(size for size in shape if size)) > MAX_COUNT:
         raise FormatError("its shape makes more than 2^63 elements")
     bits = BITS.get(code) if dtype is None or code == PACKED else 8 * dtype.itemsize
     if bits is not None and (end - begin) * 8 != numel * bits:
