@@ -58,7 +58,8 @@ def load_checkpoint(
         dir: The folder, such as ``latest_checkpoint(root)`` returns.
         device: Where the tensors go.
         mmap: Map tensors of the CPU copy-on-write: they are read when used, and may be written to.
-            What is wanted all at once is read faster without.
+            Those below 64 KiB are read at once, together. What is wanted all at once is read faster
+            without.
         into: The model, or ``(model, optimizer)``: their own tensors are filled, and returned. A
             ``state_dict()`` stands for what it is of; None fills nothing. An optimizer that has no
             state yet has nothing to fill: give the state to its ``load_state_dict`` instead.
@@ -100,7 +101,7 @@ def load_checkpoint(
             if part in targets:
                 loaded = tensors.load(into=targets[part], verify=verify)
             elif mapped:
-                loaded = {name: tensors[name] for name in tensors}
+                loaded = tensors.mapped()
             else:
                 loaded = tensors.load(device=device, verify=verify)
             states[part] = unflatten(Path(tensors.path), values[part], loaded)

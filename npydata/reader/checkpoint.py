@@ -12,7 +12,7 @@ import torch
 
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.convert import Converted, convert
-from npydata.reader.file import FormatError, naming
+from npydata.reader.file import SMALL_BYTES, FormatError, naming
 from npydata.reader.formats import Checksums, Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
@@ -157,6 +157,13 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             if self._contents.on_load is not None:
                 self._contents.on_load()
             return made
+
+    def mapped(self) -> dict[str, torch.Tensor]:
+        """Return all tensors, mapped; those too small to be mapped are read together."""
+        small = [name for name, spec in self._tensors.items()
+                 if spec.chunks is None and spec.storage.nbytes < SMALL_BYTES]  # fmt: skip
+        read = self.load(small)
+        return {name: read[name] if name in read else self[name] for name in self}
 
     def require_fits(self, into: Any) -> None:
         """Raise what ``load(into=into)`` would raise before it writes."""
