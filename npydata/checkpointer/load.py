@@ -134,7 +134,8 @@ def opened(
 
     A save replaces the whole folder. What was opened between two reads of the same manifest is of
     one checkpoint, and stays so while it is open. If the manifest is another afterwards, or an
-    error came from that, this begins again. To ``verify`` compares the files without tensors.
+    error came from that, this begins again. With ``verify`` the JSON files are compared with their
+    checksums, too.
     """
     for _ in range(MAX_TRIES):
         manifest = read_manifest(folder)

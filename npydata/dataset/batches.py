@@ -19,10 +19,10 @@ def split(batch: Any) -> list[Any]:
     return list(zip(*batch, strict=True) if isinstance(batch, tuple | list) else batch)
 
 
-def cut(batch: Any, sizes: list[int]) -> list[Any]:
+def cut(batch: Any, sizes: list[int]) -> Any:
     """Return a batch of tensors, or of packed rows, as several of so many samples each."""
     if hasattr(batch, "samples"):
-        return list(batch.split(sizes))
+        return batch.split(sizes)
     return list(zip(*[one.split(sizes) for one in batch], strict=True))
 
 

@@ -310,7 +310,8 @@ class Format(NamedTuple):
 
 def starts_like_llmc(_: Path, head: bytes, _dtype: TokenDtype | None) -> bool:
     """Go by the first int32, so that a malformed file and an eval file are refused by name."""
-    return int.from_bytes(head[:4], "little") in (LLMC_EVAL, 20240520, 20240801)
+    magics = {LLMC_EVAL, *(magic for magic, _ in LLMC_DTYPES)}
+    return int.from_bytes(head[:4], "little") in magics
 
 
 FORMATS = {

@@ -284,8 +284,7 @@ class PackedDataset(TokenDataset):
         # Spans fill the rows without a gap, so each begins where the one before ended.
         bounds = np.append(0, lengths.cumsum())
         begins, last = bounds[:-1], bounds[1:] - 1
-        flat_positions = positions.reshape(-1)
-        np.subtract(np.arange(bounds[-1]), np.repeat(begins, lengths), out=flat_positions)
+        np.subtract(np.arange(bounds[-1]), np.repeat(begins, lengths), out=positions.reshape(-1))
         documents.reshape(-1)[:] = np.repeat(of_documents, lengths)
         # The length counts the bos, which isn't in the file.
         has_bos = (ends & FIRST > 0) & (self.bos_id is not None)

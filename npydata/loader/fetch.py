@@ -102,7 +102,7 @@ class Fetcher:
             for k, plan, batch in zip(numbers, plans, batches, strict=True)
         ]
 
-    def together(self, first: int, plans: list[Plan]) -> list[Any]:
+    def together(self, first: int, plans: list[Plan]) -> Any:
         """Fetch several batches as one, and cut it."""
         assert self.fetch
         if self.read_ahead:
