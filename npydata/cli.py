@@ -154,7 +154,7 @@ def run_prepare(args: argparse.Namespace) -> int:
         documents=args.documents,
         progress=not args.quiet,
     )
-    print(report)
+    print(report.summary)
     return EXIT_OK
 
 
@@ -162,21 +162,15 @@ def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
     from npydata.reader.inspect import why_checkpoint
 
-    why = None if token_options(args) else why_checkpoint(args.file)
+    options = args.dtype, args.seq_len, args.eot_id
+    is_tokens = args.format != "auto" or any(one is not None for one in options)
+    why = None if is_tokens else why_checkpoint(args.file)
     if why is None:
         return inspect_token_file(args)
     try:
         return inspect_checkpoint_file(args)
     except CheckpointError as error:
         raise CheckpointError(f"{error} (taken for a checkpoint: {why})") from None
-
-
-def token_options(args: argparse.Namespace) -> list[str]:
-    """Return which options of ``inspect`` were given that are about token files."""
-    given = {"--format": args.format != "auto", "--dtype": args.dtype is not None,
-             "--seq-len": args.seq_len is not None,
-             "--eot-id": args.eot_id is not None}  # fmt: skip
-    return [flag for flag, is_given in given.items() if is_given]
 
 
 def inspect_checkpoint_file(args: argparse.Namespace) -> int:
@@ -190,13 +184,8 @@ def inspect_checkpoint_file(args: argparse.Namespace) -> int:
 
 def inspect_token_file(args: argparse.Namespace) -> int:
     """Print a report on a token file."""
-    from npydata.dataset.inspect import as_table, inspect_tokens, is_named_like_checkpoint
+    from npydata.dataset.inspect import as_table, inspect_tokens
 
-    if is_named_like_checkpoint(args.file):
-        Path(args.file).stat()  # that it is not there comes first
-        if flags := token_options(args):
-            raise NpyDataError(f"{args.file}: is named like a checkpoint, expected a token file "
-                               f"with {' '.join(flags)}")  # fmt: skip
     report = inspect_tokens(
         args.file,
         format=args.format,

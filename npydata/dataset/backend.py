@@ -7,7 +7,7 @@ faster; ``pread`` is for file systems where maps are slow or refused.
 import mmap
 import os
 import weakref
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -39,15 +39,16 @@ class Backend:
         if access == "mmap" and all(header.shape):  # nothing can't be mapped
             self.map = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
             self.tokens: TokenArray = np.frombuffer(self.map, header.dtype, offset=header.offset)
+            self.view = self.tokens.data
             self.views: dict[int, TokenArray] = {}
 
-    def read(self, starts: list[int], counts: list[int]) -> list[TokenArray]:
-        """Return stretches of tokens, ``(count,)`` each: of a map views, nothing is copied."""
+    def read(self, starts: list[int], counts: list[int]) -> list[Any]:
+        """Return buffers with stretches of tokens: of a map views, nothing is copied."""
         pairs = zip(starts, counts, strict=True)
         if self.map is None:
             return [self.gather(np.array([start]), count)[0] for start, count in pairs]
         self.require_unchanged(self.map.size())
-        return [self.tokens[start : start + count] for start, count in pairs]
+        return [self.view[start : start + count] for start, count in pairs]
 
     def gather(self, starts: IntArray, width: int) -> TokenArray:
         """Copy windows out, ``(len(starts), width)``."""

@@ -37,7 +37,8 @@ def join(batches: list[Any], order: torch.Tensor, names: list[str]) -> Any:
         found = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True))
         raise NpyDataError(f"samples of different kinds or shapes, expected one ({found})")
     if hasattr(batches[0], "samples"):
-        return batches[0].collate(batches, order)
+        samples = [one for batch in batches for one in batch.samples()]
+        return batches[0].collate([samples[k] for k in order.tolist()])
 
     def joined(*parts: Any) -> torch.Tensor:
         if not isinstance(parts[0], torch.Tensor):

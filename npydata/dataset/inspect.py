@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from npydata.system.progress import ProgressBar, printable
 
 SCAN_TOKENS = 4 << 20
 FIRST_TOKENS = 16
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
-"""A file named like this holds no tokens, even when a dtype is given for it."""
 
 
 def inspect_tokens(
@@ -39,13 +36,11 @@ def inspect_tokens(
         With ``seq_len``, ``samples`` counts the windows of ``MmapDataset``, which share no token.
 
     Raises:
-        NpyDataError: The file is malformed, a checkpoint, or ``seq_len`` is below 1.
+        NpyDataError: The file is malformed, or ``seq_len`` is below 1.
         OSError: It cannot be read.
     """
     if seq_len is not None and seq_len < 1:
         raise NpyDataError(f"sequence length {seq_len}: expected 1 or more tokens")
-    if is_named_like_checkpoint(path):
-        raise NpyDataError(f"{path}: is named like a checkpoint, expected a token file")
     tokens = open_tokens(path, format=format, dtype=dtype)
     lows, highs = list[int](), list[int]()
     with closing(ProgressBar("scan", tokens.num_tokens, "tok", show=progress)) as bar:
@@ -81,11 +76,6 @@ def inspect_tokens(
     if seq_len is not None:
         report["samples"] = tokens.rows * num_windows(tokens.row_len, seq_len, seq_len + 1)
     return report
-
-
-def is_named_like_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a file has the name of a checkpoint."""
-    return Path(path).suffix in CHECKPOINT_SUFFIXES
 
 
 def as_table(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:

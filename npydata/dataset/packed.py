@@ -15,6 +15,7 @@ token further, for the last target.
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -56,68 +57,75 @@ IGNORE_INDEX = -100
 
 
 class PackedBatch(NamedTuple):
-    """A batch of packed rows, or one row: int64, ``(B, T)`` or ``(T,)``, if nothing else is said.
+    """A batch of packed rows, ``(B, T)``, or one row, ``(T,)``: int64, if nothing else is said.
+
+    A sequence is a stretch of a document, or what pads a row.
 
     Attributes:
         inputs: What the model reads; 0 where a row is padded.
         targets: The next token of the same document; -100 behind its last one.
-        position_ids: Places within the sequence: 0 wherever one begins.
         cu_seqlens: Where sequences begin in the flattened batch, and its length: int32,
-            ``(sequences + 1,)``. What pads a row is a sequence too.
+            ``(sequences + 1,)``.
         max_seqlen: Length of the longest sequence, in tokens.
-        document_ids: The document that a token is of, counted over all files; -1 where a row is
-            padded.
+        documents: The document that each sequence is of, counted over all files, ``(sequences,)``;
+            -1 for what pads a row.
+
+    ``position_ids`` and ``document_ids`` are computed whenever they are asked for, on the batch's
+    device: they would be half of what is brought there.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    position_ids: torch.Tensor
     cu_seqlens: torch.Tensor
     max_seqlen: int
-    document_ids: torch.Tensor
+    documents: torch.Tensor
 
-    @classmethod
-    def of(cls, rows: Sequence[torch.Tensor], bounds: IntArray | None = None) -> "PackedBatch":
-        """Return a batch of its inputs, targets, positions and documents.
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """Places within the sequence, of the shape of ``inputs``: 0 wherever one begins."""
+        places = torch.arange(self.inputs.numel(), device=self.inputs.device)
+        return places.view_as(self.inputs) - self._of_each_token(self.cu_seqlens[:-1])
 
-        Sequences begin where the ``bounds`` say, else wherever a position is 0.
-        """
-        inputs, targets, positions, documents = rows
-        if bounds is None:
-            bounds = np.append(np.flatnonzero(positions.numpy() == 0), positions.numel())
-        cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
-        longest = int(np.diff(bounds).max(initial=0))
-        return cls(inputs, targets, positions, cu_seqlens, longest, documents)
+    @property
+    def document_ids(self) -> torch.Tensor:
+        """The document that a token is of, of the shape of ``inputs``; -1 where a row is padded."""
+        return self._of_each_token(self.documents)
 
-    def _rows(self) -> tuple[torch.Tensor, ...]:
-        return self.inputs, self.targets, self.position_ids, self.document_ids
+    def _of_each_token(self, values: torch.Tensor) -> torch.Tensor:
+        lengths, total = self.cu_seqlens.diff(), self.inputs.numel()
+        return values.repeat_interleave(lengths, output_size=total).view_as(self.inputs)
 
     @staticmethod
-    def collate(
-        batches: Sequence["PackedBatch"], order: torch.Tensor | None = None, **_: Any
-    ) -> "PackedBatch":
-        """Return rows, or the rows of batches in an ``order``, as one batch.
-
-        ``torch.utils.data.default_collate`` does the same.
-        """
-        width = batches[0].inputs.shape[-1]
-        columns = zip(*(batch._rows() for batch in batches), strict=True)
-        rows = [torch.cat([one.reshape(-1, width) for one in column]) for column in columns]
-        return PackedBatch.of(rows if order is None else [one[order] for one in rows])
+    def collate(rows: Sequence["PackedBatch"], **_: Any) -> "PackedBatch":
+        """Return rows as one batch, as ``torch.utils.data.default_collate`` does."""
+        inputs, targets, bounds, longest, documents = zip(*rows, strict=True)
+        lengths = torch.cat([bounds[0][:1], *(one.diff() for one in bounds)])
+        cu_seqlens = lengths.cumsum(0, dtype=torch.int32)
+        return PackedBatch(
+            torch.stack(inputs), torch.stack(targets), cu_seqlens, max(longest),
+            torch.cat(documents),
+        )  # fmt: skip
 
     def samples(self) -> list["PackedBatch"]:
         """Return the rows one by one, ``(T,)`` each."""
-        return [PackedBatch.of(row) for row in zip(*self._rows(), strict=True)]
+        rows = self.split([1] * len(self.inputs))
+        return [row._replace(inputs=row.inputs[0], targets=row.targets[0]) for row in rows]
 
     def split(self, sizes: list[int]) -> list["PackedBatch"]:
         """Return batches of so many rows each, in the same memory."""
-        bounds, begin, batches = self.cu_seqlens.numpy(), 0, []
-        for rows in zip(*(torch.split(one, sizes) for one in self._rows()), strict=True):
-            end = begin + rows[0].numel()
-            first, last = np.searchsorted(bounds, [begin, end])
-            batches.append(PackedBatch.of(rows, bounds[first : last + 1] - begin))
-            begin = end
-        return batches
+        bounds, documents = self.cu_seqlens.numpy(), self.documents.numpy()
+        places = np.cumsum([0, *sizes]) * self.inputs.shape[1]
+        cuts = np.searchsorted(bounds, places).tolist()
+        longest = np.maximum.reduceat(np.diff(bounds), cuts[:-1]).tolist()
+        rows = zip(
+            torch.split(self.inputs, sizes), torch.split(self.targets, sizes), pairwise(cuts),
+            longest, strict=True,
+        )  # fmt: skip
+        return [
+            PackedBatch(inputs, targets, torch.from_numpy(bounds[begin : end + 1] - bounds[begin]),
+                        most, torch.from_numpy(documents[begin:end]))
+            for inputs, targets, (begin, end), most in rows
+        ]  # fmt: skip
 
 
 # torch documents this table for types that its own way, field by field, would get wrong.
@@ -235,14 +243,20 @@ class PackedDataset(TokenDataset):
                 is damaged.
         """
         rows = as_indices(indices, len(self))
-        out = empty((4, len(rows), self.seq_len))
-        bounds = self._fill(self._spans_of(rows), out)
-        parts = [torch.from_numpy(part) for part in out]
+        try:
+            batch = self._read(self._spans_of(rows), empty((2, len(rows), self.seq_len)))
+        except TokenFileError:
+            raise
+        except (IndexError, ValueError):  # the index is a file, which anybody may have damaged
+            raise TokenFileError(
+                f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
+            ) from None
         if self.as_dict is None:
-            return PackedBatch.of(parts, bounds)
-        inputs, targets, positions, documents = parts
-        labels = targets.copy_(inputs)
-        labels[(positions == 0) | (documents == NO_DOCUMENT)] = IGNORE_INDEX
+            return batch
+        labels = batch.targets.copy_(batch.inputs)
+        positions = batch.position_ids
+        labels[(positions == 0) | (batch.document_ids == NO_DOCUMENT)] = IGNORE_INDEX
+        inputs = batch.inputs
         return {self.as_dict[0]: inputs, self.as_dict[1]: labels, "position_ids": positions}
 
     def will_need(
@@ -254,57 +268,48 @@ class PackedDataset(TokenDataset):
             self.advise(spans[:, START], spans[:, LENGTH])
 
     def _spans_of(self, rows: IntArray) -> IntArray:
-        """Return the spans of some rows, ``(spans, 4)``, one row after the other.
+        """Return the spans of some rows, ``(spans, 4)``, one row after the other."""
+        firsts = self.index.row_begins[rows]
+        counts = self.index.row_begins[rows + 1] - firsts
+        spans: IntArray = self.index.spans[np.repeat(firsts, counts) + within_groups(counts)]
+        return spans
 
-        Raises:
-            TokenFileError: They don't fill the rows, or lead out of the files.
-        """
-        index, width = self.index, self.seq_len
-        firsts, stops = index.row_begins[rows], index.row_begins[rows + 1]
-        counts = stops - firsts
-        # The index is a file, which anybody may have damaged.
-        fits = (firsts >= 0) & (counts > 0) & (counts <= width) & (stops <= len(index.spans))
-        if fits.all():
-            spans: IntArray = index.spans[np.repeat(firsts, counts) + within_groups(counts)]
-            filled = spans[:, LENGTH].cumsum()[counts.cumsum() - 1]
-            is_full = filled == np.arange(1, len(rows) + 1) * width
-            if is_full.all() and (spans[:, [START, LENGTH]] >= (0, 1)).all():
-                return spans
-        raise self._damaged()
-
-    def _damaged(self) -> TokenFileError:
-        return TokenFileError(
-            f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
-        )
-
-    def _fill(self, spans: IntArray, out: IntArray) -> IntArray:
-        """Write rows to ``out``, ``(4, B, T)``; return their bounds in the flattened batch."""
-        starts, of_documents, lengths, ends = spans.T
-        inputs, targets, positions, documents = out
+    def _read(self, spans: IntArray, out: IntArray) -> PackedBatch:
+        """Read the spans of some rows into ``out``, ``(2, B, T)``."""
+        starts, documents, lengths, ends = spans.T
+        inputs, targets = out
         # Spans fill the rows without a gap, so each begins where the one before ended.
         bounds = np.append(0, lengths.cumsum())
         begins, last = bounds[:-1], bounds[1:] - 1
-        np.subtract(np.arange(bounds[-1]), np.repeat(begins, lengths), out=positions.reshape(-1))
-        documents.reshape(-1)[:] = np.repeat(of_documents, lengths)
+        is_padding = documents == NO_DOCUMENT
         # The length counts the bos, which isn't in the file.
         has_bos = (ends & FIRST > 0) & (self.bos_id is not None)
         goes_on = ends & LAST == 0
         # A column more than the row has, for the last target of a document that goes on: only the
-        # last span of a row may.
-        tokens = np.zeros((len(inputs), self.seq_len + 1), self.dtype)
-        flat_tokens, to = tokens.reshape(-1), begins + begins // self.seq_len + has_bos
-        sizes, real = lengths - has_bos + goes_on, np.flatnonzero(of_documents != NO_DOCUMENT)
-        for file, which, starts_in_file in self.by_file(starts[real]):
-            mine = real[which]
-            if (starts_in_file + sizes[mine] > file.num_tokens).any():
-                raise self._damaged()
-            stretches = file.backend.read(starts_in_file.tolist(), sizes[mine].tolist())
-            for begin, stretch in zip(to[mine].tolist(), stretches, strict=True):
-                flat_tokens[begin : begin + len(stretch)] = stretch
+        # last span of a row may. Zeros fill what is between the stretches.
+        to = begins + begins // self.seq_len + has_bos
+        sizes = (lengths - has_bos + goes_on) * ~is_padding
+        gaps = np.append(to, targets.size + len(targets)) - np.append(0, to + sizes)
+        if bounds[-1] != targets.size:
+            raise ValueError("spans that don't fill their rows")
+        sizes_of_gaps = (gaps * self.dtype.itemsize).repeat(2)[1:].tolist()
+        pieces: list[Any] = [bytes(nbytes) for nbytes in sizes_of_gaps]
+        for file, which, starts_in_file in self.by_file(starts):
+            stretches = file.backend.read(starts_in_file.tolist(), sizes[which].tolist())
+            if file.dtype != self.dtype:
+                stretches = [np.asarray(one).astype(self.dtype) for one in stretches]
+            for k, stretch in zip(which.tolist(), stretches, strict=True):
+                pieces[2 * k + 1] = stretch
+        # Joined in one call: workers would hand Python's lock over for every copy of an array.
+        tokens = np.frombuffer(b"".join(pieces), self.dtype).reshape(len(inputs), self.seq_len + 1)
         self.require_vocabulary(tokens)
         inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
         inputs.reshape(-1)[begins[has_bos]] = self.bos_id or 0
         targets.reshape(-1)[last[~goes_on]] = IGNORE_INDEX
-        if len(real) < len(spans):
-            targets[documents == NO_DOCUMENT] = IGNORE_INDEX
-        return bounds
+        if is_padding.any():
+            targets.reshape(-1)[np.repeat(is_padding, lengths)] = IGNORE_INDEX
+        cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
+        return PackedBatch(
+            torch.from_numpy(inputs), torch.from_numpy(targets), cu_seqlens,
+            int(lengths.max(initial=0)), torch.from_numpy(documents.copy()),
+        )  # fmt: skip

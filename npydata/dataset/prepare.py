@@ -56,9 +56,6 @@ class PrepareReport(NamedTuple):
     summary: str
     """One line for people."""
 
-    def __str__(self) -> str:
-        return self.summary
-
 
 def prepare(
     names: Iterable[str | os.PathLike[str]],
@@ -299,20 +296,16 @@ class Encoder:
         """Yield the ids of all files, each with the end of text."""
         pieces = chain.from_iterable(text_pieces(self.read(file.path)) for file in files)
         while batch := list(islice(pieces, BATCH_PIECES)):
-            yield self.encode_batch(batch)
-
-    def encode_batch(self, pieces: Sequence[tuple[str, bool]]) -> TokenArray:
-        """Return the ids of pieces of text, and the end of text behind the last of each."""
-        try:
-            texts = [text for text, _ in pieces]
-            encodings = self.bpe.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:  # of a vocabulary without a token for the unknown
-            raise NpyDataError(f"the tokenizer cannot encode every text: {error}") from None
-        parts = [
-            encoding.ids + [self.end] * is_last
-            for encoding, (_, is_last) in zip(encodings, pieces, strict=True)
-        ]
-        return np.fromiter(chain(*parts), np.uint32)
+            try:
+                texts = [text for text, _ in batch]
+                encodings = self.bpe.encode_batch_fast(texts, add_special_tokens=False)
+            except Exception as error:  # of a vocabulary without a token for the unknown
+                raise NpyDataError(f"the tokenizer cannot encode every text: {error}") from None
+            parts = [
+                encoding.ids + [self.end] * is_last
+                for encoding, (_, is_last) in zip(encodings, batch, strict=True)
+            ]
+            yield np.fromiter(chain(*parts), np.uint32)
 
     def read(self, path: Path) -> Iterator[str]:
         """Yield a file's text a block at a time; each fault in its UTF-8 becomes U+FFFD."""

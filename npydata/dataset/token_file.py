@@ -97,7 +97,8 @@ class TokenFile:
         """
         if start < 0 or count < 0:
             raise IndexError(f"{self.path}: read({start}, {count}), expected two numbers >= 0")
-        return self.backend.read([start], [max(0, min(count, self.num_tokens - start))])[0]
+        read = self.backend.read([start], [max(0, min(count, self.num_tokens - start))])
+        return np.asarray(read[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (self.header._replace(read_ends=None), self.access)

@@ -112,7 +112,7 @@ def test_a_stock_loader_collates_rows_as_fetch_does(tmp_path, as_dict):
     ds = PackedDataset(write_documents(tmp_path / "a.ds", VARIED), 32, as_dict=as_dict)
     for k, batch in enumerate(DataLoader(ds, 4, num_workers=1)):
         expected = ds[4 * k : 4 * k + 4]
-        for key in expected if as_dict else range(6):
+        for key in expected if as_dict else range(5):
             assert torch.equal(torch.as_tensor(batch[key]), torch.as_tensor(expected[key]))
 
 

@@ -79,7 +79,7 @@ def test_packed_rows_come_to_the_gpu(device, tmp_path):
     write_tokens(tmp_path / "a.npy", documents)
     rows = PackedDataset(tmp_path / "a.npy", seq_len=128, eot_id=0)
     for got, wanted in zip(load(rows, 4, device=device), load(rows, 4), strict=True):
-        for name in ("inputs", "targets", "position_ids", "cu_seqlens", "document_ids"):
+        for name in ("inputs", "targets", "cu_seqlens", "documents", "position_ids"):
             value = getattr(got, name)
             assert value.device.type == device.type, name
             assert torch.equal(value.cpu(), getattr(wanted, name)), name
