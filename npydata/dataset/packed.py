@@ -83,24 +83,23 @@ class PackedBatch(NamedTuple):
     @property
     def position_ids(self) -> torch.Tensor:
         """Places within the sequence, of the shape of ``inputs``: 0 wherever one begins."""
-        places = torch.arange(self.inputs.numel(), device=self.inputs.device)
-        return places.view_as(self.inputs) - self._of_each_token(self.cu_seqlens[:-1])
+        # Counted up through the batch, and back by its length behind the end of each sequence.
+        steps = torch.ones_like(self.inputs).view(-1)
+        steps[self.cu_seqlens[1:-1]] -= self.cu_seqlens.diff()[:-1]
+        return steps.cumsum(0).sub_(1).view_as(self.inputs)
 
     @property
     def document_ids(self) -> torch.Tensor:
         """The document that a token is of, of the shape of ``inputs``; -1 where a row is padded."""
-        return self._of_each_token(self.documents)
-
-    def _of_each_token(self, values: torch.Tensor) -> torch.Tensor:
         lengths, total = self.cu_seqlens.diff(), self.inputs.numel()
-        return values.repeat_interleave(lengths, output_size=total).view_as(self.inputs)
+        return self.documents.repeat_interleave(lengths, output_size=total).view_as(self.inputs)
 
     @staticmethod
     def collate(rows: Sequence["PackedBatch"], **_: Any) -> "PackedBatch":
         """Return rows as one batch, as ``torch.utils.data.default_collate`` does."""
         inputs, targets, bounds, longest, documents = zip(*rows, strict=True)
-        lengths = torch.cat([bounds[0][:1], *(one.diff() for one in bounds)])
-        cu_seqlens = lengths.cumsum(0, dtype=torch.int32)
+        lengths = torch.cat(bounds).diff()  # below 0 from the end of a row to the next one's begin
+        cu_seqlens = torch.cat([bounds[0][:1], lengths[lengths > 0]]).cumsum(0, dtype=torch.int32)
         return PackedBatch(
             torch.stack(inputs), torch.stack(targets), cu_seqlens, max(longest),
             torch.cat(documents),
@@ -108,23 +107,25 @@ class PackedBatch(NamedTuple):
 
     def samples(self) -> list["PackedBatch"]:
         """Return the rows one by one, ``(T,)`` each."""
-        rows = self.split([1] * len(self.inputs))
-        return [row._replace(inputs=row.inputs[0], targets=row.targets[0]) for row in rows]
+        return self._cut(self.inputs.unbind(), self.targets.unbind())
 
     def split(self, sizes: list[int]) -> list["PackedBatch"]:
         """Return batches of so many rows each, in the same memory."""
+        return self._cut(torch.split(self.inputs, sizes), torch.split(self.targets, sizes))
+
+    def _cut(
+        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> list["PackedBatch"]:
+        """Return batches of these rows of ours, which follow each other."""
         bounds, documents = self.cu_seqlens.numpy(), self.documents.numpy()
-        places = np.cumsum([0, *sizes]) * self.inputs.shape[1]
-        cuts = np.searchsorted(bounds, places).tolist()
+        cuts = np.searchsorted(bounds, np.cumsum([0, *map(torch.numel, inputs)])).tolist()
         longest = np.maximum.reduceat(np.diff(bounds), cuts[:-1]).tolist()
-        rows = zip(
-            torch.split(self.inputs, sizes), torch.split(self.targets, sizes), pairwise(cuts),
-            longest, strict=True,
-        )  # fmt: skip
         return [
-            PackedBatch(inputs, targets, torch.from_numpy(bounds[begin : end + 1] - bounds[begin]),
-                        most, torch.from_numpy(documents[begin:end]))
-            for inputs, targets, (begin, end), most in rows
+            PackedBatch(x, y, torch.from_numpy(bounds[begin : end + 1] - bounds[begin]), most,
+                        torch.from_numpy(documents[begin:end]))
+            for x, y, (begin, end), most in zip(
+                inputs, targets, pairwise(cuts), longest, strict=True
+            )
         ]  # fmt: skip
 
 
@@ -253,11 +254,8 @@ class PackedDataset(TokenDataset):
             ) from None
         if self.as_dict is None:
             return batch
-        labels = batch.targets.copy_(batch.inputs)
-        positions = batch.position_ids
-        labels[(positions == 0) | (batch.document_ids == NO_DOCUMENT)] = IGNORE_INDEX
-        inputs = batch.inputs
-        return {self.as_dict[0]: inputs, self.as_dict[1]: labels, "position_ids": positions}
+        pair = dict(zip(self.as_dict, batch[:2], strict=True))
+        return {**pair, "position_ids": batch.position_ids}
 
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
@@ -303,9 +301,10 @@ class PackedDataset(TokenDataset):
         # Joined in one call: workers would hand Python's lock over for every copy of an array.
         tokens = np.frombuffer(b"".join(pieces), self.dtype).reshape(len(inputs), self.seq_len + 1)
         self.require_vocabulary(tokens)
-        inputs[:], targets[:] = tokens[:, :-1], tokens[:, 1:]
+        inputs[:] = tokens[:, :-1]
         inputs.reshape(-1)[begins[has_bos]] = self.bos_id or 0
-        targets.reshape(-1)[last[~goes_on]] = IGNORE_INDEX
+        targets[:] = inputs if self.as_dict else tokens[:, 1:]
+        targets.reshape(-1)[begins if self.as_dict else last[~goes_on]] = IGNORE_INDEX
         if is_padding.any():
             targets.reshape(-1)[np.repeat(is_padding, lengths)] = IGNORE_INDEX
         cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
