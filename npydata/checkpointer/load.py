@@ -1,12 +1,12 @@
 """Load and verify a checkpoint of ours: one folder that commit.py put in place.
 
-``opened`` is the middle of both: it opens all files of one manifest, whatever is saved meanwhile.
+``opened`` is the middle of both: it opens all files of one manifest, as ``open_checkpoint`` does.
 (verify.py looks at folders of anybody's checkpoints, and compares no bytes.)
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,22 @@ from npydata.checkpointer.state import TrainingState
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.file import Folder, naming
+from npydata.reader.formats import Contents
 from npydata.reader.formats.training import (
     PARTS,
     TRAINING,
-    FileEntry,
     Manifest,
-    check_sizes,
     checksums,
     continue_run,
     decode,
-    files_of,
     read_manifest,
-    read_small,
-    read_values,
 )
 from npydata.reader.load import run_all
-from npydata.reader.open import open_checkpoint
+from npydata.reader.open import open_folder, open_parts
 from npydata.reader.targets import targets_of
 from npydata.system.accelerator import why_unusable
 from npydata.system.progress import ProgressBar
 
-MAX_TRIES = 100
-"""How often a folder may be replaced under a reader before it gives up."""
 # ``Any`` for None: whoever saved an optimizer need not ask for it before its use.
 Loaded = tuple[dict[str, Any], dict[str, Any] | Any, TrainingState]
 
@@ -89,24 +83,24 @@ def load_checkpoint(
         targets = {p: targets_of(one) for p, one in zip(PARTS, owners, strict=True)
                    if one is not None}  # fmt: skip
 
-    with opened(Path(dir), verify=verify) as (manifest, values, parts):
-        if verify and mapped:
-            compare(one for part, one in parts.items() if part not in targets)
-        for part in targets:
-            if part not in parts:
-                raise CheckpointError(f"{dir}: has no {part}, and into has one")
-            parts[part].require_fits(targets[part])
-        states = {}
-        for part, tensors in parts.items():
-            if part in targets:
-                loaded = tensors.load(into=targets[part], verify=verify)
-            elif mapped:
-                loaded = tensors.mapped()
-            else:
-                loaded = tensors.load(device=device, verify=verify)
-            states[part] = unflatten(Path(tensors.path), values[part], loaded)
-        continue_run(Path(dir), manifest)
-        return states["model"], states.get("optimizer"), training_state(Path(dir), values)
+    manifest, values, parts = opened(Path(dir), verify=verify)
+    if verify and mapped:
+        compare(one for part, one in parts.items() if part not in targets)
+    for part in targets:
+        if part not in parts:
+            raise CheckpointError(f"{dir}: has no {part}, and into has one")
+        parts[part].require_fits(targets[part])
+    states = {}
+    for part, tensors in parts.items():
+        if part in targets:
+            loaded = tensors.load(into=targets[part], verify=verify)
+        elif mapped:
+            loaded = tensors.mapped()
+        else:
+            loaded = tensors.load(device=device, verify=verify)
+        states[part] = unflatten(Path(tensors.path), values[part], loaded)
+    continue_run(Path(dir), manifest)
+    return states["model"], states.get("optimizer"), training_state(Path(dir), values)
 
 
 def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) -> Manifest:
@@ -118,59 +112,35 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
         CheckpointError: A file is missing, cut off or changed; the message names the first piece
             that differs, and the tensors in it.
     """
-    with opened(Path(dir), verify=True) as (manifest, values, parts):
-        compare(parts.values(), progress=progress)
-        for part, tensors in parts.items():
-            unflatten(Path(tensors.path), values[part], dict.fromkeys(tensors))
-        training_state(Path(dir), values)
-        return manifest
+    manifest, values, parts = opened(Path(dir), verify=True)
+    compare(parts.values(), progress=progress)
+    for part, tensors in parts.items():
+        unflatten(Path(tensors.path), values[part], dict.fromkeys(tensors))
+    training_state(Path(dir), values)
+    return manifest
 
 
-@contextmanager
 def opened(
-    folder: Path, *, verify: bool = False
-) -> Iterator[tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]]:
-    """Open all files of a checkpoint; yield its manifest, its values, and its tensors by part.
+    path: Path, *, verify: bool = False
+) -> tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]:
+    """Open all files of a checkpoint: return its manifest, its values, and its tensors by part.
 
-    A save replaces the whole folder. What was opened between two reads of the same manifest is of
-    one checkpoint, and stays so while it is open. If the manifest is another afterwards, or an
-    error came from that, this begins again. With ``verify`` the JSON files are compared with their
-    checksums, too.
+    All of it is of one checkpoint, and stays so while it is open, whatever is saved meanwhile. With
+    ``verify`` the JSON files are compared with their checksums, too.
     """
-    for _ in range(MAX_TRIES):
-        manifest = read_manifest(folder)
-        with ExitStack() as stack:
-            try:
-                check_sizes(folder, manifest)
-                values = read_values(Folder(folder), manifest)
-                parts = {}
-                for part in PARTS:
-                    if names := files_of(part, manifest.files):
-                        path = folder / (part if "/" in names[0] else names[0])
-                        parts[part] = stack.enter_context(open_checkpoint(path))
-                        parts[part].expect(
-                            {
-                                file: manifest.files[os.path.relpath(file.path, folder)].ranges()
-                                for file in parts[part].open_files
-                            }
-                        )
-                for name, entry in manifest.files.items():
-                    if verify and name.endswith(".json"):
-                        require_same(folder / name, entry)
-            except (CheckpointError, OSError):
-                if read_manifest(folder) == manifest:
-                    raise
-                continue  # it was replaced meanwhile, so the error says nothing
-            if read_manifest(folder) == manifest:
-                yield manifest, values, parts
-                return
-    raise CheckpointError(f"{folder}: was replaced again and again while it was read")
 
+    def read(folder: Folder) -> tuple[Manifest, dict[str, Any], dict[str, Contents]]:
+        manifest, values, parts = open_parts(folder)
+        for name, entry in manifest.files.items() if verify else ():
+            small = name.endswith(".json")
+            if small and checksums(folder.read(name, entry.size)) != entry.crc32:
+                raise CheckpointError(f"{path / name}: damaged, its checksum is another")
+        return manifest, values, parts
 
-def require_same(path: Path, entry: FileEntry) -> None:
-    """Refuse a small file that is not what was written."""
-    if checksums(read_small(path, entry.size)) != entry.crc32:
-        raise CheckpointError(f"{path}: damaged, its checksum is another")
+    read_manifest(path)  # says what is wrong where there is none
+    with naming(path):
+        manifest, values, parts = open_folder(path, True, read)
+    return manifest, values, {part: LazyCheckpoint(path / part, one) for part, one in parts.items()}
 
 
 def compare(some: Iterable[LazyCheckpoint], *, progress: bool = False) -> None:

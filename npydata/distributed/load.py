@@ -8,7 +8,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,31 +59,30 @@ def load_distributed(
     folder = Path(dir).absolute()
     coordinator = Coordinator(sharding)
 
-    with ExitStack() as stack:
-        planned: dict[str, Any] = {}
+    planned: dict[str, Any] = {}
 
-        def plan() -> dict[str, Any]:
-            manifest, values, parts = stack.enter_context(opened(folder))
-            try:
-                planned["model"] = plan_model(model, decode(values["model"]), parts["model"])
-                if optimizer is not None:
-                    planned["optimizer"] = plan_optimizer(values, model, optimizer)
-                training = training_state(folder, values)
-                planned["training"] = with_rng(training, folder, manifest, values, coordinator)
-            except CheckpointError as error:
-                raise CheckpointError(f"{folder}: {error}") from None
-            planned.update(manifest=manifest, parts=parts)
-            return {"does": f"loads {folder.name} of commit {manifest.sequence}"}
+    def plan() -> dict[str, Any]:
+        manifest, values, parts = opened(folder)
+        try:
+            planned["model"] = plan_model(model, decode(values["model"]), parts["model"])
+            if optimizer is not None:
+                planned["optimizer"] = plan_optimizer(values, model, optimizer)
+            training = training_state(folder, values)
+            planned["training"] = with_rng(training, folder, manifest, values, coordinator)
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: {error}") from None
+        planned.update(manifest=manifest, parts=parts)
+        return {"does": f"loads {folder.name} of commit {manifest.sequence}"}
 
-        coordinator.agree(plan, lambda plans: [{}] * len(plans))
-        parts, (targets, extra) = planned["parts"], planned["model"]
-        if optimizer is not None:
-            load_optimizer(parts["optimizer"], planned["optimizer"], optimizer)
-        if extra:
-            model.load_state_dict(extra, strict=False)
-        read_into(targets, parts["model"])
-        continue_run(folder, planned["manifest"])
-        return planned["training"]  # type: ignore[no-any-return]
+    coordinator.agree(plan, lambda plans: [{}] * len(plans))
+    parts, (targets, extra) = planned["parts"], planned["model"]
+    if optimizer is not None:
+        load_optimizer(parts["optimizer"], planned["optimizer"], optimizer)
+    if extra:
+        model.load_state_dict(extra, strict=False)
+    read_into(targets, parts["model"])
+    continue_run(folder, planned["manifest"])
+    return planned["training"]  # type: ignore[no-any-return]
 
 
 def plan_model(

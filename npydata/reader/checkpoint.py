@@ -13,7 +13,7 @@ import torch
 from npydata.errors import CheckpointError, UnsafeCheckpointError
 from npydata.reader.convert import Converted, convert
 from npydata.reader.file import SMALL_BYTES, FormatError, naming
-from npydata.reader.formats import Checksums, Contents
+from npydata.reader.formats import Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
 from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject
@@ -143,7 +143,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             if (why := why_unusable(device)) is not None:
                 raise FormatError(why)
             ranges = self._contents.checksums if verify else None
-            if verify and ranges is None:
+            if verify and not ranges:
                 raise FormatError("has no checksums to compare with: no checkpoint of npydata's")
             if into is None:
                 made = load_new(specs, slices, torch.device(device), progress, ranges)
@@ -170,16 +170,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming(self.path):
             check_targets(self._tensors, targets_of(into), exactly=True)
 
-    def expect(self, ranges: Checksums) -> None:
-        """Take checksums for what :meth:`load` verifies, and :meth:`checks`."""
-        self._contents.checksums = ranges
-
     def checks(self) -> list[Job]:
         """Return jobs that compare every byte of the files with checksums; each may raise.
 
         For ``verify_checkpoint``, which runs those of several files together.
         """
-        ranges = self._contents.checksums or {}
+        ranges = self._contents.checksums
         return list(comparisons(self.open_files, ranges, self._tensors, whole=True))
 
     def info(self, name: str) -> TensorInfo:

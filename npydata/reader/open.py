@@ -78,7 +78,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
         if "\0" in name:
             raise FormatError("a name with a null byte")
         if Path(name).is_dir():
-            return LazyCheckpoint(Path(name), open_folder(Path(name), mmap))
+            return LazyCheckpoint(Path(name), open_folder(Path(name), mmap, read_folder))
         return LazyCheckpoint(Path(name), open_file(LocalFile(name, mmap=mmap), mmap))
 
 
@@ -184,12 +184,12 @@ def joined(shards: list[Contents], leaves: dict[str, Any]) -> Contents:
     return Contents(format, files, leaves, leaves, shards[0].byteorder, unknown)
 
 
-def open_folder(path: Path, mmap: bool) -> Contents:
-    """Open the checkpoint that a folder is or holds, the new one if a save replaces it."""
+def open_folder(path: Path, mmap: bool, read: Callable[[Folder], Any]) -> Any:
+    """Open what a folder is or holds, in the new one if a save replaces it."""
     for tries in range(MAX_TRIES):
         folder = Folder(path, mmap)
         try:
-            return read_folder(folder)
+            return read(folder)
         except (CheckpointError, OSError):
             if folder.is_current() or tries + 1 == MAX_TRIES:
                 raise
@@ -226,33 +226,44 @@ def read_folder(folder: Folder) -> Contents:
         raise FormatError(f"{name}: {error}") from None
 
 
+def open_parts(folder: Folder) -> tuple[ours.Manifest, dict[str, Any], dict[str, Contents]]:
+    """Open a training checkpoint of ours: its manifest, its values, and the tensors of each part.
+
+    The values are still encoded, and the tensors have the names that they have in the files.
+    """
+    raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
+    manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
+    ours.check_sizes(folder.path, manifest)
+    values, parts = ours.read_values(folder, manifest), {}
+    for part in ours.PARTS:
+        if shards := open_shards(ours.files_of(part, manifest.files), folder.open):
+            parts[part] = joined([*shards.values()], join_shards([*shards.values()]))
+            parts[part].checksums = {
+                one.files[0]: manifest.files[name].ranges() for name, one in shards.items()
+            }
+    if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
+        raise FormatError("was changed while it was opened")
+    return manifest, values, parts
+
+
 def open_training(folder: Folder) -> Contents:
     """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values.
 
     ``training_state.json`` gives the nesting, with a name where each tensor stands; the tensors are
     those of the safetensors files.
     """
-    raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
-    manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
-    values = ours.read_values(folder, manifest)
-    root: dict[str, Any] = {}
+    manifest, values, parts = open_parts(folder)
     checksums: Checksums = {}
     try:
-        for part in ours.PARTS:
-            shards = open_shards(ours.files_of(part, manifest.files), folder.open)
-            if shards:
-                tensors = join_shards(list(shards.values()))
-                root[part] = ours.decode(values[part], tensors.__getitem__)
-            for name, one in shards.items():
-                checksums[one.files[0]] = manifest.files[name].ranges()
+        root = {part: ours.decode(values[part], one.leaves.__getitem__)
+                for part, one in parts.items()}  # fmt: skip
         root["training_state"] = ours.decode(values["training_state"])
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
     root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
-    if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
-        raise FormatError("was changed while it was opened")
-
-    nbytes = sum(file.size for file in checksums) + len(raw)
+    for one in parts.values():
+        checksums |= one.checksums
+    nbytes = sum(entry.size for entry in manifest.files.values())
     return Contents(
         "npydata", [*checksums], root, flatten(root, nbytes), checksums=checksums,
         on_load=lambda: ours.continue_run(folder.path, manifest),

@@ -41,7 +41,7 @@ class Contents:
     """Names that only the program which wrote the file can look up."""
     values: dict[str, Any] = field(default_factory=dict)
     """What the format keeps beside the tensors: the metadata of safetensors."""
-    checksums: Checksums | None = None
+    checksums: Checksums = field(default_factory=dict)
     """What was written, in our own folders."""
     on_load: Callable[[], None] | None = None
     """Called when all of it has been loaded."""

@@ -163,7 +163,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
         except FileNotFoundError:
             raise CheckpointError(f"{path}: is missing") from None
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path}: is not a file")
+            raise CheckpointError(f"{path}: is a link, or not a file")
         if status.st_size != entry.size:
             raise CheckpointError(f"{path}: has {status.st_size:,} bytes, {entry.size:,} expected")
 

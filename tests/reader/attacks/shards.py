@@ -113,7 +113,8 @@ def training(folder, names=("model/rank_0.safetensors", "model/rank_1.safetensor
     training = {"model": {"a": {"$tensor": "a"}}, "training_state": {"step": 1}, "world_size": 2}
     state = json.dumps(training).encode()
     (checkpoint / "training_state.json").write_bytes(state)
-    files = {name: {"size": 1, "crc32": [0]} for name in names}
+    size = (checkpoint / "model" / "rank_0.safetensors").stat().st_size
+    files = {name: {"size": size, "crc32": [0]} for name in names}
     files["training_state.json"] = {"size": len(state), "crc32": [zlib.crc32(state)]}
     manifest = {"format": "npydata checkpoint", "version": 4, "sequence": 1, "step": 1,
                 "run": "a", "name": "checkpoint", "files": files}  # fmt: skip
