@@ -17,16 +17,14 @@ from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
 from npydata.reader.names import free_name
-from npydata.reader.pickle.machine import PickleMachine
+from npydata.reader.pickle.machine import PickleMachine, no_storage
 from npydata.reader.pickle.objects import TensorSpec, brief, count, counts
-from npydata.reader.pickle.torch import StorageTable
 from npydata.reader.tensor import Chunk
 
 METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 28
-MODULE = "torch.distributed.checkpoint.metadata"
-STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
-HONEST = (f"{MODULE}.", STORAGE_INFO, "pathlib.")
+BYTES = "torch.distributed.checkpoint.metadata.BytesStorageMetadata"
+HONEST = ("torch.distributed.checkpoint.", "pathlib.")
 """What an honest metadata names; anything else is listed."""
 
 
@@ -37,17 +35,15 @@ def read_dcp(folder: Folder) -> Contents:
         FormatError: It is damaged or hostile, or does not fit the files.
     """
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
-    table = StorageTable()
-    machine = PickleMachine(raw, table.load)
+    machine = PickleMachine(raw, no_storage)
     said = machine.run()
     left = 1024 + len(raw) // 8  # a file may say a list of chunks once, and refer to it
     root: dict[str, Any] = {}
     others: dict[str, Item] = {}
     try:
-        said = fields(said, f"{MODULE}.Metadata")
-        items = read_items(folder, said["storage_data"])
-        for name, one in said["state_dict_metadata"].items():
-            if one.qualname == f"{MODULE}.BytesStorageMetadata":
+        items = read_items(folder, said.state["storage_data"])
+        for name, one in said.state["state_dict_metadata"].items():
+            if one.qualname == BYTES:
                 others[name] = items[name, ""]
                 continue
             root[str.__str__(name)] = spec = read_chunks(name, one, items)
@@ -56,8 +52,6 @@ def read_dcp(folder: Folder) -> Contents:
                 raise ValueError("more chunks than its size allows")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{METADATA} is not as torch writes it: {error!r:.200}") from None
-    if machine.at != len(raw) or table.storages or not items:
-        raise FormatError(f"{METADATA}: bytes follow its pickle, or it names storages or no file")
     unknown = {name for name in machine.unknown if not name.startswith(HONEST)}
     for name, item in others.items():
         unknown |= item.contents.unknown
@@ -99,24 +93,17 @@ class Item:
         return spec
 
 
-def fields(made: Any, qualname: str) -> dict[str, Any]:
-    """Return the attributes of an object that must be of a class."""
-    if made.qualname != qualname:
-        raise TypeError(f"{brief(made)}, expected {qualname}")
-    return dict(made.state)
-
-
 def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]:
     """Return the items by name and offsets; no two may overlap."""
     items: dict[tuple[str, str], Item] = {}
     files: dict[str, File] = {}
     for index, info in storage_data.items():
-        said, placed = fields(index, f"{MODULE}.MetadataIndex"), fields(info, STORAGE_INFO)
+        said, placed = index.state, info.state
         name, offset, path = said["fqn"], said.get("offset"), placed["relative_path"]
         if not isinstance(name, str) or placed.get("transform_descriptors"):
             raise ValueError(f"{brief(name)} has items that are transformed or unnamed")
-        if not path.endswith(".distcp") or "/" in path:
-            raise ValueError(f"the file {brief(path)}, expected *.distcp")
+        if "/" in path:
+            raise ValueError(f"the file {brief(path)}, expected one in the folder")
         if path not in files:
             try:
                 files[path] = folder.open(path)
@@ -139,16 +126,12 @@ def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]
 
 def read_chunks(name: str, made: Any, items: dict[tuple[str, str], Item]) -> TensorSpec:
     """Return a tensor in chunks, none of which has been looked into."""
-    said = fields(made, f"{MODULE}.TensorStorageMetadata")
-    dtype = said["properties"].state[0]
+    dtype = made.state["properties"].state[0]
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name:.200} has the dtype {brief(dtype)}")
-    shape, found = counts(said["size"], "size"), []
-    for chunk in said["chunks"]:
-        place = fields(chunk, f"{MODULE}.ChunkStorageMetadata")
-        offsets, sizes = (counts(place[one], one) for one in ("offsets", "sizes"))
-        if not len(offsets) == len(sizes) == len(shape):
-            raise ValueError(f"{name:.200} has chunks of other dimensions than {list(shape)}")
+    found = []
+    for chunk in made.state["chunks"]:
+        offsets, sizes = (counts(chunk.state[one], one) for one in ("offsets", "sizes"))
         item = items[name, str(offsets)]
         found.append(Chunk(offsets, sizes, partial(item.tensor, dtype, sizes)))
-    return chunked(name, dtype, shape, found)
+    return chunked(name, dtype, counts(made.state["size"], "size"), found)
