@@ -209,15 +209,12 @@ def read_folder(folder: Folder) -> Contents:
     if METADATA in names:
         return read_dcp(folder)
     safetensors = [name for name in names if fnmatchcase(name, "[!.]*.safetensors")]
-    if safetensors and not any(name.endswith(INDEX) for name in names):
-        first = read_file(folder.open(safetensors[0]))
-        if is_shard(first):
-            shards = list(open_shards(safetensors, folder.open).values())
-            for one in shards:
-                if not is_shard(one):
-                    raise FormatError(f"{one.files[0].path.name} does not say where its tensors "
-                                      f"belong, {safetensors[0]} does")  # fmt: skip
-            return joined(shards, join_shards(shards))
+    if (
+        safetensors and not any(name.endswith(INDEX) for name in names)
+        and is_shard(read_file(folder.open(safetensors[0])))
+    ):  # fmt: skip
+        shards = [*open_shards(safetensors, folder.open).values()]
+        return joined(shards, join_shards(shards))
     name = only_checkpoint(folder, names)
     file = folder.open(name)
     try:

@@ -41,6 +41,8 @@ class Contents:
     """Names that only the program which wrote the file can look up."""
     values: dict[str, Any] = field(default_factory=dict)
     """What the format keeps beside the tensors: the metadata of safetensors."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the whole tensors that those of this file are chunks of, where it says so."""
     checksums: Checksums = field(default_factory=dict)
     """What was written, in our own folders."""
     on_load: Callable[[], None] | None = None

@@ -59,10 +59,7 @@ def read_safetensors(whole: Extent) -> Contents:
         raise FormatError("__metadata__ is not an object of texts")
     tensors, places = {}, []
     for name, entry in header.items():
-        try:
-            spec, first, end = read_entry(name, entry)
-        except FormatError as error:
-            raise FormatError(f"tensor {name!r:.80}: {error}") from None
+        spec, first, end = read_entry(name, entry)
         spec.storage.extent = Extent(whole.file, whole.offset + begin + first, end - first)
         tensors[name] = spec
         places.append((first, end))
@@ -73,13 +70,15 @@ def read_safetensors(whole: Extent) -> Contents:
         at = end
     if begin + at != whole.nbytes:
         raise FormatError(f"its tensors end at byte {begin + at:,}, the file at {whole.nbytes:,}")
-    contents = Contents("safetensors", [whole.file], tensors, tensors, values=metadata)
-    apply_notes(tensors, metadata)
-    return contents
+    shapes = apply_notes(tensors, metadata)
+    return Contents("safetensors", [whole.file], tensors, tensors, values=metadata, shapes=shapes)
 
 
 def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
-    """Return what the header says, and where the tensors begin."""
+    """Return what the header says, and where the tensors begin.
+
+    That it begins as an object does, ``is_safetensors`` has seen.
+    """
     length = int.from_bytes(whole.read(0, min(LENGTH_BYTES, whole.nbytes)), "little")
     if length > min(MAX_HEADER_BYTES, whole.nbytes - LENGTH_BYTES):
         raise FormatError(
@@ -94,8 +93,6 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
             json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"its header is not JSON: {error!s:.200}") from None
-    if not isinstance(header, dict) or text[:1] != b"{":
-        raise FormatError(f"its header begins with {text[:1]!r}, expected an object")
     return header, LENGTH_BYTES + length
 
 
@@ -117,32 +114,36 @@ def whole_number(text: str) -> int:
 def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     """Return a tensor and where its bytes begin and end, from its entry in the header."""
     try:
-        code, shape = entry["dtype"], counts(entry["shape"], "its shape")
+        code, shape = entry["dtype"], counts(entry["shape"], "shape")
         begin, end = counts(entry["data_offsets"], "data_offsets")
-        if len(entry) != 3 or not CODE.fullmatch(code):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
-        raise FormatError(f"has the entry {entry!r:.200}") from None
-    dtype, numel, storage = DTYPES.get(code), math.prod(shape), Storage(name, end - begin)
+        if not CODE.fullmatch(code):
+            raise FormatError(f"dtype is {code!r}, expected one such as F32")
+    except (KeyError, TypeError, ValueError, FormatError) as error:
+        raise FormatError(
+            f"tensor {name!r:.80} has the entry {entry!r:.200}: {error!s:.200}"
+        ) from None
+    dtype, kind, numel = DTYPES.get(code), "dense", math.prod(shape)
     if (numel or math.prod(size for size in shape if size)) > MAX_COUNT:
-        raise FormatError("its shape makes more than 2^63 elements")
+        raise FormatError(f"tensor {name!r:.80}: its shape makes more than 2^63 elements")
     bits = BITS.get(code) if dtype is None or code == PACKED else 8 * dtype.itemsize
     if bits is not None and (end - begin) * 8 != numel * bits:
-        raise FormatError(f"{end - begin:,} bytes for {numel:,} elements of {code}")
-    if code == PACKED and shape and shape[-1] % 2 == 0:
-        shape = (*shape[:-1], shape[-1] // 2)
+        raise FormatError(
+            f"tensor {name!r:.80}: {end - begin:,} bytes for {numel:,} elements of {code}"
+        )
+    storage = Storage(name, end - begin)
+    if dtype is None or (code == PACKED and (not shape or shape[-1] % 2)):
+        dtype, shape, kind = torch.uint8, (end - begin,), code
     elif code == PACKED:
-        dtype = None
-    if dtype is None:
-        raw = (end - begin,)
-        return TensorSpec(storage, torch.uint8, raw, (1,), kind=code), begin, end
-    return TensorSpec(storage, dtype, shape, contiguous_stride(shape)), begin, end
+        shape = (*shape[:-1], shape[-1] // 2)
+    return TensorSpec(storage, dtype, shape, contiguous_stride(shape), kind=kind), begin, end
 
 
-def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> None:
+def apply_notes(
+    tensors: dict[str, TensorSpec], metadata: dict[str, Any]
+) -> dict[str, tuple[int, ...]]:
     """Undo what our writers did to fit the format: change ``tensors`` and ``metadata`` in place.
 
-    The shapes of tensors in chunks stay in the metadata: sharded.py looks there.
+    Return the shapes of the whole tensors that these are chunks of.
     """
     try:
         notes = json.loads(metadata.pop(NOTES, "{}"))
@@ -157,8 +158,7 @@ def apply_notes(tensors: dict[str, TensorSpec], metadata: dict[str, Any]) -> Non
                 raise ValueError(f"{alias!r} is tied to {name!r}, and stored as well")
             tensors[alias] = tensors[name]
         metadata.update({name: decode(one) for name, one in notes.get("values", {}).items()})
-        if "shapes" in notes:
-            metadata[NOTES] = {k: counts(v, "a shape") for k, v in notes["shapes"].items()}
+        return {k: counts(v, "a shape") for k, v in notes.get("shapes", {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, FormatError) as error:
         raise FormatError(
             f"its metadata {NOTES!r} does not fit its tensors: {error!s:.200}"

@@ -15,8 +15,8 @@ from typing import Any
 
 from npydata.reader.file import FormatError
 from npydata.reader.formats import Contents
-from npydata.reader.formats.safetensors import NOTES
-from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec, counts
+from npydata.reader.formats.safetensors import COMPLEX_AS_REAL
+from npydata.reader.pickle.objects import Storage, TensorSpec, counts
 from npydata.reader.tensor import Chunk, contiguous_stride
 
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -32,65 +32,56 @@ def join_shards(shards: Sequence[Contents]) -> dict[str, TensorSpec]:
     """Return every tensor of a sharded set by name; one that a file holds whole is read from there.
 
     Raises:
-        FormatError: Chunks overlap, don't fit each other, or one is missing.
+        FormatError: A file doesn't say where its tensors belong, or some don't make up a whole.
     """
     if len(shards) == 1 and not is_shard(shards[0]):
         return shards[0].leaves
-    found: dict[str, list[tuple[TensorSpec, tuple[int, ...]]]] = {}
-    wholes: dict[str, tuple[int, ...]] = {}
+    found: defaultdict[str, list[Chunk]] = defaultdict(list)
+    shapes: dict[str, tuple[int, ...]] = {}
     for shard in shards:
-        for name, offsets in read_offsets(shard).items():
-            found.setdefault(name, []).append((shard.leaves[name], offsets))
-        wholes |= shard.values.get(NOTES) or {}
-    return {name: join_chunks(name, chunks, wholes.get(name)) for name, chunks in found.items()}
+        for name, chunk in chunks_of(shard).items():
+            found[name].append(chunk)
+        shapes |= shard.shapes
+    return {name: join_chunks(name, chunks, shapes.get(name)) for name, chunks in found.items()}
 
 
-def read_offsets(shard: Contents) -> dict[str, tuple[int, ...]]:
-    """Return where each tensor of a file begins in the whole one."""
-    if not is_shard(shard):
-        return {name: (0,) * len(spec.shape) for name, spec in shard.leaves.items()}
+def chunks_of(shard: Contents) -> dict[str, Chunk]:
+    """Return the tensors of a file as chunks of larger ones."""
+    chunks = {}
     try:
         sharding = json.loads(shard.values[SHARDING])
-        offsets = {}
         for name, spec in shard.leaves.items():
-            saved = counts(sharding[name][OFFSETS], "saved_offsets")
-            pairs = spec.dtype.is_complex and len(saved) == len(spec.shape) + 1
-            offsets[name] = saved[:-1] if pairs else saved
-            if len(offsets[name]) != len(spec.shape):
-                raise ValueError(f"{len(saved)} offsets for {len(spec.shape)} dimensions")
+            offsets = counts(sharding[name][OFFSETS], OFFSETS)
+            ndim = len(spec.shape)
+            if len(offsets) != ndim + (spec.dtype in COMPLEX_AS_REAL):
+                raise ValueError(f"{len(offsets)} offsets for {ndim} dimensions")
+            chunks[name] = Chunk(offsets[:ndim], spec.shape, partial(lambda one: one, spec))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, FormatError) as error:
         where = shard.files[0].path
         raise FormatError(
-            f"{where}: its {SHARDING} does not fit its tensors: {error!s:.200}"
+            f"{where}: its {SHARDING} is missing, or does not fit its tensors: {error!s:.200}"
         ) from None
-    return offsets
+    return chunks
 
 
-def join_chunks(
-    name: str, chunks: list[tuple[TensorSpec, tuple[int, ...]]], whole: tuple[int, ...] | None
-) -> TensorSpec:
-    """Return one tensor made of its chunks."""
-    first, _ = chunks[0]
-    ndim = len(first.shape if whole is None else whole)
-    for spec, offsets in chunks:
-        if spec.dtype != first.dtype or len(offsets) != ndim:
-            raise FormatError(f"{name}: its chunks are of different dtypes or dimensions")
-    ends = [[o + n for o, n in zip(offsets, spec.shape, strict=True)] for spec, offsets in chunks]
-    shape = whole or tuple(map(max, zip(*ends, strict=True)))
-    made = [Chunk(offsets, spec.shape, partial(lambda one: one, spec)) for spec, offsets in chunks]
-    joined = chunked(name, first.dtype, shape, made)
-    return next((spec for spec, _ in chunks if spec.shape == shape), joined)
+def join_chunks(name: str, chunks: list[Chunk], shape: tuple[int, ...] | None) -> TensorSpec:
+    """Return one tensor made of its chunks; files that torch wrote don't say its shape."""
+    specs = [chunk.resolve() for chunk in chunks]
+    if shape is None:
+        ends = [[part.stop for part in chunk.region] for chunk in chunks]
+        shape = tuple(map(max, zip(*ends, strict=False)))
+    if len({spec.dtype for spec in specs}) > 1:
+        raise FormatError(f"{name:.200}: its chunks are of different dtypes")
+    joined = chunked(name, specs[0].dtype, shape, chunks)
+    return next((spec for spec in specs if spec.shape == shape), joined)
 
 
 def chunked(name: str, dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) -> TensorSpec:
     """Return the description of a tensor in chunks, which must make it up, each element once."""
-    if math.prod(size for size in shape if size) > MAX_COUNT:
-        raise FormatError(f"{name}: sizes {list(shape)} make more than 2^63 elements")
-    held, wanted = sum(math.prod(chunk.shape) for chunk in chunks), math.prod(shape)
-    if held != wanted:
-        raise FormatError(f"{name}: its files hold {held:,} elements of {wanted:,}: {list(shape)}")
     if not tile(shape, chunks):
-        raise FormatError(f"{name}: its chunks overlap, or reach beyond its sizes, {list(shape)}")
+        held = sum(math.prod(chunk.shape) for chunk in chunks)
+        raise FormatError(f"{name:.200}: its chunks do not make up {list(shape)}: they hold "
+                          f"{held:,} elements of {math.prod(shape):,}, or overlap")  # fmt: skip
     in_order = tuple(sorted(chunks, key=lambda chunk: chunk.offsets))
     nowhere = Storage("", 0)
     return TensorSpec(nowhere, dtype, shape, contiguous_stride(shape), chunks=in_order)
@@ -104,6 +95,8 @@ def tile(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
     the whole's product, as a polynomial, if and only if they tile it. Polynomials that differ are
     equal at a random place in one case of 2^55 (the lemma of Schwartz and Zippel).
     """
+    if any(not len(one.offsets) == len(one.shape) == len(shape) for one in chunks):
+        return False
     unknown: defaultdict[str, int] = defaultdict(partial(secrets.randbelow, PRIME))
 
     def product(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> int:

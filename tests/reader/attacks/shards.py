@@ -79,6 +79,16 @@ harmless(lambda folder, whole: folder_of(folder, whole=whole), {
 })  # fmt: skip
 
 
+@harmless
+def value_called_like_our_notes(folder):
+    """Have a number taken for the shapes of whole tensors."""
+    (folder / "set").mkdir()
+    notes = {SHARDING: json.dumps(offsets(0, 0)), "npydata": '{"values": {"npydata": 7}}'}
+    header = {"__metadata__": notes, "a": entry("F32", [2, 4], 0, 32)}
+    safetensors_file(folder / "set" / "rank_0.safetensors", header, payload(32))
+    return folder / "set"
+
+
 def changed(folder, change):
     path = folder_of(folder)
     change(path / "rank_1.safetensors")
