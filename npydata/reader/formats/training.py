@@ -23,6 +23,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,18 +189,10 @@ def read_values(folder: Folder, manifest: Manifest) -> dict[str, Any]:
     return values
 
 
-def fastest_crc32() -> Callable[[Any, int], int]:
-    """Return ISA-L's CRC-32 where it is installed, else zlib's: the numbers are the same."""
-    with suppress(ImportError):
-        from isal.isal_zlib import crc32
-
-        found: Callable[[Any, int], int] = crc32
-        return found
-    return zlib.crc32
-
-
-crc32 = fastest_crc32()
-"""Found at import: a child that is forked in the middle of an import would wait for ever."""
+crc32: Callable[[Any, int], int] = zlib.crc32
+with suppress(ImportError):  # ISA-L's is faster, where it is installed; the numbers are the same
+    # Found at import: a child that is forked in the middle of an import would wait for ever.
+    crc32 = import_module("isal.isal_zlib").crc32
 
 
 def checksums(content: bytes | memoryview) -> tuple[int, ...]:
@@ -304,8 +297,10 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
     """
     value = value.item() if isinstance(value, np.generic) else value
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or isinstance(value, int | str):  # JSON writes a subclass as its base
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, torch.Tensor):
         if take is None:
             raise refused(path, "a tensor; only model and optimizer state hold tensors")
@@ -323,15 +318,9 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
         return {tag: encode(written(value), take, path)}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {str.__str__(key): encode(one, take, (*path, key)) for key, one in value.items()}
+            return {key: encode(one, take, (*path, key)) for key, one in value.items()}
         return {"$dict": [[encode(key, None, path), encode(value[key], take, (*path, key))]
                           for key in require_few(value)]}  # fmt: skip
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str):
-        return str.__str__(value)
     raise refused(path, f"of type {kind.__name__}, which JSON can't hold")
 
 
