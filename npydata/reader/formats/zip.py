@@ -36,6 +36,14 @@ MAX_FACT_BYTES = 20
 MAX_NAME_BYTES = 510
 """torch looks at no more of a record's name."""
 MAX_DIRECTORY_BYTES = 1 << 26
+PROGRAMS = {
+    "/constants.pkl":
+        "a TorchScript archive: load it with torch.jit.load, save its state_dict with torch.save",
+    "/archive_format":
+        "a program: load it with torch.export.load, save its state_dict with torch.save",
+    ".npy": "a zip file of numpy arrays: load it with numpy.load",
+}  # fmt: skip
+"""What else is a zip file, by how the name of a record ends."""
 
 
 @dataclass(slots=True)
@@ -127,7 +135,7 @@ def read_directory(whole: Extent) -> dict[str, Record]:
                                    whole.offset + begin)  # fmt: skip
     except (struct.error, StopIteration, UnicodeDecodeError) as error:
         raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
-    if at != size or len(records) != count or not count:
+    if at != size or len(records) != count:
         raise FormatError(f"its end record counts {count:,} records, found {len(records):,}")
     refuse_programs(records)
     if compressed:
@@ -187,13 +195,9 @@ def require_plain(written: bytes) -> str:
 
 def refuse_programs(names: Iterable[str]) -> None:
     """Refuse zip files of other kinds that come with the same suffixes, and say what they are."""
-    inner = {name.partition("/")[2] for name in names}
-    for mark, what in (("constants.pkl", "TorchScript archive: load it with torch.jit.load"),
-                       ("archive_format", "program: load it with torch.export.load")):  # fmt: skip
-        if mark in inner:
-            raise FormatError(f"is a {what} and save its state_dict with torch.save")
-    if all(name.endswith(".npy") for name in names):
-        raise FormatError("is a zip file of numpy arrays: load it with numpy.load")
+    for ending, what in PROGRAMS.items():
+        if any(name.endswith(ending) for name in names):
+            raise FormatError(f"is {what}")
 
 
 def without_prefix(records: dict[str, Record]) -> dict[str, Record]:
