@@ -7,7 +7,6 @@ which may be hostile: what is printed can't steer a terminal, and is no longer t
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from npydata.reader.convert import typed_values
@@ -18,7 +17,7 @@ from npydata.reader.pickle.objects import brief
 from npydata.reader.remote import is_url
 from npydata.system.progress import harmless, human_bytes, printable
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".distcp", ".safetensors")
+ENDINGS = (".pt", ".pth", ".ckpt", ".distcp", ".safetensors", INDEX, METADATA)
 LABEL_WIDTH, WARNINGS = 56, 50
 
 
@@ -43,7 +42,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         for name in checkpoint:
             row = {**vars(checkpoint.info(name)), "same_as": ties.get(name)}
             row["dtype"] = str(row["dtype"]).removeprefix("torch.")
-            row["file"] = printable(row.pop("path") or path)
+            row["file"] = printable(row.pop("path"))
             del row["names"]
             rows.append(row)
         metadata, other = typed_values(checkpoint.metadata)
@@ -111,12 +110,10 @@ def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
     name = os.fsdecode(path)
     if is_url(name) or os.path.isdir(name):  # noqa: PTH112
         return "it is a URL or a folder"
-    if name.endswith((INDEX, METADATA)):
-        return "it is called so"
     if not os.path.isfile(name):  # noqa: PTH113
         return None  # opening it as a token file says what is wrong
     with open(name, "rb") as file:
         found = formats_of(file.read(START_BYTES))
     if found:
         return f"it begins like {found[0][0]}"
-    return f"its name ends in {suffix}" if (suffix := Path(name).suffix) in SUFFIXES else None
+    return "its name says so" if name.endswith(ENDINGS) else None
