@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
     for one in shards.values():  # our writer notes other names of tied tensors, which aren't listed
         root |= {name: value for name, value in one.leaves.items()
                  if name not in root and id(value) in listed}  # fmt: skip
-    return joined(list(shards.values()), root)
+    return joined(shards.values(), root)
 
 
 def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[str, Contents]:
@@ -164,12 +164,13 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
     return shards
 
 
-def joined(shards: list[Contents], leaves: dict[str, Any]) -> Contents:
+def joined(shards: Collection[Contents], leaves: dict[str, Any]) -> Contents:
     """Return the tensors of a set as one checkpoint: by name only, so root and leaves are one."""
     files = [file for one in shards for file in one.files]
     unknown = {name for one in shards for name in one.unknown}
-    format = "sharded" if len(shards) > 1 else shards[0].format
-    return Contents(format, files, leaves, leaves, shards[0].byteorder, unknown)
+    first, *others = shards
+    format = "sharded" if others else first.format
+    return Contents(format, files, leaves, leaves, first.byteorder, unknown)
 
 
 def open_folder(path: Path, mmap: bool, read: Callable[[Folder], Any]) -> Any:
@@ -200,7 +201,7 @@ def read_folder(folder: Folder) -> Contents:
         safetensors and not any(name.endswith(INDEX) for name in names)
         and is_shard(read_file(folder.open(safetensors[0])))
     ):  # fmt: skip
-        shards = [*open_shards(safetensors, folder.open).values()]
+        shards = open_shards(safetensors, folder.open).values()
         return joined(shards, join_shards(shards))
     name = only_checkpoint(folder, names)
     file = folder.open(name)
@@ -221,12 +222,10 @@ def open_parts(folder: Folder) -> tuple[ours.Manifest, dict[str, Any], dict[str,
     values, parts = ours.read_values(folder, manifest), {}
     for part in ours.PARTS:
         if shards := open_shards(ours.files_of(part, manifest.files), folder.open):
-            parts[part] = joined([*shards.values()], join_shards([*shards.values()]))
+            parts[part] = joined(shards.values(), join_shards(shards.values()))
             parts[part].checksums = {
                 one.files[0]: manifest.files[name].ranges() for name, one in shards.items()
             }
-    if folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES) != raw:
-        raise FormatError("was changed while it was opened")
     return manifest, values, parts
 
 

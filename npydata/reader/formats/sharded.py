@@ -9,7 +9,7 @@ import json
 import math
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,14 +28,15 @@ def is_shard(contents: Contents) -> bool:
     return SHARDING in contents.values
 
 
-def join_shards(shards: Sequence[Contents]) -> dict[str, TensorSpec]:
+def join_shards(shards: Collection[Contents]) -> dict[str, TensorSpec]:
     """Return every tensor of a sharded set by name; one that a file holds whole is read from there.
 
     Raises:
         FormatError: A file doesn't say where its tensors belong, or some don't make up a whole.
     """
-    if len(shards) == 1 and not is_shard(shards[0]):
-        return shards[0].leaves
+    first, *others = shards
+    if not others and not is_shard(first):
+        return first.leaves
     found: defaultdict[str, list[Chunk]] = defaultdict(list)
     shapes: dict[str, tuple[int, ...]] = {}
     for shard in shards:
