@@ -6,6 +6,7 @@ which other tensors may share. ``read_part`` reads the bytes of one tensor into 
 when the file was opened.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -179,39 +180,48 @@ def read_part(spec: TensorSpec) -> torch.Tensor:
 
 
 def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
-    """Return the description of ``tensor[index]``."""
-    chosen, before = ranges_of(index, spec.shape), 0
-    for one, step in zip(chosen, spec.stride, strict=True):
-        before += (one if isinstance(one, int) else one.start * (len(one) > 0)) * step
-    kept = [(len(one), one.step * step) for one, step in zip(chosen, spec.stride, strict=True)
-            if isinstance(one, range)]  # fmt: skip
-    shape, stride = tuple(size for size, _ in kept), tuple(step for _, step in kept)
+    """Return the description of ``tensor[index]``: torch slices a tensor without memory.
+
+    Raises:
+        IndexError: An integer is out of range, or there are more indices than dimensions.
+        TypeError: An index is of another kind.
+        ValueError: A slice steps backwards, which torch doesn't do.
+    """
+    given = list(index) if isinstance(index, tuple) else [index]
+    for one in given:
+        if isinstance(one, bool) or not (one is ... or isinstance(one, slice | int | np.integer)):
+            raise TypeError(f"a slice takes integers, slices and ..., not {type(one).__name__}")
+    whole = torch.empty_strided(spec.shape, spec.stride, dtype=torch.uint8, device="meta")
+    part = whole[tuple(given)]
+    shape = tuple(part.shape)
     if spec.chunks is not None:
-        touched = tuple(slices_of_chunks(spec, chosen))
+        touched = tuple(slices_of_chunks(spec, given))
         return replace(spec, shape=shape, stride=contiguous_stride(shape), chunks=touched)
-    offset = spec.offset + before * spec.dtype.itemsize
-    return replace(spec, shape=shape, stride=stride, offset=offset)
+    before = int(part.storage_offset()) * spec.dtype.itemsize if part.numel() else 0
+    return replace(spec, shape=shape, stride=part.stride(), offset=spec.offset + before)
 
 
-def slices_of_chunks(spec: TensorSpec, chosen: list[range | int]) -> Iterator[Chunk]:
-    """Yield the parts of a tensor's chunks that are chosen, by their place in the result."""
+def slices_of_chunks(spec: TensorSpec, index: list[Any]) -> Iterator[Chunk]:
+    """Yield the parts of a tensor's chunks that an index takes, by their place in the result."""
+    dots = index.index(...) if ... in index else len(index)
+    rest = [slice(None)] * (len(spec.shape) - len(index) + index.count(...))
+    index = index[:dots] + rest + index[dots + 1 :]
+    chosen = [range(size)[one] for one, size in zip(index, spec.shape, strict=True)]
     for chunk in spec.chunks or ():
-        here: list[Any] = []
+        here: list[int | slice] = []
         offsets, sizes = [], []
         for one, offset, size in zip(chosen, chunk.offsets, chunk.shape, strict=True):
             some = range(one, one + 1) if isinstance(one, int) else one
-            # Of the chosen indices, those from the `first` to before the `end` fall into the chunk.
-            first = max(0, -(-(offset - some.start) // some.step))
-            end = min(len(some), -(-(offset + size - some.start) // some.step))
-            if first >= end:
+            first, end = bisect_left(some, offset), bisect_left(some, offset + size)
+            if first == end:
                 break
-            inside = range(size)[some[first] - offset : some[end - 1] - offset + 1 : some.step]
             if isinstance(one, int):
-                here.append(inside[0])
+                here.append(one - offset)
             else:
-                here.append(slice(inside.start, inside.stop, inside.step))
+                inside = one[first:end]
+                here.append(slice(inside.start - offset, inside.stop - offset, inside.step))
                 offsets.append(first)
-                sizes.append(len(inside))
+                sizes.append(end - first)
         else:
             part = partial(lambda whole, index: sliced(whole.resolve(), index), chunk, tuple(here))
             yield Chunk(tuple(offsets), tuple(sizes), part)
@@ -223,44 +233,17 @@ def gather(spec: TensorSpec) -> Bytes:
     What it spans may have gaps, of a column for example. Where most of it isn't wanted, it is
     mapped, so that only the pages that are wanted come.
     """
-    itemsize, shape, stride = spec.dtype.itemsize, spec.shape, spec.stride
-    whole: Any = np.empty(shape, ELEMENT[itemsize])
-    extent = whole_extent(spec.storage)
-    first, end = span_of(spec)
-    if is_contiguous(shape, stride):
-        part = extent.part(first, end - first)
-        part.file.pread_into(whole.reshape(-1).view(np.uint8), part.offset)
-    elif whole.size:
-        steps = [step * itemsize * (size > 1) for size, step in zip(shape, stride, strict=True)]
-        part = extent.part(first, end - first)
-        read = part.file.copy if part.nbytes <= 2 * whole.nbytes else part.file.map
+    (part,) = extents_of(spec)
+    if is_contiguous(spec.shape, spec.stride):
+        memory = part.file.copy(part.offset, part.nbytes)
+    else:
+        itemsize = spec.dtype.itemsize
+        elements: Any = np.empty(spec.shape, ELEMENT[itemsize])
+        read = part.file.copy if part.nbytes <= 2 * elements.nbytes else part.file.map
+        steps = [step * itemsize * (size > 1)
+                 for size, step in zip(spec.shape, spec.stride, strict=True)]  # fmt: skip
         content = read(part.offset, part.nbytes)
-        whole[...] = np.ndarray(shape, ELEMENT[itemsize], content, strides=steps)
-    extent.file.require_unchanged()
-    return whole.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]
-
-
-def ranges_of(index: Any, shape: tuple[int, ...]) -> list[range | int]:
-    """Return which places of each dimension an index takes; ``...`` and what is left out is all.
-
-    Raises:
-        IndexError: An integer is out of range, or there are more indices than dimensions.
-        TypeError: An index is of another kind.
-        ValueError: A slice steps backwards, which torch doesn't do either.
-    """
-    given = list(index) if isinstance(index, tuple) else [index]
-    for one in given:
-        if isinstance(one, bool) or not (one is ... or isinstance(one, slice | int | np.integer)):
-            raise TypeError(f"a slice takes integers, slices and ..., not {type(one).__name__}")
-    dots = [place for place, one in enumerate(given) if one is ...] or [len(given)]
-    ndim = len(given) - given.count(...)
-    if len(dots) > 1 or ndim > len(shape):
-        raise IndexError(f"{len(given)} indices for a tensor of {len(shape)} dimensions")
-    given[dots[0] : dots[0] + 1] = [slice(None)] * (len(shape) - ndim)
-    try:
-        found = [range(size)[one] for one, size in zip(given, shape, strict=True)]
-    except IndexError:
-        raise IndexError(f"index {index} is out of range for shape {list(shape)}") from None
-    if any(isinstance(one, range) and one.step < 0 for one in found):
-        raise ValueError("a slice steps backwards, expected a step forwards")
-    return found
+        elements[...] = np.ndarray(spec.shape, ELEMENT[itemsize], content, strides=steps)
+        memory = elements.reshape(-1).view(np.uint8)
+    part.file.require_unchanged()
+    return memory
