@@ -61,7 +61,7 @@ def convert(
     texts = {name: values.pop(name) for name, value in [*values.items()]
              if isinstance(value, str) and checkpoint.format == "safetensors"}  # fmt: skip
     layouts = []
-    for group in cut(specs, shard_size):
+    for group in cut(specs, shard_size or math.inf):
         tied = {alias: name for alias, name in ties.items() if name in group}
         described = {name: (spec.dtype, spec.shape) for name, spec in group.items()}
         layouts.append(lay_out(described, {"ties": tied, "values": values}, texts))
@@ -99,12 +99,12 @@ def nbytes_of(specs: Iterable[TensorSpec]) -> int:
     return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
-def cut(specs: dict[str, TensorSpec], shard_size: int | None) -> list[dict[str, TensorSpec]]:
-    """Share out tensors among files."""
+def cut(specs: dict[str, TensorSpec], most: float) -> list[dict[str, TensorSpec]]:
+    """Share out tensors among files of at most so many bytes; one that has more gets its own."""
     groups: list[dict[str, TensorSpec]] = [{}]
     held = 0
     for name, spec in specs.items():
-        if shard_size is not None and groups[-1] and held + nbytes_of([spec]) > shard_size:
+        if groups[-1] and held + nbytes_of([spec]) > most:
             groups.append({})
             held = 0
         groups[-1][name] = spec
@@ -166,9 +166,10 @@ def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
     More at a time where they don't lie in order: each chunk may come from all over the tensor.
     """
     most = SCATTERED_CHUNK_BYTES
-    if spec.chunks is None and (not spec.shape or is_contiguous(spec.shape, spec.stride)):
+    if spec.chunks is None and is_contiguous(spec.shape, spec.stride):
         spec, most = replace(spec, shape=(math.prod(spec.shape),), stride=(1,)), CHUNK_BYTES
     row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
     rows = max(1, most // max(1, row))
-    for begin in range(0, spec.shape[0] if row else 0, rows):
-        yield read_part(sliced(spec, slice(begin, begin + rows))).resolve_conj().resolve_neg()
+    for begin in range(0, math.prod(spec.shape[:1]) if row else 0, rows):
+        part = (slice(begin, begin + rows),)[: len(spec.shape)]  # a scalar has no rows
+        yield read_part(sliced(spec, part)).resolve_conj().resolve_neg()

@@ -148,6 +148,15 @@ def test_chunks_are_joined_and_converted(made, tmp_path):
         assert torch.equal(checkpoint["w"], WHOLE)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_scalars_are_converted(tmp_path):
+    dcp.save({"step": torch.tensor(3.0)}, checkpoint_id=tmp_path / "dcp")
+    with open_checkpoint(tmp_path / "dcp") as checkpoint:
+        checkpoint.to_safetensors(tmp_path / "a.safetensors")
+    with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
+        assert torch.equal(checkpoint["step"], torch.tensor(3.0))
+
+
 @pytest.fixture(scope="module")
 def chunked(tmp_path_factory):
     return InChunks(tmp_path_factory.mktemp("chunked") / "dcp").write()
