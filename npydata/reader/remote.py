@@ -7,6 +7,7 @@ ones go straight to where they belong.
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from functools import lru_cache
 from http.client import HTTPException
 from urllib.parse import urljoin, urlsplit
@@ -16,6 +17,10 @@ from npydata.reader.file import File, FormatError
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
 """What a small read fetches, and how many blocks are kept."""
 TIMEOUT_S = 30.0
+Version = tuple[int, str | None]
+"""The size of a file, and what else changes with it, if the server says so."""
+Fetch = Callable[[str, int, int], tuple[bytes, Version]]
+"""Returns bytes of a URL from an offset on, fewer at its end."""
 URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
@@ -39,14 +44,19 @@ class RemoteFile(File):
         self.fetched = 0
         """Bytes of the file that were fetched."""
         http = urlsplit(url).scheme.lower() in ("http", "https")
-        self._fetch = HttpRanges(url) if http else DriverRanges(url)
+        self._fetch: Fetch | None = fetch_by_http if http else fetch_by_driver
+        self._version: Version | None = None
         self._block = lru_cache(BLOCKS)(lambda k: self._fetched(k * BLOCK_BYTES, BLOCK_BYTES))
         self._block(0)  # an answer gives the size
 
     def _fetched(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file, fewer at its end."""
-        found = self._fetch(offset, nbytes)
-        self.size = self._fetch.size
+        """Return bytes of the file, fewer at its end; every answer must be of the same file."""
+        if self._fetch is None:
+            raise FormatError("the checkpoint is closed")
+        found, version = self._fetch(self.path, offset, nbytes)
+        if self._version not in (None, version):
+            raise FormatError("was changed on the server since: open it again")
+        self._version, self.size = version, version[0]
         self.fetched += len(found)
         if len(found) != min(nbytes, self.size - offset):
             raise FormatError(f"the server sent {len(found):,} bytes of {nbytes:,}")
@@ -55,7 +65,7 @@ class RemoteFile(File):
     def close(self) -> None:
         """Let go of what was fetched; later reads raise."""
         self._block.cache_clear()
-        self._fetch = closed  # type: ignore[assignment]
+        self._fetch = None
 
     def _fill(self, view: memoryview, offset: int) -> None:
         if view.nbytes >= BLOCK_BYTES:
@@ -73,65 +83,35 @@ class RemoteFile(File):
         return RemoteFile(urljoin(self.path, name) + (f"?{query}" if query else ""))
 
 
-def closed(offset: int, nbytes: int) -> bytes:
-    """Refuse to read."""
-    raise FormatError("the checkpoint is closed")
+def fetch_by_http(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
+    """Fetch a range of a URL by HTTP. ``urllib`` follows a few redirects, and none to ``file:``."""
+    ask = {"Range": f"bytes={offset}-{offset + nbytes - 1}", "Accept-Encoding": "identity"}
+    try:
+        request = urllib.request.Request(url, headers=ask)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            if urlsplit(url).scheme == "https" != urlsplit(answer.url).scheme:
+                raise FormatError("is redirected away from https, which is not followed")
+            if answer.status != 206:
+                raise FormatError("the server sends whole files only (no Range): download it")
+            said, tag = answer.headers.get("Content-Range", ""), answer.headers.get("ETag")
+            place = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", said)
+            if place is None or int(place[1]) != offset:
+                raise FormatError(f"the server answers with the range {said!r:.80}")
+            version = int(place[2]), tag or answer.headers.get("Last-Modified")
+            return answer.read(nbytes + 1)[:nbytes], version
+    except urllib.error.HTTPError as error:
+        raise FormatError(f"the server answers {error.code} {error.reason!s:.80}") from None
+    except (OSError, ValueError, HTTPException) as error:  # no such host, a time-out, no URL
+        raise FormatError(f"can't be fetched: {error!s:.200}") from None
 
 
-class HttpRanges:
-    """Fetches ranges of a URL by HTTP; every answer must be of the same file.
+def fetch_by_driver(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
+    """Fetch a range of a URL by the driver that fsspec has for its scheme."""
+    try:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
-    ``urllib`` follows a few redirects, and none to ``file:``.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url, self.size, self.tag = url, -1, None
-
-    def __call__(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file, fewer at its end."""
-        ask = {"Range": f"bytes={offset}-{offset + nbytes - 1}", "Accept-Encoding": "identity"}
-        try:
-            request = urllib.request.Request(self.url, headers=ask)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                if urlsplit(self.url).scheme == "https" != urlsplit(answer.url).scheme:
-                    raise FormatError("is redirected away from https, which is not followed")
-                if answer.status != 206:
-                    raise FormatError("the server sends whole files only (no Range): download it")
-                said, tag = answer.headers.get("Content-Range", ""), answer.headers.get("ETag")
-                place = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", said)
-                if place is None or int(place[1]) != offset:
-                    raise FormatError(f"the server answers with the range {said!r:.80}")
-                version = int(place[2]), tag or answer.headers.get("Last-Modified")
-                if self.size >= 0 and (self.size, self.tag) != version:
-                    raise FormatError("was changed on the server since: open it again")
-                self.size, self.tag = version
-                found: bytes = answer.read(nbytes + 1)
-        except urllib.error.HTTPError as error:
-            raise FormatError(f"the server answers {error.code} {error.reason!s:.80}") from None
-        except (OSError, ValueError, HTTPException) as error:  # no such host, a time-out, no URL
-            raise FormatError(f"can't be fetched: {error!s:.200}") from None
-        return found[:nbytes]
-
-
-class DriverRanges:
-    """Fetches ranges of a URL by the driver that fsspec has for its scheme."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-
-            self._driver, self._path = url_to_fs(url)
-            self.size = int(self._driver.info(self._path)["size"])
-        except Exception as error:  # no fsspec, or no driver in it; or what the driver raises
-            raise FormatError(f"can't be opened: {type(error).__name__} {error!s:.200}") from None
-
-    def __call__(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file, fewer at its end."""
-        try:
-            found: bytes = self._driver.cat_file(self._path, offset, offset + nbytes)
-            size = int(self._driver.info(self._path)["size"])
-        except Exception as error:
-            raise FormatError(f"can't be read: {type(error).__name__} {error!s:.200}") from None
-        if size != self.size:
-            raise FormatError("was changed since it was opened: open it again")
-        return found
+        driver, path = url_to_fs(url)
+        found: bytes = driver.cat_file(path, offset, offset + nbytes)
+        return found, (int(driver.info(path)["size"]), None)
+    except Exception as error:  # no fsspec, or no driver in it; or what the driver raises
+        raise FormatError(f"can't be read: {type(error).__name__} {error!s:.200}") from None
