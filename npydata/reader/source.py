@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable
 
+from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.file import Extent, LocalFile, naming
 from npydata.reader.formats import Contents
 from npydata.reader.formats.legacy import read_legacy
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import as_value
-from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.tensor import whole_extent
 
 
@@ -22,10 +21,9 @@ class LazyDataSource:
     def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
         self._path = path
         with naming(os.fspath(path)):
-            self._file = LocalFile(path)
-            specs = [as_value(leaf) for leaf in read(self._file.whole).leaves.values()]
-            found = {one.storage.key: whole_extent(one.storage) for one in specs
-                     if isinstance(one, TensorSpec)}  # fmt: skip
+            self._checkpoint = LazyCheckpoint(os.fspath(path), read(LocalFile(path).whole))
+            found = {spec.storage.key: whole_extent(spec.storage)
+                     for spec in self._checkpoint._tensors.values()}  # fmt: skip
         self._extents = dict(sorted(found.items(), key=lambda pair: pair[1].offset))
 
     @classmethod
@@ -67,7 +65,7 @@ class LazyDataSource:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        self._checkpoint.close()
 
     def __enter__(self) -> "LazyDataSource":
         return self
