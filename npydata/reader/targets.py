@@ -24,31 +24,26 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
             filling them would change nothing.
     """
     found: dict[str, torch.Tensor] = {}
-    for (name, value, may_be_other), (_, again, _) in zip(walk(into), walk(into), strict=True):
-        if isinstance(value, torch.Tensor):
-            if again is not value and byte_range(value) != byte_range(again):
-                raise FormatError(f"{name}: its state_dict() makes it anew: {INSTEAD}")
-            if found.setdefault(name, value) is not value:
-                raise FormatError(f"into has two tensors called {name!r}")
-        elif not may_be_other:
+    for (name, value), (_, again) in zip(walk(into), walk(into), strict=True):
+        if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise FormatError(f"into has {name!r} of type {kind}, expected tensors: {INSTEAD}")
+        if again is not value and byte_range(value) != byte_range(again):
+            raise FormatError(f"{name}: its state_dict() makes it anew: {INSTEAD}")
+        if found.setdefault(name, value) is not value:
+            raise FormatError(f"into has two tensors called {name!r}")
     return found
 
 
-def walk(value: Any, path: tuple[Any, ...] = (), may_be_other: bool = False) -> Iterator[Any]:
-    """Yield what modules, optimizers and nested mappings hold; and whether it may be no tensor."""
+def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield what modules, optimizers and nested mappings hold, but None and settings."""
     if hasattr(value, "state_dict") and not isinstance(value, type):
         value = value.state_dict()
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            settings = key == "param_groups" and "state" in value
-            yield from walk(one, (*path, key), may_be_other or settings)
-    elif isinstance(value, list | tuple):
-        for key, one in enumerate(value):
-            yield from walk(one, (*path, key), may_be_other)
-    else:
-        yield ".".join(map(str, path)), value, may_be_other or value is None
+    if isinstance(value, Mapping | list | tuple):
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from walk(one, (*path, key))
+    elif isinstance(value, torch.Tensor) or not (value is None or "param_groups" in path):
+        yield ".".join(map(str, path)), value
 
 
 def check_targets(
@@ -75,11 +70,9 @@ def why_not_filled(spec: TensorSpec, target: torch.Tensor) -> str | None:
         return f"it has no memory of its own (device {target.device}, {target.layout})"
     if tuple(target.shape) != spec.shape:
         return f"its shape is {tuple(target.shape)}, the checkpoint has {spec.shape}"
-    reach = 0
-    for step, size in sorted(zip(target.stride(), target.shape, strict=True)):
-        if size > 1 and step <= reach and target.numel():
-            return f"it is expanded, or overlaps itself: its strides are {target.stride()}"
-        reach += step * (size - 1)
+    steps = [step for step, size in zip(target.stride(), target.shape, strict=True) if size > 1]
+    if 0 in steps and target.numel():
+        return f"it is expanded: its strides are {target.stride()}"
     found = byte_range(target)
     if found and found[1] > target.untyped_storage().data_ptr() + target.untyped_storage().nbytes():
         return "its memory was freed"
