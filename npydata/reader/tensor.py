@@ -21,8 +21,6 @@ from npydata.reader.pickle.objects import Storage, TensorSpec
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
-ELEMENT = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
-"""numpy types that move elements of a size without looking into them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,19 +43,18 @@ class Chunk:
 @lru_cache(1024)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a tensor whose elements lie in order, without gaps."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(1, size)
-    return tuple(reversed(strides))
+    return torch.empty(shape, dtype=torch.uint8, device="meta").stride()
 
 
+@lru_cache(1024)
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements lie in order, without gaps; a dimension of one has no step."""
-    expected = contiguous_stride(shape)
-    return stride == expected or 0 in shape or all(
-        size == 1 or step == want for size, step, want in zip(shape, stride, expected, strict=True)
-    )  # fmt: skip
+    return without_memory(shape, stride).is_contiguous()
+
+
+def without_memory(shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of which torch can say how its elements would lie."""
+    return torch.empty_strided(shape, stride, dtype=torch.uint8, device="meta")
 
 
 def byte_span(view: View, itemsize: int) -> tuple[int, int]:
@@ -83,13 +80,13 @@ def extents_of(spec: TensorSpec) -> list[Extent]:
     return [whole_extent(spec.storage).part(first, end - first)]
 
 
-def memory_key(spec: TensorSpec) -> tuple[int, int]:
+def memory_key(spec: TensorSpec) -> tuple[Storage, int]:
     """Return what is equal for tensors that may share memory.
 
     That is the storage, and how many bytes are turned around together, if its byte order is not
     this machine's: two dtypes of one storage then need two memories.
     """
-    return id(spec.storage), component_bytes(spec.dtype) if spec.storage.swapped else 1
+    return spec.storage, component_bytes(spec.dtype) if spec.storage.swapped else 1
 
 
 # Whole tensors
@@ -167,12 +164,9 @@ def swap(memory: Bytes, size: int) -> Bytes:
 def read_part(spec: TensorSpec) -> torch.Tensor:
     """Return a tensor in memory of its own, no parameter; only the bytes it spans are read."""
     if spec.chunks is None:
-        memory = gather(spec)
-        if spec.storage.swapped:
-            swap(memory, component_bytes(spec.dtype))
+        memory = swap(gather(spec), memory_key(spec)[1])
         storage = torch.from_numpy(memory).untyped_storage()
-        plain = replace(spec, is_parameter=False, requires_grad=False)
-        return tensor_in(storage, plain, contiguous_stride(spec.shape), 0)
+        return tensor_in(storage, spec, contiguous_stride(spec.shape), 0).detach()
     out = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
     for chunk in spec.chunks:
         out[chunk.region] = read_part(chunk.resolve())
@@ -191,8 +185,7 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
     for one in given:
         if isinstance(one, bool) or not (one is ... or isinstance(one, slice | int | np.integer)):
             raise TypeError(f"a slice takes integers, slices and ..., not {type(one).__name__}")
-    whole = torch.empty_strided(spec.shape, spec.stride, dtype=torch.uint8, device="meta")
-    part = whole[tuple(given)]
+    part = without_memory(spec.shape, spec.stride)[tuple(given)]
     shape = tuple(part.shape)
     if spec.chunks is not None:
         touched = tuple(slices_of_chunks(spec, given))
@@ -238,12 +231,13 @@ def gather(spec: TensorSpec) -> Bytes:
         memory = part.file.copy(part.offset, part.nbytes)
     else:
         itemsize = spec.dtype.itemsize
-        elements: Any = np.empty(spec.shape, ELEMENT[itemsize])
+        opaque = f"V{itemsize}"  # moved, and not looked into
+        elements = np.empty(spec.shape, opaque)
         read = part.file.copy if part.nbytes <= 2 * elements.nbytes else part.file.map
         steps = [step * itemsize * (size > 1)
                  for size, step in zip(spec.shape, spec.stride, strict=True)]  # fmt: skip
         content = read(part.offset, part.nbytes)
-        elements[...] = np.ndarray(spec.shape, ELEMENT[itemsize], content, strides=steps)
+        elements[...] = np.ndarray(spec.shape, opaque, content, strides=steps)
         memory = elements.reshape(-1).view(np.uint8)
     part.file.require_unchanged()
     return memory
