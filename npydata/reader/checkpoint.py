@@ -136,10 +136,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """
         with naming(self.path):
             indices = self._chosen(names, prefix)
-            specs = {name.removeprefix(prefix): self._part(name, index)
-                     for name, index in indices.items()}  # fmt: skip
-            slices = {name.removeprefix(prefix) for name, index in indices.items()
-                      if index is not ...}  # fmt: skip
+            specs = {name: self._part(prefix + name, index) for name, index in indices.items()}
+            slices = {name for name, index in indices.items() if index is not ...}
             if (why := why_unusable(device)) is not None:
                 raise FormatError(why)
             ranges = self._contents.checksums if verify else None
@@ -299,18 +297,17 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             raise type(error)(f"{self.path}: {name}: {error}") from None
 
     def _chosen(self, names: Any, prefix: str) -> Mapping[str, Any]:
-        """Return an index for each tensor that is to be loaded."""
+        """Return an index for each tensor that is to be loaded, by its name without the prefix."""
         if names is not None:
             names = [names] if isinstance(names, str) else names
-            parts = names if isinstance(names, Mapping) else dict.fromkeys(names, ...)
-            return {prefix + name: index for name, index in parts.items()}
+            return names if isinstance(names, Mapping) else dict.fromkeys(names, ...)
         if not self._tensors and self.unsafe_globals:
             needed = harmless(", ".join(self.unsafe_globals[:3]), 200)
             raise UnsafeCheckpointError(
                 f"{self.path}: no tensor can be read: all needs {needed}, which the file names: it "
                 "is not called here"
             )
-        found = [name for name in self if name.startswith(prefix)]
+        found = [name.removeprefix(prefix) for name in self if name.startswith(prefix)]
         if prefix and not found:
             raise FormatError(
                 f"no name begins with {prefix!r}, the first is {next(iter(self), '')}"
@@ -332,9 +329,8 @@ class TensorSlice:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
-        part = self._checkpoint._part(self.name, index)
         with naming(f"{self._checkpoint.path}: {self.name}"):
-            return read_part(part)
+            return read_part(self._checkpoint._part(self.name, index))
 
 
 def spec_alias_key(spec: TensorSpec) -> Any:

@@ -10,7 +10,6 @@ same when they are opened again. Reads take no lock: any number of threads may r
 """
 
 import ctypes
-import mmap
 import os
 import resource
 import stat
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,13 @@ class File:
         """Return these bytes as private memory, mapped where that can be done."""
         return self.copy(offset, nbytes)
 
-    def read_direct(self, begin: int, end: int, buffer: Bytes, place: Bytes | None) -> Bytes | None:
-        """Return the bytes from ``begin`` to ``end``, read past the page cache.
+    def read_large(self, offset: int, places: list[Bytes], edges: Bytes) -> Bytes:
+        """Fill one of some places with the bytes from ``offset`` on, and return it.
 
-        They are in ``place`` if the disk can write there, else in ``buffer``. ``None`` if that
-        can't be done, or isn't worth it.
+        The first, if it is as good as the others. ``edges`` is two pages to work with.
         """
+        self.pread_into(places[0], offset)
+        return places[0]
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""
@@ -193,25 +194,11 @@ class LocalFile(File):
         self.path = Path(path)
         absolute = os.path.abspath(path)  # noqa: PTH100
         self._open: Callable[[], Descriptor] | None = open_ or partial(Descriptor, absolute)
-        self._descriptor: Descriptor | None = self._open()
-        status = os.fstat(self._descriptor.number)
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError("is a folder, device or pipe, expected a file")
-        self.size, self.identity = status.st_size, identity(status)
-        self.mmap = mmap and not maps_are_slow(self._descriptor.number)
+        self._descriptor: Descriptor | None = None
+        self.identity: tuple[int, ...] | None = None
+        descriptor = self.descriptor()
+        self.mmap = mmap and not maps_are_slow(descriptor.number)
         """Whether ranges are mapped."""
-        self._remember(self._descriptor)
-
-    def _remember(self, descriptor: Descriptor) -> None:
-        """Note that the file is open; close others if too many are."""
-        if hasattr(os, "posix_fadvise"):  # bring only the pages that are asked for
-            os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
-        OPEN_FILES.append(weakref.ref(self))
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        while allowed != resource.RLIM_INFINITY and len(OPEN_FILES) > max(4, allowed // 3):
-            with suppress(IndexError):  # another thread took it
-                if (oldest := OPEN_FILES.popleft()()) is not None:
-                    oldest._descriptor = None
 
     def descriptor(self) -> Descriptor:
         """Return the descriptor; keep it while you use its number."""
@@ -220,10 +207,19 @@ class LocalFile(File):
         if self._open is None:
             raise FormatError("the checkpoint is closed")
         descriptor = self._open()
-        if identity(os.fstat(descriptor.number)) != self.identity:
+        status = os.fstat(descriptor.number)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError("is a folder, device or pipe, expected a file")
+        if self.identity not in (None, identity(status)):
             raise self.changed()
-        self._descriptor = descriptor
-        self._remember(descriptor)
+        if hasattr(os, "posix_fadvise"):  # bring only the pages that are asked for
+            os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+        self.size, self.identity, self._descriptor = status.st_size, identity(status), descriptor
+        OPEN_FILES.append(weakref.ref(self))
+        while len(OPEN_FILES) > max(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3):
+            with suppress(IndexError):  # another thread took it
+                if (oldest := OPEN_FILES.popleft()()) is not None:
+                    oldest._descriptor = None
         return descriptor
 
     def close(self) -> None:
@@ -254,42 +250,34 @@ class LocalFile(File):
         self.require_inside(offset, nbytes)
         if nbytes < SMALL_BYTES or not self.mmap:
             return self.copy(offset, nbytes)
-        descriptor, before = self.descriptor(), offset % mmap.PAGESIZE
+        descriptor, before = self.descriptor(), offset % PAGESIZE
         address = libc.mmap(None, before + nbytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                             descriptor.number, offset - before)  # fmt: skip
         if address == MAP_FAILED:
             return self.copy(offset, nbytes)
         return np.asarray(MappedRange(address, before, nbytes))
 
-    def read_direct(self, begin: int, end: int, buffer: Bytes, place: Bytes | None) -> Bytes | None:
-        """Return the bytes from ``begin`` to ``end``, read past the page cache.
+    def read_large(self, offset: int, places: list[Bytes], edges: Bytes) -> Bytes:
+        """Fill one of some places with the bytes from ``offset`` on, and return it.
 
-        Whole pages are read. What is beside the range in the first and the last of them goes to
-        ``buffer``, which begins on a page and has two to spare; all the rest to ``place``, if the
-        disk writes to memory that lies so. ``None`` if that can't be done, or if the range is in
-        the cache, or small.
+        They are read past the page cache, if they are many and not in it, into the first place that
+        the disk can write to. As it writes whole pages, ``edges`` takes the first and the last of
+        them, with what is beside the range. Where that can't be done, the first place is filled.
         """
-        descriptor = self.descriptor()
-        if end - begin < DIRECT_BYTES or is_cached(descriptor.number, begin, end - begin):
-            return None
-        before, after = begin % mmap.PAGESIZE, -end % mmap.PAGESIZE
-        begin, nbytes = begin - before, before + end - begin
-        try:
-            direct = Descriptor(f"/proc/self/fd/{descriptor.number}", os.O_DIRECT)
-        except (AttributeError, OSError):  # not on this system, or not on this disk
-            return None
-        first, last = buffer[: mmap.PAGESIZE], buffer[mmap.PAGESIZE : 2 * mmap.PAGESIZE]
-        if place is not None:
-            middle = place[mmap.PAGESIZE - before : place.nbytes + after - mmap.PAGESIZE]
-            with suppress(OSError):
-                if os.preadv(direct.number, [first.data, middle.data, last.data], begin) >= nbytes:
-                    place[: mmap.PAGESIZE - before] = first[before:]
-                    place[place.nbytes + after - mmap.PAGESIZE :] = last[: mmap.PAGESIZE - after]
+        descriptor, nbytes = self.descriptor(), places[0].nbytes
+        before, after = offset % PAGESIZE, -(offset + nbytes) % PAGESIZE
+        first, last = edges[:PAGESIZE], edges[PAGESIZE:]
+        is_direct = nbytes >= DIRECT_BYTES and not is_cached(descriptor.number, offset, nbytes)
+        for place in places if is_direct else ():
+            middle = place[PAGESIZE - before : nbytes + after - PAGESIZE]
+            pages = [first.data, middle.data, last.data]
+            with suppress(AttributeError, OSError):  # not on this system, disk, or to this memory
+                direct = Descriptor(f"/proc/self/fd/{descriptor.number}", os.O_DIRECT)
+                if os.preadv(direct.number, pages, offset - before) >= before + nbytes:
+                    place[: PAGESIZE - before] = first[before:]
+                    place[nbytes + after - PAGESIZE :] = last[: PAGESIZE - after]
                     return place
-        with suppress(OSError):
-            if os.preadv(direct.number, [buffer[: nbytes + after].data], begin) >= nbytes:
-                return buffer[before:nbytes]
-        return None
+        return super().read_large(offset, places, edges)
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: what was read may be of both."""

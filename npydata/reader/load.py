@@ -5,13 +5,13 @@ by a few threads, straight to where they belong. What doesn't lie in the file as
 another dtype, say) is read afterwards, some of it at a time.
 """
 
-import os
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from mmap import PAGESIZE
 from typing import Any, TypeVar
 
@@ -20,10 +20,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from npydata.errors import CheckpointError
-from npydata.reader.file import Bytes, Extent, File, FormatError
+from npydata.reader.file import Bytes, Extent, File
 from npydata.reader.formats import Checksums
 from npydata.reader.formats.training import crc32
-from npydata.reader.pickle.objects import TensorSpec
+from npydata.reader.pickle.objects import Storage, TensorSpec
 from npydata.reader.targets import PLAIN, alias_key
 from npydata.reader.tensor import (
     aligned,
@@ -63,21 +63,17 @@ def load_new(
     """
     plan = Plan()
     made: dict[str, torch.Tensor] = {}
-    sharing = defaultdict[Any, list[TensorSpec]](list)
+    spans: dict[tuple[Storage, int], tuple[int, int]] = {}
     for name, spec in specs.items():
         if name in slices or spec.chunks is not None:
             made[name] = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
             plan.fill(spec, made[name])
         else:
-            sharing[memory_key(spec)].append(spec)
-    begins: dict[Any, int] = {}
-    extents: dict[Any, Extent] = {}
-    for key, some in sharing.items():
-        spans = [span_of(spec) for spec in some]
-        begin = min(begin for begin, _ in spans) // ALIGNMENT * ALIGNMENT
-        begins[key], end = begin, max(end for _, end in spans)
-        extents[key] = whole_extent(some[0].storage).part(begin, end - begin)
-    memory = plan.memory_for(extents)
+            key, (first, end) = memory_key(spec), span_of(spec)
+            before = spans.get(key, (first, end))
+            spans[key] = min(before[0], first // ALIGNMENT * ALIGNMENT), max(before[1], end)
+    memory = plan.memory_for({key: whole_extent(key[0]).part(begin, end - begin)
+                              for key, (begin, end) in spans.items()})  # fmt: skip
     plan.carry_out(progress, ranges, specs)
     storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
                 for key, content in memory.items()}  # fmt: skip
@@ -86,8 +82,8 @@ def load_new(
         if name not in made:
             key = memory_key(spec)
             storages[key] = aligned(storages[key], spec)
-            before = (spec.offset - begins[key]) // spec.dtype.itemsize
-            made[name] = tensor_in(storages[key], spec, spec.stride, before)
+            begin = (spec.offset - spans[key][0]) // spec.dtype.itemsize
+            made[name] = tensor_in(storages[key], spec, spec.stride, begin)
     return {name: made[name] for name in specs}
 
 
@@ -98,17 +94,18 @@ def load_into(
     """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
     keys = {name: alias_key(target) for name, target in targets.items()}
     last = {keys[name]: name for name in specs}
+    # Threads read in any order: only copies, one after the other, let the last one count.
+    memories = sorted(memory for memory, *_ in last if memory is not None)
+    overlap = any(begin < end for (_, end), (begin, _) in pairwise(memories))
+    plan = Plan()
     for name, target in targets.items():
         if keys[name] in last:  # what is saved for a backward pass must notice
             increment_version(target)
-    # Threads read in any order: only copies, one after the other, let the last one count.
-    overlap, reach = False, 0
-    for begin, end in sorted(memory for memory, *_ in last if memory is not None):
-        overlap, reach = overlap or begin < reach, max(reach, end)
-    plan = Plan()
-    for name in targets:
-        if name in specs and last[keys[name]] == name:
-            plan.fill(specs[name], targets[name].detach(), directly=not overlap)
+        if last.get(keys[name]) == name:
+            if overlap:
+                plan.indirect.append((specs[name], target.detach()))
+            else:
+                plan.fill(specs[name], target.detach())
     plan.carry_out(progress, ranges, specs)
 
 
@@ -134,17 +131,16 @@ class Plan:
         self.indirect: list[tuple[TensorSpec, torch.Tensor]] = []
         """What can't be read straight to its place: read after the others, and copied there."""
 
-    def fill(self, spec: TensorSpec, target: torch.Tensor, *, directly: bool = True) -> None:
+    def fill(self, spec: TensorSpec, target: torch.Tensor) -> None:
         """Plan to fill a tensor that is there."""
         if spec.chunks is not None and type(target) in PLAIN:
             for chunk in spec.chunks:
-                self.fill(chunk.resolve(), target[chunk.region], directly=directly)
-        elif directly and lies_as_in_memory(spec, target):
+                self.fill(chunk.resolve(), target[chunk.region])
+        elif lies_as_in_memory(spec, target):
             (part,) = extents_of(spec)
-            if part.nbytes:
-                flat = target.as_strided((target.numel(),), (1,))  # view may keep a stride
-                memory = flat.view(torch.uint8).numpy()
-                self.reads.append(Read(part.file, part.offset, memory))
+            flat = target.as_strided((target.numel(),), (1,))  # view may keep a stride
+            memory = flat.view(torch.uint8).numpy()
+            self.reads.append(Read(part.file, part.offset, memory))
         else:
             self.indirect.append((spec, target))
 
@@ -152,7 +148,7 @@ class Plan:
         """Plan to read storages into new memory, and return it; small neighbours come together."""
         found: dict[Any, Bytes] = {}
         keys = {id(extent): key for key, extent in extents.items()}
-        for together in neighbours(extents.values(), TOGETHER_BYTES):
+        for together in neighbours(extents.values()):
             first, nbytes = together[0], span(together)
             if nbytes < HUGE_PAGE:
                 memory = np.empty(nbytes, np.uint8)
@@ -195,15 +191,15 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
-def neighbours(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
-    """Yield ranges of files in their order, those together that lie within ``most`` bytes.
+def neighbours(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Yield ranges of files in their order, those together that lie close to each other.
 
     In one piece of memory for all, each begins at a multiple of 8, as most elements need it.
     """
     some: list[Part] = []
     for part in sorted(parts, key=lambda one: (id(one.file), one.offset)):
         if some and not (
-            part.file is some[0].file and span([some[0], part]) <= most
+            part.file is some[0].file and span([some[0], part]) <= TOGETHER_BYTES
             and part.offset - some[-1].offset - some[-1].nbytes <= GAP_BYTES
             and (part.offset - some[0].offset) % 8 == 0
         ):  # fmt: skip
@@ -223,7 +219,7 @@ def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
     """Yield reads in the order of the files: neighbours together, long ones cut."""
     parts = [part_of(read, at, at + READ_BYTES) for read in reads
              for at in range(read.offset, read.offset + read.nbytes, READ_BYTES)]  # fmt: skip
-    return neighbours(parts, TOGETHER_BYTES)
+    return neighbours(parts)
 
 
 def part_of(read: Read, begin: int, end: int) -> Read:
@@ -235,20 +231,19 @@ def part_of(read: Read, begin: int, end: int) -> Read:
 def fulfil(reads: list[Read]) -> None:
     """Read neighbours, past the page cache if they are not in it.
 
-    Past the cache a disk writes to whole pages only, and to some memory not at all: what can't come
-    straight to its place comes by way of a buffer.
+    Past the cache a disk doesn't write to just any memory: to a buffer if not to where a read goes.
+    Several reads always come by way of the buffer.
     """
     file, begin = reads[0].file, reads[0].offset
     try:
         buffer = BUFFERS.pop()
     except IndexError:
-        buffer = huge_memory(READ_BYTES + 2 * PAGESIZE)
-    place = reads[0].target if len(reads) == 1 else None
-    content = file.read_direct(begin, begin + span(reads), buffer, place)
+        buffer = huge_memory(READ_BYTES + 3 * PAGESIZE)
+    spare = buffer[2 * PAGESIZE + begin % PAGESIZE :][: span(reads)]
+    places = [reads[0].target, spare] if len(reads) == 1 else [spare]
+    content = file.read_large(begin, places, buffer[: 2 * PAGESIZE])
     for read in reads:
-        if content is None:
-            file.pread_into(read.target, read.offset)
-        elif content is not place:
+        if read.target is not content:
             read.target[:] = content[read.offset - begin :][: read.nbytes]
     BUFFERS.append(buffer)
 
@@ -263,8 +258,6 @@ def comparisons(
     """
     wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
     for file in files:
-        if file not in ranges:
-            raise FormatError(f"{file.path.name}: no checksum says what it was")
         for begin, end, crc in ranges[file]:
             names = [name for name, one in wanted if one.file is file and one.offset < end
                      and begin < one.offset + one.nbytes]  # fmt: skip
@@ -300,7 +293,6 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
     Nothing is written to memory any more when this returns or raises, whatever interrupts it.
     """
     todo, finished, errors = iter(jobs), list[int](), list[BaseException]()
-    process = os.getpid()
 
     def worker(report: Callable[[int], object] | None = None) -> None:
         for nbytes, work in todo:
@@ -333,8 +325,6 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
             errors.append(error)
     if errors:
         raise next((one for one in errors if isinstance(one, KeyboardInterrupt)), errors[0])
-    if os.getpid() != process:
-        raise FormatError("the process was forked while it loaded: load again")
     done(sum(finished))
 
 
