@@ -108,8 +108,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         """Read many tensors, or all, with several large reads in flight; return them by name.
 
         Use it for what you need whole, and at once; ``ckpt[name]`` maps a tensor instead, which
-        costs nothing until it is touched, and then a fault for each page. Small ones that are
-        neighbours in the file share up to 4 MiB of memory, freed when all of them are dropped.
+        costs nothing until it is touched, and then a fault for each page.
 
         Args:
             names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from mmap import PAGESIZE
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -42,12 +41,11 @@ from npydata.system.threads import without_collecting
 
 READ_BYTES, THREADS = 1 << 23, 4
 TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
-"""Smaller storages that are neighbours in the file come together in so much memory."""
+"""How much of a file a request reads for several reads, and how much between two of them."""
 ALIGNMENT = 16
 """Of the largest element: parts of storages begin at multiples of it."""
 BUFFERS = deque[Bytes](maxlen=THREADS)
 """Page-aligned memory that requests use in turn."""
-Part = TypeVar("Part", "Read", Extent)
 Job = tuple[int, Callable[[], None]]
 """How many bytes it reads, and what reads them."""
 
@@ -72,8 +70,8 @@ def load_new(
             key, (first, end) = memory_key(spec), span_of(spec)
             before = spans.get(key, (first, end))
             spans[key] = min(before[0], first // ALIGNMENT * ALIGNMENT), max(before[1], end)
-    memory = plan.memory_for({key: whole_extent(key[0]).part(begin, end - begin)
-                              for key, (begin, end) in spans.items()})  # fmt: skip
+    memory = {key: plan.memory_for(whole_extent(key[0]).part(begin, end - begin))
+              for key, (begin, end) in spans.items()}  # fmt: skip
     plan.carry_out(progress, ranges, specs)
     storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
                 for key, content in memory.items()}  # fmt: skip
@@ -144,21 +142,15 @@ class Plan:
         else:
             self.indirect.append((spec, target))
 
-    def memory_for(self, extents: Mapping[Any, Extent]) -> dict[Any, Bytes]:
-        """Plan to read storages into new memory, and return it; small neighbours come together."""
-        found: dict[Any, Bytes] = {}
-        keys = {id(extent): key for key, extent in extents.items()}
-        for together in neighbours(extents.values()):
-            first, nbytes = together[0], span(together)
-            if nbytes < HUGE_PAGE:
-                memory = np.empty(nbytes, np.uint8)
-            else:  # in its pages as in those of the file, so that the disk may write to it
-                before = 0 if first.offset % 8 else first.offset % PAGESIZE
-                memory = huge_memory(before + nbytes)[before:]
-            for one in together:
-                found[keys[id(one)]] = memory[one.offset - first.offset :][: one.nbytes]
-            self.reads.append(Read(first.file, first.offset, memory))
-        return found
+    def memory_for(self, extent: Extent) -> Bytes:
+        """Plan to read some bytes into new memory, and return it."""
+        if extent.nbytes < HUGE_PAGE:
+            memory = np.empty(extent.nbytes, np.uint8)
+        else:  # in its pages as in those of the file, so that the disk may write to it
+            before = 0 if extent.offset % 8 else extent.offset % PAGESIZE
+            memory = huge_memory(before + extent.nbytes)[before:]
+        self.reads.append(Read(extent.file, extent.offset, memory))
+        return memory
 
     def carry_out(
         self, progress: bool, ranges: Checksums | None, specs: Mapping[str, TensorSpec]
@@ -191,17 +183,16 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
-def neighbours(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Yield ranges of files in their order, those together that lie close to each other.
-
-    In one piece of memory for all, each begins at a multiple of 8, as most elements need it.
-    """
-    some: list[Part] = []
+def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
+    """Yield reads in the order of the files: long ones cut, and neighbours together."""
+    parts = [part_of(read, at, at + READ_BYTES) for read in reads
+             for at in range(read.offset, read.offset + read.nbytes, READ_BYTES)]  # fmt: skip
+    some: list[Read] = []
     for part in sorted(parts, key=lambda one: (id(one.file), one.offset)):
         if some and not (
-            part.file is some[0].file and span([some[0], part]) <= TOGETHER_BYTES
+            part.file is some[0].file
+            and part.offset + part.nbytes - some[0].offset <= TOGETHER_BYTES
             and part.offset - some[-1].offset - some[-1].nbytes <= GAP_BYTES
-            and (part.offset - some[0].offset) % 8 == 0
         ):  # fmt: skip
             yield some
             some = []
@@ -210,16 +201,9 @@ def neighbours(parts: Iterable[Part]) -> Iterator[list[Part]]:
         yield some
 
 
-def span(parts: Sequence[Part]) -> int:
-    """Return how many bytes there are from the first part to the end of the last."""
-    return max(one.offset + one.nbytes for one in parts) - parts[0].offset
-
-
-def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
-    """Yield reads in the order of the files: neighbours together, long ones cut."""
-    parts = [part_of(read, at, at + READ_BYTES) for read in reads
-             for at in range(read.offset, read.offset + read.nbytes, READ_BYTES)]  # fmt: skip
-    return neighbours(parts)
+def span(reads: Sequence[Read]) -> int:
+    """Return how many bytes there are from the first read to the end of the last."""
+    return max(one.offset + one.nbytes for one in reads) - reads[0].offset
 
 
 def part_of(read: Read, begin: int, end: int) -> Read:
@@ -232,7 +216,7 @@ def fulfil(reads: list[Read]) -> None:
     """Read neighbours, past the page cache if they are not in it.
 
     Past the cache a disk doesn't write to just any memory: to a buffer if not to where a read goes.
-    Several reads always come by way of the buffer.
+    Several reads come by way of the buffer.
     """
     file, begin = reads[0].file, reads[0].offset
     try:
