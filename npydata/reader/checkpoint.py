@@ -119,8 +119,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             into: What to fill in place of new memory: a module, an optimizer that has made its
                 state, or tensors by name, nested ones by names with dots: ``{"model": model}``. It
                 must have exactly the ``names``, or with ``names`` given at least those. Another
-                dtype is converted. Of tied or overlapping ones the last in ``into`` counts. Hooks
-                of ``load_state_dict`` are not called.
+                dtype is converted. Of tied ones the last in ``into`` counts; others that overlap
+                may get the values of either. Hooks of ``load_state_dict`` are not called.
             progress: Show a bar, if it takes longer than a second.
             verify: Compare what is read, and the headers, with the checksums of a checkpoint of
                 ours. They are of 64 MiB each, of which all is read.

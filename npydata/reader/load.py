@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from mmap import PAGESIZE
 
 import numpy as np
@@ -89,21 +88,15 @@ def load_into(
     specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], progress: bool,
     ranges: Checksums | None,
 ) -> None:  # fmt: skip
-    """Fill tensors; of those in the same memory the last one counts, as in ``load_state_dict``."""
+    """Fill tensors; of tied ones the last one counts, as in ``load_state_dict``."""
     keys = {name: alias_key(target) for name, target in targets.items()}
-    last = {keys[name]: name for name in specs}
-    # Threads read in any order: only copies, one after the other, let the last one count.
-    memories = sorted(memory for memory, *_ in last if memory is not None)
-    overlap = any(begin < end for (_, end), (begin, _) in pairwise(memories))
+    last = {key: name for name, key in keys.items() if name in specs}
     plan = Plan()
     for name, target in targets.items():
         if keys[name] in last:  # what is saved for a backward pass must notice
             increment_version(target)
         if last.get(keys[name]) == name:
-            if overlap:
-                plan.indirect.append((specs[name], target.detach()))
-            else:
-                plan.fill(specs[name], target.detach())
+            plan.fill(specs[name], target.detach())
     plan.carry_out(progress, ranges, specs)
 
 
