@@ -22,7 +22,7 @@ from npydata.reader.pickle.torch import CALLS, TENSOR_CLASSES, find_class, reduc
 
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
-MAX_INTEGER_BYTES, MAX_LINE_BYTES, MAX_PROTOCOL = 128, 8192, 5
+MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
 MAX_KEY_PARTS = 32
 """Parts of a tuple that is a key: it is hashed whole each time, and the file may say it once."""
 FREE_COPIES = 1 << 17
@@ -33,6 +33,7 @@ SMALL_KEY, MAX_COMPARED = 1 << 20, 1 << 28
 """A file can choose numbers, and tuples of them, so that a table has to look at all its keys to
 find one. That many parts of keys may be looked at; smaller integers can't be chosen so."""
 
+DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 
 MALFORMED = (AttributeError, LookupError, RuntimeError, OverflowError, struct.error, TypeError,
@@ -78,7 +79,9 @@ class PickleMachine:
                 self.at = begin + 1
                 if code == STOP:
                     if self.metastack or len(self.stack) != 1:
-                        raise ValueError(f"ends with {len(self.stack)} values, expected one")
+                        raise FormatError(
+                            f"the pickle ends with {len(self.stack)} values, expected one"
+                        )
                     return self.stack[0]
                 read, do = HANDLERS[code]
                 if read is None:
@@ -88,7 +91,7 @@ class PickleMachine:
         except MALFORMED as error:
             if begin >= len(data):
                 raise TruncatedError(f"the pickle ends at byte {begin:,} without a STOP") from None
-            known = data[begin] in HANDLERS or data[begin] == STOP
+            known = data[begin] in HANDLERS
             why = str(error).partition("\n")[0] if known else "is no opcode"
             what = data[begin : begin + 1]
             raise FormatError(f"{what!r} at byte {begin:,} of the pickle: {why:.300}") from None
@@ -97,19 +100,15 @@ class PickleMachine:
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes."""
         begin, self.at = self.at, self.at + count
-        if count < 0:
-            raise ValueError(f"a length of {count:,}")
         if self.at > len(self.data):
             raise TruncatedError(f"the pickle ends at byte {begin:,}, which needs {count:,} more")
         return self.data[begin : self.at]
 
     def line(self) -> bytes:
         """Return what stands before the next newline."""
-        stop = self.data.find(b"\n", self.at, self.at + MAX_LINE_BYTES)
-        if stop < 0 and len(self.data) - self.at < MAX_LINE_BYTES:
-            raise TruncatedError("the pickle ends within a line")
+        stop = self.data.find(b"\n", self.at)
         if stop < 0:
-            raise ValueError(f"a line of more than {MAX_LINE_BYTES:,} bytes")
+            raise TruncatedError("the pickle ends within a line")
         return self.take(stop + 1 - self.at)[:-1]
 
     def spend(self, copied: int) -> None:
@@ -124,6 +123,13 @@ class PickleMachine:
         """Push a value."""
         self.stack.append(value)
 
+    def op_int(self) -> None:
+        """Push an integer in digits, which is how Python 2 writes those of more than 4 bytes."""
+        line = self.line()
+        if not DECIMAL.fullmatch(line):
+            raise ValueError(f"{line[:60]!r} is not a number")
+        self.stack.append(int(line))
+
     def op_binput(self, index: int) -> None:
         """Put the newest value into the memo. Writers count, Python 2 from 1 on."""
         if index > len(self.memo) + 1:
@@ -134,7 +140,7 @@ class PickleMachine:
 
     def op_memoize(self) -> None:
         """Put the newest value into the memo, under the number of values in it."""
-        self.memo[len(self.memo)] = self.stack[-1]
+        self.op_binput(len(self.memo))
 
     def op_binget(self, index: int) -> None:
         """Push a value from the memo."""
@@ -145,11 +151,8 @@ class PickleMachine:
     op_long_binget = op_binget
 
     def op_pop(self) -> None:
-        """Drop the newest value, or the mark if there is none since."""
-        if self.stack:
-            self.stack.pop()
-        else:
-            self.pop_mark()
+        """Drop the newest value."""
+        self.stack.pop()
 
     def op_proto(self, protocol: int) -> None:
         """Refuse a pickle of a future protocol."""
@@ -249,10 +252,10 @@ class PickleMachine:
 
     # Names and calls, none of which is made
 
-    def op_global(self, lines: tuple[bytes, bytes]) -> None:
+    def op_global(self) -> None:
         """Push what a name in two lines stands for."""
-        module, name = lines
-        self.stack.append(find_class(self, module.decode(), name.decode()))
+        module, name = self.line().decode(), self.line().decode()
+        self.stack.append(find_class(self, module, name))
 
     def op_stack_global(self) -> None:
         """Push what a name on the stack stands for."""
@@ -266,26 +269,20 @@ class PickleMachine:
         """Replace a persistent id by what it stands for."""
         self.stack.append(self.load_id(self.stack.pop()))
 
-    def call(self, function: Any, args: Any) -> None:
+    def op_reduce(self) -> None:
         """Push what stands in the place of a call."""
+        args, function = self.stack.pop(), self.stack.pop()
         self.stack.append(reduce(self, function, args))
 
-    def op_reduce(self) -> None:
-        """Where pickle would call a function."""
-        args, function = self.stack.pop(), self.stack.pop()
-        self.call(function, args)
-
     def op_newobj(self) -> None:
-        """Where pickle would make an object without calling its ``__init__``."""
-        args, function = self.stack.pop(), self.stack.pop()
-        if args != () and getattr(function, "qualname", None) in CALLS:
-            raise ValueError(f"makes a {function} of arguments, at which only a call would look")
-        self.call(function, args)
+        """Describe an object that pickle would make without calling its ``__init__``."""
+        args, made = self.stack.pop(), self.stack.pop()
+        self.stack.append(UnresolvedObject(made.qualname, args))
 
     def op_newobj_ex(self) -> None:
-        """Where pickle would make an object with keyword arguments."""
-        keywords, args, function = (self.stack.pop() for _ in range(3))
-        self.call(function, (args, keywords))
+        """Describe an object that pickle would make so, with keyword arguments."""
+        keywords, args, made = (self.stack.pop() for _ in range(3))
+        self.stack.append(UnresolvedObject(made.qualname, (args, keywords)))
 
     def op_build(self) -> None:
         """Where pickle would set an object's state: note it on the object.
@@ -380,7 +377,6 @@ def count_parts(key: Any, most: int = MAX_KEY_PARTS) -> int:
 # Arguments of opcodes: how each kind that pickletools names is read
 
 Reader = Callable[[PickleMachine], Any]
-DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 
 
 def packed(code: str) -> Reader:
@@ -423,51 +419,41 @@ def integer(raw: bytes) -> int:
     return int.from_bytes(raw, "little", signed=True)
 
 
-def decimal(machine: PickleMachine) -> int:
-    """Return an integer in digits, which is how Python 2 writes those of more than 4 bytes."""
-    if not DECIMAL.fullmatch(line := machine.line()):
-        raise ValueError(f"{line[:60]!r} is not a number")
-    return int(line)
-
-
 READERS: dict[str, Reader] = {
     "uint1": packed("<B"), "uint2": packed("<H"), "int4": packed("<i"), "uint4": packed("<I"),
     "uint8": packed("<Q"), "float8": packed(">d"),
-    "long1": counted("<B", integer), "long4": counted("<i", integer),
+    "long1": counted("<B", integer), "long4": counted("<I", integer),
     "unicodestring1": counted("<B", text_of), "unicodestring4": counted("<I", text_of),
     "unicodestring8": counted("<Q", text_of), "bytearray8": counted("<Q", bytearray),
     "bytes1": counted("<B"), "bytes4": counted("<I"), "bytes8": counted("<Q"),
-    "string1": counted("<B", text_or_bytes), "string4": counted("<i", text_or_bytes),
-    "decimalnl_short": decimal,
-    "stringnl_noescape_pair": lambda machine: (machine.line(), machine.line()),
+    "string1": counted("<B", text_or_bytes), "string4": counted("<I", text_or_bytes),
 }  # fmt: skip
-CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-EMPTY_CONTAINERS = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 STOP = ord(".")
+MAKERS = {"NONE": type(None), "NEWTRUE": lambda: True, "NEWFALSE": bool, "EMPTY_TUPLE": tuple,
+          "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}  # fmt: skip
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 FILLS = {"APPEND": (list, 1), "APPENDS": (list, None), "SETITEM": (dict, 2),
          "SETITEMS": (dict, None), "ADDITEMS": (set, None)}  # fmt: skip
 """What each fills, with how many values; None: those since the mark."""
-REFUSED = {"STOP", "INST", "OBJ", "GET", "PUT", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER",
-           "READONLY_BUFFER", "DUP", "LIST", "DICT"}  # fmt: skip
-"""Opcodes that no honest checkpoint has; nor has it others whose argument is a line."""
 
 
-def handler(name: str) -> Callable[..., None]:
+def handler(name: str, has_argument: bool) -> Callable[..., None] | None:
     """Return what carries out an opcode: by default it pushes its argument."""
-    if name in CONSTANTS:
-        return lambda machine: machine.stack.append(CONSTANTS[name])
+    if name in MAKERS:
+        make = MAKERS[name]
+        return lambda machine: machine.stack.append(make())
     if name in TUPLES:
         return lambda machine: machine.stack.append(tuple(machine.pop(TUPLES[name])))
     if name in FILLS:
         return lambda machine: machine.fill(*FILLS[name])
-    if name in EMPTY_CONTAINERS:
-        return lambda machine: machine.stack.append(EMPTY_CONTAINERS[name]())
-    return getattr(PickleMachine, f"op_{name.lower()}", PickleMachine.push)
+    default = PickleMachine.push if has_argument else None
+    return getattr(PickleMachine, f"op_{name.lower()}", default)
 
 
-HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {
-    ord(one.code): (READERS[one.arg.name] if one.arg else None, handler(one.name))
-    for one in pickletools.opcodes
-    if one.name not in REFUSED and (one.arg is None or one.arg.name in READERS)
-}  # fmt: skip
+HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {}
+"""Of the opcodes that honest checkpoints have."""
+for opcode in pickletools.opcodes:
+    read = READERS.get(opcode.arg.name) if opcode.arg else None
+    do = handler(opcode.name, read is not None)
+    if do is not None and not opcode.name.startswith("EXT"):  # for names in a table of a process
+        HANDLERS[ord(opcode.code)] = read, do
