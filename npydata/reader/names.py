@@ -17,7 +17,7 @@ from npydata.reader.pickle.objects import (
     UnresolvedObject,
     brief,
 )
-from npydata.reader.pickle.plain import NumpyObject
+from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 
 MAX_DEPTH = 200
 FREE_ENTRIES = 1 << 17
@@ -28,7 +28,7 @@ LENGTH_OF_ENTRY = 16
 NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 CONTAINERS, SETS = (dict, list, tuple), (set, frozenset)
-COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec)
+COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec, NumpyArray, NumpyDtype)
 """What makes a list more than a list of plain values, which is one entry."""
 
 
@@ -61,16 +61,17 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
     return named
 
 
-def lengths(values: Any, nested: tuple[type, ...] = SETS) -> Iterator[int]:
-    """Yield how many members there are, how long their texts are, and the same of sets in them."""
+def lengths(values: Any) -> Iterator[int]:
+    """Yield how many members there are, how long their texts are, and the same of sets in them.
+
+    And of tuples, which have no name of their own where they are in sets.
+    """
     yield len(values)
-    if isinstance(values, SETS):  # a tuple in it has no name of its own
-        nested = (*SETS, tuple)
     for one in values if not {*map(type, values)} <= NUMBERS else ():
         if isinstance(one, str | bytes | bytearray):
             yield len(one)
-        elif isinstance(one, nested):
-            yield from lengths(one, nested)
+        elif isinstance(one, (*SETS, tuple)):
+            yield from lengths(one)
 
 
 def is_entry(value: Any, inner: list[Any]) -> bool:
@@ -84,7 +85,7 @@ def is_entry(value: Any, inner: list[Any]) -> bool:
 
 def as_value(value: Any) -> Any:
     """Return a leaf as the caller sees it: numpy's arrays made, a bare storage as a tensor."""
-    if isinstance(value, NumpyObject):
+    if isinstance(value, NumpyArray | NumpyDtype):
         return value.value()
     if isinstance(value, TypedStorage):
         return TensorSpec(value.storage, value.dtype, (value.numel,), (1,), value.start)
@@ -106,7 +107,7 @@ def containers(value: Any) -> list[Any]:
     """Return the containers whose members are the parts of a value: itself, or an object's."""
     if isinstance(value, CONTAINERS):
         return [value]
-    if not isinstance(value, UnresolvedObject) or isinstance(value, NumpyObject):
+    if not isinstance(value, UnresolvedObject):
         return []
     if is_module(value):  # named as its state_dict() does
         groups = [value.state[group] for group in MODULE_GROUPS]

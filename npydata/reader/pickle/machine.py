@@ -10,28 +10,26 @@ argument.
 import pickletools
 import re
 import struct
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from npydata.reader.file import Extent, FormatError
 from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
-from npydata.reader.pickle.plain import NumpyObject
-from npydata.reader.pickle.torch import CALLS, TENSOR_CLASSES, find_class, reduce
+from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
+from npydata.reader.pickle.torch import find_class, reduce
 
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
-MAX_KEY_PARTS = 32
-"""Parts of a tuple that is a key: it is hashed whole each time, and the file may say it once."""
-FREE_COPIES = 1 << 17
-"""What calls may copy, in a file of any size; and as much again for each byte of it."""
+FREE_STEPS, STEPS_OF_A_COPY = 1 << 28, 1 << 7
+"""What a file of any size may have compared, or copied by calls; and a copy for each byte of it."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle that ends somewhere; eight times as much if it goes on."""
-SMALL_KEY, MAX_COMPARED = 1 << 20, 1 << 28
+SMALL_KEY, RANDOM_HASHES = 1 << 20, {str, bytes, UnresolvedObject}
 """A file can choose numbers, and tuples of them, so that a table has to look at all its keys to
-find one. That many parts of keys may be looked at; smaller integers can't be chosen so."""
+find one; but not smaller integers, nor what has another hash in each process."""
 
 DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
@@ -61,8 +59,7 @@ class PickleMachine:
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
-        self._compared_left = MAX_COMPARED
-        self._copies_left = FREE_COPIES + len(data)
+        self._steps_left = FREE_STEPS + STEPS_OF_A_COPY * len(data)
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it.
@@ -111,11 +108,11 @@ class PickleMachine:
             raise TruncatedError("the pickle ends within a line")
         return self.take(stop + 1 - self.at)[:-1]
 
-    def spend(self, copied: int) -> None:
-        """Count what a call copies or looks at: a short file could ask for a lot of it."""
-        self._copies_left -= copied
-        if self._copies_left < 0:
-            raise ValueError("calls copy far more than the pickle holds")
+    def spend(self, copied: int, compared: int = 0) -> None:
+        """Count what is copied and compared: a short file could ask for a lot of it."""
+        self._steps_left -= STEPS_OF_A_COPY * copied + compared
+        if self._steps_left < 0:
+            raise ValueError("takes far more work than the pickle's size allows")
 
     # Values, the stack and the memo
 
@@ -205,17 +202,13 @@ class PickleMachine:
         """
         items = self.pop(count) if count else self.pop_mark()
         target = self.stack[-1]
-        unresolved = isinstance(target, UnresolvedObject) and not isinstance(target, NumpyObject)
-        if not (isinstance(target, kind) or unresolved):
+        if isinstance(target, UnresolvedObject):
+            target = target.pairs if kind is dict else target.items
+        elif not isinstance(target, kind):
             raise ValueError(f"fills {brief(target)}, expected a {kind.__name__}")
-        if kind is dict:
-            if len(items) % 2:
-                raise ValueError(f"{len(items)} keys and values, expected an even number")
-            pairs = zip(items[::2], items[1::2], strict=True)
-            self.update(target.pairs if unresolved else target, pairs)
-        elif unresolved:
-            target.items.extend(items)
-        elif kind is list:
+        if isinstance(target, dict):
+            self.update(target, zip(items[::2], items[1::2], strict=True))
+        elif isinstance(target, list):
             target.extend(items)
         else:
             self.add(target, items)
@@ -233,21 +226,21 @@ class PickleMachine:
         return target
 
     def key(self, key: Any, others: Collection[Any]) -> Any:
-        """Return a key that takes no time to hash, and to find among others.
+        """Return a key, having counted what it takes to hash it and to find it among others.
 
         Raises:
-            ValueError: It has too many parts, or too many others may have its hash.
+            ValueError: It takes too much.
         """
-        if type(key) is str or (type(key) is int and 0 <= key < SMALL_KEY):
+        kind = type(key)
+        if kind in RANDOM_HASHES or (kind is int and 0 <= key < SMALL_KEY):
             return key
-        parts = count_parts(key)
-        if parts > MAX_KEY_PARTS or (isinstance(key, int) and key.bit_length() > 60):
-            raise ValueError(f"the key {brief(key)}, expected 60 bits or {MAX_KEY_PARTS} parts")
-        self._compared_left -= parts * len(others)
-        if self._compared_left < 0:
-            raise ValueError(
-                f"{len(others):,} keys that are numbers or tuples, too many to compare"
-            )
+        parts = key if isinstance(key, tuple | frozenset) else ()
+        if parts and RANDOM_HASHES.issuperset(map(type, parts)):
+            others = ()
+        size = 1 + len(parts) + (key.bit_length() // 60 if kind is int else 0)
+        self.spend(0, compared=size * (1 + len(others)))
+        for part in parts:
+            self.key(part, others)
         return key
 
     # Names and calls, none of which is made
@@ -262,7 +255,7 @@ class PickleMachine:
         name, module = self.stack.pop(), self.stack.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
             raise ValueError("a name that is not text")
-        self.spend((len(name) + len(module)) // 64)
+        self.spend(len(name) + len(module))
         self.stack.append(find_class(self, module, name))
 
     def op_binpersid(self) -> None:
@@ -287,20 +280,23 @@ class PickleMachine:
     def op_build(self) -> None:
         """Where pickle would set an object's state: note it on the object.
 
-        An ``OrderedDict`` or ``Counter`` has attributes beside its items, which are ignored. Torch
-        before 0.4 set the ``requires_grad`` of a parameter so; any other state of a tensor would
-        put another one in its place. numpy's objects have one state, as they may be used after it.
+        An ``OrderedDict`` has attributes beside its items, which are ignored. Torch before 0.4 set
+        the ``requires_grad`` of a parameter so, in a triple with two that are not kept; any other
+        state of a tensor would put another one in its place. numpy's objects have one state, as
+        they may be used after it.
         """
         state, target = self.stack.pop(), self.stack[-1]
-        is_numpy = isinstance(target, NumpyObject)
-        if is_numpy and (target.state is not None or not isinstance(state, tuple)):
-            raise ValueError(f"the state {brief(state)} of a {target.qualname}")
-        if isinstance(target, UnresolvedObject) and target.qualname not in TENSOR_CLASSES:
-            target.state = state
-        elif isinstance(target, TensorSpec) and target.is_parameter and is_old_state(state):
-            target.requires_grad = state[0]
-        elif not (isinstance(target, OrderedDict | Counter) and isinstance(state, dict)):
-            raise ValueError(f"sets the state of {brief(target)} to {brief(state)}")
+        match target, state:
+            case UnresolvedObject(), _:
+                target.state = state
+            case NumpyArray(state=None) | NumpyDtype(state=None), tuple():
+                target.state = state
+            case TensorSpec(is_parameter=True), (bool() as requires_grad, _, dict() | None):
+                target.requires_grad = requires_grad
+            case OrderedDict(), dict():
+                pass
+            case _:
+                raise ValueError(f"sets the state of {brief(target)} to {brief(state)}")
 
 
 @dataclass(slots=True)
@@ -358,22 +354,6 @@ def no_storage(saved: Any) -> Any:
     raise FormatError(f"persistent id {brief(saved)} beside the object's pickle")
 
 
-def is_old_state(state: Any) -> bool:
-    """Whether a state is that of a parameter of old: requires_grad, volatile, and its hooks."""
-    is_triple = isinstance(state, tuple) and len(state) == 3
-    return is_triple and isinstance(state[0], bool) and isinstance(state[2], dict | None)
-
-
-def count_parts(key: Any, most: int = MAX_KEY_PARTS) -> int:
-    """Return of how many parts a key is made, or a number above ``most``."""
-    parts = 1
-    for one in key if isinstance(key, tuple | frozenset) else ():
-        parts += count_parts(one, most - parts)
-        if parts > most:
-            break
-    return parts
-
-
 # Arguments of opcodes: how each kind that pickletools names is read
 
 Reader = Callable[[PickleMachine], Any]
@@ -429,8 +409,10 @@ READERS: dict[str, Reader] = {
     "string1": counted("<B", text_or_bytes), "string4": counted("<I", text_or_bytes),
 }  # fmt: skip
 STOP = ord(".")
-MAKERS = {"NONE": type(None), "NEWTRUE": lambda: True, "NEWFALSE": bool, "EMPTY_TUPLE": tuple,
-          "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}  # fmt: skip
+MAKERS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set,
+}  # fmt: skip
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 FILLS = {"APPEND": (list, 1), "APPENDS": (list, None), "SETITEM": (dict, 2),
          "SETITEMS": (dict, None), "ADDITEMS": (set, None)}  # fmt: skip

@@ -7,15 +7,16 @@ as an empty one that is given shape, dtype and bytes (``numpy/_core/src/multiarr
 
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from npydata.reader.file import FormatError
-from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, counts, flag
+from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, counts
 
 ENCODINGS = ("latin1", "latin-1", "utf-8", "ascii")
 PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|S[1-9]\d{0,3}")
@@ -32,22 +33,18 @@ def ordered_dict(machine: Any, pairs: Any = ()) -> dict[Any, Any]:
 
 def default_dict(machine: Any, factory: Any = None) -> dict[Any, Any]:
     """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
-    if isinstance(factory, Global):
-        refused = factory.qualname.startswith("torch") and factory.qualname not in machine.unknown
-    else:
-        refused = factory is not None
-    if refused:
+    if not isinstance(factory, Global | None) or (
+        str(factory).startswith("torch.") and str(factory) not in machine.unknown
+    ):
         raise FormatError(f"a defaultdict that calls {brief(factory)}, expected a name")
     return {}
 
 
-def counter(machine: Any, counts: Any = None) -> Counter[Any]:
+def counter(machine: Any, counts: Any = None) -> dict[Any, Any]:
     """Read ``Counter({...})``; of anything but a dictionary it would count the members."""
     if not isinstance(counts, dict | None):
         raise FormatError(f"a Counter of {brief(counts)}, expected a dictionary")
-    made: Counter[Any] = Counter()
-    dict.update(made, machine.update({}, (counts or {}).items()))
-    return made
+    return machine.update({}, (counts or {}).items())  # type: ignore[no-any-return]
 
 
 def encoded(_: Any, text: Any, encoding: Any = "utf-8") -> bytes:
@@ -88,49 +85,47 @@ def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
     return read
 
 
-def as_text(value: Any) -> Any:
-    """Return text that Python 2 wrote as bytes, or another value as it is."""
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+@dataclass(slots=True, eq=False)
+class NumpyDtype:
+    """A dtype of numpy: its arguments, and a state, which has the order of bytes."""
 
-
-class NumpyObject(UnresolvedObject):
-    """A dtype or an array of numpy, made of its arguments and its state when it is asked for."""
-
-    __hash__ = None  # type: ignore[assignment]  # as numpy's arrays: no key, and in no set
-
-    def dtype(self) -> "np.dtype[Any] | None":
-        """The dtype, or None if it is not that of numbers or bytes, as numpy writes it."""
-        code, *flags = map(as_text, self.args or ("",))
-        if self.qualname != DTYPE or not isinstance(code, str) or not PLAIN_DTYPE.fullmatch(code):
-            return None
-        for made in (np.dtype(code), np.dtype(code).newbyteorder()):
-            reduced: Any = made.__reduce__()
-            _, args, state = reduced
-            given = state if self.state is None else (*map(as_text, self.state),)
-            if (code, *flags) == args[: 1 + len(flags)] and given == state:
-                return made
-        return None
+    args: tuple[Any, ...]
+    state: Any = None
+    __hash__ = None  # type: ignore[assignment]  # so no key, and in no set
 
     def value(self) -> Any:
-        """The array, over the pickle's own bytes and read-only; itself where it takes code."""
-        if self.qualname != ARRAY:
-            return self
-        if self.state is None:
-            return np.empty(0, np.int8)
-        if len(self.state) != 5 or not isinstance(self.state[1], tuple):
-            raise FormatError(f"the state {brief(self.state)} of an array of numpy")
-        version, shape, dtype, fortran, content = self.state
-        made = dtype.dtype() if isinstance(dtype, NumpyObject) else None
-        if version != 1 or made is None:
-            return self
-        return array(content, made, shape, "F" if flag(fortran, "Fortran's order") else "C")
+        """The dtype; described, if it is not of numbers or bytes, as numpy writes it."""
+        code = self.args[0]
+        if isinstance(code, str) and PLAIN_DTYPE.fullmatch(code):
+            for made in (np.dtype(code), np.dtype(code).newbyteorder()):
+                reduced: Any = made.__reduce__()
+                if self.args == reduced[1] and self.state in (None, reduced[2]):
+                    return made
+        return UnresolvedObject(DTYPE, self.args, self.state)
 
 
-def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Any) -> Any:
+@dataclass(slots=True, eq=False)
+class NumpyArray:
+    """An array of numpy, made of its state when it is asked for."""
+
+    state: Any = None
+    __hash__ = None  # type: ignore[assignment]
+
+    def value(self) -> Any:
+        """The array, over the pickle's own bytes and read-only; described where it takes code."""
+        match self.state:
+            case 1, tuple() as shape, NumpyDtype() as dtype, bool() as fortran, content:
+                made = dtype.value()
+                if isinstance(made, np.dtype):
+                    return array(content, made, shape, "F" if fortran else "C")
+        return UnresolvedObject(ARRAY, (), self.state)
+
+
+def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", "F"]) -> Any:
     """Return an array over some bytes, all of which it takes."""
     sizes = counts(shape, "the shape of an array of numpy")
     nbytes = math.prod(sizes) * dtype.itemsize
-    if not isinstance(content, bytes) or nbytes != len(content) or order not in ("C", "F"):
+    if not isinstance(content, bytes) or nbytes != len(content):
         raise FormatError(
             f"an array of numpy made of {brief(content)}, expected {nbytes:,} bytes for "
             f"{list(sizes[:8])} of {dtype}"
@@ -141,27 +136,21 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Any) -> Any:
         raise FormatError(f"an array of numpy of {list(sizes[:8])}: {error}") from None
 
 
-def reconstructed(machine: Any, kind: Any, shape: Any, code: Any) -> UnresolvedObject:
-    """Read ``_reconstruct``, which makes an empty array; its state follows."""
-    if isinstance(kind, Global) and kind.qualname in machine.unknown:  # a subclass
-        return UnresolvedObject(kind.qualname, (shape, code))
-    if kind != Global(ARRAY) or shape != (0,) or code not in (b"b", "b"):
-        raise FormatError(f"an array of numpy made as {brief((kind, shape, code))}")
-    return NumpyObject(ARRAY, (shape, code))
+def reconstructed(_: Any, kind: Any, shape: Any, code: Any) -> NumpyArray | UnresolvedObject:
+    """Read ``_reconstruct``, which makes an array, or of a subclass; all that it is follows."""
+    return NumpyArray() if kind == Global(ARRAY) else UnresolvedObject(brief(kind), (shape, code))
 
 
-def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> UnresolvedObject:
+def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> NumpyArray:
     """Read ``_frombuffer``, which is how protocol 5 writes arrays."""
-    if order not in ("C", "F"):
-        raise FormatError(f"an array of numpy in the order {brief(order)}, expected C or F")
     content = bytes(content) if isinstance(content, bytearray) else content
-    return NumpyObject(ARRAY, (), (1, shape, dtype, order == "F", content))
+    return NumpyArray((1, shape, dtype, {"C": False, "F": True}[order], content))
 
 
-def scalar(_: Any, dtype: Any, content: Any = None) -> Any:
+def scalar(_: Any, dtype: Any, content: Any) -> Any:
     """Read ``scalar``: one of numpy's numbers."""
-    made = dtype.dtype() if isinstance(dtype, NumpyObject) else None
-    if made is None or made.kind == "S":
+    made = dtype.value()
+    if isinstance(made, UnresolvedObject):
         return UnresolvedObject("numpy._core.multiarray.scalar", (dtype, content))
     return array(content, made, (1,), "C")[0]
 
@@ -185,7 +174,7 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "builtins.set": plain_set,
     "builtins.frozenset": lambda machine, items=(): frozenset(plain_set(machine, items)),
     "builtins.complex": made_of(complex, int | float, int | float),
-    DTYPE: lambda _, *args: NumpyObject(DTYPE, args),
+    DTYPE: lambda _, code, align, copy: NumpyDtype((code, align, copy)),
     ARRAY: called_array,
     **{f"numpy.{core}.multiarray._reconstruct": reconstructed for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": scalar for core in ("core", "_core")},

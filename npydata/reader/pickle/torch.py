@@ -20,7 +20,6 @@ import torch
 from npydata.reader.file import FormatError
 from npydata.reader.pickle.objects import (
     MAX_COUNT,
-    MAX_DIMS,
     Global,
     Storage,
     TensorSpec,
@@ -31,10 +30,9 @@ from npydata.reader.pickle.objects import (
     counts,
     flag,
 )
-from npydata.reader.pickle.plain import PLAIN_CALLS, NumpyObject
+from npydata.reader.pickle.plain import PLAIN_CALLS
 from npydata.reader.tensor import byte_span
 
-PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 DTYPES = {f"torch.{name}": value for name, value in vars(torch).items()
           if isinstance(value, torch.dtype)}  # fmt: skip
 STORAGE_DTYPES = {
@@ -51,12 +49,10 @@ STORAGES = {
     for name, dtype in STORAGE_DTYPES.items()
     for module in ("torch", "torch.cuda", "torch.storage")
 }
-TENSOR_CLASSES = {"torch.Tensor", "torch._tensor.Tensor"}
 PARAMETER = "torch.nn.parameter.Parameter"
-PARAMETER_CLASSES = {PARAMETER, "torch.nn.parameter.Buffer"}
-WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+TENSOR_CLASSES = {PARAMETER, "torch.Tensor", "torch._tensor.Tensor"}
 NESTING = {
-    WRAPPER: 8,
+    "torch._utils._rebuild_wrapper_subclass": 8,
     "torch._utils._rebuild_sparse_tensor": 2,
     "torch._utils._rebuild_qtensor": 7,
     "torch._utils._rebuild_nested_tensor": 4,
@@ -68,7 +64,7 @@ becomes an UnresolvedObject, and the plain tensors among its arguments get names
 
 def find_class(machine: Any, module: str, name: str) -> Any:
     """Return what a name stands for: a dtype, or the name itself."""
-    known = f"{PYTHON_2_MODULES.get(module, module)}.{name}"
+    known = f"{'builtins' if module == '__builtin__' else module}.{name}"  # that of Python 2
     if known in DTYPES:
         return DTYPES[known]
     if known not in KNOWN:
@@ -78,10 +74,8 @@ def find_class(machine: Any, module: str, name: str) -> Any:
 
 def reduce(machine: Any, function: Any, args: Any) -> Any:
     """Return what a call would return if it is one for plain data; else a description of it."""
-    if not isinstance(function, Global | UnresolvedObject):
-        raise ValueError(f"calls {brief(function)}, expected a name")
-    if not isinstance(args, tuple):
-        raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a tuple")
+    if not isinstance(function, Global | UnresolvedObject) or not isinstance(args, tuple):
+        raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a name and a tuple")
     machine.spend(len(args))
     name = function.qualname
     rebuild = CALLS.get(name) if isinstance(function, Global) else None
@@ -90,10 +84,10 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
             raise ValueError(f"calls {name} with {len(args)} arguments")
         return UnresolvedObject(name, args)
     # A call with an unresolved object as an argument, such as an unknown storage, becomes one too.
-    for arg in args[:MAX_DIMS]:
+    for arg in args:
         machine.spend(len(arg) if hasattr(arg, "__len__") else 1)
-        for part in arg if isinstance(arg, tuple) and len(arg) <= MAX_DIMS else (arg,):
-            if isinstance(part, UnresolvedObject) and not isinstance(part, NumpyObject):
+        for part in arg if isinstance(arg, tuple) else (arg,):
+            if isinstance(part, UnresolvedObject):
                 return UnresolvedObject(part.qualname, args)
     return rebuild(machine, *args)
 
@@ -109,7 +103,7 @@ class StorageTable:
         self.id_fields = id_fields
         self.storages: dict[str, TypedStorage] = {}
         """As each was first named."""
-        self._views: dict[str, tuple[str, int, int]] = {}
+        self._said: dict[str, Any] = {}
 
     def load(self, saved: Any) -> Any:
         """Return the storage that a persistent id stands for."""
@@ -117,35 +111,31 @@ class StorageTable:
         if tag == "module" and self.id_fields == 6:
             return kind  # the class of a module, followed by its source
         if (
-            tag not in ("storage", b"storage") or len(saved) != self.id_fields
+            tag != "storage" or len(saved) != self.id_fields
             or not isinstance(kind, Global | UnresolvedObject)
         ):  # fmt: skip
             raise FormatError(f"persistent id {brief(saved)}, expected ('storage', ...)")
         if (dtype := STORAGES.get(kind.qualname)) is None:
             return UnresolvedObject(kind.qualname)
         key, location, numel, *view = fields
-        if not isinstance(key, str):
-            raise FormatError(f"a storage called {brief(key)}, expected text")
         require_location(location)
-        storage = Storage(key, count(numel, "elements of a storage") * dtype.itemsize)
-        first = self.storages.setdefault(key, TypedStorage(storage, dtype, numel)).storage
-        if first.nbytes != storage.nbytes or key in self._views:
-            raise FormatError(
-                f"storage {brief(key)} has {first.nbytes:,} and {storage.nbytes:,} bytes, or is a "
-                "view of another"
-            )
+        nbytes = count(numel, "elements of a storage") * dtype.itemsize
+        self.say(key, nbytes)
+        made = TypedStorage(Storage(key, nbytes), dtype, numel)
+        first = self.storages.setdefault(key, made).storage
         typed = TypedStorage(first, dtype, numel)  # with this record's dtype, as since torch 2.15
-        return typed if not view or view[0] is None else self.view(typed, view[0])
-
-    def view(self, typed: TypedStorage, view: Any) -> TypedStorage:
-        """Return a part of a storage. torch goes by what is first said of a key: it must hold."""
-        key, start, numel = view
-        if not isinstance(key, str | int) or (isinstance(key, int) and key.bit_length() > 64):
-            raise FormatError(f"view key {brief(key)}, expected text or a number")
-        said = (typed.storage.key, start, numel)
-        if self._views.setdefault(str(key), said) != said or str(key) in self.storages:
-            raise FormatError(f"two storages or views are called {brief(key)}")
+        if not view or view[0] is None:
+            return typed
+        key, start, numel = view[0]
+        self.say(key, (first.key, start, numel))
         return part_of(typed, start, numel)
+
+    def say(self, key: Any, what: Any) -> None:
+        """Note what is said of a key. torch goes by what is said first: it must hold."""
+        if not isinstance(key, str):
+            raise FormatError(f"a storage or view called {brief(key)}, expected text")
+        if (first := self._said.setdefault(key, what)) != what:
+            raise FormatError(f"storage or view {brief(key)} is {brief(first)} and {brief(what)}")
 
 
 def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
@@ -160,7 +150,7 @@ def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
 
 def require_location(location: Any) -> None:
     """Refuse a storage on the meta device, which has no bytes; any other device had the same."""
-    if not isinstance(location, str | bytes) or location in ("meta", b"meta"):
+    if not isinstance(location, str) or location == "meta":
         raise FormatError(f"location {brief(location)} of a storage, expected a device with memory")
 
 
@@ -218,9 +208,9 @@ def tensor_with_dtype(machine: Any, storage: Any, offset: Any, size: Any, stride
                   dtype=dtype)  # fmt: skip
 
 
-def parameter(machine: Any, data: Any, requires_grad: Any = True, hooks: Any = None,
+def parameter(machine: Any, data: Any, requires_grad: Any, hooks: Any,
               state: Any = None) -> TensorSpec:  # fmt: skip
-    """Read ``Parameter``, ``_rebuild_parameter`` and ``_rebuild_parameter_with_state``."""
+    """Read ``_rebuild_parameter`` and ``_rebuild_parameter_with_state``."""
     if not isinstance(data, TensorSpec):
         raise FormatError(f"a parameter made of {brief(data)}")
     require_hooks(hooks)
@@ -232,17 +222,13 @@ def from_type(machine: Any, function: Any, kind: Any, args: Any, state: Any) -> 
     """Read ``_rebuild_from_type_v2``: a tensor with attributes, or of a subclass."""
     if not isinstance(function, Global) or not isinstance(kind, Global):
         raise FormatError(f"a tensor of type {brief(kind)}, expected a name")
-    if function.qualname == WRAPPER:  # what it wraps are its attributes
-        return UnresolvedObject(kind.qualname, args, state)
-    if function.qualname not in TENSOR_CALLS:  # nor this one: calls of calls could take forever
-        return UnresolvedObject(function.qualname, args, state)
-    made = reduce(machine, function, args)
-    if isinstance(made, UnresolvedObject):
-        return UnresolvedObject(made.qualname, (made,), state)
-    if kind.qualname in TENSOR_CLASSES | PARAMETER_CLASSES:
-        require_attributes(machine, state)
-        return replace(made, is_parameter=kind.qualname == PARAMETER)
-    return UnresolvedObject(kind.qualname, (made,), state)
+    if function.qualname in TENSOR_CALLS:  # no others: calls of calls could take forever
+        made = reduce(machine, function, args)
+        if isinstance(made, TensorSpec) and kind.qualname in TENSOR_CLASSES:
+            require_attributes(machine, state)
+            return replace(made, is_parameter=kind.qualname == PARAMETER)
+        args = (made,)
+    return UnresolvedObject(kind.qualname, args, state)
 
 
 def require_hooks(hooks: Any) -> None:
@@ -266,20 +252,16 @@ TENSOR_CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": old_tensor,
     "torch._utils._rebuild_tensor_v2": tensor,
     "torch._utils._rebuild_tensor_v3": tensor_with_dtype,
-    "torch._utils._rebuild_parameter": lambda machine, data, grad, hooks: parameter(
-        machine, data, grad, hooks
-    ),
-    "torch._utils._rebuild_parameter_with_state": lambda machine, data, grad, hooks, state: (
-        parameter(machine, data, grad, hooks, state)
-    ),
+    "torch._utils._rebuild_parameter": parameter,
+    "torch._utils._rebuild_parameter_with_state": parameter,
 }
 CALLS: dict[str, Callable[..., Any]] = {
     **TENSOR_CALLS,
-    PARAMETER: lambda machine, data, grad=True: parameter(machine, data, grad),
+    PARAMETER: lambda machine, data, grad=True: parameter(machine, data, grad, None),
     "torch._tensor._rebuild_from_type_v2": from_type,
     **PLAIN_CALLS,
 }
 QSCHEMES = {f"torch.{name}" for name in vars(torch) if name.startswith("per_")}
-KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *PARAMETER_CLASSES, *NESTING, *QSCHEMES,
+KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *NESTING, *QSCHEMES,
          "builtins.object", "builtins.dict", "builtins.list", "builtins.int"}  # fmt: skip
 """Names that only describe data; what else a file names is listed."""
