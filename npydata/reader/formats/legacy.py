@@ -47,9 +47,10 @@ def read_legacy(whole: Extent) -> Contents:
     keys, pickled = cursor.facts(), cursor.at
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("the list of storages is not a list of names")
-    if len({*keys}) < len(keys) or (strange := {*keys} ^ table.storages.keys()):
-        what = f"{min(strange)!r:.80}" if len({*keys}) == len(keys) else "twice one"
-        raise FormatError(f"the list of storages and the object don't name the same: {what}")
+    strange = {*keys} ^ table.storages.keys()
+    if strange or len(keys) > len(table.storages):
+        what = min(strange, default="one of them twice")
+        raise FormatError(f"the list of storages and the object don't name the same: {what:.80}")
     at = pickled
     for key in keys:
         storage, numel = table.storages[key].storage, table.storages[key].numel
