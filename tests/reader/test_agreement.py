@@ -1,6 +1,8 @@
 """What torch saves is shown as torch loads it; ``test_attacks`` asks the same of hostile files."""
 
+import io
 import struct
+import tarfile
 
 import pytest
 import torch
@@ -37,4 +39,20 @@ def test_a_view_of_a_view_is_counted_from_the_view(tmp_path):
         views=[(11, 10, 2, 2), (12, 11, 1, 1)],
     )
     path = tar_file(tmp_path / "a.tar", members)
+    assert answer(path)["end"] == "agree"
+
+
+def test_a_tar_file_whose_times_are_fractions_of_seconds_is_read(tmp_path):
+    """As ``torch.save`` made them: the times are in headers of their own."""
+    members = tar_members(
+        program(persistent("30", python=2)),
+        [(10, "FloatStorage", 4, struct.pack("<4f", 0, 1, 2, 3))],
+        [TarTensor(key=30, storage=10, size=(4,), stride=(1,))],
+    )
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as file:
+        for member in members:
+            header = tarfile.TarInfo(member.name)
+            header.size, header.mtime, header.uid = len(member.data), 1480000000.123456, 1 << 22
+            file.addfile(header, io.BytesIO(member.data))
     assert answer(path)["end"] == "agree"

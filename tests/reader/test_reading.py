@@ -311,6 +311,17 @@ def test_a_pickled_module_has_the_names_of_its_state_dict(tmp_path):
         assert not checkpoint.metadata
 
 
+class Index:
+    """A key, as the metadata of ``torch.distributed.checkpoint`` has one for each chunk."""
+
+
+@pytest.mark.parametrize("key", [lambda _: Index(), lambda number: (str(number), "merge")])
+def test_a_dictionary_may_have_many_keys_that_no_file_can_choose(tmp_path, key):
+    values = {key(number): number for number in range(30_000)}
+    with open_checkpoint(saved({"values": values}, tmp_path / "a.pt")) as checkpoint:
+        assert [*checkpoint.tree()["values"].values()] == [*range(30_000)]
+
+
 def test_the_level_of_storages_gives_bytes(tmp_path):
     weight = torch.arange(10, dtype=torch.int16)
     for zipped, opener in (

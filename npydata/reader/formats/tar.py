@@ -3,8 +3,8 @@
 The members' content is what ``legacy_load`` in ``torch/serialization.py`` reads.
 """
 
+import re
 import tarfile
-from dataclasses import replace
 from typing import Any
 
 from npydata.reader.file import Extent, FormatError
@@ -20,13 +20,12 @@ from npydata.reader.pickle.objects import (
     brief,
     count,
 )
-from npydata.reader.pickle.plain import as_text
 from npydata.reader.pickle.torch import STORAGES, part_of, require_location, tensor_over
 
 BLOCK = 512
-FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+OTHER_FACTS = re.compile(rb"([0-9]+ ([ug]id|mtime)=[0-9.]+\n)+")
+"""What Python's ``tarfile`` writes in a header of its own where an older one has no room for it."""
 MEMBERS = ("sys_info", "pickle", "storages", "tensors")
-MAX_DIGITS = 20
 
 
 def read_tar(whole: Extent) -> Contents:
@@ -42,9 +41,9 @@ def read_tar(whole: Extent) -> Contents:
     def load_id(saved: Any) -> Any:
         if isinstance(saved, tuple) and len(saved) == 3 and isinstance(saved[0], Global):
             return saved[0]  # a module's class, with its file and source
-        if (found := objects.get(as_key(as_text(saved)))) is None:
+        if (found := objects.get(as_key(saved))) is None:
             raise FormatError(f"no tensor or storage has the number {brief(saved)}")
-        return replace(found)
+        return found
 
     machine = PickleMachine(pickled.read(0, pickled.nbytes), load_id)
     root = machine.run()
@@ -55,27 +54,24 @@ def read_tar(whole: Extent) -> Contents:
 def read_members(whole: Extent) -> dict[str, Extent]:
     """Return the members by name: each is a header block, the content, and padding to a block.
 
-    Only plain files and folders: what else a tar file may have, such as records that rename the
-    next member, torch never wrote.
+    Only plain files: what else a tar file may have, such as records that rename the next member,
+    torch never wrote.
     """
     members: dict[str, Extent] = {}
-    folders: set[str] = set()
     at = 0
     while any(header := whole.read(at, BLOCK)):
         try:
             one = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         except (tarfile.HeaderError, ValueError) as error:
             raise FormatError(f"a tar header that can't be read: {error!s:.200}") from None
-        at += BLOCK
-        if one.name in members or one.name in folders:
-            raise FormatError(f"member {one.name!r:.80} is there twice")
-        if one.type == tarfile.DIRTYPE and not one.size:
-            folders.add(one.name)
-        elif one.type in FILE_TYPES:
-            members[one.name] = whole.part(at, one.size)
-        else:
-            raise FormatError(f"member {one.name!r:.80} is no file")
-        at += -(-one.size // BLOCK) * BLOCK
+        content = whole.part(at + BLOCK, one.size)
+        at += BLOCK + -(-one.size // BLOCK) * BLOCK
+        is_facts = one.type == tarfile.XHDTYPE and one.size <= BLOCK
+        if is_facts and OTHER_FACTS.fullmatch(content.read(0, one.size)):
+            continue
+        if one.type != tarfile.REGTYPE or one.name in members:
+            raise FormatError(f"member {one.name!r:.80} is no file, or is there twice")
+        members[one.name] = content
     if missing := {*MEMBERS} - members.keys():
         raise FormatError(f"a tar file without {min(missing)!r}, which torch's have")
     return members
@@ -95,8 +91,7 @@ def read_storages(cursor: Cursor) -> dict[str, TypedStorage]:
             raise FormatError(f"two storages are called {brief(key)}")
         storage = Storage(as_key(key), nbytes, cursor.skip(nbytes))
         storages[storage.key] = TypedStorage(storage, dtype, numel)
-    views = cursor.facts()
-    for key, root, start, numel in views if isinstance(views, list | tuple) else ():
+    for key, root, start, numel in cursor.facts():
         if as_key(root) not in storages or as_key(key) in storages:
             raise FormatError(f"a view {brief(key)} of storage {brief(root)}")
         storages[as_key(key)] = part_of(storages[as_key(root)], start, numel)
@@ -123,7 +118,7 @@ def read_tensors(cursor: Cursor, storages: dict[str, TypedStorage]) -> dict[str,
 
 def as_key(key: Any) -> str:
     """Return the number of a storage or tensor as text."""
-    if type(key) not in (int, str) or len(str(key)) > MAX_DIGITS:
+    if type(key) not in (int, str):
         raise FormatError(f"a storage or tensor called {brief(key)}, expected a number")
     return str(key)
 
@@ -133,5 +128,5 @@ def is_tar(start: bytes) -> bool:
     try:
         tarfile.TarInfo.frombuf(start[:BLOCK], "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError):
-        return start[257:262] == b"ustar" or start.split(b"\0")[0].decode("latin-1") in MEMBERS
+        return start[257:262] == b"ustar"
     return True
