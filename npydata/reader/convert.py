@@ -72,8 +72,6 @@ def convert(
                 write_file(out, layouts[0], specs, bar)
             else:
                 write_folder(out, layouts, specs, bar)
-            for file in checkpoint.open_files:  # what was read may be of two
-                file.require_unchanged()
     nbytes = sum(layout.nbytes for layout in layouts)
     return Converted(len(specs) + len(ties), len(ties), nbytes, tuple(left_out))
 

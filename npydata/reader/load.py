@@ -171,7 +171,7 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     plain = type(target) in PLAIN and target.device.type == "cpu" and target.is_contiguous()
     turned = spec.conj or spec.neg or target.is_conj() or target.is_neg()
     return (
-        plain and not turned and spec.chunks is None and target.dtype == spec.dtype
+        plain and not turned and target.dtype == spec.dtype
         and is_contiguous(spec.shape, spec.stride) and not spec.storage.swapped
     )  # fmt: skip
 
