@@ -323,9 +323,9 @@ class Folder:
         path = self.path / name
         if "/" not in name and path.is_symlink():
             target, home = path.resolve(), self.path.resolve()
-            blobs = [one.parent.parent / "blobs" for one in (home, *home.parents)
-                     if one.parent.name == "snapshots"]  # fmt: skip
-            if target.parent not in (home, *blobs[:1]):
+            is_blob = target.parent.name == "blobs"
+            is_ours = is_blob and target.parent.with_name("snapshots") in home.parents
+            if target.parent != home and not is_ours:
                 raise FormatError(f"{name} is a link that leads out of the folder")
             return LocalFile(path, lambda: Descriptor(target), self.mmap)
         return LocalFile(path, lambda: self._descriptor_of(name), self.mmap)

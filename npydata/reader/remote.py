@@ -71,11 +71,9 @@ class RemoteFile(File):
         if view.nbytes >= BLOCK_BYTES:
             view[:] = self._fetched(offset, view.nbytes)
             return
-        while view.nbytes:
-            number, begin = divmod(offset, BLOCK_BYTES)
-            part = self._block(number)[begin : begin + view.nbytes]
-            view[: len(part)] = part
-            view, offset = view[len(part) :], offset + len(part)
+        blocks = range(offset // BLOCK_BYTES, -(-(offset + view.nbytes) // BLOCK_BYTES))
+        content = b"".join(self._block(number) for number in blocks)
+        view[:] = content[offset % BLOCK_BYTES :][: view.nbytes]
 
     def sibling(self, name: str) -> "RemoteFile":
         """Open the file of another name beside it."""
