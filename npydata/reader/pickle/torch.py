@@ -51,15 +51,6 @@ STORAGES = {
 }
 PARAMETER = "torch.nn.parameter.Parameter"
 TENSOR_CLASSES = {PARAMETER, "torch.Tensor", "torch._tensor.Tensor"}
-NESTING = {
-    "torch._utils._rebuild_wrapper_subclass": 8,
-    "torch._utils._rebuild_sparse_tensor": 2,
-    "torch._utils._rebuild_qtensor": 7,
-    "torch._utils._rebuild_nested_tensor": 4,
-    "torch._utils._rebuild_meta_tensor_no_storage": 4,
-}
-"""Calls that torch writes and that are not described here, and how many arguments they have. Each
-becomes an UnresolvedObject, and the plain tensors among its arguments get names."""
 
 
 def find_class(machine: Any, module: str, name: str) -> Any:
@@ -77,15 +68,13 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
     if not isinstance(function, Global | UnresolvedObject) or not isinstance(args, tuple):
         raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a name and a tuple")
     machine.spend(len(args))
-    name = function.qualname
-    rebuild = CALLS.get(name) if isinstance(function, Global) else None
+    rebuild = CALLS.get(function.qualname) if isinstance(function, Global) else None
     if rebuild is None:
-        if len(args) != NESTING.get(name, len(args)):
-            raise ValueError(f"calls {name} with {len(args)} arguments")
-        return UnresolvedObject(name, args)
+        return UnresolvedObject(function.qualname, args)
     # A call with an unresolved object as an argument, such as an unknown storage, becomes one too.
     for arg in args:
-        machine.spend(len(arg) if hasattr(arg, "__len__") else 1)
+        if hasattr(arg, "__len__"):
+            machine.spend(len(arg))
         for part in arg if isinstance(arg, tuple) else (arg,):
             if isinstance(part, UnresolvedObject):
                 return UnresolvedObject(part.qualname, args)
@@ -261,7 +250,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch._tensor._rebuild_from_type_v2": from_type,
     **PLAIN_CALLS,
 }
-QSCHEMES = {f"torch.{name}" for name in vars(torch) if name.startswith("per_")}
-KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *NESTING, *QSCHEMES,
+KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES,
          "builtins.object", "builtins.dict", "builtins.list", "builtins.int"}  # fmt: skip
 """Names that only describe data; what else a file names is listed."""
