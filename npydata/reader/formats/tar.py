@@ -10,7 +10,7 @@ from typing import Any
 from npydata.reader.file import Extent, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.names import flatten
-from npydata.reader.pickle.machine import Cursor, PickleMachine
+from npydata.reader.pickle.machine import MALFORMED, Cursor, PickleMachine
 from npydata.reader.pickle.objects import (
     MAX_DIMS,
     Global,
@@ -31,10 +31,11 @@ MEMBERS = ("sys_info", "pickle", "storages", "tensors")
 def read_tar(whole: Extent) -> Contents:
     """Read what a tar file describes, and where its storages lie."""
     members = read_members(whole)
+    objects: dict[str, Any] = {}
     try:
-        storages = read_storages(Cursor(members["storages"]))
-        objects: dict[str, Any] = {**storages, **read_tensors(Cursor(members["tensors"]), storages)}
-    except (TypeError, ValueError) as error:
+        read_storages(Cursor(members["storages"]), objects)
+        read_tensors(Cursor(members["tensors"]), objects)
+    except MALFORMED as error:
         raise FormatError(f"its storages or tensors are not as torch wrote them: {error}") from None
     pickled = members["pickle"]
 
@@ -77,9 +78,8 @@ def read_members(whole: Extent) -> dict[str, Extent]:
     return members
 
 
-def read_storages(cursor: Cursor) -> dict[str, TypedStorage]:
-    """Return the storages and the views of them, by number."""
-    storages: dict[str, TypedStorage] = {}
+def read_storages(cursor: Cursor, objects: dict[str, Any]) -> None:
+    """Add the storages and the views of them, by number."""
     for _ in range(count(cursor.facts(), "number of storages")):
         key, location, kind = cursor.facts()
         require_location(location)
@@ -87,33 +87,30 @@ def read_storages(cursor: Cursor) -> dict[str, TypedStorage]:
             raise FormatError(f"a storage of type {brief(kind)}, which is not known")
         (numel,) = cursor.numbers("<q")
         nbytes = count(numel, "elements of a storage") * dtype.itemsize
-        if as_key(key) in storages:
-            raise FormatError(f"two storages are called {brief(key)}")
         storage = Storage(as_key(key), nbytes, cursor.skip(nbytes))
-        storages[storage.key] = TypedStorage(storage, dtype, numel)
+        add(objects, key, TypedStorage(storage, dtype, numel))
     for key, root, start, numel in cursor.facts():
-        if as_key(root) not in storages or as_key(key) in storages:
-            raise FormatError(f"a view {brief(key)} of storage {brief(root)}")
-        storages[as_key(key)] = part_of(storages[as_key(root)], start, numel)
-    return storages
+        add(objects, key, part_of(objects[as_key(root)], start, numel))
 
 
-def read_tensors(cursor: Cursor, storages: dict[str, TypedStorage]) -> dict[str, TensorSpec]:
-    """Return the tensors by number."""
-    tensors: dict[str, TensorSpec] = {}
+def read_tensors(cursor: Cursor, objects: dict[str, Any]) -> None:
+    """Add the tensors by number."""
     for _ in range(count(cursor.facts(), "number of tensors")):
         key, storage, _kind = cursor.facts()
-        found = storages.get(as_key(storage))
-        if found is None or as_key(key) in storages or as_key(key) in tensors:
-            raise FormatError(f"tensor {brief(key)} of storage {brief(storage)}")
         ndim, _unused = cursor.numbers("<2i")
         if not 0 <= ndim <= MAX_DIMS:
             raise FormatError(f"a tensor of {ndim} dimensions, at most {MAX_DIMS}")
         numbers = cursor.numbers(f"<{2 * ndim + 1}q")
-        tensors[as_key(key)] = tensor_over(
-            found, found.dtype, numbers[-1], numbers[:ndim], numbers[ndim:-1]
-        )
-    return tensors
+        typed = objects[as_key(storage)]
+        size, stride, offset = numbers[:ndim], numbers[ndim:-1], numbers[-1]
+        add(objects, key, tensor_over(typed, typed.dtype, offset, size, stride))
+
+
+def add(objects: dict[str, Any], key: Any, made: TypedStorage | TensorSpec) -> None:
+    """Add a storage, view or tensor, whose number must be its own."""
+    if as_key(key) in objects:
+        raise FormatError(f"two storages or tensors are called {brief(key)}")
+    objects[as_key(key)] = made
 
 
 def as_key(key: Any) -> str:
