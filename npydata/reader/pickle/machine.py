@@ -238,7 +238,7 @@ class PickleMachine:
         if parts and RANDOM_HASHES.issuperset(map(type, parts)):
             others = ()
         size = 1 + len(parts) + (key.bit_length() // 60 if kind is int else 0)
-        self.spend(0, compared=size * (1 + len(others)))
+        self.spend(len(parts), compared=size * (1 + len(others)))
         for part in parts:
             self.key(part, others)
         return key
