@@ -31,6 +31,7 @@ from npydata.reader.open import open_folder, open_parts
 from npydata.reader.targets import targets_of
 from npydata.system.accelerator import why_unusable
 from npydata.system.progress import ProgressBar
+from npydata.system.threads import without_collecting
 
 # ``Any`` for None: whoever saved an optimizer need not ask for it before its use.
 Loaded = tuple[dict[str, Any], dict[str, Any] | Any, TrainingState]
@@ -120,6 +121,7 @@ def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) ->
     return manifest
 
 
+@without_collecting
 def opened(
     path: Path, *, verify: bool = False
 ) -> tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]:
