@@ -21,6 +21,7 @@ from npydata.reader.formats.training import (
     PARTS,
     TRAINING,
     Manifest,
+    check_sizes,
     checksums,
     continue_run,
     decode,
@@ -132,6 +133,7 @@ def opened(
     """
 
     def read(folder: Folder) -> tuple[Manifest, dict[str, Any], dict[str, Contents]]:
+        check_sizes(path, read_manifest(path))
         manifest, values, parts = open_parts(folder)
         for name, entry in manifest.files.items() if verify else ():
             small = name.endswith(".json")
@@ -139,9 +141,12 @@ def opened(
                 raise CheckpointError(f"{path / name}: damaged, its checksum is another")
         return manifest, values, parts
 
-    read_manifest(path)  # says what is wrong where there is none
-    with naming(path):
-        manifest, values, parts = open_folder(path, True, read)
+    try:
+        with naming(path):
+            manifest, values, parts = open_folder(path, True, read)
+    except (FileNotFoundError, NotADirectoryError):
+        read_manifest(path)  # says that it isn't there, or was removed meanwhile
+        raise
     return manifest, values, {part: LazyCheckpoint(path / part, one) for part, one in parts.items()}
 
 

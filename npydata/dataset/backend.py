@@ -39,7 +39,7 @@ class Backend:
         if access == "mmap" and all(header.shape):  # nothing can't be mapped
             self.map = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
             self.tokens: TokenArray = np.frombuffer(self.map, header.dtype, offset=header.offset)
-            self.view = self.tokens.data
+            self.buffer = self.tokens.data
             self.views: dict[int, TokenArray] = {}
 
     def read(self, starts: list[int], counts: list[int]) -> list[Any]:
@@ -48,7 +48,7 @@ class Backend:
         if self.map is None:
             return [self.gather(np.array([start]), count)[0] for start, count in pairs]
         self.require_unchanged(self.map.size())
-        return [self.view[start : start + count] for start, count in pairs]
+        return [self.buffer[start : start + count] for start, count in pairs]
 
     def gather(self, starts: IntArray, width: int) -> TokenArray:
         """Copy windows out, ``(len(starts), width)``."""

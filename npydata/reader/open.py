@@ -218,7 +218,6 @@ def open_parts(folder: Folder) -> tuple[ours.Manifest, dict[str, Any], dict[str,
     """
     raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
     manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
-    ours.check_sizes(folder.path, manifest)
     values, parts = ours.read_values(folder, manifest), {}
     for part in ours.PARTS:
         if shards := open_shards(ours.files_of(part, manifest.files), folder.open):
