@@ -13,9 +13,15 @@ class GPT(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, context: int, *, width: int = 64, layers: int = 2, heads: int = 4,
+        self,
+        vocab_size: int,
+        context: int,
+        *,
+        width: int = 64,
+        layers: int = 2,
+        heads: int = 4,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(context, width)
@@ -56,8 +62,10 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         """Mix each position with those before it: causal attention, several heads."""
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for part in self.qkv(x).chunk(3, dim=-1))  # fmt: skip
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.project(mixed.transpose(1, 2).flatten(2))
 

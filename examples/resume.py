@@ -24,8 +24,13 @@ def repeatable(seed: int, device: str) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def resume_from(out: Path, model: Module, optimizer: Optimizer, loader: AsyncDataLoader,
-                settings: dict[str, Any]) -> tuple[int, str]:  # fmt: skip
+def resume_from(
+    out: Path,
+    model: Module,
+    optimizer: Optimizer,
+    loader: AsyncDataLoader,
+    settings: dict[str, Any],
+) -> tuple[int, str]:
     """Continue from the newest checkpoint, if there is one; return its step and its name."""
     newest = npydata.latest_checkpoint(out)
     if newest is None:
@@ -46,9 +51,14 @@ def require_same(settings: dict[str, Any], saved: dict[str, Any], checkpoint: Pa
             )
 
 
-def restore(model: Module, optimizer: Optimizer, loader: AsyncDataLoader,
-            weights: dict[str, Any], moments: dict[str, Any] | None,
-            state: TrainingState) -> None:  # fmt: skip
+def restore(
+    model: Module,
+    optimizer: Optimizer,
+    loader: AsyncDataLoader,
+    weights: dict[str, Any],
+    moments: dict[str, Any] | None,
+    state: TrainingState,
+) -> None:
     """Put back what a checkpoint holds; one that another program made may lack some of it."""
     model.load_state_dict(weights)
     if moments is not None:

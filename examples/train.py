@@ -32,10 +32,19 @@ from npydata import (
 
 
 def train(
-    tokens: Path, out: Path, *, steps: int = 200, batch_size: int = 16, context: int = 32,
-    save_every: int = 20, keep_last: int = 3, seed: int = 0, device: str = "cpu",
-    snapshot: Literal["host", "overlap", "device"] = "host", stop: Event | None = None,
-) -> GPT:  # fmt: skip
+    tokens: Path,
+    out: Path,
+    *,
+    steps: int = 200,
+    batch_size: int = 16,
+    context: int = 32,
+    save_every: int = 20,
+    keep_last: int = 3,
+    seed: int = 0,
+    device: str = "cpu",
+    snapshot: Literal["host", "overlap", "device"] = "host",
+    stop: Event | None = None,
+) -> GPT:
     """Train until ``steps`` steps are done, those before an interruption included."""
     vocab = highest_id(tokens) + 1
     settings = {"vocab": vocab, "context": context, "batch_size": batch_size, "seed": seed}
@@ -47,8 +56,11 @@ def train(
 
     first, saved = resume_from(out, model, optimizer, loader, settings)
     if first:
-        print(f"{out / saved}: resumed at step {first:,}; the next batch is the one you would have "
-              "had", file=sys.stderr)  # fmt: skip
+        print(
+            f"{out / saved}: resumed at step {first:,}; the next batch is the one you would have "
+            "had",
+            file=sys.stderr,
+        )
     out.mkdir(parents=True, exist_ok=True)
     log = (out / "losses.csv").open("a", buffering=1)  # line by line: a kill loses none
     batches = islice(chain.from_iterable(repeat(loader)), max(steps - first, 0))  # epoch by epoch
@@ -60,12 +72,21 @@ def train(
             last = step == steps or (stop is not None and stop.is_set())
             if step % save_every == 0 or last:
                 # A learning-rate schedule would go into extra: schedule.state_dict().
-                state = TrainingState(step=step, loss=loss, extra=settings,
-                                      rng=capture_rng(), loader=loader.state_dict())  # fmt: skip
-                checkpointer.save(out / f"step-{step:06}", model.state_dict(),
-                                  optimizer.state_dict(), state)  # fmt: skip
-                print(f"step {step:,} of {steps:,} · loss {loss:.4f} · waits for data "
-                      f"{loader.stats.wait_share:.1%}", file=sys.stderr)  # fmt: skip
+                state = TrainingState(
+                    step=step,
+                    loss=loss,
+                    extra=settings,
+                    rng=capture_rng(),
+                    loader=loader.state_dict(),
+                )
+                checkpointer.save(
+                    out / f"step-{step:06}", model.state_dict(), optimizer.state_dict(), state
+                )
+                print(
+                    f"step {step:,} of {steps:,} · loss {loss:.4f} · waits for data "
+                    f"{loader.stats.wait_share:.1%}",
+                    file=sys.stderr,
+                )
             if last:
                 break
     return model

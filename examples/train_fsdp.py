@@ -39,10 +39,18 @@ def sharded(model: GPT) -> GPT:
 
 
 def train(
-    spread: Callable[[GPT], Any], tokens: Path, out: Path, *, device: torch.device,
-    steps: int = 100, batch_size: int = 24, context: int = 32, save_every: int = 20, seed: int = 0,
+    spread: Callable[[GPT], Any],
+    tokens: Path,
+    out: Path,
+    *,
+    device: torch.device,
+    steps: int = 100,
+    batch_size: int = 24,
+    context: int = 32,
+    save_every: int = 20,
+    seed: int = 0,
     seen: Callable[[int, torch.Tensor], object] = lambda step, x: None,
-) -> GPT:  # fmt: skip
+) -> GPT:
     """Train until ``steps`` steps are done, those before an interruption included.
 
     ``seen`` is given each batch of this rank when its step is done.
@@ -52,8 +60,13 @@ def train(
         raise npydata.LoaderError(f"batch size {batch_size} is no multiple of {world_size} ranks")
     repeatable(seed, device.type)  # all ranks begin with the same weights
     settings = {"context": context, "batch_size": batch_size, "seed": seed}
-    loader = AsyncDataLoader(NpyTokensDataset(tokens, context), batch_size=batch_size // world_size,
-                             seed=seed, device=device, drop_last=True)  # fmt: skip
+    loader = AsyncDataLoader(
+        NpyTokensDataset(tokens, context),
+        batch_size=batch_size // world_size,
+        seed=seed,
+        device=device,
+        drop_last=True,
+    )
     model = GPT(highest_id(tokens) + 1, context, dropout=0.1).to(device)
     learner = spread(model)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3)
@@ -67,18 +80,27 @@ def train(
             seen(step, x)
             if step % save_every == 0 or step == steps:
                 state = TrainingState(
-                    step=step, loss=loss.item() / world_size, extra=settings,
-                    rng=npydata.capture_rng(), loader=loader.state_dict(),
-                )  # fmt: skip
-                checkpointer.save_distributed(out / f"step-{step:06}", model.state_dict(),
-                                              optimizer.state_dict(), state)  # fmt: skip
+                    step=step,
+                    loss=loss.item() / world_size,
+                    extra=settings,
+                    rng=npydata.capture_rng(),
+                    loader=loader.state_dict(),
+                )
+                checkpointer.save_distributed(
+                    out / f"step-{step:06}", model.state_dict(), optimizer.state_dict(), state
+                )
                 if rank == 0:
                     print(f"step {step:,} of {steps:,} · loss {state.loss:.4f}", file=sys.stderr)
     return model
 
 
-def resume(out: Path, model: GPT, optimizer: torch.optim.Optimizer, loader: AsyncDataLoader,
-           settings: dict[str, Any]) -> int:  # fmt: skip
+def resume(
+    out: Path,
+    model: GPT,
+    optimizer: torch.optim.Optimizer,
+    loader: AsyncDataLoader,
+    settings: dict[str, Any],
+) -> int:
     """Continue from the newest checkpoint, if there is one; return its step."""
     rank = dist.get_rank()
     torch.manual_seed(settings["seed"] + 1 + rank)  # dropout of its own for each rank

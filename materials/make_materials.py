@@ -62,8 +62,10 @@ def choices(state: State) -> list[Choice]:
     """Return the words that can come next; their weights sum to DRAWS."""
     slot, number, animal = state
     if slot == "determiner":
-        return [(word, DRAWS // 8, ("after determiner", k // 4, 0))
-                for k, word in enumerate(DETERMINERS)]  # fmt: skip
+        return [
+            (word, DRAWS // 8, ("after determiner", k // 4, 0))
+            for k, word in enumerate(DETERMINERS)
+        ]
     if slot == "after determiner":
         adjectives = weighted(ADJECTIVES, EIGHT, DRAWS // 2, ("noun", number, 0))
         return adjectives + nouns(number, DRAWS // 2)
@@ -78,8 +80,10 @@ def choices(state: State) -> list[Choice]:
     if slot == "preposition":
         return weighted(PREPOSITIONS, FOUR, DRAWS, ("place", 0, animal))
     if slot == "place":
-        return [(word, weight, ("mark", 0, 0))
-                for word, weight in zip(PLACES, place_weights(animal), strict=True)]  # fmt: skip
+        return [
+            (word, weight, ("mark", 0, 0))
+            for word, weight in zip(PLACES, place_weights(animal), strict=True)
+        ]
     return weighted(MARKS, FOUR, DRAWS, START)
 
 
@@ -87,14 +91,17 @@ def weighted(
     words: Iterable[str], weights: Iterable[int], total: int, after: State
 ) -> list[Choice]:
     """Share ``total`` among words in proportion to weights that sum to 16."""
-    return [(word, weight * total // 16, after)
-            for word, weight in zip(words, weights, strict=True)]  # fmt: skip
+    return [
+        (word, weight * total // 16, after) for word, weight in zip(words, weights, strict=True)
+    ]
 
 
 def nouns(number: int, total: int) -> list[Choice]:
     """Return the nouns of this number; each leads to a state that remembers the animal."""
-    return [(word, EIGHT[k] * total // 16, ("after noun", number, k))
-            for k, word in enumerate(NOUNS[number])]  # fmt: skip
+    return [
+        (word, EIGHT[k] * total // 16, ("after noun", number, k))
+        for k, word in enumerate(NOUNS[number])
+    ]
 
 
 def place_weights(animal: int) -> list[int]:
@@ -111,8 +118,10 @@ def entropy_rate() -> float:
     Every sentence starts afresh, so the rate is the entropy of one sentence over its mean length.
     """
     reached = visits()
-    nats = sum(times * entropy([weight for _, weight, _ in choices(state)])
-               for state, times in reached.items())  # fmt: skip
+    nats = sum(
+        times * entropy([weight for _, weight, _ in choices(state)])
+        for state, times in reached.items()
+    )
     return nats / sum(reached.values())
 
 

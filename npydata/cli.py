@@ -56,8 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, as the tables below describe them."""
-    parser = OneLineParser(prog="npydata", description=DESCRIPTION, epilog=EPILOG,
-                           formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = OneLineParser(
+        prog="npydata",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"npydata {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -204,8 +208,10 @@ def run_convert(args: argparse.Namespace) -> int:
 
     shard_size = None if args.shard_size is None else parsed_size(args.shard_size)
     if (shard_size is None) != args.output.endswith(".safetensors"):
-        raise NpyDataError(f"{args.output}: expected a name that ends in .safetensors, or the name "
-                           "of a new folder and --shard-size")  # fmt: skip
+        raise NpyDataError(
+            f"{args.output}: expected a name that ends in .safetensors, or the name "
+            "of a new folder and --shard-size"
+        )
     begin = time.perf_counter()
     with open_checkpoint(args.file) as checkpoint:
         done = checkpoint.to_safetensors(
@@ -219,9 +225,11 @@ def run_convert(args: argparse.Namespace) -> int:
     left = ", ".join(harmless(name) for name in done.left_out[:5])
     more = ", ..." if len(done.left_out) > 5 else ""
     left_out = f"; left out {len(done.left_out):,} values: {left}{more}" if left else ""
-    print(f"{harmless(printable(args.output), MESSAGE_LENGTH)}: {done.tensors:,} tensors{ties}, "
-          f"{human_bytes(done.nbytes)} in {seconds:.2f} s "
-          f"({human_rate(done.nbytes / seconds, 'B')}){left_out}")  # fmt: skip
+    print(
+        f"{harmless(printable(args.output), MESSAGE_LENGTH)}: {done.tensors:,} tensors{ties}, "
+        f"{human_bytes(done.nbytes)} in {seconds:.2f} s "
+        f"({human_rate(done.nbytes / seconds, 'B')}){left_out}"
+    )
     return EXIT_OK
 
 
@@ -250,8 +258,12 @@ def run_verify(args: argparse.Namespace) -> int:
     if (Path(args.path) / MANIFEST).is_file() and not args.json:
         manifest = verify_checkpoint(args.path, progress=not args.quiet)
         size = human_bytes(sum(entry.size for entry in manifest.files.values()))
-        print(harmless(printable(f"ok: step {manifest.step:,}, {size}, verified ({args.path})"),
-                       MESSAGE_LENGTH))  # fmt: skip
+        print(
+            harmless(
+                printable(f"ok: step {manifest.step:,}, {size}, verified ({args.path})"),
+                MESSAGE_LENGTH,
+            )
+        )
         return EXIT_OK
     found = scan(args.path)
     newest = next((one for one in found if one.complete), None)
@@ -306,23 +318,38 @@ token file is what it was before.""",
     arguments={
         "text": {"nargs": "*", "metavar": "TEXT", "help": "files, folders or patterns"},
         "-o --output": {"required": True, "metavar": "FILE.npy", "help": "the token file to write"},
-        "--corpus": {"choices": ["python"],
-                     "help": "also read text this machine already has: the .py files of Python's "
-                             "standard library and of torch, sorted"},
-        "--tokenizer": {"metavar": "FILE.json",
-                        "help": "use this tokenizer instead of training one"},
-        "--vocab-size": {"type": int, "default": 8192, "metavar": "N",
-                         "help": "train a byte-level BPE of this many tokens (default: "
-                                 "%(default)s); up to 65,536 are stored in 2 bytes, more in 4"},
-        "--sample-mb": {"type": float, "default": 16, "metavar": "MB",
-                        "help": "train on at most this much text, spread evenly (default: "
-                                "%(default)s)"},
-        "--row-len": {"type": int, "metavar": "N",
-                      "help": "write a 2-D file with rows of N tokens; a short last row is left "
-                              "out"},
-        "--documents": {"action": "store_true",
-                        "help": "record beside the token file which token ends its documents, so "
-                                "that PackedDataset need not be told"},
+        "--corpus": {
+            "choices": ["python"],
+            "help": "also read text this machine already has: the .py files of Python's "
+            "standard library and of torch, sorted",
+        },
+        "--tokenizer": {
+            "metavar": "FILE.json",
+            "help": "use this tokenizer instead of training one",
+        },
+        "--vocab-size": {
+            "type": int,
+            "default": 8192,
+            "metavar": "N",
+            "help": "train a byte-level BPE of this many tokens (default: "
+            "%(default)s); up to 65,536 are stored in 2 bytes, more in 4",
+        },
+        "--sample-mb": {
+            "type": float,
+            "default": 16,
+            "metavar": "MB",
+            "help": "train on at most this much text, spread evenly (default: %(default)s)",
+        },
+        "--row-len": {
+            "type": int,
+            "metavar": "N",
+            "help": "write a 2-D file with rows of N tokens; a short last row is left out",
+        },
+        "--documents": {
+            "action": "store_true",
+            "help": "record beside the token file which token ends its documents, so "
+            "that PackedDataset need not be told",
+        },
         "-q --quiet": QUIET,
     },
     examples="""\
@@ -332,7 +359,7 @@ examples:
   npydata prepare val.txt -o val.npy --tokenizer all.tokenizer.json
   npydata prepare --corpus python -o python.npy
 """,
-)  # fmt: skip
+)
 
 INSPECT = Command(
     run_inspect,
@@ -352,10 +379,15 @@ names what would have been.""",
         "file": {"metavar": "FILE", "help": "the file, its URL, or the folder of a checkpoint"},
         "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},
         "--eot-id": {"type": int, "metavar": "ID", "help": "the token that ends each document"},
-        "--format": {"default": "auto", "metavar": "F",
-                     "help": "how the file is laid out (default: by its content and name)"},
-        "--dtype": {"metavar": "D",
-                    "help": "the ids of a headerless file, such as uint16 (default: uint32)"},
+        "--format": {
+            "default": "auto",
+            "metavar": "F",
+            "help": "how the file is laid out (default: by its content and name)",
+        },
+        "--dtype": {
+            "metavar": "D",
+            "help": "the ids of a headerless file, such as uint16 (default: uint32)",
+        },
         "--json": {"action": "store_true", "help": "print one JSON object"},
     },
     examples="""\
@@ -370,7 +402,7 @@ checkpoints: torch's zip, legacy and tar files, safetensors, *.index.json, a fol
              of torch.distributed.checkpoint (.metadata and *.distcp), or one that npydata's
              checkpointer wrote
 """,
-)  # fmt: skip
+)
 
 CONVERT = Command(
     run_convert,
@@ -449,8 +481,11 @@ The script's output and its exit code are its own. --out writes a trace that htt
 and chrome://tracing open.""",
     arguments={
         "--out": {"type": Path, "metavar": "trace.json", "help": "write the trace there, too"},
-        "--steps": {"type": int, "metavar": "N",
-                    "help": "end the script after N optimizer steps, as sys.exit() would"},
+        "--steps": {
+            "type": int,
+            "metavar": "N",
+            "help": "end the script after N optimizer steps, as sys.exit() would",
+        },
         "script": {"type": Path, "metavar": "SCRIPT", "help": "a Python file"},
         "args": {"nargs": argparse.REMAINDER, "metavar": "ARGS", "help": "arguments of the script"},
     },
@@ -459,7 +494,7 @@ examples:
   npydata trace train.py --lr 1e-3
   npydata trace --out trace.json --steps 200 train.py
 """,
-)  # fmt: skip
+)
 
 COMMANDS = {"prepare": PREPARE, "inspect": INSPECT, "convert": CONVERT,
             "verify": VERIFY, "trace": TRACE}  # fmt: skip

@@ -234,8 +234,10 @@ class Tracer:
         for part, seconds in self.seconds.items():
             share = seconds / total
             slowest = max(self.sites[part], key=self.sites[part].__getitem__, default="")
-            lines.append(f"{part:<9} {seconds:>9.2f} s {share:>6.1%}  {'█' * round(30 * share):<30}"
-                         f"  {slowest}".rstrip())  # fmt: skip
+            lines.append(
+                f"{part:<9} {seconds:>9.2f} s {share:>6.1%}  {'█' * round(30 * share):<30}"
+                f"  {slowest}".rstrip()
+            )
         for part in sorted(PARTS, key=lambda part: -self.seconds[part]):
             known = [site for site in self.sites[part] if site in self.advice]
             if part in ("data", "save", "load") and known:
@@ -251,10 +253,17 @@ class Tracer:
     def write(self, out: Path) -> None:
         """Write the trace for Perfetto or ``chrome://tracing``."""
         events: list[dict[str, Any]] = [
-            {"name": part, "ph": "X", "pid": 1, "tid": 1, "ts": 1e6 * (start - self.begun),
-             "dur": 1e6 * (end - start), "args": {"at": site}}
+            {
+                "name": part,
+                "ph": "X",
+                "pid": 1,
+                "tid": 1,
+                "ts": 1e6 * (start - self.begun),
+                "dur": 1e6 * (end - start),
+                "args": {"at": site},
+            }
             for site, start, end, part in self.events
-        ]  # fmt: skip
+        ]
         with replacing(out) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
@@ -348,8 +357,9 @@ def install(tracer: Tracer) -> None:
     sys.meta_path.insert(0, AfterImport(calls))
 
 
-def run(script: Path, arguments: Sequence[str], *, out: Path | None = None,
-        steps: int | None = None) -> int:  # fmt: skip
+def run(
+    script: Path, arguments: Sequence[str], *, out: Path | None = None, steps: int | None = None
+) -> int:
     """Run a script, traced; return its exit code.
 
     The bar goes to stderr when the script has ended, in whatever way. ``steps`` ends it after so

@@ -300,9 +300,17 @@ MEASURES = {
 
 
 BENCH = Bench(
-    name="checkpoint", about=__doc__, rows=ROWS, targets=TARGETS, turn=turn,
-    options={"size_mb": (1024, 128), "loop_mb": (128, 32), "step_s": (0.1, 0.03),
-             "tiny": (100_000, 5_000)},
+    name="checkpoint",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    turn=turn,
+    options={
+        "size_mb": (1024, 128),
+        "loop_mb": (128, 32),
+        "step_s": (0.1, 0.03),
+        "tiny": (100_000, 5_000),
+    },
     rounds={"memory": 0, "cache": 0},
     groups={
         "stall": ("Training stands still for a later save", "ms"),
@@ -315,7 +323,7 @@ BENCH = Bench(
         "tiny": ("Training stands still for very many tiny tensors", "ms"),
         "kept": ("Until a small save is on the disk, beside older checkpoints", "ms"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

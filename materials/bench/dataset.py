@@ -86,15 +86,21 @@ def turn(row, task):
 
 
 BENCH = Bench(
-    name="dataset", about=__doc__, rows=ROWS, targets=TARGETS, prepare=prepare, turn=turn,
-    options=OPTIONS, rounds={"hints": 10},
+    name="dataset",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    prepare=prepare,
+    turn=turn,
+    options=OPTIONS,
+    rounds={"hints": 10},
     groups={
         "warm": ("File in memory", "Mtok/s"),
         "hints": ("Hints on a warm file", "Mtok/s"),
         "cold": ("File on the disk, evicted before each run", "Mtok/s"),
         "amplification": ("Bytes read from the disk per byte of a window", "x"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -54,7 +54,7 @@ def step(args):
 def save(args, *, snapshot):
     """Save once with a step after it."""
     checkpointer, optimizer = checkpointer_of(snapshot, args.size_mb)
-    took: list[float] = []
+    took = []
 
     def save_and_step():
         took.append(
@@ -123,7 +123,11 @@ def turn(row, args):
 
 
 BENCH = Bench(
-    name="device", about=__doc__, rows=ROWS, prepare=prepare, turn=turn,
+    name="device",
+    about=__doc__,
+    rows=ROWS,
+    prepare=prepare,
+    turn=turn,
     options={"size_mb": (4096, 256)},
     groups={
         "returned": ("Until save returns", "ms"),
@@ -131,7 +135,7 @@ BENCH = Bench(
         "durable": ("Until the disk has it", "ms"),
         "batches": ("Batches on the device, file in memory", "Mtok/s"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -61,7 +61,9 @@ def dcp_ranks(state, *, threads=0, safetensors=False, **options):
 
 
 ROWS = [
-    row for case in CASES for row in (
+    row
+    for case in CASES
+    for row in (
         ours(case, "ours", "", our_ranks),
         ours(case, "ours, overlap", "", our_ranks, snapshot="overlap"),
         ours(case, "ours, not prepared", "", our_ranks, prepared=False),
@@ -69,15 +71,18 @@ ROWS = [
         peer(case, "dcp.save, safetensors", "", dcp_ranks, safetensors=True),
         peer(case, "dcp.async_save", "", dcp_ranks, background=True),
         peer(case, "dcp.async_save, reused stager", "", dcp_ranks, **REUSED),
-        *(Row(case, one.name, "", "limit", one.work, one.options) for one in LIMITS))
-]  # fmt: skip
+        *(Row(case, one.name, "", "limit", one.work, one.options) for one in LIMITS),
+    )
+]
 TARGETS = [
     Target(f"{case}: {claim}", f"{what}, {case} | {name}", f"{what}, {case} | dcp*", 2)
-    for case in CASES for what, name, claim in (
+    for case in CASES
+    for what, name, claim in (
         ("stall", "ours", "a save stalls training {} less than torch's best"),
         ("stall", "ours, overlap", "with overlap, {} less than torch's best"),
-        ("durable", "ours", "the disk has it {} as fast as with torch's best"))
-]  # fmt: skip
+        ("durable", "ours", "the disk has it {} as fast as with torch's best"),
+    )
+]
 
 
 def join(rank, count, store):
@@ -140,12 +145,20 @@ TITLES = {
     "first durable": "until the disk has the first save",
 }
 BENCH = Bench(
-    name="distributed", about=__doc__, rows=ROWS, targets=TARGETS, turn=turn,
+    name="distributed",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    turn=turn,
     options={"size_mb": (1024, 128)},
-    groups={f"{what}, {case}": (f"{case}: {title}", "ms")
-            for case in CASES for what, title in TITLES.items()},
-    workers=lambda case: int(case.split()[0]), join=join,
-)  # fmt: skip
+    groups={
+        f"{what}, {case}": (f"{case}: {title}", "ms")
+        for case in CASES
+        for what, title in TITLES.items()
+    },
+    workers=lambda case: int(case.split()[0]),
+    join=join,
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -196,16 +196,24 @@ def turn(row, args):
 
 
 BENCH = Bench(
-    name="load", about=__doc__, rows=ROWS, targets=TARGETS, prepare=prepare, turn=turn,
+    name="load",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    prepare=prepare,
+    turn=turn,
     options={"size_mb": (1024, 128), "tensor_kb": 16 << 10, "tiny": (100_000, 5_000)},
     rounds={"memory": 0},
     groups={
-        **{f"{kind} {heat}": (f"A whole checkpoint, {kind}, {where}", "MB/s") for kind in KINDS
-           for heat, where in (("cold", "on the disk"), ("warm", "in memory"))},
+        **{
+            f"{kind} {heat}": (f"A whole checkpoint, {kind}, {where}", "MB/s")
+            for kind in KINDS
+            for heat, where in (("cold", "on the disk"), ("warm", "in memory"))
+        },
         "tiny": ("Very many tiny tensors", "ms"),
         "memory": ("Memory that it takes, at the peak", "MiB"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -185,8 +185,14 @@ def turn(row, task):
 
 
 BENCH = Bench(
-    name="loader", about=__doc__, rows=ROWS, targets=TARGETS, prepare=prepare, turn=turn,
-    options=OPTIONS, rounds=dict.fromkeys(STEPS, 5),
+    name="loader",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    prepare=prepare,
+    turn=turn,
+    options=OPTIONS,
+    rounds=dict.fromkeys(STEPS, 5),
     groups={
         "warm": ("File in memory, the consumer only takes", "Mtok/s"),
         "fed": ("A consumer whose step takes twice as long as a fetch", "Mtok/s"),
@@ -195,7 +201,7 @@ BENCH = Bench(
         "cold": ("File on the disk, evicted before each run", "Mtok/s"),
         "amplification": ("Bytes read from the disk per byte of a window", "x"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -177,16 +177,26 @@ def turn(row, task):
 
 
 BENCH = Bench(
-    name="packing", about=__doc__, rows=ROWS, targets=TARGETS, prepare=prepare, turn=turn,
-    options={"tokens": None, "dtype": None, "seq_len": 2048, "batch_size": 16,
-             "warm_s": (0.5, 0.1)},
+    name="packing",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    prepare=prepare,
+    turn=turn,
+    options={
+        "tokens": None,
+        "dtype": None,
+        "seq_len": 2048,
+        "batch_size": 16,
+        "warm_s": (0.5, 0.1),
+    },
     groups={
         "row": ("Rows in this process", "Mtok/s"),
         "loader": ("Rows through the loader", "Mtok/s"),
         "filled": ("Places that hold a token", "%"),
         "cropped": ("Tokens in no row of an epoch", "% left out"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -211,19 +211,31 @@ def repeated(work, seconds=0.1):
 
 
 BENCH = Bench(
-    name="reader", about=__doc__, rows=ROWS, targets=TARGETS, prepare=prepare, turn=turn,
+    name="reader",
+    about=__doc__,
+    rows=ROWS,
+    targets=TARGETS,
+    prepare=prepare,
+    turn=turn,
     rounds={"memory": 0},
-    options={"size_mb": (1024, 128), "tensor_mb": (16, 4), "tiny": (10_000, 1000),
-             "convert_mb": (2048, 256)},
+    options={
+        "size_mb": (1024, 128),
+        "tensor_mb": (16, 4),
+        "tiny": (10_000, 1000),
+        "convert_mb": (2048, 256),
+    },
     groups={
-        **{f"{kind} {cache}": (f"One tensor, {kind}, file {where}", "ms") for kind in FORMATS
-           for cache, where in (("warm", "in memory"), ("cold", "on the disk"))},
+        **{
+            f"{kind} {cache}": (f"One tensor, {kind}, file {where}", "ms")
+            for kind in FORMATS
+            for cache, where in (("warm", "in memory"), ("cold", "on the disk"))
+        },
         "memory": ("Memory that it takes, at the peak", "MiB"),
         "slice": (f"{SLICE_ROWS} rows of the tensor, file on the disk", "ms"),
         "many": ("Opening a file of very many tensors", "ms"),
         "convert": ("A checkpoint in memory to safetensors on the disk", "MB/s"),
     },
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

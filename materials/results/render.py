@@ -85,16 +85,23 @@ def summary(kind: str, folder: Path = RESULTS) -> str:
             times = 1 / times if ours["unit"] in LESS_IS_BETTER else times
             label = ", ".join(one for one in (other["name"], other["setting"]) if one not in row[1])
             against.append(f"{figure(times)}x {label} ({figure(other['median'])})")
-        lines.append((what, f"**{figure(ours['median'])} {ours['unit']}**", "; ".join(against),
-                      f"`materials/bench/{row[0]}.py`"))  # fmt: skip
+        lines.append(
+            (
+                what,
+                f"**{figure(ours['median'])} {ours['unit']}**",
+                "; ".join(against),
+                f"`materials/bench/{row[0]}.py`",
+            )
+        )
     return aligned(lines, "<><<")
 
 
 def figures(name: str) -> str:
     """Every table of a benchmark, and what we set out to reach."""
     result = saved(name)
-    verdicts = [f"- {'' if one['met'] else '**missed:** '}{one['text']}"
-                for one in result["verdicts"]]  # fmt: skip
+    verdicts = [
+        f"- {'' if one['met'] else '**missed:** '}{one['text']}" for one in result["verdicts"]
+    ]
     parts = tables(import_module(name).BENCH, result)
     if verdicts:
         parts += ["Against what we set out to reach:", "\n".join(verdicts)]

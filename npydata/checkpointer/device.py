@@ -46,9 +46,13 @@ class DeviceCopier:
         self._side: dict[Any, Any] = {}
 
     def start(
-        self, pending: PendingCopies, copies: Iterable[Copy], *, clone: bool = False,
+        self,
+        pending: PendingCopies,
+        copies: Iterable[Copy],
+        *,
+        clone: bool = False,
         training_waits: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue copies into pinned memory; with ``clone`` by way of memory on the same device.
 
         With ``training_waits`` each training stream waits, on the device, until its tensors have

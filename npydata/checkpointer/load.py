@@ -82,8 +82,9 @@ def load_checkpoint(
     if len(owners) != 2:
         raise CheckpointError(f"into has {len(owners)} values, expected a model, or two")
     with naming(dir):
-        targets = {p: targets_of(one) for p, one in zip(PARTS, owners, strict=True)
-                   if one is not None}  # fmt: skip
+        targets = {
+            p: targets_of(one) for p, one in zip(PARTS, owners, strict=True) if one is not None
+        }
 
     manifest, values, parts = opened(Path(dir), verify=verify)
     if verify and mapped:

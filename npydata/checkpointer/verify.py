@@ -70,8 +70,13 @@ class Found:
 
     def to_json(self) -> dict[str, object]:
         """Return what ``npydata verify --json`` prints."""
-        return {"path": str(self.path), "kind": self.kind, "step": self.step,
-                "complete": self.complete, "why": self.why}  # fmt: skip
+        return {
+            "path": str(self.path),
+            "kind": self.kind,
+            "step": self.step,
+            "complete": self.complete,
+            "why": self.why,
+        }
 
 
 def scan(root: str | os.PathLike[str]) -> list[Found]:
@@ -113,9 +118,12 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
         return
     files = files_in(path)
     found = Found(
-        path, kind, step_in(path.name), sum(file.lstat().st_size for file in files),
+        path,
+        kind,
+        step_in(path.name),
+        sum(file.lstat().st_size for file in files),
         max((file.lstat().st_mtime for file in [path, *files]), default=0.0),
-    )  # fmt: skip
+    )
     try:
         check(found, files)
     except (CheckpointError, OSError) as error:
@@ -224,9 +232,10 @@ def adopt_siblings(one: Found, found: list[Found]) -> None:
     others = [
         {numberless(file.name) for file in files_in(other.path) if STATE.fullmatch(file.name)}
         for other in found
-        if other is not one and other.complete
+        if other is not one
+        and other.complete
         and (other.kind, other.path.parent, numberless(other.path.name)) == pattern
-    ]  # fmt: skip
+    ]
     mine = {numberless(file.name) for file in files_in(one.path)}
     if others and (missing := sorted(set.intersection(*others) - mine)):
         one.why = f"has no {missing[0].replace('#', '0')}, which the others beside it have"

@@ -42,8 +42,10 @@ def join(batches: list[Any], order: torch.Tensor, names: list[str]) -> Any:
 
     def joined(*parts: Any) -> torch.Tensor:
         if not isinstance(parts[0], torch.Tensor):
-            raise NpyDataError(f"samples hold {kind_of(parts[0])}, expected tensors, in tuples, "
-                               "lists or dictionaries")  # fmt: skip
+            raise NpyDataError(
+                f"samples hold {kind_of(parts[0])}, expected tensors, in tuples, "
+                "lists or dictionaries"
+            )
         return torch.cat(parts)[order]
 
     return tree_map(joined, *batches)

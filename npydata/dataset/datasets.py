@@ -186,9 +186,13 @@ class WindowDataset(TokenDataset):
     """``map_indices(indices, seed, epoch)`` returns the start of each index's window."""
 
     def __init__(
-        self, files: list[TokenFile], seq_len: int, stride: int | None,
-        vocab_size: int | None, as_dict: Any,
-    ) -> None:  # fmt: skip
+        self,
+        files: list[TokenFile],
+        seq_len: int,
+        stride: int | None,
+        vocab_size: int | None,
+        as_dict: Any,
+    ) -> None:
         super().__init__(files, vocab_size, as_dict)
         self.seq_len = as_int(seq_len, "seq_len", least=1)
         self.width = self.seq_len + (as_dict is None)
@@ -401,8 +405,10 @@ class NpyTokensDataset(WindowDataset):
         self.seed = None if seed is None else as_int(seed, "seed")
         self.without_replacement = without_replacement
         side_by_side = (self._row_lens - 1) // self.seq_len
-        counts = [n if len(file.shape) == 1 else file.rows * max(4, n)
-                  for n, file in zip(side_by_side.tolist(), self.files, strict=True)]  # fmt: skip
+        counts = [
+            n if len(file.shape) == 1 else file.rows * max(4, n)
+            for n, file in zip(side_by_side.tolist(), self.files, strict=True)
+        ]
         self._len: int = max(SHORTEST_EPOCH, sum(counts))
         if without_replacement:
             self.seed = fresh_seed() >> 1 if self.seed is None else self.seed

@@ -101,9 +101,12 @@ class PackedBatch(NamedTuple):
         lengths = torch.cat(bounds).diff()  # below 0 from the end of a row to the next one's begin
         cu_seqlens = torch.cat([bounds[0][:1], lengths[lengths > 0]]).cumsum(0, dtype=torch.int32)
         return PackedBatch(
-            torch.stack(inputs), torch.stack(targets), cu_seqlens, max(longest),
+            torch.stack(inputs),
+            torch.stack(targets),
+            cu_seqlens,
+            max(longest),
             torch.cat(documents),
-        )  # fmt: skip
+        )
 
     def samples(self) -> list["PackedBatch"]:
         """Return the rows one by one, ``(T,)`` each."""
@@ -121,12 +124,17 @@ class PackedBatch(NamedTuple):
         cuts = np.searchsorted(bounds, np.cumsum([0, *map(torch.numel, inputs)])).tolist()
         longest = np.maximum.reduceat(np.diff(bounds), cuts[:-1]).tolist()
         return [
-            PackedBatch(x, y, torch.from_numpy(bounds[begin : end + 1] - bounds[begin]), most,
-                        torch.from_numpy(documents[begin:end]))
+            PackedBatch(
+                x,
+                y,
+                torch.from_numpy(bounds[begin : end + 1] - bounds[begin]),
+                most,
+                torch.from_numpy(documents[begin:end]),
+            )
             for x, y, (begin, end), most in zip(
                 inputs, targets, pairwise(cuts), longest, strict=True
             )
-        ]  # fmt: skip
+        ]
 
 
 # torch documents this table for types that its own way, field by field, would get wrong.
@@ -309,6 +317,9 @@ class PackedDataset(TokenDataset):
             targets.reshape(-1)[np.repeat(is_padding, lengths)] = IGNORE_INDEX
         cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
         return PackedBatch(
-            torch.from_numpy(inputs), torch.from_numpy(targets), cu_seqlens,
-            int(lengths.max(initial=0)), torch.from_numpy(documents.copy()),
-        )  # fmt: skip
+            torch.from_numpy(inputs),
+            torch.from_numpy(targets),
+            cu_seqlens,
+            int(lengths.max(initial=0)),
+            torch.from_numpy(documents.copy()),
+        )

@@ -82,9 +82,14 @@ def pack_blocks(ends: IntArray, seq_len: int, crop: str, seed: int, bos: int) ->
 
 
 def pack_block(
-    documents: IntArray, begins: IntArray, lengths: IntArray, seq_len: int, crop: str, seed: int,
+    documents: IntArray,
+    begins: IntArray,
+    lengths: IntArray,
+    seq_len: int,
+    crop: str,
+    seed: int,
     bos: int,
-) -> Block:  # fmt: skip
+) -> Block:
     """Pack documents into rows: full rows of the long ones, best fit for what is left of each.
 
     A row that isn't full ends with a span of padding.

@@ -89,8 +89,10 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
         with ExitStack() as resources:
             # On rank 0 alone: ``resources`` holds the private folder there, and nothing elsewhere.
             def decide(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-                values = {"training_state": encode_training(replace(training, rng=None)),
-                          "world_size": coordinator.world_size}  # fmt: skip
+                values = {
+                    "training_state": encode_training(replace(training, rng=None)),
+                    "world_size": coordinator.world_size,
+                }
                 chosen = {}
                 for part in states:
                     every = [one["parts"][part] for one in plans]
@@ -124,9 +126,12 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                         root.commit(temporary, folder, training.step, entries, *keep)
 
             save = Save(
-                snapshot, folder,
-                lambda: with_outcome(coordinator, temporary, folder, write), self.stats, begun,
-            )  # fmt: skip
+                snapshot,
+                folder,
+                lambda: with_outcome(coordinator, temporary, folder, write),
+                self.stats,
+                begun,
+            )
             self._start(save)
         except BaseException as error:
             if not coordinator.in_background:  # else with_outcome does this, in the worker

@@ -48,8 +48,10 @@ class AsyncCheckpointIO(CheckpointIO):
     ) -> None:
         """Take a snapshot, and begin to write it into the folder ``path``."""
         if storage_options is not None:
-            raise CheckpointError(f"storage_options={storage_options!r}, expected None: checkpoints"
-                                  " are written into a folder")  # fmt: skip
+            raise CheckpointError(
+                f"storage_options={storage_options!r}, expected None: checkpoints"
+                " are written into a folder"
+            )
         rest = {name: value for name, value in checkpoint.items() if name != "state_dict"}
         state = TrainingState(step=checkpoint.get("global_step", 0), epoch=rest.get("epoch", 0))
         self.checkpointer.save(path, checkpoint["state_dict"], rest, state)

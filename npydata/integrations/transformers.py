@@ -136,9 +136,11 @@ class SaveCheckpoints(TrainerCallback):
             step=state.global_step,
             epoch=int(state.epoch or 0),
             rng=capture_rng(),
-            extra={"trainer_state": json.dumps(asdict(state)),
-                   "lr_scheduler": kwargs["lr_scheduler"].state_dict()},
-        )  # fmt: skip
+            extra={
+                "trainer_state": json.dumps(asdict(state)),
+                "lr_scheduler": kwargs["lr_scheduler"].state_dict(),
+            },
+        )
         folder = self.root / f"step-{state.global_step:06d}"
         weights, moments = kwargs["model"].state_dict(), kwargs["optimizer"].state_dict()
         self.checkpointer.save(folder, weights, moments, now)

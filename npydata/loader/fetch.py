@@ -180,8 +180,11 @@ class Fetcher:
     def note(self, error: Exception, number: int, plan: Plan) -> None:
         """Note on an error which batch failed, from 0 on, and which samples it has."""
         first = list(map(int, plan.keys[:NOTED_SAMPLES]))
-        add_note(error, f"npydata: in batch {number} of this iterator, epoch {self.order.epoch}, "
-                        f"of {len(plan.keys)} samples, which begin with {first}")  # fmt: skip
+        add_note(
+            error,
+            f"npydata: in batch {number} of this iterator, epoch {self.order.epoch}, "
+            f"of {len(plan.keys)} samples, which begin with {first}",
+        )
 
 
 class BufferWatch:
@@ -279,8 +282,10 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
             return tensor
         moved = tensor.to(dtype)
         if not dtype.is_floating_point and not torch.equal(moved.to(tensor.dtype), tensor):
-            raise LoaderError(f"dtype={dtype} cannot hold integers from {int(tensor.min())} to "
-                              f"{int(tensor.max())}")  # fmt: skip
+            raise LoaderError(
+                f"dtype={dtype} cannot hold integers from {int(tensor.min())} to "
+                f"{int(tensor.max())}"
+            )
         return moved
 
     return tree_map_only(torch.Tensor, one, batch)

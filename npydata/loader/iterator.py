@@ -108,8 +108,10 @@ class PrefetchIterator:
 
     def __next__(self) -> Any:
         if not self._turn.acquire(blocking=False):
-            raise LoaderError("two threads asked one iterator at the same time; let one thread take"
-                              " the batches, or make a loader for each")  # fmt: skip
+            raise LoaderError(
+                "two threads asked one iterator at the same time; let one thread take"
+                " the batches, or make a loader for each"
+            )
         try:
             self._require_current()
             if not self._finalizer.alive:

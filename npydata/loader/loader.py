@@ -115,13 +115,17 @@ class AsyncDataLoaderConfig:
             if value is not None and least is not None and value < least:
                 raise LoaderError(f"{name}={value!r}, expected an integer of {least} or more")
         if self.rank not in (range(self.world_size) if self.world_size else (None,)):
-            raise LoaderError(f"rank={self.rank}, world_size={self.world_size}: expected both or "
-                              "neither, and a rank below world_size")  # fmt: skip
+            raise LoaderError(
+                f"rank={self.rank}, world_size={self.world_size}: expected both or "
+                "neither, and a rank below world_size"
+            )
         for owner, others in DECIDED_BY.items():
             for name in others if getattr(self, owner) is not None else ():
                 if getattr(self, name) is not defaults[name] and getattr(self, name) is not False:
-                    raise LoaderError(f"{name}={getattr(self, name)!r:.60} with {owner}=, which "
-                                      f"decides that; leave {name} out")  # fmt: skip
+                    raise LoaderError(
+                        f"{name}={getattr(self, name)!r:.60} with {owner}=, which "
+                        f"decides that; leave {name} out"
+                    )
 
 
 class AsyncDataLoader:
@@ -197,12 +201,22 @@ class AsyncDataLoader:
     ) -> None:
         refuse_unknown(positional, unknown)
         given = {
-            "batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last,
-            "num_workers": num_workers, "prefetch_factor": prefetch_factor, "seed": seed,
-            "sampler": sampler, "batch_sampler": batch_sampler, "collate_fn": collate_fn,
-            "transforms": transforms, "dtype": dtype, "device": device, "pin_memory": pin_memory,
-            "rank": rank, "world_size": world_size,
-        }  # fmt: skip
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "seed": seed,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "collate_fn": collate_fn,
+            "transforms": transforms,
+            "dtype": dtype,
+            "device": device,
+            "pin_memory": pin_memory,
+            "rank": rank,
+            "world_size": world_size,
+        }
         self.config = config = with_given(config, given)
         self._kind, self._source = order_of(dataset, config)
         self.dataset, self.transforms = dataset, list(config.transforms)
@@ -229,8 +243,9 @@ class AsyncDataLoader:
     def __len__(self) -> int:
         found = self._batches_left(Position())
         if found is None:
-            raise TypeError(f"how many batches there are is not known: the {self._kind} has no "
-                            "len()")  # fmt: skip
+            raise TypeError(
+                f"how many batches there are is not known: the {self._kind} has no len()"
+            )
         return found
 
     @property
@@ -251,24 +266,43 @@ class AsyncDataLoader:
         start = self._cursor.next_start()
         order: EpochOrder | PulledOrder
         if self._source is None:
-            order = EpochOrder(self._batches_from(start.samples), self.seed, start.epoch,
-                               shuffle=self._shuffle, window=window)  # fmt: skip
+            order = EpochOrder(
+                self._batches_from(start.samples),
+                self.seed,
+                start.epoch,
+                shuffle=self._shuffle,
+                window=window,
+            )
         else:
             if self._cursor.source_is_there:  # its own epoch ended there: nothing to load or skip
                 start = start._replace(order=None)
-            order = PulledOrder(self._source, self._kind, self.batch_size or 1,
-                                drop_last=self.drop_last, start=start, seed=self.seed,
-                                lock=self._source_lock,
-                                require_open=buffer.require_open)  # fmt: skip
+            order = PulledOrder(
+                self._source,
+                self._kind,
+                self.batch_size or 1,
+                drop_last=self.drop_last,
+                start=start,
+                seed=self.seed,
+                lock=self._source_lock,
+                require_open=buffer.require_open,
+            )
             start = order.start
         transfer = Transfer(self.device, pin_memory=self.pin_memory)
         # Beside those ahead: the batch just taken, and the one before, which a loop's variables
         # hold until then.
         pool = BufferPool(buffer.capacity + 2, pinned=transfer.stream is not None)
-        fetcher = Fetcher(self.dataset, order, seed=self.seed, transforms=self.transforms,
-                          collate_fn=self.config.collate_fn, dtype=self.config.dtype,
-                          transfer=transfer, group=group, pool=pool,
-                          require_open=buffer.require_open)  # fmt: skip
+        fetcher = Fetcher(
+            self.dataset,
+            order,
+            seed=self.seed,
+            transforms=self.transforms,
+            collate_fn=self.config.collate_fn,
+            dtype=self.config.dtype,
+            transfer=transfer,
+            group=group,
+            pool=pool,
+            require_open=buffer.require_open,
+        )
         self._cursor = Cursor(start)
         # A stream has one order, which more threads could only wait for.
         threads = 1 if self._kind == "stream" else max(1, self.num_workers)
@@ -276,8 +310,9 @@ class AsyncDataLoader:
         cursor = self._cursor
         progress: Any = getattr(self.dataset, "progress", lambda *_: {})
         self.stats = LoaderStats(sources_at=lambda: progress(cursor.at.epoch, cursor.at.samples))
-        iterator = PrefetchIterator(prefetcher, transfer, self._cursor, self.stats,
-                                    self._batches_left(start))  # fmt: skip
+        iterator = PrefetchIterator(
+            prefetcher, transfer, self._cursor, self.stats, self._batches_left(start)
+        )
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -289,8 +324,10 @@ class AsyncDataLoader:
 
         def named(batch: Any) -> dict[str, Any]:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise LoaderError(f"a batch of type {type(batch).__name__}, expected two tensors: "
-                                  "an input and a target")  # fmt: skip
+                raise LoaderError(
+                    f"a batch of type {type(batch).__name__}, expected two tensors: "
+                    "an input and a target"
+                )
             return dict(zip((input_name, target_name), batch, strict=True))
 
         return map(named, batches)
@@ -374,8 +411,11 @@ class AsyncDataLoader:
         The copy goes on as one would that loaded this loader's state.
         """
         fresh = {"_cursor": Cursor(self._cursor.at), "_iterator": None, "stats": LoaderStats()}
-        return {name: value for name, value in {**self.__dict__, **fresh}.items()
-                if name != "_source_lock"}  # fmt: skip
+        return {
+            name: value
+            for name, value in {**self.__dict__, **fresh}.items()
+            if name != "_source_lock"
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _source_lock=threading.RLock())
@@ -395,9 +435,14 @@ class AsyncDataLoader:
 
     def _batches_from(self, start: int) -> RankSlices:
         """Return how the rest of an epoch is cut into our batches."""
-        return RankSlices(num_samples=len(self.dataset), batch_size=self.batch_size or 1,
-                          rank=self.rank, world_size=self.world_size, drop_last=self.drop_last,
-                          start=start)  # fmt: skip
+        return RankSlices(
+            num_samples=len(self.dataset),
+            batch_size=self.batch_size or 1,
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=self.drop_last,
+            start=start,
+        )
 
     def _batches_left(self, position: Position) -> int | None:
         """Return how many batches come after a position; ``None`` where the order has no length."""
@@ -424,8 +469,10 @@ def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> N
     """Raise at an argument that there isn't, with what to write instead."""
     names = [field.name for field in fields(AsyncDataLoaderConfig)]
     if positional:
-        raise ArgumentTypeError(f"{positional[0]!r:.60} by position: after the batch size, name "
-                                f"arguments, as {names[1]}=True")  # fmt: skip
+        raise ArgumentTypeError(
+            f"{positional[0]!r:.60} by position: after the batch size, name "
+            f"arguments, as {names[1]}=True"
+        )
     for name in unknown:
         near = get_close_matches(name, names, n=1)
         instead = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
@@ -445,8 +492,10 @@ def with_given(
             )
         config, given["batch_size"] = None, config
     if not isinstance(config, AsyncDataLoaderConfig | None):
-        raise ArgumentTypeError(f"config={config!r:.60}, expected an AsyncDataLoaderConfig, or an "
-                                "integer: the batch size")  # fmt: skip
+        raise ArgumentTypeError(
+            f"config={config!r:.60}, expected an AsyncDataLoaderConfig, or an "
+            "integer: the batch size"
+        )
     return replace(config or defaults, **given)
 
 
@@ -471,8 +520,10 @@ def order_of(dataset: Any, config: AsyncDataLoaderConfig) -> tuple[str, Any]:
     is_map = any(hasattr(dataset, one) for one in ("fetch", "__getitem__", "__getitems__"))
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not is_map):
         if source is not None or config.shuffle:
-            raise LoaderError(f"sampler=, batch_sampler= or shuffle=True with {name}, a stream, "
-                              "which has an order of its own; leave it out")  # fmt: skip
+            raise LoaderError(
+                f"sampler=, batch_sampler= or shuffle=True with {name}, a stream, "
+                "which has an order of its own; leave it out"
+            )
         return "stream", dataset
     if not is_map or not hasattr(dataset, "__len__"):
         raise LoaderError(f"{name}, expected a dataset with __len__ and __getitem__")
@@ -494,8 +545,11 @@ def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
     """Return the seed that was given, else the dataset's, else one that is drawn."""
     own = getattr(dataset, "seed", None)
     if is_integer(own) and seed not in (None, own):
-        warnings.warn(f"seed={seed} of the loader, seed={own} of the dataset: the loader's counts; "
-                      "give only one of them", stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"seed={seed} of the loader, seed={own} of the dataset: the loader's counts; "
+            "give only one of them",
+            stacklevel=3,
+        )
     chosen = own if seed is None else seed
     return int(chosen) if is_integer(chosen) else draw_seed(world_size)
 

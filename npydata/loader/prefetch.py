@@ -129,10 +129,11 @@ class Prefetcher:
         self.made = deque[Any]()
         """What is left of the list that was taken last."""
         self.threads = [
-            threading.Thread(target=worker_loop, args=(buffer, make), daemon=True,
-                             name=f"npydata-worker-{k}")
+            threading.Thread(
+                target=worker_loop, args=(buffer, make), daemon=True, name=f"npydata-worker-{k}"
+            )
             for k in range(workers)
-        ]  # fmt: skip
+        ]
         try:
             for thread in self.threads:
                 thread.start()

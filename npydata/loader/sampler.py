@@ -203,8 +203,10 @@ class PulledOrder:
             self.source.load_state_dict(copy.deepcopy(state["source"]))
         if "generator" in state:
             if self._generator is None:
-                raise LoaderError("the state has a sampler's generator, and this sampler has none: "
-                                  "give it one, as the sampler had that was saved")  # fmt: skip
+                raise LoaderError(
+                    "the state has a sampler's generator, and this sampler has none: "
+                    "give it one, as the sampler had that was saved"
+                )
             bits = bytearray.fromhex(state["generator"])
             self._generator.set_state(torch.frombuffer(bits, dtype=torch.uint8))
         self._began_with = self._generator_state()
@@ -224,8 +226,11 @@ class PulledOrder:
         things = {"source": self.source, "iterator": self.iterator}
         if self.iterator is self.source:
             del things["source"]
-        own = {name: copy.deepcopy(thing.state_dict()) for name, thing in things.items()
-               if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")}  # fmt: skip
+        own = {
+            name: copy.deepcopy(thing.state_dict())
+            for name, thing in things.items()
+            if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+        }
         generator = {} if own or not self._began_with else {"generator": self._began_with}
         return {"of": self.kind, "given": self._given, **own, **generator}
 

@@ -75,8 +75,10 @@ def require_state(
             f"{state['fingerprint']}; expected {now['data']}, fingerprint {expected}"
         )
     if num_samples is not None and state["samples"] > num_samples:
-        raise LoaderError(f"state has samples={state['samples']}, expected at most {num_samples}, "
-                          "the length of the dataset")  # fmt: skip
+        raise LoaderError(
+            f"state has samples={state['samples']}, expected at most {num_samples}, "
+            "the length of the dataset"
+        )
     if state["epoch"] == state["samples"] == 0 and state["order"] is None:
         return  # nothing was given yet: it fits every loader of the dataset
     if state["shuffle"] != now["shuffle"]:

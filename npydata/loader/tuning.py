@@ -62,8 +62,10 @@ class Recommendation(NamedTuple):
         return {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
 
     def __str__(self) -> str:
-        return (f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}:\n  "
-                f"{self.reason}")  # fmt: skip
+        return (
+            f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}:\n  "
+            f"{self.reason}"
+        )
 
 
 def recommend(
@@ -93,8 +95,11 @@ def recommend(
     recommended, and the reason says so.
     """
     base = with_given(config, {"batch_size": batch_size})
-    configs = {(w, p): replace(base, num_workers=w, prefetch_factor=p) for w, p in CANDIDATES
-               if w <= max(1, os.cpu_count() or 1)}  # fmt: skip
+    configs = {
+        (w, p): replace(base, num_workers=w, prefetch_factor=p)
+        for w, p in CANDIDATES
+        if w <= max(1, os.cpu_count() or 1)
+    }
     makers = {setting: partial(AsyncDataLoader, dataset, one) for setting, one in configs.items()}
     turns = times_in_turn(makers, seconds / len(makers) / repeats, repeats)
     times = {setting: median(taken) for setting, taken in turns.items()}
@@ -205,22 +210,34 @@ def sweep(
 
     def make(name: str, workers: int, prefetch: int) -> Iterable[Any]:
         if name == "ours":
-            return AsyncDataLoader(ours, batch_size=batch_size, num_workers=workers,
-                                   prefetch_factor=prefetch, seed=0)  # fmt: skip
+            return AsyncDataLoader(
+                ours, batch_size=batch_size, num_workers=workers, prefetch_factor=prefetch, seed=0
+            )
         dataset = ours if name == "ours in DataLoader" else naive
-        return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers,
-                               prefetch_factor=prefetch or None)  # fmt: skip
+        return DataLoader(
+            dataset, batch_size, shuffle=True, num_workers=workers, prefetch_factor=prefetch or None
+        )
 
     if unknown := set(loaders) - set(LOADERS):
         raise NpyDataError(f"loaders: {unknown.pop()!r}, expected some of {', '.join(LOADERS)}")
-    cells = dict.fromkeys((name, w, p if w or name == "ours" else 0)
-                          for name, w, p in product(loaders, workers, prefetch))  # fmt: skip
+    cells = dict.fromkeys(
+        (name, w, p if w or name == "ours" else 0)
+        for name, w, p in product(loaders, workers, prefetch)
+    )
     makers = {cell: partial(make, *cell) for cell in cells}
     rows = []
     for (name, w, p), taken in times_in_turn(makers, seconds, repeats, show=progress).items():
         rates = [batch_size * seq_len / one / 1e6 for one in taken]
-        rows.append({"name": name, "workers": w, "prefetch": p, "median": median(rates),
-                     "min": min(rates), "max": max(rates)})  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "workers": w,
+                "prefetch": p,
+                "median": median(rates),
+                "min": min(rates),
+                "max": max(rates),
+            }
+        )
     return {"rows": rows}
 
 
@@ -241,8 +258,12 @@ def plot_sweep(rows: Sequence[dict[str, Any]]) -> "Figure":
         low, middle, high = ([best[w][key] for w in x] for key in ("min", "median", "max"))
         panel.fill_between(x, low, high, color=color, alpha=0.25)
         panel.plot(x, middle, f"{marker}-", color=color, label=name)
-    panel.set(yscale="log", xlabel="workers (threads of ours, else processes)", ylabel="Mtok/s",
-              title="Each loader at its best prefetch factor")  # fmt: skip
+    panel.set(
+        yscale="log",
+        xlabel="workers (threads of ours, else processes)",
+        ylabel="Mtok/s",
+        title="Each loader at its best prefetch factor",
+    )
     panel.locator_params(axis="x", integer=True)
     panel.legend()
     return figure

@@ -157,8 +157,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def mapped(self) -> dict[str, torch.Tensor]:
         """Return all tensors, mapped; those too small to be mapped are read together."""
-        small = [name for name, spec in self._tensors.items()
-                 if spec.chunks is None and spec.storage.nbytes < SMALL_BYTES]  # fmt: skip
+        small = [
+            name
+            for name, spec in self._tensors.items()
+            if spec.chunks is None and spec.storage.nbytes < SMALL_BYTES
+        ]
         read = self.load(small)
         return {name: read[name] if name in read else self[name] for name in self}
 
@@ -190,11 +193,19 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                     extent.check()
                 file_offset = extent.offset + spec.offset
         return TensorInfo(
-            name, spec.dtype, spec.shape, spec.stride,
+            name,
+            spec.dtype,
+            spec.shape,
+            spec.stride,
             math.prod(spec.shape) * spec.dtype.itemsize,
-            spec.storage.key if spec.chunks is None else None, spec.offset, file_offset,
-            self._alias_groups[spec_alias_key(spec)], spec.kind, spec.requires_grad, path,
-        )  # fmt: skip
+            spec.storage.key if spec.chunks is None else None,
+            spec.offset,
+            file_offset,
+            self._alias_groups[spec_alias_key(spec)],
+            spec.kind,
+            spec.requires_grad,
+            path,
+        )
 
     def get_slice(self, name: str) -> "TensorSlice":
         """Return a tensor to be indexed: ``get_slice(name)[2:5, :10]`` reads only those pages."""
@@ -222,11 +233,16 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     def tree(self) -> Any:
         """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
-        names = {id(leaf): name for name, leaf in reversed(self._contents.leaves.items())
-                 if name in self._tensors}  # fmt: skip
+        names = {
+            id(leaf): name
+            for name, leaf in reversed(self._contents.leaves.items())
+            if name in self._tensors
+        }
         with naming(self.path):
-            return nest(self._contents.root, lambda leaf: self.info(names[id(leaf)])
-                        if id(leaf) in names else as_value(leaf))  # fmt: skip
+            return nest(
+                self._contents.root,
+                lambda leaf: self.info(names[id(leaf)]) if id(leaf) in names else as_value(leaf),
+            )
 
     def ties(self) -> dict[str, str]:
         """Return the other names of tied tensors, each with the name that stands for it."""

@@ -44,9 +44,12 @@ class Converted:
 
 
 def convert(
-    checkpoint: Any, dst: str | os.PathLike[str], prefix: str, shard_size: int | None,
+    checkpoint: Any,
+    dst: str | os.PathLike[str],
+    prefix: str,
+    shard_size: int | None,
     progress: bool,
-) -> Converted:  # fmt: skip
+) -> Converted:
     """Write tensors of an open checkpoint. See :meth:`npydata.LazyCheckpoint.to_safetensors`."""
     if shard_size is not None and (type(shard_size) is not int or shard_size < 1):
         raise FormatError(f"shard_size={shard_size!r}, expected a number of bytes")
@@ -55,11 +58,16 @@ def convert(
     source = sum(file.size for file in checkpoint.open_files)
     specs, ties = chosen(checkpoint, prefix)
     if (wanted := nbytes_of(specs.values())) > MAX_GROWTH * source:
-        raise FormatError(f"its tensors are expanded: they have {wanted:,} bytes when they are "
-                          f"written out, it has {source:,}")  # fmt: skip
+        raise FormatError(
+            f"its tensors are expanded: they have {wanted:,} bytes when they are "
+            f"written out, it has {source:,}"
+        )
     values, left_out = ({}, {}) if prefix else typed_values(checkpoint.metadata)
-    texts = {name: values.pop(name) for name, value in [*values.items()]
-             if isinstance(value, str) and checkpoint.format == "safetensors"}  # fmt: skip
+    texts = {
+        name: values.pop(name)
+        for name, value in [*values.items()]
+        if isinstance(value, str) and checkpoint.format == "safetensors"
+    }
     layouts = []
     for group in cut(specs, shard_size or math.inf):
         tied = {alias: name for alias, name in ties.items() if name in group}

@@ -125,8 +125,10 @@ class File:
     def require_inside(self, offset: int, nbytes: int) -> None:
         """Refuse a range that is not in the file."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
-            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
-                              f"which has {self.size:,}")  # fmt: skip
+            raise FormatError(
+                f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
+                f"which has {self.size:,}"
+            )
 
 
 @dataclass(slots=True)
@@ -188,9 +190,11 @@ class LocalFile(File):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], open_: Callable[[], Descriptor] | None = None,
+        self,
+        path: str | os.PathLike[str],
+        open_: Callable[[], Descriptor] | None = None,
         mmap: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = Path(path)
         absolute = os.path.abspath(path)  # noqa: PTH100
         self._open: Callable[[], Descriptor] | None = open_ or partial(Descriptor, absolute)
@@ -251,8 +255,14 @@ class LocalFile(File):
         if nbytes < SMALL_BYTES or not self.mmap:
             return self.copy(offset, nbytes)
         descriptor, before = self.descriptor(), offset % PAGESIZE
-        address = libc.mmap(None, before + nbytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                            descriptor.number, offset - before)  # fmt: skip
+        address = libc.mmap(
+            None,
+            before + nbytes,
+            PROT_READ_WRITE,
+            MAP_PRIVATE | MAP_NORESERVE,
+            descriptor.number,
+            offset - before,
+        )
         if address == MAP_FAILED:
             return self.copy(offset, nbytes)
         return np.asarray(MappedRange(address, before, nbytes))
@@ -295,8 +305,12 @@ class MappedRange:
     def __init__(self, address: int, before: int, nbytes: int) -> None:
         # Not at exit, when tensors may still be in use: the system unmaps what is left.
         weakref.finalize(self, libc.munmap, address, before + nbytes).atexit = False
-        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1",
-                                    "data": (address + before, False)}  # fmt: skip
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address + before, False),
+        }
 
 
 def identity(status: os.stat_result) -> tuple[int, ...]:

@@ -79,8 +79,9 @@ def as_table(report: dict[str, Any]) -> Iterator[str]:
     yield f"parameters  {report['parameters']:,} ({human_bytes(report['nbytes'])})"
     yield f"values      {len(report['metadata']) + len(report['other']):,}"
     yield ""
-    rows = [(harmless(name, LABEL_WIDTH) or "''", harmless(said, 200))
-            for name, said in rows_of(report)]  # fmt: skip
+    rows = [
+        (harmless(name, LABEL_WIDTH) or "''", harmless(said, 200)) for name, said in rows_of(report)
+    ]
     width = max((len(name) for name, _ in rows), default=0)
     yield from (f"{name:<{width}}  {said}" for name, said in rows)
     if names or report["fetched_bytes"] is not None:

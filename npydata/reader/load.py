@@ -51,9 +51,12 @@ Job = tuple[int, Callable[[], None]]
 
 @without_collecting
 def load_new(
-    specs: Mapping[str, TensorSpec], slices: set[str], device: torch.device, progress: bool,
+    specs: Mapping[str, TensorSpec],
+    slices: set[str],
+    device: torch.device,
+    progress: bool,
     ranges: Checksums | None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+) -> dict[str, torch.Tensor]:
     """Return tensors by name in new memory; those that share a storage share memory.
 
     Of a storage only what they span together is read. Those of ``slices`` have memory of their own.
@@ -69,11 +72,15 @@ def load_new(
             key, (first, end) = memory_key(spec), span_of(spec)
             before = spans.get(key, (first, end))
             spans[key] = min(before[0], first // ALIGNMENT * ALIGNMENT), max(before[1], end)
-    memory = {key: plan.memory_for(whole_extent(key[0]).part(begin, end - begin))
-              for key, (begin, end) in spans.items()}  # fmt: skip
+    memory = {
+        key: plan.memory_for(whole_extent(key[0]).part(begin, end - begin))
+        for key, (begin, end) in spans.items()
+    }
     plan.carry_out(progress, ranges, specs)
-    storages = {key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
-                for key, content in memory.items()}  # fmt: skip
+    storages = {
+        key: torch.from_numpy(swap(content, key[1])).to(device).untyped_storage()
+        for key, content in memory.items()
+    }
     made = {name: one.to(device) for name, one in made.items()}
     for name, spec in specs.items():
         if name not in made:
@@ -85,9 +92,11 @@ def load_new(
 
 
 def load_into(
-    specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], progress: bool,
+    specs: Mapping[str, TensorSpec],
+    targets: Mapping[str, torch.Tensor],
+    progress: bool,
     ranges: Checksums | None,
-) -> None:  # fmt: skip
+) -> None:
     """Fill tensors; of tied ones the last one counts, as in ``load_state_dict``."""
     keys = {name: alias_key(target) for name, target in targets.items()}
     last = {key: name for name, key in keys.items() if name in specs}
@@ -155,8 +164,9 @@ class Plan:
             file.require_unchanged()
         jobs: list[Job] = (
             [(span(some), partial(fulfil, some)) for some in requests(self.reads)]
-            if ranges is None else list(comparisons(files, ranges, specs, self.reads))
-        )  # fmt: skip
+            if ranges is None
+            else list(comparisons(files, ranges, specs, self.reads))
+        )
         total = sum(nbytes for nbytes, _ in jobs)
         with closing(ProgressBar("loading", total, "B", show=progress)) as bar:
             run_all(jobs, bar.update)
@@ -171,22 +181,28 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
     plain = type(target) in PLAIN and target.device.type == "cpu" and target.is_contiguous()
     turned = spec.conj or spec.neg or target.is_conj() or target.is_neg()
     return (
-        plain and not turned and target.dtype == spec.dtype
-        and is_contiguous(spec.shape, spec.stride) and not spec.storage.swapped
-    )  # fmt: skip
+        plain
+        and not turned
+        and target.dtype == spec.dtype
+        and is_contiguous(spec.shape, spec.stride)
+        and not spec.storage.swapped
+    )
 
 
 def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
     """Yield reads in the order of the files: long ones cut, and neighbours together."""
-    parts = [part_of(read, at, at + READ_BYTES) for read in reads
-             for at in range(read.offset, read.offset + read.nbytes, READ_BYTES)]  # fmt: skip
+    parts = [
+        part_of(read, at, at + READ_BYTES)
+        for read in reads
+        for at in range(read.offset, read.offset + read.nbytes, READ_BYTES)
+    ]
     some: list[Read] = []
     for part in sorted(parts, key=lambda one: (id(one.file), one.offset)):
         if some and not (
             part.file is some[0].file
             and part.offset + part.nbytes - some[0].offset <= TOGETHER_BYTES
             and part.offset - some[-1].offset - some[-1].nbytes <= GAP_BYTES
-        ):  # fmt: skip
+        ):
             yield some
             some = []
         some.append(part)
@@ -226,9 +242,12 @@ def fulfil(reads: list[Read]) -> None:
 
 
 def comparisons(
-    files: Iterable[File], ranges: Checksums, specs: Mapping[str, TensorSpec],
-    reads: Iterable[Read] = (), whole: bool = False,
-) -> Iterator[Job]:  # fmt: skip
+    files: Iterable[File],
+    ranges: Checksums,
+    specs: Mapping[str, TensorSpec],
+    reads: Iterable[Read] = (),
+    whole: bool = False,
+) -> Iterator[Job]:
     """Yield jobs that compare checksums, and with them carry out some reads.
 
     Of ranges with a byte that is wanted, and of those with a header; or of all, for the ``whole``.
@@ -236,10 +255,18 @@ def comparisons(
     wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
     for file in files:
         for begin, end, crc in ranges[file]:
-            names = [name for name, one in wanted if one.file is file and one.offset < end
-                     and begin < one.offset + one.nbytes]  # fmt: skip
-            inside = [part for read in reads if read.file is file and read.offset < end
-                      and (part := part_of(read, begin, end)).nbytes]  # fmt: skip
+            names = [
+                name
+                for name, one in wanted
+                if one.file is file and one.offset < end and begin < one.offset + one.nbytes
+            ]
+            inside = [
+                part
+                for read in reads
+                if read.file is file
+                and read.offset < end
+                and (part := part_of(read, begin, end)).nbytes
+            ]
             if names or begin == 0 or whole:
                 yield end - begin, partial(compare, file, begin, end, crc, names, inside)
 
@@ -284,8 +311,10 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
                 report(finished.pop())
 
     # daemon: Ctrl-C in ``start`` can leave a thread that never begins, and exit would wait for it.
-    threads = [threading.Thread(target=worker, name="npydata-read", daemon=True)
-               for _ in range(min(THREADS, len(jobs)) - 1)]  # fmt: skip
+    threads = [
+        threading.Thread(target=worker, name="npydata-read", daemon=True)
+        for _ in range(min(THREADS, len(jobs)) - 1)
+    ]
     try:
         with suppress(RuntimeError):  # no more threads, or the interpreter ends
             for thread in threads:

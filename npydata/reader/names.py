@@ -115,8 +115,9 @@ def containers(value: Any) -> list[Any]:
     # Of two states, as pickle has it, one is of ``__dict__`` and one of ``__slots__``.
     both = isinstance(value.state, tuple) and len(value.state) == 2
     said = [value.args, *(value.state if both else [value.state]), value.items, value.pairs]
-    return [one if isinstance(one, CONTAINERS) else [one]
-            for one in said if isinstance(one, COMPOUND)]  # fmt: skip
+    return [
+        one if isinstance(one, CONTAINERS) else [one] for one in said if isinstance(one, COMPOUND)
+    ]
 
 
 def is_module(value: Any) -> bool:

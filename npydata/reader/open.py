@@ -102,8 +102,10 @@ def read_file(file: File) -> Contents:
     if len(found) > 1:
         raise FormatError(f"begins like {found[0][0]} and like {found[1][0]}")
     if not found:
-        raise FormatError(f"is no checkpoint, as it begins with {start[:16]!r}: expected one of "
-                          "torch or safetensors")  # fmt: skip
+        raise FormatError(
+            f"is no checkpoint, as it begins with {start[:16]!r}: expected one of "
+            "torch or safetensors"
+        )
     return found[0][1](file.whole)
 
 
@@ -144,8 +146,11 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
         root[name] = shards[shard].leaves[name]
     listed = {id(value) for value in root.values()}
     for one in shards.values():  # our writer notes other names of tied tensors, which aren't listed
-        root |= {name: value for name, value in one.leaves.items()
-                 if name not in root and id(value) in listed}  # fmt: skip
+        root |= {
+            name: value
+            for name, value in one.leaves.items()
+            if name not in root and id(value) in listed
+        }
     return joined(shards.values(), root)
 
 
@@ -192,15 +197,18 @@ def read_folder(folder: Folder) -> Contents:
     if ours.TRAINING in names:
         file, begin = folder.open(ours.TRAINING), ours.TRAINING_BEGIN
         if file.read(0, min(file.size, len(begin))) == begin:  # others have files called so
-            raise FormatError(f"has no {ours.MANIFEST}: a save of it was not finished, or it was "
-                              "copied in part; name the file to open what it holds")  # fmt: skip
+            raise FormatError(
+                f"has no {ours.MANIFEST}: a save of it was not finished, or it was "
+                "copied in part; name the file to open what it holds"
+            )
     if METADATA in names:
         return read_dcp(folder)
     safetensors = [name for name in names if fnmatchcase(name, "[!.]*.safetensors")]
     if (
-        safetensors and not any(name.endswith(INDEX) for name in names)
+        safetensors
+        and not any(name.endswith(INDEX) for name in names)
         and is_shard(read_file(folder.open(safetensors[0])))
-    ):  # fmt: skip
+    ):
         shards = open_shards(safetensors, folder.open).values()
         return joined(shards, join_shards(shards))
     name = only_checkpoint(folder, names)
@@ -237,8 +245,9 @@ def open_training(folder: Folder) -> Contents:
     manifest, values, parts = open_parts(folder)
     checksums: Checksums = {}
     try:
-        root = {part: ours.decode(values[part], one.leaves.__getitem__)
-                for part, one in parts.items()}  # fmt: skip
+        root = {
+            part: ours.decode(values[part], one.leaves.__getitem__) for part, one in parts.items()
+        }
         root["training_state"] = ours.decode(values["training_state"])
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
@@ -247,32 +256,45 @@ def open_training(folder: Folder) -> Contents:
         checksums |= one.checksums
     nbytes = sum(entry.size for entry in manifest.files.values())
     return Contents(
-        "npydata", [*checksums], root, flatten(root, nbytes), checksums=checksums,
+        "npydata",
+        [*checksums],
+        root,
+        flatten(root, nbytes),
+        checksums=checksums,
         on_load=lambda: ours.continue_run(folder.path, manifest),
-    )  # fmt: skip
+    )
 
 
 def only_checkpoint(folder: Folder, names: list[str]) -> str:
     """Return the name of the one checkpoint that a folder holds."""
-    visible = [name for name in names if not any(fnmatchcase(name, one) for one in BESIDE)
-               and (folder.path / name).is_file()]  # fmt: skip
+    visible = [
+        name
+        for name in names
+        if not any(fnmatchcase(name, one) for one in BESIDE) and (folder.path / name).is_file()
+    ]
     for patterns in IN_FOLDER:
         found = [name for name in visible if any(fnmatchcase(name, one) for one in patterns)]
         if found:
             break
     if len(found) == 1:
         if fnmatchcase(found[0], "*-?????-of-?????.*") and "-00001-of-00001." not in found[0]:
-            raise FormatError(f"{found[0]} is one of several files by its name, and there is no "
-                              "index of them; name the file to open what it holds")  # fmt: skip
+            raise FormatError(
+                f"{found[0]} is one of several files by its name, and there is no "
+                "index of them; name the file to open what it holds"
+            )
         return found[0]
     if any((folder.path / name / ours.MANIFEST).is_file() for name in names):
-        raise FormatError(f"is a folder of checkpoints, expected one of them: latest_checkpoint("
-                          f"{os.fspath(folder.path)!r}) returns the newest")  # fmt: skip
+        raise FormatError(
+            f"is a folder of checkpoints, expected one of them: latest_checkpoint("
+            f"{os.fspath(folder.path)!r}) returns the newest"
+        )
     if (what := foreign_folder(names)) is not None:
         raise FormatError(what)
     if found:
         raise FormatError(
             f"holds {len(found)} of {' or '.join(patterns)}, expected one; name the file"
         )
-    raise FormatError("holds no checkpoint, expected one of "
-                      + ", ".join(one for patterns in IN_FOLDER for one in patterns))  # fmt: skip
+    raise FormatError(
+        "holds no checkpoint, expected one of "
+        + ", ".join(one for patterns in IN_FOLDER for one in patterns)
+    )

@@ -22,8 +22,10 @@ class LazyDataSource:
         self._path = path
         with naming(os.fspath(path)):
             self._checkpoint = LazyCheckpoint(os.fspath(path), read(LocalFile(path).whole))
-            found = {spec.storage.key: whole_extent(spec.storage)
-                     for spec in self._checkpoint._tensors.values()}  # fmt: skip
+            found = {
+                spec.storage.key: whole_extent(spec.storage)
+                for spec in self._checkpoint._tensors.values()
+            }
         self._extents = dict(sorted(found.items(), key=lambda pair: pair[1].offset))
 
     @classmethod

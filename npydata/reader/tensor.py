@@ -234,8 +234,9 @@ def gather(spec: TensorSpec) -> Bytes:
         opaque = f"V{itemsize}"  # moved, and not looked into
         elements = np.empty(spec.shape, opaque)
         read = part.file.copy if part.nbytes <= 2 * elements.nbytes else part.file.map
-        steps = [step * itemsize * (size > 1)
-                 for size, step in zip(spec.shape, spec.stride, strict=True)]  # fmt: skip
+        steps = [
+            step * itemsize * (size > 1) for size, step in zip(spec.shape, spec.stride, strict=True)
+        ]
         content = read(part.offset, part.nbytes)
         elements[...] = np.ndarray(spec.shape, opaque, content, strides=steps)
         memory = elements.reshape(-1).view(np.uint8)

@@ -37,9 +37,13 @@ class ProgressBar:
         now = time.monotonic()
         self.was_shown, self.due = True, now + (0.2 if sys.stderr.isatty() else 10.0)
         rate = human_rate(self.done / max(now - self.begin, 1e-9), self.unit)
-        print(f"{self.what}: {self.done / max(self.total, 1):4.0%} of "
-              f"{_scaled(self.total, self.unit)}, {rate}  ",
-              end=end, file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"{self.what}: {self.done / max(self.total, 1):4.0%} of "
+            f"{_scaled(self.total, self.unit)}, {rate}  ",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
     def close(self) -> None:
         """End the line."""

@@ -43,8 +43,13 @@ def built():
         folder = path.parent
         making = BUILDS / f"{folder.name}-{os.getpid()}"
         making.mkdir(parents=True)
-        cpp_extension.load("npydata_sim", [str(path) for path in SOURCES], is_python_module=False,
-                           build_directory=str(making), extra_cflags=["-O1", "-w"])  # fmt: skip
+        cpp_extension.load(
+            "npydata_sim",
+            [str(path) for path in SOURCES],
+            is_python_module=False,
+            build_directory=str(making),
+            extra_cflags=["-O1", "-w"],
+        )
         try:
             making.rename(folder)  # another process may have been faster
         except OSError:

@@ -31,8 +31,11 @@ def without(function, line, instead="pass"):
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(line) == 1, f"{function.__qualname__}: {line!r} is not there once"
     made = {}
-    exec(compile(source.replace(line, instead), function.__qualname__, "exec"),
-         function.__globals__, made)  # fmt: skip
+    exec(
+        compile(source.replace(line, instead), function.__qualname__, "exec"),
+        function.__globals__,
+        made,
+    )
     whole = function.__code__
     function.__code__ = made[function.__name__].__code__
     try:

@@ -12,8 +12,9 @@ from harness import main
 
 def test_it_saves_in_each_way_and_brings_batches(sim, tmp_path):
     out = tmp_path / "out.json"
-    code = main(BENCH, ["--size-mb", "1", "--repeats", "1", "--dir", str(tmp_path),
-                        "--json", str(out)])  # fmt: skip
+    code = main(
+        BENCH, ["--size-mb", "1", "--repeats", "1", "--dir", str(tmp_path), "--json", str(out)]
+    )
     assert code == 0
     found = {(row["group"], row["setting"]) for row in json.loads(out.read_text())["rows"]}
     saves = [f'snapshot="{one}"' for one in ("host", "overlap", "device")]

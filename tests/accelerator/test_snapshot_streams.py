@@ -169,9 +169,16 @@ def test_a_state_that_is_let_go_after_the_save_is_not_reused_before_it_was_read(
 
 def test_strided_conjugated_empty_and_tied_tensors_arrive_as_they_are(sim, tmp_path, memory):
     values = torch.randn(30, 50, dtype=torch.complex64, device="sim")
-    state = {"t": values.t(), "c": values.conj(), "s": values.real[::2], "n": values.conj().imag,
-             "b": values.real.bfloat16(), "0": values[:0], "tied": values.real[::2],
-             "one": torch.tensor(True, device="sim")}  # fmt: skip
+    state = {
+        "t": values.t(),
+        "c": values.conj(),
+        "s": values.real[::2],
+        "n": values.conj().imag,
+        "b": values.real.bfloat16(),
+        "0": values[:0],
+        "tied": values.real[::2],
+        "one": torch.tensor(True, device="sim"),
+    }
     for snapshot in ("host", "device"):
         with AsyncCheckpointer(snapshot=snapshot) as keeper:
             keeper.save(tmp_path / snapshot, state)

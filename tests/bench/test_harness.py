@@ -60,8 +60,9 @@ def measured(made, *argv):
 def test_rounds_are_of_all_rows_in_another_order_and_the_first_is_dropped():
     ORDER.clear()
     random.seed(0)
-    rows = rows_of(bench(ours("s", "a", "", calls_so_far), peer("s", "b", "", calls_so_far)),
-                   "--repeats", "4")  # fmt: skip
+    rows = rows_of(
+        bench(ours("s", "a", "", calls_so_far), peer("s", "b", "", calls_so_far)), "--repeats", "4"
+    )
     rounds = ["".join(ORDER[k : k + 2]) for k in range(0, 10, 2)]
     assert set(rounds) == {"ab", "ba"}
     first, second = (row["rates"] for row in rows if row["group"] == "speed")
@@ -92,8 +93,14 @@ def test_another_checkout_is_measured_in_the_same_turns(tmp_path):
 
 def row(name, rates, unit, group="g", setting=""):
     rates = [float(rate) for rate in rates]
-    return {"group": group, "name": name, "setting": setting, "rates": rates, "unit": unit,
-            "median": sorted(rates)[len(rates) // 2]}  # fmt: skip
+    return {
+        "group": group,
+        "name": name,
+        "setting": setting,
+        "rates": rates,
+        "unit": unit,
+        "median": sorted(rates)[len(rates) // 2],
+    }
 
 
 OURS, OTHER = "g | ours", "g | other"
@@ -120,9 +127,12 @@ def test_of_several_rows_that_match_the_best_counts():
 
 
 def test_what_was_measured_is_printed_written_and_drawn(tmp_path, capsys):
-    made = bench(ours("s", "ours", "fast", calls_so_far), limit("s", "copy", "", calls_so_far),
-                 targets=[Target("{} of it", "cost | ours", at_most=1, style="{:.1f}")],
-                 options={"tokens": None})  # fmt: skip
+    made = bench(
+        ours("s", "ours", "fast", calls_so_far),
+        limit("s", "copy", "", calls_so_far),
+        targets=[Target("{} of it", "cost | ours", at_most=1, style="{:.1f}")],
+        options={"tokens": None},
+    )
     out, plot = tmp_path / "out.json", tmp_path / "out.png"
     arguments = ["--targets", "--dir", str(tmp_path), "--json", str(out), "--plot", str(plot)]
     assert main(made, [*arguments, "--tokens", str(tmp_path / "secret.npy")]) == 0

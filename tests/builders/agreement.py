@@ -171,8 +171,7 @@ class Shown:
 def shown_tensor(value: torch.Tensor) -> Any:
     """A tensor with all that a user may see of it."""
     shape = [] if value.is_nested else list(value.shape)
-    head = [str(value.dtype), shape, value.requires_grad,
-            isinstance(value, torch.nn.Parameter)]  # fmt: skip
+    head = [str(value.dtype), shape, value.requires_grad, isinstance(value, torch.nn.Parameter)]
     if value.is_meta or value.layout is not torch.strided or value.is_quantized or value.is_nested:
         kind = "meta" if value.is_meta else str(value.layout)
         return ["tensor", kind, *head]

@@ -159,15 +159,22 @@ def good_parts() -> list[list[Part]]:
         ("pt", small_pickle(), with_sizes_behind),
         ("pt", program(tensor(storage("0", 4), 1, (3,))), big_endian),
         ("safetensors", header.encode(), partial(safetensors_file, data=payload(24))),
-        *(("tar", one.data, partial(in_tar, member=n))
-          for n, one in enumerate(small_members()) if n),
-    ]  # fmt: skip
+        *(
+            ("tar", one.data, partial(in_tar, member=n))
+            for n, one in enumerate(small_members())
+            if n
+        ),
+    ]
     whole = [
         *SMALL.values(),
         partial(legacy_file, pickle=program(value(views)), storages=[("0", 8, payload(32))]),
-        partial(legacy_file, pickle=small_pickle(legacy=True, python=2), python=2,
-                storages=[("0", 4, payload(16)), ("1", 6, payload(24))]),
-    ]  # fmt: skip
+        partial(
+            legacy_file,
+            pickle=small_pickle(legacy=True, python=2),
+            python=2,
+            storages=[("0", 4, payload(16)), ("1", 6, payload(24))],
+        ),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.pt"
         others += [("pt", write(path).read_bytes(), as_it_is) for write in whole]
@@ -201,8 +208,18 @@ def saved_values() -> dict[str, Any]:
     base, eye = torch.arange(12.0), torch.eye(4)
     marked, pairs = torch.ones(3), torch.ones(3, dtype=torch.complex64)
     marked.note = "own"
-    late = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
-            "complex32", "bfloat16", "bool", "int8")  # fmt: skip
+    late = (
+        "uint16",
+        "uint32",
+        "uint64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e8m0fnu",
+        "complex32",
+        "bfloat16",
+        "bool",
+        "int8",
+    )
     per_channel = (torch.ones(4), torch.zeros(4, dtype=torch.int64), 0, torch.quint8)
     return {
         "module": model,
@@ -210,23 +227,39 @@ def saved_values() -> dict[str, Any]:
         "optimizer": optimizer.state_dict(),
         "views": [base, base[2:5], base.reshape(3, 4).t(), base[:0]],
         "flags": [pairs, pairs.conj(), pairs.clone().conj().imag],
-        "parameters": [torch.nn.Parameter(eye, False), torch.nn.Buffer(eye),
-                       torch.ones(2, requires_grad=True)],
+        "parameters": [
+            torch.nn.Parameter(eye, False),
+            torch.nn.Buffer(eye),
+            torch.ones(2, requires_grad=True),
+        ],
         "attributes": marked,
-        "numpy": {"a": np.arange(6.0).reshape(2, 3), "f": np.ones((2, 2), ">i2", order="F"),
-                  "n": [np.float32(1.5), np.int64(7), np.bool_(True)], "s": np.array([b"ab"])},
+        "numpy": {
+            "a": np.arange(6.0).reshape(2, 3),
+            "f": np.ones((2, 2), ">i2", order="F"),
+            "n": [np.float32(1.5), np.int64(7), np.bool_(True)],
+            "s": np.array([b"ab"]),
+        },
         "dtypes": [torch.zeros(3, dtype=getattr(torch, name)) for name in late],
         "names of dtypes": [torch.float16, torch.int1, torch.uint7, torch.strided],
         "sparse": [base[:4].to_sparse(), eye.to_sparse_csr(), eye.to_sparse_bsc((2, 2))],
-        "quantized": [torch.quantize_per_tensor(base, 0.5, 3, torch.qint8),
-                      torch.quantize_per_channel(eye, *per_channel)],
+        "quantized": [
+            torch.quantize_per_tensor(base, 0.5, 3, torch.qint8),
+            torch.quantize_per_channel(eye, *per_channel),
+        ],
         "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "meta": torch.empty(2, device="meta"),
-        "values": {"a": [1, -1, 2**40, 2**70, 1.5, None, True], "b": ("x", b"y", {1, 2}, 1 + 2j),
-                   "c": OrderedDict(a=1), "d": Counter("abca"), "e": torch.Size([1, 2]),
-                   "f": bytearray(b"abc"), "g": torch.device("cpu"), "h": frozenset({1, "a"}),
-                   "i": defaultdict(dict)},
-    }  # fmt: skip
+        "values": {
+            "a": [1, -1, 2**40, 2**70, 1.5, None, True],
+            "b": ("x", b"y", {1, 2}, 1 + 2j),
+            "c": OrderedDict(a=1),
+            "d": Counter("abca"),
+            "e": torch.Size([1, 2]),
+            "f": bytearray(b"abc"),
+            "g": torch.device("cpu"),
+            "h": frozenset({1, "a"}),
+            "i": defaultdict(dict),
+        },
+    }
 
 
 # Mutations
@@ -246,11 +279,25 @@ PLAIN = [*NUMBERS, -1, -2, -(2**63), 1.5, 4.0, float("nan"), None, True, False, 
 ODD = [*map(value, (*PLAIN, b"", b"ab", b"little", bytes(4), bytes(8))), tensor(), storage(),
        numpy_dtype(), EMPTY_ARRAY, bytearray8(bytes(8)), call("torch.Size", [2]),
        call(ORDERED_DICT), call("builtins.set", [1]), call("torch.device", "cpu")]  # fmt: skip
-RARE = [name(one) for one in (
-    "torch._utils._rebuild_tensor", "torch._utils._rebuild_parameter_with_state", "torch.Tensor",
-    "torch.nn.parameter.Parameter", "torch._tensor.Tensor", "torch.BoolStorage", "builtins.bytes",
-    "numpy._core.numeric._frombuffer", "builtins.object", "builtins.eval", "__builtin__.set",
-    "os.system", "copyreg._reconstructor", "made.up.Net")]  # fmt: skip
+RARE = [
+    name(one)
+    for one in (
+        "torch._utils._rebuild_tensor",
+        "torch._utils._rebuild_parameter_with_state",
+        "torch.Tensor",
+        "torch.nn.parameter.Parameter",
+        "torch._tensor.Tensor",
+        "torch.BoolStorage",
+        "builtins.bytes",
+        "numpy._core.numeric._frombuffer",
+        "builtins.object",
+        "builtins.eval",
+        "__builtin__.set",
+        "os.system",
+        "copyreg._reconstructor",
+        "made.up.Net",
+    )
+]
 PUSHES = b"KMJXUNIGVLC\x88\x89\x8a})]\x8f"
 """The first bytes of opcodes that push one value and take none."""
 
@@ -325,12 +372,17 @@ def with_other_bytes(dice: random.Random, content: bytes) -> bytes:
         end = min(begin + length, len(content))
         other = dice.choice([content, dice.choice(dice.choice(good_parts()))[1]])
         start = dice.randrange(len(other) + 1)
-        new: bytes = dice.choice([
-            b"", dice.randbytes(length), dice.choice(TOKENS), str(dice.choice(NUMBERS)).encode(),
-            struct.pack("<Q", dice.choice(NUMBERS))[: dice.choice([1, 2, 4, 8])],
-            other[start : start + dice.choice([1, 4, 16, 512])] * dice.choice([1, 1, 2, 50]),
-            bytes(one ^ 1 << dice.randrange(8) for one in content[begin:end]),
-        ])  # fmt: skip
+        new: bytes = dice.choice(
+            [
+                b"",
+                dice.randbytes(length),
+                dice.choice(TOKENS),
+                str(dice.choice(NUMBERS)).encode(),
+                struct.pack("<Q", dice.choice(NUMBERS))[: dice.choice([1, 2, 4, 8])],
+                other[start : start + dice.choice([1, 4, 16, 512])] * dice.choice([1, 1, 2, 50]),
+                bytes(one ^ 1 << dice.randrange(8) for one in content[begin:end]),
+            ]
+        )
         content = content[:begin] + new + content[end:]
     return content
 

@@ -37,8 +37,17 @@ def llmc(path, magic=20240520, version=1, dtype="<u2", ids=IDS, count=None):
     return path, None
 
 
-def megatron(path, lengths=(100, 50, 150), documents=(0, 2, 3), code=8, dtype="<u2",
-             magic=b"MMIDIDX\0\0", version=1, pointers=None, ids=IDS):  # fmt: skip
+def megatron(
+    path,
+    lengths=(100, 50, 150),
+    documents=(0, 2, 3),
+    code=8,
+    dtype="<u2",
+    magic=b"MMIDIDX\0\0",
+    version=1,
+    pointers=None,
+    ids=IDS,
+):
     tokens, index = path.with_suffix(".bin"), path.with_suffix(".idx")
     raw(tokens, ids, dtype)
     if pointers is None:

@@ -137,7 +137,12 @@ def test_whatever_is_done_to_a_root_its_newest_checkpoints_load(stories, steps):
     run_state_machine_as_test(
         Checkpoints,
         settings=settings(
-            max_examples=stories, stateful_step_count=steps, derandomize=True, database=None,
-            deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+            max_examples=stories,
+            stateful_step_count=steps,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
         ),
-    )  # fmt: skip
+    )

@@ -12,8 +12,14 @@ from npydata import CheckpointError, capture_rng, restore_rng
 
 def draw():
     """The next numbers of every generator."""
-    return (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(),
-            torch.rand(3).tolist(), torch.randn(1).tolist())  # fmt: skip
+    return (
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        torch.rand(3).tolist(),
+        torch.randn(1).tolist(),
+    )
 
 
 def test_restored_generators_go_on_with_the_same_numbers():

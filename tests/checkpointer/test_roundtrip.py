@@ -101,9 +101,16 @@ OPTIMIZER = {
     "raw": b"\0\xff", "set": {1, 2}, "big": 2**70, "flag": True, "empty": [{}, [], ()],
     (1, "a"): None, None: 1, 2.5: "x",
 }  # fmt: skip
-TRAINING = TrainingState(step=7, epoch=2, tokens=2**40, loss=math.nan, lr=1e-4,
-                         rng={"python": (3, (1, 2), None)}, loader={"samples": 5},
-                         extra={"a": (1, b"x", {2: None})})  # fmt: skip
+TRAINING = TrainingState(
+    step=7,
+    epoch=2,
+    tokens=2**40,
+    loss=math.nan,
+    lr=1e-4,
+    rng={"python": (3, (1, 2), None)},
+    loader={"samples": 5},
+    extra={"a": (1, b"x", {2: None})},
+)
 
 
 def test_values_of_every_kind_come_back_with_their_types(tmp_path):

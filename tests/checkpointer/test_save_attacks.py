@@ -61,8 +61,12 @@ except Exception as error:
 @pytest.fixture
 def other_host(tmp_path):
     """A save on another host, as far as names tell, that stands before its rename."""
-    command = [sys.executable, "-c", "import platform; platform.node = lambda: 'other'\n"
-               + SAVE_AND_STOP, str(tmp_path)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "import platform; platform.node = lambda: 'other'\n" + SAVE_AND_STOP,
+        str(tmp_path),
+    ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

@@ -153,7 +153,10 @@ def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert main(["verify", "--json", str(tmp_path)]) == 2
     (found,) = json.loads(capsys.readouterr().out)
     assert {key: found[key] for key in ("kind", "step", "complete")} == {
-        "kind": "torch", "step": 3, "complete": False}  # fmt: skip
+        "kind": "torch",
+        "step": 3,
+        "complete": False,
+    }
     assert found["path"] == str(tmp_path / "model_3.pt")
     assert "cut off" in found["why"]
 

@@ -65,21 +65,24 @@ def test_what_is_made_says_in_a_line_what_matters(files):
     shown = {
         mmap: "MmapDataset('a.npy', 5,000 tokens of uint16, seq_len=32, 151 samples)",
         both: "MmapDataset('a.npy' and 1 more files, 11,000 tokens of uint16, seq_len=32, "
-              "343 samples)",
-        NpyTokensDataset("a.npy", 32):
-            "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, 4,096 samples)",
-        once: "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, "
-              f"{len(once)} samples)",
+        "343 samples)",
+        NpyTokensDataset(
+            "a.npy", 32
+        ): "NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, 4,096 samples)",
+        once: f"NpyTokensDataset('a.npy', 5,000 tokens of uint16, seq_len=32, {len(once)} samples)",
         packed: "PackedDataset('a.npy', 5,000 tokens of uint16, seq_len=32, "
-                f"{len(packed)} samples)",
+        f"{len(packed)} samples)",
         mixture: "MixtureDataset({'a': 0.25, 'b': 0.75}, 4,000 samples)",
-        AsyncDataLoader(mmap, 8, seed=3, num_workers=1, rank=1, world_size=2, device="cpu"):
-            f"AsyncDataLoader({mmap!r}, batch_size=8, shuffle=False, num_workers=1, "
-            "prefetch_factor=16, seed=3)",
-        AsyncDataLoader(iter([1]), None, seed=3):
-            "AsyncDataLoader(list_iterator, batch_size=32, shuffle=False, num_workers=2, "
-            "prefetch_factor=16, seed=3)",
-        AsyncCheckpointer(keep_last=3):
-            "AsyncCheckpointer(keep_last=3, snapshot='host', no save in flight)",
-    }  # fmt: skip
+        AsyncDataLoader(
+            mmap, 8, seed=3, num_workers=1, rank=1, world_size=2, device="cpu"
+        ): f"AsyncDataLoader({mmap!r}, batch_size=8, shuffle=False, num_workers=1, "
+        "prefetch_factor=16, seed=3)",
+        AsyncDataLoader(
+            iter([1]), None, seed=3
+        ): "AsyncDataLoader(list_iterator, batch_size=32, shuffle=False, num_workers=2, "
+        "prefetch_factor=16, seed=3)",
+        AsyncCheckpointer(
+            keep_last=3
+        ): "AsyncCheckpointer(keep_last=3, snapshot='host', no save in flight)",
+    }
     assert [repr(one) for one in shown] == list(shown.values())

@@ -51,8 +51,14 @@ def trace(tmp_path, code, *options, arguments=()):
     script = tmp_path / "script.py"
     script.write_text(code)
     command = [sys.executable, "-m", "npydata", "trace", *options, script, *arguments]
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)  # fmt: skip
+    return subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
 
 
 def parts(text):
@@ -63,8 +69,7 @@ def test_each_part_has_the_time_that_the_script_measured_itself(tmp_path):
     out = tmp_path / "trace.json"
     done = trace(tmp_path, TRAIN, "--out", out, arguments=[tmp_path])
     assert done.returncode == 0, done.stderr
-    spent = {name: float(value) for name, value in
-             (one.split("=") for one in done.stdout.split())}  # fmt: skip
+    spent = {name: float(value) for name, value in (one.split("=") for one in done.stdout.split())}
     found = parts(done.stderr)
     assert list(found) == ["start-up", "data", "step", "save", "load", "other"]
     assert found["data"] == pytest.approx(spent["data"], abs=0.2)
@@ -100,11 +105,17 @@ def test_the_exit_code_and_the_output_are_the_script_s(tmp_path, code, exit_code
 
 def test_ctrl_c_still_draws_the_bar(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import signal, time\nsignal.signal(2, signal.default_int_handler)\n"
-                      "print('ready', flush=True)\ntime.sleep(60)\n")  # fmt: skip
-    child = subprocess.Popen([sys.executable, "-m", "npydata", "trace", str(script)],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    script.write_text(
+        "import signal, time\nsignal.signal(2, signal.default_int_handler)\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "npydata", "trace", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)

@@ -18,8 +18,10 @@ from npydata.system.progress import human_bytes
 def states():
     weight = torch.arange(6.0).reshape(2, 3)
     model = {"fc.weight": weight, "tied": weight, "z": torch.ones(2, dtype=torch.complex128)}
-    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}, 1: {"old": [torch.zeros(1), None]}},
-                 "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0]}]}  # fmt: skip
+    optimizer = {
+        "state": {0: {"exp_avg": torch.ones(2)}, 1: {"old": [torch.zeros(1), None]}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0]}],
+    }
     return model, optimizer
 
 
@@ -75,9 +77,12 @@ def test_inspect_shows_model_optimizer_training_state_and_manifest(saved, capsys
     report = json.loads(succeeds(capsys, f"inspect {saved} --json"))
     assert report["metadata"]["manifest.step"] == report["metadata"]["training_state.step"] == 50
     assert [(row["name"], row["same_as"]) for row in report["tensors"]] == [
-        ("model.fc.weight", None), ("model.tied", "model.fc.weight"), ("model.z", None),
-        ("optimizer.state.0.exp_avg", None), ("optimizer.state.1.old.0", None),
-    ]  # fmt: skip
+        ("model.fc.weight", None),
+        ("model.tied", "model.fc.weight"),
+        ("model.z", None),
+        ("optimizer.state.0.exp_avg", None),
+        ("optimizer.state.1.old.0", None),
+    ]
     assert len(report["files"]) == 2
 
 
@@ -93,9 +98,15 @@ def test_a_checkpoint_folder_opens_lazily_and_converts_to_one_file(saved):
         "optimizer.state.1.old.0": bitwise(optimizer["state"][1]["old"][0]),
     }
     assert math.isnan(values["training_state.loss"])
-    wanted = {"optimizer.param_groups.0.lr": 0.1, "optimizer.param_groups.0.betas": (0.9, 0.99),
-              "optimizer.state.1.old.1": None, "training_state.step": 50, "manifest.step": 50,
-              "training_state.extra.a.b": (1, 2), "manifest.sequence": 1}  # fmt: skip
+    wanted = {
+        "optimizer.param_groups.0.lr": 0.1,
+        "optimizer.param_groups.0.betas": (0.9, 0.99),
+        "optimizer.state.1.old.1": None,
+        "training_state.step": 50,
+        "manifest.step": 50,
+        "training_state.extra.a.b": (1, 2),
+        "manifest.sequence": 1,
+    }
     assert {name: values[name] for name in wanted} == wanted
     assert tree["optimizer"]["state"][0]["exp_avg"].shape == (2,)
     assert tree["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)

@@ -88,8 +88,16 @@ RANKS = Path(__file__).with_name("two_ranks.py")
 
 
 def test_two_ranks_share_an_epoch_and_resume_it(tokens, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-               RANKS, tokens, tmp_path / "state"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        RANKS,
+        tokens,
+        tmp_path / "state",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("rank done") == 2, run.stdout

@@ -59,9 +59,16 @@ def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, 
     else:
         dataset = MmapDataset(path, SEQ_LEN, stride=SEQ_LEN)
     loader = AsyncDataLoader(dataset, 4, seed=9, **{"shuffle": True, **options})
-    trainer = Trainer(max_epochs=epochs, accelerator="cpu", logger=False, callbacks=[*callbacks],
-                      plugins=[*plugins], enable_checkpointing=bool(callbacks),
-                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[*callbacks],
+        plugins=[*plugins],
+        enable_checkpointing=bool(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     try:
         trainer.fit(module, loader, ckpt_path=ckpt_path)
     except Interrupted:
@@ -93,8 +100,9 @@ def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
 def test_lightnings_own_callback_saves_and_resumes_through_the_plug_in(tokens, tmp_path):
     whole = fit(tokens, dropout=False)
     for stop, ckpt_path in ((7, None), (None, str(tmp_path / "step=6.ckpt"))):
-        own = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=2,
-                              monitor="step", mode="max")  # fmt: skip
+        own = ModelCheckpoint(
+            tmp_path, "{step}", every_n_train_steps=2, save_top_k=2, monitor="step", mode="max"
+        )
         callbacks = [own] if stop is None else [own, StopAt(stop)]
         module = fit(tokens, callbacks, [AsyncCheckpointIO()], ckpt_path, dropout=False)
     assert module.seen == whole.seen[6:]

@@ -15,10 +15,17 @@ VOCABULARY, SEQ_LEN = 64, 64
 
 def llama(attention):
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=SEQ_LEN,
-        attn_implementation=attention))  # fmt: skip
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=SEQ_LEN,
+            attn_implementation=attention,
+        )
+    )
 
 
 @pytest.fixture
@@ -40,9 +47,15 @@ def packed(tmp_path):
 def test_a_tiny_llama_learns_the_next_token_and_not_the_one_after(packed, tmp_path):
     model = llama("sdpa")
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), max_steps=120, per_device_train_batch_size=16,
-        learning_rate=3e-3, report_to=[], use_cpu=True,
-        save_strategy="no", disable_tqdm=True)  # fmt: skip
+        output_dir=str(tmp_path / "out"),
+        max_steps=120,
+        per_device_train_batch_size=16,
+        learning_rate=3e-3,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
     transformers.Trainer(model=model, args=arguments, train_dataset=packed).train()
     x = torch.arange(15)
     with torch.no_grad():
@@ -58,8 +71,10 @@ def leaks(attention, **options):
     changed = inputs.clone()
     changed[0, :20] = 63 - changed[0, :20]
     with torch.no_grad():
-        one, other = (model(input_ids=ids, position_ids=position_ids, **options).logits[0, 20:]
-                      for ids in (inputs, changed))  # fmt: skip
+        one, other = (
+            model(input_ids=ids, position_ids=position_ids, **options).logits[0, 20:]
+            for ids in (inputs, changed)
+        )
     return not torch.allclose(one, other, atol=1e-5)
 
 

@@ -75,8 +75,9 @@ def ours(dataset, **options):
 
 
 def theirs(dataset, **options):
-    return stateful.StatefulDataLoader(dataset, options.pop("batch_size", BATCH), collate_fn=list,
-                                       **options)  # fmt: skip
+    return stateful.StatefulDataLoader(
+        dataset, options.pop("batch_size", BATCH), collate_fn=list, **options
+    )
 
 
 def taken(loader, count):

@@ -25,9 +25,17 @@ EPOCHS = 2
 
 def gpt2():
     torch.manual_seed(7)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=SEQ_LEN, n_embd=16, n_layer=1, n_head=2,
-        bos_token_id=0, eos_token_id=0))  # fmt: skip
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=SEQ_LEN,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
 
 
 class Watch(transformers.TrainerCallback):
@@ -66,12 +74,21 @@ class Trainer(transformers.Trainer):
 def trainer(folder, dataset, loader=None, stop_at=None, callbacks=(), **options):
     arguments = {"max_grad_norm": 1.0, "save_steps": 3, **options}
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), num_train_epochs=EPOCHS, per_device_train_batch_size=4, seed=5,
-        report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=1, learning_rate=0.01,
-        **arguments)  # fmt: skip
+        output_dir=str(folder),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=4,
+        seed=5,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=1,
+        learning_rate=0.01,
+        **arguments,
+    )
     watch = Watch(stop_at)
-    made = Trainer(gpt2(), arguments, train_dataset=dataset, callbacks=[watch, *callbacks],
-                   loader=loader)  # fmt: skip
+    made = Trainer(
+        gpt2(), arguments, train_dataset=dataset, callbacks=[watch, *callbacks], loader=loader
+    )
     return made, watch
 
 

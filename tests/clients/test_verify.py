@@ -42,8 +42,13 @@ def with_transformers(root, saved):
 
     config = transformers.GPT2Config(vocab_size=64, n_embd=256, n_layer=2, n_head=2)
     arguments = transformers.TrainingArguments(
-        output_dir=str(root), max_steps=10**6, per_device_train_batch_size=1, save_steps=1,
-        use_cpu=True, disable_tqdm=True)  # fmt: skip
+        output_dir=str(root),
+        max_steps=10**6,
+        per_device_train_batch_size=1,
+        save_steps=1,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     ids = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 100
     gpt2 = transformers.GPT2LMHeadModel(config)
     transformers.Trainer(gpt2, arguments, train_dataset=ids, callbacks=[Saved()]).train()
@@ -82,8 +87,14 @@ def with_lightning(root, saved):
     root.mkdir(exist_ok=True)
     options = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=-1, logger=False, enable_checkpointing=False,
-        callbacks=[Save()], default_root_dir=root, **options)  # fmt: skip
+        accelerator="cpu",
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[Save()],
+        default_root_dir=root,
+        **options,
+    )
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(100, 500)))
 
 

@@ -142,9 +142,15 @@ def test_epochs_of_the_mixture_go_on_where_the_last_one_ended():
 
 
 def test_a_fingerprint_tells_sources_weights_and_lengths_apart():
-    made = [mixture_of([50, n], w, num_samples=m, schedule=s) for n, w, m, s in (
-        (70, [2, 1], 40, None), (70, [1, 1], 40, None), (70, [2, 1], 40, {20: [1, 1]}),
-        (71, [2, 1], 40, None))]  # fmt: skip
+    made = [
+        mixture_of([50, n], w, num_samples=m, schedule=s)
+        for n, w, m, s in (
+            (70, [2, 1], 40, None),
+            (70, [1, 1], 40, None),
+            (70, [2, 1], 40, {20: [1, 1]}),
+            (71, [2, 1], 40, None),
+        )
+    ]
     assert len({mixture.fingerprint() for mixture in made}) == len(made)
     assert made[0].fingerprint_at(0, 10) == made[2].fingerprint_at(0, 10)
 
@@ -168,8 +174,9 @@ def test_sources_of_any_kind_fetch_together_and_one_by_one(tmp_path):
 
 
 def test_a_source_that_fills_one_buffer_again_and_again_loses_nothing():
-    fresh, reusing = (mixture_of([7, 11], [2, 1], kind, num_samples=600, seed=1)
-                      for kind in (Fetched, OneBuffer))  # fmt: skip
+    fresh, reusing = (
+        mixture_of([7, 11], [2, 1], kind, num_samples=600, seed=1) for kind in (Fetched, OneBuffer)
+    )
     expected = fresh[:].tolist()
     assert reusing[:].tolist() == expected  # several epochs of a source in one batch
     loader = AsyncDataLoader(pickle.loads(pickle.dumps(reusing)), 6, num_workers=4, seed=1)
@@ -177,8 +184,10 @@ def test_a_source_that_fills_one_buffer_again_and_again_loses_nothing():
 
 
 def test_packed_rows_of_several_sources_are_one_batch(tmp_path):
-    packed = {name: PackedDataset(write_documents(tmp_path / name, [9, 5, 30] * 20, first=k), 16)
-              for name, k in (("a.ds", 1), ("b.ds", 10_000))}  # fmt: skip
+    packed = {
+        name: PackedDataset(write_documents(tmp_path / name, [9, 5, 30] * 20, first=k), 16)
+        for name, k in (("a.ds", 1), ("b.ds", 10_000))
+    }
     mixture = MixtureDataset(packed, [1, 1], num_samples=20)
     batch = mixture[:]
     assert batch.inputs.shape == (20, 16)
@@ -191,8 +200,10 @@ def test_samples_that_do_not_fit_together_are_refused(tmp_path):
     path = write(tmp_path / "a.npy", shape=(3, 100))
     windows = MmapDataset(path, 8)
     for one, other in (
-        (windows, MmapDataset(path, 9)), (windows, MmapDataset(path, 8, as_dict=("a", "b"))),
-        (windows, Fetched(50)), (PackedDataset(path, 8), PackedDataset(path, 9)),
-    ):  # fmt: skip
+        (windows, MmapDataset(path, 9)),
+        (windows, MmapDataset(path, 8, as_dict=("a", "b"))),
+        (windows, Fetched(50)),
+        (PackedDataset(path, 8), PackedDataset(path, 9)),
+    ):
         with pytest.raises(NpyDataError, match=r"a: .*b: "):
             MixtureDataset({"a": one, "b": other}, [1, 1])[:]

@@ -21,8 +21,11 @@ AS_DICT = ("input_ids", "labels")
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(LENGTHS, min_size=1, max_size=3), st.integers(1, 40),
-       *map(st.sampled_from, (["tail", "none"], [None, BOS], ["mmap", "pread"])))  # fmt: skip
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=3),
+    st.integers(1, 40),
+    *map(st.sampled_from, (["tail", "none"], [None, BOS], ["mmap", "pread"])),
+)
 def test_every_token_is_used_once_or_counted_as_cropped(
     tmp_path_factory, files, seq_len, crop, bos, access
 ):
@@ -75,8 +78,10 @@ def test_best_fit_cuts_little_and_pads_less(tmp_path):
 
 def test_documents_end_where_the_format_the_rows_or_a_token_say(tmp_path):
     ids = np.array([5, 6, 0, 7, 0, 8, 9, 9])
-    path, rows = (write(tmp_path / f"{name}.npy", ids=ids, shape=shape)
-                  for name, shape in (("a", (8,)), ("b", (2, 4))))  # fmt: skip
+    path, rows = (
+        write(tmp_path / f"{name}.npy", ids=ids, shape=shape)
+        for name, shape in (("a", (8,)), ("b", (2, 4)))
+    )
     pair = write(tmp_path / "c", "megatron", lengths=(3, 2, 3), documents=(0, 1, 3), ids=ids)
     files = {*tmp_path.iterdir()}
     for ds, expected in (

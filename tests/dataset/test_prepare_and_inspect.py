@@ -48,9 +48,15 @@ def test_the_tokens_decode_to_the_text_with_an_end_after_every_document(capsys):
 
 def test_sources_are_files_folders_and_patterns_in_order(tmp_path, capsys):
     for name, content in {
-        "r/a.txt": "first ", "r/b/z.txt": "second ", "r/b.txt": "third ", "r/empty.txt": "",
-        "r/.hidden": "no", "r/.git/config": "no", "r/image.png": "\0", "outside.txt": "no",
-    }.items():  # fmt: skip
+        "r/a.txt": "first ",
+        "r/b/z.txt": "second ",
+        "r/b.txt": "third ",
+        "r/empty.txt": "",
+        "r/.hidden": "no",
+        "r/.git/config": "no",
+        "r/image.png": "\0",
+        "outside.txt": "no",
+    }.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
     Path("r/link.txt").symlink_to(tmp_path / "outside.txt")
@@ -65,9 +71,13 @@ def test_sources_are_files_folders_and_patterns_in_order(tmp_path, capsys):
         run("prepare", *given, "-o", "r/o.npy", "--vocab-size", 300, "-q")
         assert text_of("r/o.npy") == expected
     for wrong, message in (
-        ("r/image.png", "byte 0 is NUL"), ("r/none", "none"), ("", "an empty name"),
-        ("r/*.md", "no file matches"), ("r/pipe", "not a regular"), ("r/empty.txt", "no text"),
-    ):  # fmt: skip
+        ("r/image.png", "byte 0 is NUL"),
+        ("r/none", "none"),
+        ("", "an empty name"),
+        ("r/*.md", "no file matches"),
+        ("r/pipe", "not a regular"),
+        ("r/empty.txt", "no text"),
+    ):
         run("prepare", wrong, "-o", "p.npy", "-q", code=2)
         assert message in capsys.readouterr().err
         assert not Path("p.npy").exists()
@@ -99,9 +109,17 @@ def test_a_report_says_what_is_in_a_token_file(tmp_path, capsys):
         return json.loads(capsys.readouterr().out)
 
     path = write(tmp_path / "a.npy", ids=np.arange(7, 107), shape=(5, 20))
-    assert report_on(path, "--seq-len", 6).items() >= {
-        "format": "npy", "dtype": "uint16", "shape": [5, 20], "num_tokens": 100, "id_min": 7,
-        "id_max": 106, "dtype_assumed": False, "samples": 10}.items()  # fmt: skip
+    report = report_on(path, "--seq-len", 6)
+    assert report == report | {
+        "format": "npy",
+        "dtype": "uint16",
+        "shape": [5, 20],
+        "num_tokens": 100,
+        "id_min": 7,
+        "id_max": 106,
+        "dtype_assumed": False,
+        "samples": 10,
+    }
     raw = report_on(write(tmp_path / "b.bin", "raw", dtype="<u4"))
     assert (raw["dtype_assumed"], raw["documents"]) == (True, None)
     assert report_on(write(tmp_path / "e.npy", ids=np.zeros(0)))["id_min"] is None
@@ -111,5 +129,9 @@ def test_a_report_says_what_is_in_a_token_file(tmp_path, capsys):
         (write(tmp_path / "c.ds", "datatrove", ends=np.flatnonzero(ids == 0) + 1, ids=ids), ()),
     ):
         assert report_on(path, *options)["documents"] == {
-            "count": 4, "empty": 0, "shortest": 1, "median": 2.5, "longest": 31,
-        }  # fmt: skip
+            "count": 4,
+            "empty": 0,
+            "shortest": 1,
+            "median": 2.5,
+            "longest": 31,
+        }

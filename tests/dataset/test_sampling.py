@@ -39,9 +39,11 @@ def starts(batch):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 35)), min_size=1, max_size=3),
-       st.integers(1, 4), *map(st.sampled_from, ([None, *range(1, 9)], [None, AS_DICT],
-                                                 ["mmap", "pread"])))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 35)), min_size=1, max_size=3),
+    st.integers(1, 4),
+    *map(st.sampled_from, ([None, *range(1, 9)], [None, AS_DICT], ["mmap", "pread"])),
+)
 def test_windows_in_order_are_those_of_plain_python(
     tmp_path_factory, shapes, seq_len, stride, as_dict, access
 ):
@@ -122,8 +124,10 @@ def test_impossible_settings_and_ids_are_refused(
 
 def test_random_windows_draw_every_start_alike_and_the_last_one_too(tmp_path):
     ids = np.arange(70)
-    paths = [write(tmp_path / "a.npy", ids=ids[:60], shape=(3, 20)),
-             write(tmp_path / "b.bin", "raw", ids=ids[60:], dtype="<u4")]  # fmt: skip
+    paths = [
+        write(tmp_path / "a.npy", ids=ids[:60], shape=(3, 20)),
+        write(tmp_path / "b.bin", "raw", ids=ids[60:], dtype="<u4"),
+    ]
     expected = [20 * row + start for row in range(3) for start in range(14)] + [60, 61, 62, 63]
     ds = NpyTokensDataset(paths, 6, seed=0)
     found = [starts(ds.fetch(range(4096), epoch=epoch)) for epoch in range(10)]
@@ -160,8 +164,11 @@ class Mine(NpyTokensDataset):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(9, 400)), min_size=1, max_size=3),
-       st.integers(1, 8), st.integers(0, 9))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(9, 400)), min_size=1, max_size=3),
+    st.integers(1, 8),
+    st.integers(0, 9),
+)
 def test_without_replacement_no_token_is_a_target_twice_in_an_epoch(
     tmp_path_factory, shapes, seq_len, epoch
 ):
@@ -212,9 +219,11 @@ def test_a_fingerprint_tells_data_and_windows_apart_and_not_places(tmp_path, ids
     other = write(tmp_path / "other.npy", ids=np.roll(np.arange(50_000), 1))
     made = [
         *(MmapDataset(paths, 16) for paths in (ids, other, [ids, ids])),
-        MmapDataset(ids, 17), MmapDataset(ids, 16, stride=3), NpyTokensDataset(ids, 16),
+        MmapDataset(ids, 17),
+        MmapDataset(ids, 16, stride=3),
+        NpyTokensDataset(ids, 16),
         NpyTokensDataset(ids, 16, without_replacement=True),
-    ]  # fmt: skip
+    ]
     assert len({ds.fingerprint() for ds in made}) == len(made)
     assert MmapDataset(moved, 16).fingerprint() == made[0].fingerprint()
 

@@ -138,9 +138,25 @@ def test_two_hosts_with_networks_of_their_own_share_the_stream_save_and_load(tmp
     with two_hosts() as hosts:
         runs = []
         for rank, host in enumerate(hosts):
-            words = [*on_host(host), sys.executable, "-m", "torch.distributed.run", "--nnodes", 2,
-                     "--nproc-per-node", 1, "--node-rank", rank, "--master-port", 29531,
-                     "--master-addr", ADDRESSES[0], script, tmp_path, tokens]  # fmt: skip
+            words = [
+                *on_host(host),
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                2,
+                "--nproc-per-node",
+                1,
+                "--node-rank",
+                rank,
+                "--master-port",
+                29531,
+                "--master-addr",
+                ADDRESSES[0],
+                script,
+                tmp_path,
+                tokens,
+            ]
             env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
             env |= {**os.environ, **env, "GLOO_SOCKET_IFNAME": INTERFACE}
             runs.append(subprocess.Popen([*map(str, words)], env=env))

@@ -49,8 +49,20 @@ def run(world_size, script, tokens, out, steps=STEPS):
 
 def torchrun(world_size, script, tokens, out):
     """Start an example as a person would."""
-    words = ["--tokens", tokens, "--out", out, "--steps", STEPS, "--save-every", SAVE_EVERY,
-             "--batch-size", BATCH, "--context", CONTEXT]  # fmt: skip
+    words = [
+        "--tokens",
+        tokens,
+        "--out",
+        out,
+        "--steps",
+        STEPS,
+        "--save-every",
+        SAVE_EVERY,
+        "--batch-size",
+        BATCH,
+        "--context",
+        CONTEXT,
+    ]
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world_size]
     done = subprocess.run(
         [sys.executable, *map(str, [*start, EXAMPLES / script, *words])],

@@ -114,7 +114,9 @@ def test_cuda_as_the_default_device(device, tokens, tmp_path):
 def test_a_loader_in_a_process_that_has_not_touched_the_gpu_begins_nothing_on_it(device, tokens):
     if device.type != "cuda":
         pytest.skip("asks CUDA")
-    script = ("import sys, torch; from npydata import AsyncDataLoader, NpyTokensDataset; "
-              "next(iter(AsyncDataLoader(NpyTokensDataset(sys.argv[1], 512), batch_size=4))); "
-              "assert not torch.cuda.is_initialized()")  # fmt: skip
+    script = (
+        "import sys, torch; from npydata import AsyncDataLoader, NpyTokensDataset; "
+        "next(iter(AsyncDataLoader(NpyTokensDataset(sys.argv[1], 512), batch_size=4))); "
+        "assert not torch.cuda.is_initialized()"
+    )
     subprocess.run([sys.executable, "-c", script, tokens], check=True)

@@ -44,9 +44,12 @@ class Run:
         torch.manual_seed(1)
         self.device = device
         self.model = torch.nn.Sequential(
-            torch.nn.Embedding(5000, 512), torch.nn.Linear(512, 700), torch.nn.LayerNorm(700),
-            torch.nn.Dropout(0.1), torch.nn.Linear(700, 5000, bias=False),
-        ).to(device)  # fmt: skip
+            torch.nn.Embedding(5000, 512),
+            torch.nn.Linear(512, 700),
+            torch.nn.LayerNorm(700),
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(700, 5000, bias=False),
+        ).to(device)
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
         self.optimizer = make(self.model.parameters())
         self.scaler = torch.amp.GradScaler(device.type)
@@ -202,9 +205,20 @@ def test_the_example_is_killed_and_goes_on_with_the_same_losses(tmp_path, device
         pytest.skip("the example trains on CUDA")
 
     def command(out):
-        return [sys.executable, str(ROOT / "examples/train.py"), "--device", "cuda",
-                "--tokens", str(ROOT / "materials/train_smoke.npy"), "--steps", "300",
-                "--snapshot", snapshot, "--out", str(tmp_path / out)]  # fmt: skip
+        return [
+            sys.executable,
+            str(ROOT / "examples/train.py"),
+            "--device",
+            "cuda",
+            "--tokens",
+            str(ROOT / "materials/train_smoke.npy"),
+            "--steps",
+            "300",
+            "--snapshot",
+            snapshot,
+            "--out",
+            str(tmp_path / out),
+        ]
 
     subprocess.run(command("whole"), check=True, capture_output=True)
     with subprocess.Popen(command("cut"), stderr=subprocess.DEVNULL) as child:
@@ -213,6 +227,8 @@ def test_the_example_is_killed_and_goes_on_with_the_same_losses(tmp_path, device
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
     subprocess.run(command("cut"), check=True, capture_output=True)
-    wanted, found = (dict(line.split(",") for line in (tmp_path / out / "losses.csv").open())
-                     for out in ("whole", "cut"))  # fmt: skip
+    wanted, found = (
+        dict(line.split(",") for line in (tmp_path / out / "losses.csv").open())
+        for out in ("whole", "cut")
+    )
     assert found == wanted

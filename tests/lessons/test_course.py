@@ -229,9 +229,12 @@ def test_the_script_of_lesson_00_survives_kill_9_wherever_it_comes(folder):
 
 def start(script, *words):
     return subprocess.Popen(
-        [sys.executable, script.name, *words], cwd=script.parent, stdout=subprocess.PIPE, text=True,
+        [sys.executable, script.name, *words],
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        text=True,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )  # fmt: skip
+    )
 
 
 def note(losses, line):
@@ -268,18 +271,20 @@ def next_power(number):
 
 MEAN = Exercise(
     mean,
-    given=st.tuples(
-        st.lists(st.integers(-9, 9), min_size=1, max_size=4), st.integers(0, 2)
-    ),
+    given=st.tuples(st.lists(st.integers(-9, 9), min_size=1, max_size=4), st.integers(0, 2)),
     misconceptions="""
 total = 0 >> total = 1 | You begin to count at 1.
 / len(numbers) >> / (len(numbers) + 1) | You divide by one too many.
 """,
-)  # fmt: skip
+)
 PAIR = Exercise(pair, given=[(1,), (4,)])
-POWER = Exercise(next_power, given=[(1,), (5,), (64,)], misconceptions="""
+POWER = Exercise(
+    next_power,
+    given=[(1,), (5,), (64,)],
+    misconceptions="""
 power < number >> power <= number | A power may be the number itself.
-""")  # fmt: skip
+""",
+)
 
 
 def in_place(numbers, digits):

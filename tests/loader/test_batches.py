@@ -94,13 +94,20 @@ def test_torchs_own_datasets_come_as_in_torchs_loader():
 @pytest.mark.parametrize("dataset", [Numbers(10), Fetched(10)], ids=["samples", "fetched"])
 def test_collate_fn_makes_the_batch(dataset):
     loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, collate_fn=list)
-    assert [[int(value) for value in batch] for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7],
-                                                                     [8, 9]]  # fmt: skip
+    assert [[int(value) for value in batch] for batch in loader] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
 
 
 def test_transforms_act_on_each_sample_in_order(tokens):
-    loader = AsyncDataLoader(MmapDataset(tokens, 30), batch_size=7, shuffle=False,
-                             transforms=[lambda pair: (pair[0] + 1, pair[1])])  # fmt: skip
+    loader = AsyncDataLoader(
+        MmapDataset(tokens, 30),
+        batch_size=7,
+        shuffle=False,
+        transforms=[lambda pair: (pair[0] + 1, pair[1])],
+    )
     assert loader.with_transform(lambda pair: (pair[0] * 2, pair[1])) is loader
     plain = AsyncDataLoader(MmapDataset(tokens, 30), batch_size=7, shuffle=False)
     for (x, y), (a, b) in zip(loader, plain, strict=True):
@@ -114,8 +121,14 @@ def test_a_transforms_randomness_depends_on_seed_epoch_and_sample_only(workers, 
         return int(sample), int(rng.integers(10**9))
 
     def twice(seed, size, **settings):
-        loader = AsyncDataLoader(Fetched(50), batch_size=size, seed=seed, collate_fn=list,
-                                 transforms=[draw, lambda pair: pair], **settings)  # fmt: skip
+        loader = AsyncDataLoader(
+            Fetched(50),
+            batch_size=size,
+            seed=seed,
+            collate_fn=list,
+            transforms=[draw, lambda pair: pair],
+            **settings,
+        )
         return [dict(pair for batch in loader for pair in batch) for _ in range(2)]
 
     first, second = twice(3, 8, num_workers=workers, prefetch_factor=prefetch)
@@ -127,8 +140,11 @@ def test_a_transforms_randomness_depends_on_seed_epoch_and_sample_only(workers, 
 
 def test_two_transforms_draw_different_numbers():
     def draw(sample, rng):
-        return [*sample, int(rng.integers(10**9))] if isinstance(sample, list) else [
-            int(rng.integers(10**9))]  # fmt: skip
+        return (
+            [*sample, int(rng.integers(10**9))]
+            if isinstance(sample, list)
+            else [int(rng.integers(10**9))]
+        )
 
     loader = AsyncDataLoader(Fetched(5), transforms=[draw, draw], collate_fn=list)
     assert all(a != b for batch in loader for a, b in batch)
@@ -185,8 +201,11 @@ def test_packed_rows_come_as_the_dataset_fetches_them(tmp_path):
     for number, batch in enumerate(AsyncDataLoader(dataset, batch_size=6, shuffle=False)):
         wanted = dataset.fetch(range(6 * number, min(6 * number + 6, len(dataset))))
         assert batch.max_seqlen == wanted.max_seqlen
-        assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True)
-                   if isinstance(a, torch.Tensor))  # fmt: skip
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(batch, wanted, strict=True)
+            if isinstance(a, torch.Tensor)
+        )
     assert len(dataset) % 6
 
 
@@ -195,8 +214,13 @@ def test_packed_rows_come_as_the_dataset_fetches_them(tmp_path):
 
 @pytest.mark.parametrize("workers, prefetch", [(0, 0), (0, 2), (1, 16), (3, 3)])
 def test_an_error_is_raised_at_its_batch_with_its_traceback(workers, prefetch):
-    loader = AsyncDataLoader(Failing(100, 55), batch_size=10, shuffle=False, num_workers=workers,
-                             prefetch_factor=prefetch)  # fmt: skip
+    loader = AsyncDataLoader(
+        Failing(100, 55),
+        batch_size=10,
+        shuffle=False,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+    )
     iterator, batches = take(loader, 5)
     assert [v for batch in batches for v in batch] == list(range(50))
     state = loader.state_dict()

@@ -87,8 +87,14 @@ def test_every_way_to_leave_ends_the_threads(leave, tmp_path):
     before = workers_alive()
     datasets = [MmapDataset(tmp_path / "a.npy", 9), Fetched(10**6), Numbers(10**6), Stream(10**6)]
     for number in range(60):
-        leave(AsyncDataLoader(datasets[number % 4], batch_size=4, num_workers=number % 5,
-                              prefetch_factor=number % 3))  # fmt: skip
+        leave(
+            AsyncDataLoader(
+                datasets[number % 4],
+                batch_size=4,
+                num_workers=number % 5,
+                prefetch_factor=number % 3,
+            )
+        )
         assert set(workers_alive()) <= set(before) or all_workers_end(before)
 
 
@@ -241,6 +247,7 @@ def test_threads_that_wait_on_each_other_never_hang():
     """Many short epochs with every small setting: a lost wake-up would show as a time-out."""
     for workers, prefetch, size in itertools.product((0, 1, 2, 4), (0, 1, 2, 3), (1, 3)):
         for length in (1, 2, 5, 17):
-            loader = AsyncDataLoader(Fetched(length), batch_size=size, num_workers=workers,
-                                     prefetch_factor=prefetch)  # fmt: skip
+            loader = AsyncDataLoader(
+                Fetched(length), batch_size=size, num_workers=workers, prefetch_factor=prefetch
+            )
             assert sum(len(batch) for batch in loader) == length

@@ -83,8 +83,11 @@ def test_a_look_at_the_first_batch_uses_up_no_epoch(kind):
     from test_resume import loaders_of
 
     def make():
-        return loaders_of(30)[kind](2) if kind != "index" else AsyncDataLoader(
-            Fetched(30), batch_size=3, seed=1)  # fmt: skip
+        return (
+            loaders_of(30)[kind](2)
+            if kind != "index"
+            else AsyncDataLoader(Fetched(30), batch_size=3, seed=1)
+        )
 
     whole = [[values(batch) for batch in loader] for loader in [make()] for _ in "12"]
     loader = make()
@@ -123,8 +126,9 @@ def test_orders_of_large_batches_are_computed_once(monkeypatch, tokens):
     monkeypatch.setattr(Permutation, "__call__", noted)
     for size in (32, 512, 4096, 10_000):
         asked.clear()
-        loader = AsyncDataLoader(MmapDataset(tokens, 9, stride=1), batch_size=size, shuffle=True,
-                                 num_workers=4)  # fmt: skip
+        loader = AsyncDataLoader(
+            MmapDataset(tokens, 9, stride=1), batch_size=size, shuffle=True, num_workers=4
+        )
         samples = sum(len(x) for x, _ in loader)
         assert sum(asked) == samples
 

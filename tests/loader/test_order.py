@@ -24,12 +24,19 @@ def test_the_same_seed_gives_the_same_batches_whatever_the_workers(kind, tmp_pat
     dataset = {
         "windows": lambda: MmapDataset(tmp_path / "a.npy", 30),
         "random windows": lambda: NpyTokensDataset(tmp_path / "a.npy", 3000),
-        "fetched": lambda: Fetched(290), "numbers": lambda: Numbers(290),
-    }[kind]()  # fmt: skip
+        "fetched": lambda: Fetched(290),
+        "numbers": lambda: Numbers(290),
+    }[kind]()
     found = []
     for workers, prefetch in WORKERS:
-        loader = AsyncDataLoader(dataset, batch_size=8, seed=7, shuffle=True, num_workers=workers,
-                                 prefetch_factor=prefetch)  # fmt: skip
+        loader = AsyncDataLoader(
+            dataset,
+            batch_size=8,
+            seed=7,
+            shuffle=True,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+        )
         epochs = [[values(batch) for batch in loader] for _ in range(2)]
         assert epochs[0] != epochs[1]
         found.append(epochs)
@@ -80,11 +87,21 @@ def test_no_more_batches_are_in_flight_than_asked_for(workers, prefetch):
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 6), st.booleans(), st.booleans())
 def test_ranks_take_their_slices_of_each_global_batch(length, size, world, shuffle, drop_last):
     ranks = [
-        [values(batch) for batch in AsyncDataLoader(
-            Fetched(length), batch_size=size, shuffle=shuffle, drop_last=drop_last, seed=4,
-            rank=rank, world_size=world, prefetch_factor=0)]
+        [
+            values(batch)
+            for batch in AsyncDataLoader(
+                Fetched(length),
+                batch_size=size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                seed=4,
+                rank=rank,
+                world_size=world,
+                prefetch_factor=0,
+            )
+        ]
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     whole = flat(AsyncDataLoader(Fetched(length), 1, shuffle=shuffle, seed=4, prefetch_factor=0))
     assert len({len(batches) for batches in ranks}) == 1, "equally many for each"
     step, at = size * world, 0
@@ -268,8 +285,9 @@ def test_an_endless_sampler_is_pulled_no_further_than_needed():
                 pulled.append(number)
                 yield number % 10
 
-    loader = AsyncDataLoader(Fetched(10), batch_size=2, sampler=Endless(), num_workers=2,
-                             prefetch_factor=2)  # fmt: skip
+    loader = AsyncDataLoader(
+        Fetched(10), batch_size=2, sampler=Endless(), num_workers=2, prefetch_factor=2
+    )
     with iter(loader) as iterator:
         for _ in range(50):
             next(iterator)

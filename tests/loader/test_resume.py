@@ -37,10 +37,15 @@ def run_leg(state, length, leg, shuffle, last):
     world, given, states = leg["world_size"], [], []
     for rank in range(world):
         loader = AsyncDataLoader(
-            Fetched(length), batch_size=leg["batch_size"], shuffle=shuffle, seed=3,
-            num_workers=leg["num_workers"], prefetch_factor=leg["prefetch_factor"],
-            rank=rank, world_size=world,
-        )  # fmt: skip
+            Fetched(length),
+            batch_size=leg["batch_size"],
+            shuffle=shuffle,
+            seed=3,
+            num_workers=leg["num_workers"],
+            prefetch_factor=leg["prefetch_factor"],
+            rank=rank,
+            world_size=world,
+        )
         if state is not None:
             loader.load_state_dict(state)
         batches = []
@@ -174,9 +179,7 @@ def test_orders_of_others_resume_up_to_four_times_too(kind):
 
 @ONCE
 def test_a_stateful_order_is_not_gone_through_again():
-    for source, settings_of in (
-        (StatefulStream(100), {}), (Shuffled(100), {"sampler": None}),
-    ):  # fmt: skip
+    for source, settings_of in ((StatefulStream(100), {}), (Shuffled(100), {"sampler": None})):
 
         def loader(source=source, named=bool(settings_of)):
             fresh = copy.deepcopy(source)
@@ -282,7 +285,9 @@ def test_states_of_other_orders_and_data_are_refused(tmp_path):
         return state
 
     for state in (
-        state_of(b, shuffle=True), state_of(a, shuffle=False), state_of(a, sampler=range(50)),
-    ):  # fmt: skip
+        state_of(b, shuffle=True),
+        state_of(a, shuffle=False),
+        state_of(a, sampler=range(50)),
+    ):
         with pytest.raises(LoaderError):
             AsyncDataLoader(a, batch_size=4, shuffle=True).load_state_dict(state)

@@ -33,8 +33,16 @@ def test_recommend_refuses_an_epoch_without_a_batch():
 
 def test_a_sweep_measures_each_setting(tmp_path):
     write_tokens(tmp_path / "a.npy", [np.arange(50_000, dtype=np.uint16)])
-    found = sweep(tmp_path / "a.npy", seq_len=64, batch_size=8, workers=(0, 1), prefetch=(2, 4),
-                  repeats=1, seconds=0.02, progress=False)  # fmt: skip
+    found = sweep(
+        tmp_path / "a.npy",
+        seq_len=64,
+        batch_size=8,
+        workers=(0, 1),
+        prefetch=(2, 4),
+        repeats=1,
+        seconds=0.02,
+        progress=False,
+    )
     settings = {(row["workers"], row["prefetch"]) for row in found["rows"]}
     assert {(0, 2), (0, 4), (1, 2), (1, 4)} <= settings
     assert all(row["median"] > 0 for row in found["rows"])

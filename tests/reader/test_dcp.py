@@ -84,8 +84,12 @@ def opened(state, folder):
 def test_what_torch_saved_opens_as_it_was(tmp_path):
     saved = saved_values()
     model, optimizer = saved["model"], saved["optimizer"]
-    state = {"model": model, "optimizer": optimizer, "step": 7,
-             "turned": torch.arange(6.0).reshape(2, 3).t()}  # fmt: skip
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "step": 7,
+        "turned": torch.arange(6.0).reshape(2, 3).t(),
+    }
     with opened(state, tmp_path) as checkpoint:
         assert checkpoint.format == "dcp"
         assert not checkpoint.unsafe_globals
@@ -96,8 +100,9 @@ def test_what_torch_saved_opens_as_it_was(tmp_path):
         assert checkpoint.info("model.weight").shape == (2, 3)
         assert checkpoint.info("turned").stride == checkpoint["turned"].stride() == (2, 1)
         assert torch.equal(checkpoint["turned"], state["turned"])
-        assert torch.equal(checkpoint.load()["optimizer.state.0.exp_avg"],
-                           optimizer["state"][0]["exp_avg"])  # fmt: skip
+        assert torch.equal(
+            checkpoint.load()["optimizer.state.0.exp_avg"], optimizer["state"][0]["exp_avg"]
+        )
 
 
 class Settings:

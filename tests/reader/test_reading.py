@@ -206,8 +206,10 @@ def test_what_is_not_in_memory_is_read_from_the_disk_to_its_place(tmp_path, name
     else:
         save_file(state, path)
     for before in (0, 1, 64):  # where in their memory targets begin
-        into = {key: torch.zeros(len(w) + 100, dtype=torch.uint8)[before : before + len(w)]
-                for key, w in state.items()}  # fmt: skip
+        into = {
+            key: torch.zeros(len(w) + 100, dtype=torch.uint8)[before : before + len(w)]
+            for key, w in state.items()
+        }
         with open_checkpoint(path) as checkpoint:
             if evict(path):
                 pytest.skip("files stay in memory here")
@@ -273,9 +275,14 @@ def test_targets_of_other_dtypes_and_strides_are_filled(tmp_path_factory, state,
 
 UNTYPED = code.call(
     "torch._utils._rebuild_tensor_v3",
-    code.storage("0", 16, code.name("torch.storage.UntypedStorage")), 0, (4,), (1,),
-    False, None, code.name("torch.uint32"),
-)  # fmt: skip
+    code.storage("0", 16, code.name("torch.storage.UntypedStorage")),
+    0,
+    (4,),
+    (1,),
+    False,
+    None,
+    code.name("torch.uint32"),
+)
 
 
 @pytest.mark.parametrize(

@@ -144,11 +144,16 @@ def test_a_file_that_changes_while_it_is_open_is_an_error(tmp_path, change, mmap
 
 def test_no_byte_past_the_end_of_a_shortened_file_ends_the_process(tmp_path):
     path = torch_file(tmp_path / "a.pt", {"w": torch.ones(1 << 16)})
-    script = ("import os, sys; from npydata import open_checkpoint\n"
-              "w = open_checkpoint(sys.argv[1])['w']; os.truncate(sys.argv[1], 4096)\n"
-              "print(int(w.sum()))")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE,
-                          env=os.environ | {"NPYDATA_NO_MMAP": "1"})  # fmt: skip
+    script = (
+        "import os, sys; from npydata import open_checkpoint\n"
+        "w = open_checkpoint(sys.argv[1])['w']; os.truncate(sys.argv[1], 4096)\n"
+        "print(int(w.sum()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"NPYDATA_NO_MMAP": "1"},
+    )
     assert int(done.stdout) == 1 << 16
 
 
@@ -180,8 +185,15 @@ def test_what_cannot_be_filled_is_refused_before_anything_is_written(tmp_path, c
     build, message = INTO[case]
     into = build()
     path = torch_file(tmp_path / "a.pt", torch.nn.Linear(2, 2).state_dict())
-    before = {name: one.clone() for name, one in into.items() if isinstance(one, torch.Tensor)
-              and one.layout is torch.strided} if isinstance(into, dict) else {}  # fmt: skip
+    before = (
+        {
+            name: one.clone()
+            for name, one in into.items()
+            if isinstance(one, torch.Tensor) and one.layout is torch.strided
+        }
+        if isinstance(into, dict)
+        else {}
+    )
     with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match=message):
         checkpoint.load(into=into)
     assert all(torch.equal(into[name], one) for name, one in before.items())
@@ -191,8 +203,10 @@ def test_what_cannot_be_filled_is_refused_before_anything_is_written(tmp_path, c
                                           ("x", TypeError), ((0, 0, 0), IndexError)])  # fmt: skip
 def test_a_part_that_a_tensor_does_not_have_is_named(tmp_path, index, error):
     with open_checkpoint(torch_file(tmp_path / "a.pt")) as checkpoint:
-        for read in (lambda: checkpoint.get_slice("model.w")[index],
-                     lambda: checkpoint.load({"model.w": index})):  # fmt: skip
+        for read in (
+            lambda: checkpoint.get_slice("model.w")[index],
+            lambda: checkpoint.load({"model.w": index}),
+        ):
             with pytest.raises(error, match=r"a\.pt: model\.w"):
                 read()
 
@@ -203,8 +217,9 @@ def test_a_folder_that_is_replaced_meanwhile_is_of_one_save(tmp_path):
         folder.mkdir()
         for part in "ab":
             save_file({part: torch.full((2,), float(number))}, folder / f"{part}.safetensors")
-        (folder / "m.index.json").write_text(json.dumps(
-            {"weight_map": {part: f"{part}.safetensors" for part in "ab"}}))  # fmt: skip
+        (folder / "m.index.json").write_text(
+            json.dumps({"weight_map": {part: f"{part}.safetensors" for part in "ab"}})
+        )
     shutil.copytree(tmp_path / "v1", tmp_path / "now")
     with open_checkpoint(tmp_path / "now") as checkpoint:
         (tmp_path / "now").rename(tmp_path / "old")

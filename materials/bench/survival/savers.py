@@ -147,9 +147,14 @@ def hugging_face():
 
     def trainer(training, **hooks):
         arguments = TrainingArguments(
-            output_dir=str(training.root), max_steps=training.last, save_steps=1,
-            save_total_limit=2, per_device_train_batch_size=1, report_to=[], use_cpu=True,
-        )  # fmt: skip
+            output_dir=str(training.root),
+            max_steps=training.last,
+            save_steps=1,
+            save_total_limit=2,
+            per_device_train_batch_size=1,
+            report_to=[],
+            use_cpu=True,
+        )
         callback = type("Hooks", (TrainerCallback,), hooks)()
         return Trainer(
             Model(training),

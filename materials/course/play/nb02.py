@@ -47,10 +47,11 @@ def rounds(scramble):
             keys = [(11, 12), (13, 14), (15, 16)][:k]
             moved = np.asarray(scramble(numbers.copy(), np.uint64(rows), np.uint64(columns), keys))
             line = [
-                (f"({number})", "to come") if number >= samples
+                (f"({number})", "to come")
+                if number >= samples
                 else (number, THIRDS[3 * number // len(moved)] if cell < samples else "wrong")
                 for cell, number in enumerate(np.argsort(moved).tolist())
-            ]  # fmt: skip
+            ]
             lines = [("", line[k : k + columns]) for k in range(0, len(line), columns)]
             cells.draw(ax, lines, f"rounds: {k}")
         red = int((moved[:samples] >= samples).sum())

@@ -157,10 +157,18 @@ def steps_of(Buffer):
             name, _, number = event.partition(" ")
             getattr(buffer, name)(*[int(number)] * 2 if number else [])
         line = [
-            (k, "taken" if k < buffer.taken else "ready" if k in buffer.results else
-             "being made" if k < buffer.claimed else "to come")
+            (
+                k,
+                "taken"
+                if k < buffer.taken
+                else "ready"
+                if k in buffer.results
+                else "being made"
+                if k < buffer.claimed
+                else "to come",
+            )
             for k in range(buffer.count)
-        ]  # fmt: skip
+        ]
         fills = {one: COLOURS[one] for one in ("taken", "ready", "being made", "to come")}
         room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
         text = f"claimed {buffer.claimed}, taken {buffer.taken}: {room}"

@@ -130,5 +130,13 @@ def show_stack(shown):
 def write(ax, x, y, text, fill="white"):
     """Write on a coloured ground, in letters of one width."""
     ground = {"facecolor": fill, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
-    ax.text(x, y, str(text), family="DejaVu Sans Mono", fontsize=8.5, va="center", color=INK,
-            bbox=ground)  # fmt: skip
+    ax.text(
+        x,
+        y,
+        str(text),
+        family="DejaVu Sans Mono",
+        fontsize=8.5,
+        va="center",
+        color=INK,
+        bbox=ground,
+    )

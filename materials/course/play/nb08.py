@@ -133,10 +133,15 @@ def crash_matrix(*saves):
     matrix = killed | cut
     steps = max(matrix.values(), key=len)
     lines = [
-        (name, [(row.get(step, "·").replace(" ", "\n", 1), COLOURS.get(row.get(step), "#ffffff"))
-                for step in steps])
+        (
+            name,
+            [
+                (row.get(step, "·").replace(" ", "\n", 1), COLOURS.get(row.get(step), "#ffffff"))
+                for step in steps
+            ],
+        )
         for name, row in {"": {step: step for step in steps}, **matrix}.items()
-    ]  # fmt: skip
+    ]
     text = "\n".join(f"{name}: {', '.join(row.values())}" for name, row in matrix.items())
     lab.picture(cells.rows(lines, "What loads after each step"), text)
 

@@ -10,8 +10,11 @@ def a_crash_leaves_a_whole_one(mine):
     """Whichever call a crash follows, a whole checkpoint loads, and in the end the new one"""
     kills, cuts = film(*saver_of(mine.commit, mine.latest_in))
     for what, found in (("killed", kills), ("power cut", cuts)):
-        bad = {call.strip(): loads for call, loads in found.items()
-               if {"nothing", "damaged"} & set(loads.split())}  # fmt: skip
+        bad = {
+            call.strip(): loads
+            for call, loads in found.items()
+            if {"nothing", "damaged"} & set(loads.split())
+        }
         expect(bad, {}, f"{what}, without a whole checkpoint")
     expect(cuts["   (returned)"], "step 20", "a power cut after the return")
 

@@ -88,8 +88,10 @@ class Item:
         nbytes = math.prod(shape) * dtype.itemsize
         is_plain = not (spec.conj or spec.neg) and nbytes <= spec.storage.nbytes
         if (spec.dtype, spec.shape) != (dtype, shape) or not is_plain:
-            raise FormatError(f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
-                              f"metadata a plain one of {dtype} {list(shape)}")  # fmt: skip
+            raise FormatError(
+                f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
+                f"metadata a plain one of {dtype} {list(shape)}"
+            )
         return spec
 
 
@@ -119,8 +121,10 @@ def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]
     parts.sort(key=lambda one: (one.file.path, one.offset, one.nbytes))
     for one, after in pairwise(parts):
         if one.file is after.file and one.offset + one.nbytes > after.offset:
-            raise FormatError(f"{one.file.path.name}: the items at bytes {one.offset:,} and "
-                              f"{after.offset:,} overlap")  # fmt: skip
+            raise FormatError(
+                f"{one.file.path.name}: the items at bytes {one.offset:,} and "
+                f"{after.offset:,} overlap"
+            )
     return items
 
 

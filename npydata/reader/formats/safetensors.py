@@ -84,8 +84,11 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
         raise FormatError(f"a header of {length:,} bytes, the file has {whole.nbytes:,}")
     text = whole.read(LENGTH_BYTES, length)
     try:
-        header = json.loads(text.decode(), object_pairs_hook=without_duplicates,
-                            parse_int=whole_number if b"-0" in text else int)  # fmt: skip
+        header = json.loads(
+            text.decode(),
+            object_pairs_hook=without_duplicates,
+            parse_int=whole_number if b"-0" in text else int,
+        )
         if b"\\u" in text:  # half a character, which other readers refuse
             json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

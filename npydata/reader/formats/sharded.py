@@ -81,8 +81,10 @@ def chunked(name: str, dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) 
     """Return the description of a tensor in chunks, which must make it up, each element once."""
     if not tile(shape, chunks):
         held = sum(math.prod(chunk.shape) for chunk in chunks)
-        raise FormatError(f"{name:.200}: its chunks do not make up {list(shape)}: they hold "
-                          f"{held:,} elements of {math.prod(shape):,}, or overlap")  # fmt: skip
+        raise FormatError(
+            f"{name:.200}: its chunks do not make up {list(shape)}: they hold "
+            f"{held:,} elements of {math.prod(shape):,}, or overlap"
+        )
     in_order = tuple(sorted(chunks, key=lambda chunk: chunk.offsets))
     nowhere = Storage("", 0)
     return TensorSpec(nowhere, dtype, shape, contiguous_stride(shape), chunks=in_order)

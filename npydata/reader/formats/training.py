@@ -113,12 +113,23 @@ class Manifest:
                 files[name].ranges()  # raises where pieces and checksums don't match
             if TRAINING not in files or not files_of("model", files):
                 raise ValueError(f"lists {sorted(files)}")
-            manifest = cls(count(data["sequence"], "sequence"), count(data["step"], "step"),
-                           str(data["run"]), str(data["name"]), files)  # fmt: skip
+            manifest = cls(
+                count(data["sequence"], "sequence"),
+                count(data["step"], "step"),
+                str(data["run"]),
+                str(data["name"]),
+                files,
+            )
             if manifest.to_json() != content:
                 raise ValueError("it was changed since it was written")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError,
-                FormatError) as error:  # fmt: skip
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+            FormatError,
+        ) as error:
             raise CheckpointError(f"{path}: is not a manifest of ours: {error!s:.200}") from None
         return manifest
 
@@ -282,8 +293,9 @@ MADE_OF: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = None,
-           path: KeyPath = ()) -> Any:  # fmt: skip
+def encode(
+    value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = None, path: KeyPath = ()
+) -> Any:
     """Return a nested value as JSON can hold it.
 
     Args:
@@ -319,8 +331,12 @@ def encode(value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = Non
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: encode(one, take, (*path, key)) for key, one in value.items()}
-        return {"$dict": [[encode(key, None, path), encode(value[key], take, (*path, key))]
-                          for key in require_few(value)]}  # fmt: skip
+        return {
+            "$dict": [
+                [encode(key, None, path), encode(value[key], take, (*path, key))]
+                for key in require_few(value)
+            ]
+        }
     raise refused(path, f"of type {kind.__name__}, which JSON can't hold")
 
 
@@ -342,8 +358,15 @@ def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
         if tag == "$tensor":
             return tensor("".join(value))
         return MADE_OF[tag](decode(value, tensor))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, OverflowError,
-            FormatError) as error:  # fmt: skip
+    except (
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        FormatError,
+    ) as error:
         raise ValueError(f"{tag:.40}: {error!s:.200}") from None
 
 

@@ -129,10 +129,12 @@ def read_directory(whole: Extent) -> dict[str, Record]:
             if flags & ENCRYPTED or disk or (nbytes != packed and not compressed):
                 raise FormatError(f"record {name!r:.80} is encrypted, or in part on another disk")
             if bool(attributes & DIRECTORY_ATTRIBUTE) > is_folder or (is_folder and nbytes):
-                raise FormatError(f"record {name!r:.80} is a folder by its name or its attributes, "
-                                  "and has bytes")  # fmt: skip
-            records[name] = Record(whole.file, 0, nbytes, written, whole.offset + header,
-                                   whole.offset + begin)  # fmt: skip
+                raise FormatError(
+                    f"record {name!r:.80} is a folder by its name or its attributes, and has bytes"
+                )
+            records[name] = Record(
+                whole.file, 0, nbytes, written, whole.offset + header, whole.offset + begin
+            )
     except (struct.error, StopIteration, UnicodeDecodeError) as error:
         raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
     if at != size or len(records) != count:
@@ -174,13 +176,17 @@ def read_end(whole: Extent) -> tuple[int, int, int]:
         magic, size, *_, here, count, nbytes, begin, _, _, at, _ = ENDS_64.unpack(
             whole.read(place, ENDS_64.size)
         )
-        agreed = all(one in (two, UNKNOWN_16, UNKNOWN_32) for one, two in zip(
-            said, (here, count, nbytes, begin), strict=True))  # fmt: skip
+        agreed = all(
+            one in (two, UNKNOWN_16, UNKNOWN_32)
+            for one, two in zip(said, (here, count, nbytes, begin), strict=True)
+        )
         if magic != b"PK\6\6" or at != place or size != END_64_BYTES - 12 or not agreed:
             raise FormatError("its two end records do not agree")
     if here != count or begin + nbytes != place:
-        raise FormatError(f"its directory of {nbytes:,} bytes at byte {begin:,} does not end at "
-                          f"byte {place:,}, or is on several disks")  # fmt: skip
+        raise FormatError(
+            f"its directory of {nbytes:,} bytes at byte {begin:,} does not end at "
+            f"byte {place:,}, or is on several disks"
+        )
     return count, begin, nbytes
 
 
@@ -213,7 +219,8 @@ def without_prefix(records: dict[str, Record]) -> dict[str, Record]:
     for name, record in records.items():
         short = name.removeprefix(prefix)
         if short == name or short != short.lower():
-            raise FormatError(f"record {name!r:.80}, expected one in the folder {prefix!r:.80}, in "
-                              "small letters")  # fmt: skip
+            raise FormatError(
+                f"record {name!r:.80}, expected one in the folder {prefix!r:.80}, in small letters"
+            )
         inner[short] = record
     return inner

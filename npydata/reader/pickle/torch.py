@@ -33,8 +33,9 @@ from npydata.reader.pickle.objects import (
 from npydata.reader.pickle.plain import PLAIN_CALLS
 from npydata.reader.tensor import byte_span
 
-DTYPES = {f"torch.{name}": value for name, value in vars(torch).items()
-          if isinstance(value, torch.dtype)}  # fmt: skip
+DTYPES = {
+    f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)
+}
 STORAGE_DTYPES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16,
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8,
@@ -100,9 +101,10 @@ class StorageTable:
         if tag == "module" and self.id_fields == 6:
             return kind  # the class of a module, followed by its source
         if (
-            tag != "storage" or len(saved) != self.id_fields
+            tag != "storage"
+            or len(saved) != self.id_fields
             or not isinstance(kind, Global | UnresolvedObject)
-        ):  # fmt: skip
+        ):
             raise FormatError(f"persistent id {brief(saved)}, expected ('storage', ...)")
         if (dtype := STORAGES.get(kind.qualname)) is None:
             return UnresolvedObject(kind.qualname)
@@ -148,9 +150,18 @@ def old_tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any) -> Ten
     return tensor(_, storage, offset, size, stride, False, None)
 
 
-def tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any,
-           hooks: Any, metadata: Any = None, *,
-           dtype: torch.dtype | None = None) -> TensorSpec:  # fmt: skip
+def tensor(
+    _: Any,
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    requires_grad: Any,
+    hooks: Any,
+    metadata: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> TensorSpec:
     """Read ``_rebuild_tensor_v2``: the storage gives the dtype."""
     if not isinstance(storage, TypedStorage):
         raise FormatError(f"storage {brief(storage)} of a tensor")
@@ -182,23 +193,35 @@ def tensor_over(
     _, nbytes = byte_span((shape, strides, 0), dtype.itemsize)
     stop = typed.start + typed.numel * typed.dtype.itemsize
     if (nbytes and begin + nbytes > stop) or begin % dtype.itemsize:
-        raise FormatError(f"a tensor of {dtype} has bytes {begin:,} to {begin + nbytes:,} of "
-                          f"storage {typed.storage.key!r:.80}, which ends at {stop:,}")  # fmt: skip
+        raise FormatError(
+            f"a tensor of {dtype} has bytes {begin:,} to {begin + nbytes:,} of "
+            f"storage {typed.storage.key!r:.80}, which ends at {stop:,}"
+        )
     return TensorSpec(typed.storage, dtype, shape, strides, begin)
 
 
-def tensor_with_dtype(machine: Any, storage: Any, offset: Any, size: Any, stride: Any,
-                      requires_grad: Any, hooks: Any, dtype: Any,
-                      metadata: Any = None) -> TensorSpec:  # fmt: skip
+def tensor_with_dtype(
+    machine: Any,
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    requires_grad: Any,
+    hooks: Any,
+    dtype: Any,
+    metadata: Any = None,
+) -> TensorSpec:
     """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own."""
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"dtype {brief(dtype)} of a tensor")
-    return tensor(machine, storage, offset, size, stride, requires_grad, hooks, metadata,
-                  dtype=dtype)  # fmt: skip
+    return tensor(
+        machine, storage, offset, size, stride, requires_grad, hooks, metadata, dtype=dtype
+    )
 
 
-def parameter(machine: Any, data: Any, requires_grad: Any, hooks: Any,
-              state: Any = None) -> TensorSpec:  # fmt: skip
+def parameter(
+    machine: Any, data: Any, requires_grad: Any, hooks: Any, state: Any = None
+) -> TensorSpec:
     """Read ``_rebuild_parameter`` and ``_rebuild_parameter_with_state``."""
     if not isinstance(data, TensorSpec):
         raise FormatError(f"a parameter made of {brief(data)}")

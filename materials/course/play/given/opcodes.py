@@ -67,11 +67,18 @@ class Stored:
 STORAGES = {
     f"torch.{name}Storage": getattr(torch, dtype)
     for name, dtype in {
-        "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16",
-        "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+        "Double": "float64",
+        "Float": "float32",
+        "Half": "float16",
+        "BFloat16": "bfloat16",
+        "Long": "int64",
+        "Int": "int32",
+        "Short": "int16",
+        "Char": "int8",
+        "Byte": "uint8",
         "Bool": "bool",
     }.items()
-}  # fmt: skip
+}
 
 
 def persistent_id(machine):
