@@ -7,12 +7,19 @@ import tarfile
 import pytest
 import torch
 from agreement import answer
-from checkpoint_files import TarTensor, tar_file, tar_members
+from checkpoint_files import TarTensor, tar_file, tar_members, zip_file
 from children import answers
 from fuzz import is_explained, saved_values
 from pickle_code import (
+    EMPTY_ARRAY,
+    build,
+    call,
+    dict_of,
+    numpy_dtype,
     persistent,
     program,
+    short_string,
+    value,
 )
 
 IN_PARTS = {"nested", "meta"}
@@ -55,4 +62,15 @@ def test_a_tar_file_whose_times_are_fractions_of_seconds_is_read(tmp_path):
             header = tarfile.TarInfo(member.name)
             header.size, header.mtime, header.uid = len(member.data), 1480000000.123456, 1 << 22
             file.addfile(header, io.BytesIO(member.data))
+    assert answer(path)["end"] == "agree"
+
+
+@pytest.mark.parametrize("content", [bytes(8), b"-\0\0\0\0\0\0\0"])
+def test_numbers_of_numpy_that_python_2_wrote_are_read(tmp_path, content):
+    """Its bytes come as text where they are UTF-8, as those of zeros are."""
+    dtype, raw = numpy_dtype("i8"), short_string(content)
+    best = call("numpy._core.multiarray.scalar", dtype, raw)
+    history = build(EMPTY_ARRAY, (1, (1,), dtype, False, raw))
+    pairs = value("best") + best + value("history") + history
+    path = zip_file(tmp_path / "a.pt", program(dict_of(pairs)), {})
     assert answer(path)["end"] == "agree"

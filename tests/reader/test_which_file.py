@@ -100,6 +100,17 @@ def test_folders_in_hugging_faces_store_are_opened(tmp_path, names):
         assert all(checkpoint[name].all() for name in checkpoint)
 
 
+def test_a_checkpoint_of_ours_in_that_store_is_opened(tmp_path):
+    blobs = saved(tmp_path / "blobs")
+    folder = tmp_path / "snapshots" / "0123abc"
+    folder.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (folder / file.name).symlink_to(file)
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.format == "npydata"
+        assert list(checkpoint.load()) == list(checkpoint)
+
+
 def test_a_store_that_may_be_linked_to_is_called_blobs_and_lies_beside_snapshots(tmp_path):
     written(tmp_path / "drops", [MODEL])
     snapshot = tmp_path / "snapshots" / "0123abc"

@@ -125,6 +125,8 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", 
     """Return an array over some bytes, all of which it takes."""
     sizes = counts(shape, "the shape of an array of numpy")
     nbytes = math.prod(sizes) * dtype.itemsize
+    if isinstance(content, str):  # Python 2's bytes, where they are UTF-8 by chance
+        content = content.encode("utf-8", "surrogatepass")
     if not isinstance(content, bytes) or nbytes != len(content):
         raise FormatError(
             f"an array of numpy made of {brief(content)}, expected {nbytes:,} bytes for "
