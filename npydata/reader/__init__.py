@@ -1,30 +1,30 @@
-"""Checkpoints by name: files, folders and URLs, read lazily, with nothing in them ever run.
+"""Checkpoints by name: files, folders and URLs, read lazily, without running any code in them.
 
-How ``open_checkpoint(path)`` finds out what is there, one file a step::
+How ``open_checkpoint(path)`` finds out what is there, one module per step::
 
-    open.py         a path        -> its file, or those of a set or folder, and the format of each
-    file.py         a file        -> File: its bytes by ranges (remote.py: those of a URL)
-    formats/*.py    a File        -> Contents: values and tensors, and where each storage lies
+    open.py         a path        -> its file, or the files of a set or folder, and their formats
+    file.py         a file        -> File: its bytes, read by range (remote.py: of a URL)
+    formats/*.py    a File        -> Contents: values and tensors, and where each storage is
     pickle/*.py     data.pkl      -> the same, for torch's formats: plain values, TensorSpecs
     names.py        nested values -> {"model.fc.weight": TensorSpec, "step": 7}
     checkpoint.py   Contents      -> LazyCheckpoint: the mapping that the caller gets
 
-Up to here only headers and pickles are read. A tensor is read when it is asked for::
+So far only headers and pickles have been read. A tensor is read when you ask for it::
 
     tensor.py       checkpoint[name]      -> its whole storage, mapped, and a view of it
                     get_slice(name)[2:5]  -> a TensorSpec of the slice, then only its bytes
-    load.py         load()                -> many at once, in the order of the files, by threads
+    load.py         load()                -> many at once, in file order, by a few threads
     targets.py      load(into=model)      -> the model's tensors by name, for load.py to fill
 
 A tensor's bytes are found through three records. A ``TensorSpec`` is a view (dtype, shape, stride,
 offset) of a ``Storage``, which several tensors may share (both in pickle/objects.py). The storage's
 bytes are an ``Extent``: a ``File``, an offset and a length (file.py). Some formats describe a
 storage twice; ``Extent.check`` compares the second description just before the bytes are read. A
-tensor in several pieces has ``chunks`` in place of a storage, and each resolves to a TensorSpec.
+tensor in several pieces has ``chunks`` in place of a storage; each chunk resolves to a TensorSpec.
 
-Faults are raised as ``FormatError``, without the file's name; ``naming`` (file.py) wraps the public
-calls and puts it before the message.
+Errors are raised as ``FormatError``, without the file's name; ``naming`` (file.py) wraps the public
+calls and adds the name.
 
-convert.py writes safetensors, inspect.py is behind ``npydata inspect``, and source.py gives
+convert.py writes safetensors, inspect.py implements ``npydata inspect``, and source.py returns
 storages as raw bytes.
 """

@@ -1,4 +1,4 @@
-"""A checkpoint as a mapping: names at once, tensors when asked for."""
+"""A checkpoint as a mapping: names up front, tensors on demand."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from npydata.system.progress import harmless
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What the file says of a tensor; none of its bytes was read for it."""
+    """What the file says about a tensor; none of its bytes are read for it."""
 
     name: str
     dtype: torch.dtype
@@ -33,26 +33,26 @@ class TensorInfo:
     stride: tuple[int, ...]
     """In elements."""
     nbytes: int
-    """Of its elements, without the gaps a view may have."""
+    """Bytes of its elements, without the gaps a view may have."""
     storage: str | None
-    """The key of the storage it looks into, which other tensors may share."""
+    """The key of its storage, which other tensors may share."""
     offset: int
     """Bytes of the storage before its first element."""
     file_offset: int | None
     """Bytes of the file before its first element; ``None`` for a tensor in chunks."""
     names: tuple[str, ...] = field(repr=False)
-    """All names of these very elements, its own included."""
+    """All names of the same elements, its own included."""
     kind: str = "dense"
-    """Or the file's name of a dtype that torch lacks."""
+    """``dense``, or the file's name for a dtype that torch lacks."""
     requires_grad: bool = False
     path: Path | str | None = None
-    """The file that holds it; of a tensor in chunks, the first of the set."""
+    """The file that holds it; for a tensor in chunks, the first of the set."""
 
 
 class LazyCheckpoint(Mapping[str, torch.Tensor]):
     """The tensors of a checkpoint by name; made by ``open_checkpoint``.
 
-    A tensor is read when it is asked for, and may be written to: the file never changes. Tensors
+    A tensor is read when you ask for it. You may write to it: the file never changes. Tensors
     outlive :meth:`close`. Any number of threads may read at once.
     """
 
@@ -73,8 +73,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
         Raises:
             KeyError: There is no tensor of that name.
-            UnsafeCheckpointError: It would take code that the file names to make it.
-            CheckpointError: It can be listed only, or the file has changed.
+            UnsafeCheckpointError: Building it would take code that the file names.
+            CheckpointError: It can only be listed, or the file has changed.
         """
         spec = self._spec(name)
         try:
@@ -107,31 +107,32 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     ) -> dict[str, torch.Tensor]:
         """Read many tensors, or all, with several large reads in flight; return them by name.
 
-        Use it for what you need whole, and at once; ``ckpt[name]`` maps a tensor instead, which
-        costs nothing until it is touched, and then a fault for each page.
+        Use it for tensors that you need whole and right away; ``ckpt[name]`` maps a tensor instead,
+        which costs nothing until you touch it, and then one page fault per page.
 
         Args:
-            names: Which ones; ``None`` is all, and text is one name. A mapping gives an index for
-                each name, as :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``; ``...`` is the
-                whole tensor.
-            prefix: Only those whose names begin so, which is taken off: ``"model."``.
-            device: Where they go, if not ``into`` what is there.
-            into: What to fill in place of new memory: a module, an optimizer that has made its
-                state, or tensors by name, nested ones by names with dots: ``{"model": model}``. It
-                must have exactly the ``names``, or with ``names`` given at least those. Another
-                dtype is converted. Of tied ones the last in ``into`` counts; others that overlap
-                may get the values of either. Hooks of ``load_state_dict`` are not called.
-            progress: Show a bar, if it takes longer than a second.
+            names: Which tensors; ``None`` means all, and a string is one name. A mapping gives an
+                index for each name, as :meth:`get_slice` takes it: ``{"w": np.s_[0:128]}``;
+                ``...`` is the whole tensor.
+            prefix: Only tensors whose names begin with this, which is stripped: ``"model."``.
+            device: Where the tensors go; not with ``into``.
+            into: What to fill instead of new memory: a module, an optimizer that has made its
+                state, or a mapping of these or of tensors, whose keys are joined by dots:
+                ``{"model": model}``. It must have exactly the tensors to load or, with ``names``
+                given, at least those. Values are converted to its dtypes. If tensors are tied, the
+                last in ``into`` wins; others that overlap may get the values of either. Hooks of
+                ``load_state_dict`` are not called.
+            progress: Show a bar if loading takes longer than a second.
             verify: Compare what is read, and the headers, with the checksums of a checkpoint of
-                ours. They are of 64 MiB each, of which all is read.
+                ours. Each checksum covers 64 MiB, all of which is read.
 
         Raises:
-            CheckpointError: ``into`` lacks a tensor, has one more, or one that can't be filled, and
-                nothing was filled; or, with ``verify``, there are no checksums. Or a tensor can't
+            CheckpointError: ``into`` lacks a tensor, has an extra one or one that can't be filled;
+                or, with ``verify``, there are no checksums: nothing was filled. Or a tensor can't
                 be read, a piece of a file is not what was written, or a file was changed since it
-                was opened: some of ``into`` may be filled by then.
-            KeyError: There is no tensor of a name.
-            IndexError, TypeError, ValueError: A tensor has no such part.
+                was opened: some of ``into`` may have been filled.
+            KeyError: There is no tensor of that name.
+            IndexError, TypeError, ValueError: An index doesn't fit its tensor.
         """
         with naming(self.path):
             indices = self._chosen(names, prefix)
@@ -156,7 +157,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             return made
 
     def mapped(self) -> dict[str, torch.Tensor]:
-        """Return all tensors, mapped; those too small to be mapped are read together."""
+        """Return all tensors, mapped; those too small to map are read together."""
         small = [
             name
             for name, spec in self._tensors.items()
@@ -173,16 +174,16 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def checks(self) -> list[Job]:
         """Return jobs that compare every byte of the files with checksums; each may raise.
 
-        For ``verify_checkpoint``, which runs those of several files together.
+        ``verify_checkpoint`` runs the jobs of several files together.
         """
         ranges = self._contents.checksums
         return list(comparisons(self.open_files, ranges, self._tensors, whole=True))
 
     def info(self, name: str) -> TensorInfo:
-        """Return what the file says of a tensor, without reading it.
+        """Return what the file says about a tensor, without reading it.
 
-        To locate a tensor in a zip file, the header before its bytes has to be read: in remote
-        files it isn't.
+        Locating a tensor in a zip file means reading its local header, which isn't done for remote
+        files.
         """
         spec = self._spec(name)
         path, file_offset = self.files[0], None
@@ -208,17 +209,17 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         )
 
     def get_slice(self, name: str) -> "TensorSlice":
-        """Return a tensor to be indexed: ``get_slice(name)[2:5, :10]`` reads only those pages."""
+        """Return a tensor to index: ``get_slice(name)[2:5, :10]`` reads only those pages."""
         return TensorSlice(self, name)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Everything that is not a tensor, by name; reading what needs foreign code raises."""
+        """Everything that is not a tensor, by name; reading one that needs foreign code raises."""
         return Metadata(self.path, self._others)
 
     @property
     def unsafe_globals(self) -> tuple[str, ...]:
-        """The classes and functions that the file names and that are not called here."""
+        """The classes and functions that the file names; they are never called here."""
         return tuple(sorted(self._contents.unknown))
 
     @property
@@ -228,11 +229,11 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     @property
     def open_files(self) -> tuple[Any, ...]:
-        """What was opened under the names in ``files``, whatever has these names by now."""
+        """The open files under the names in ``files``, wherever these names lead by now."""
         return tuple(self._contents.files)
 
     def tree(self) -> Any:
-        """Return the nesting of the file, a :class:`TensorInfo` in the place of each tensor."""
+        """Return the file's nested values, with a :class:`TensorInfo` in place of each tensor."""
         names = {
             id(leaf): name
             for name, leaf in reversed(self._contents.leaves.items())
@@ -245,7 +246,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             )
 
     def ties(self) -> dict[str, str]:
-        """Return the other names of tied tensors, each with the name that stands for it."""
+        """Return the extra names of tied tensors, each with the tensor's first name."""
         return {name: names[0] for names in self._alias_groups.values() for name in names[1:]}
 
     def to_safetensors(
@@ -256,27 +257,27 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         shard_size: int | None = None,
         progress: bool = False,
     ) -> Converted:
-        """Write tensors as safetensors, whole or not at all, with little of them in memory.
+        """Write tensors as safetensors, atomically, with little of them in memory at a time.
 
         Tied tensors are written once; ties, values that JSON can hold, and complex dtypes go into
         the metadata, from which :func:`open_checkpoint` restores them.
 
         Args:
-            dst: The file; with ``shard_size`` a new folder, which ``from_pretrained`` opens.
-            prefix: Only tensors whose names begin so, which is taken off.
-            shard_size: Bytes that a file of the folder has at most, unless one tensor has more.
-            progress: Show a bar, if it takes longer than a second.
+            dst: The file; with ``shard_size``, a new folder that ``from_pretrained`` can open.
+            prefix: Only tensors whose names begin with this, which is stripped.
+            shard_size: The most bytes that a file of the folder has, unless one tensor has more.
+            progress: Show a bar if writing takes longer than a second.
 
         Raises:
-            CheckpointError: A tensor can't be read; or expanded ones would take over eight times
-                the bytes of the source; or ``dst`` ends like another format's name.
-            FileExistsError: The folder is there already, and not empty.
+            CheckpointError: A tensor can't be read, expanded ones would take over eight times the
+                bytes of the source, or ``dst`` has another format's suffix.
+            FileExistsError: The folder exists and is not empty.
         """
         with naming(self.path):
             return convert(self, dst, prefix, shard_size, progress)
 
     def close(self) -> None:
-        """Let go of the files. Tensors that were read stay; reading another one raises."""
+        """Close the files. Tensors that were read stay valid; reading another one raises."""
         for file in self.open_files:
             file.close()
 
@@ -288,14 +289,14 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
     @cached_property
     def _alias_groups(self) -> dict[Any, tuple[str, ...]]:
-        """All names of each tensor: groups of one, or of several that are tied."""
+        """All names of each tensor: one, or several if it is tied."""
         same: dict[Any, list[str]] = {}
         for name, spec in self._tensors.items():
             same.setdefault(spec_alias_key(spec), []).append(name)
         return {key: tuple(names) for key, names in same.items()}
 
     def _spec(self, name: str) -> TensorSpec:
-        """Return a tensor's description, or say why there is none."""
+        """Return a tensor's TensorSpec, or raise an error that says why there is none."""
         if (spec := self._tensors.get(name)) is not None:
             return spec
         if name in self._others:
@@ -304,7 +305,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         raise KeyError(f"no tensor {name!r} in {self.path}{did_you_mean(name, self)}")
 
     def _part(self, name: str, index: Any) -> TensorSpec:
-        """Return the description of a part of a tensor."""
+        """Return the TensorSpec of a part of a tensor."""
         spec = self._spec(name)
         try:
             return spec if index is ... else sliced(spec, index)
@@ -312,7 +313,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             raise type(error)(f"{self.path}: {name}: {error}") from None
 
     def _chosen(self, names: Any, prefix: str) -> Mapping[str, Any]:
-        """Return an index for each tensor that is to be loaded, by its name without the prefix."""
+        """Return an index for each tensor to load, by its name without the prefix."""
         if names is not None:
             names = [names] if isinstance(names, str) else names
             return names if isinstance(names, Mapping) else dict.fromkeys(names, ...)
@@ -331,7 +332,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
 
 
 class TensorSlice:
-    """A tensor in the file, to be indexed before it is read."""
+    """A tensor in the file, to index before it is read."""
 
     def __init__(self, checkpoint: LazyCheckpoint, name: str) -> None:
         spec = checkpoint._spec(name)
@@ -339,32 +340,32 @@ class TensorSlice:
         self._checkpoint = checkpoint
 
     def get_shape(self) -> list[int]:
-        """Return the shape, as ``safetensors`` names it."""
+        """Return the shape; ``safetensors`` has a method of this name."""
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Return what ``tensor[index]`` is: integers, slices that step forwards, and ``...``."""
+        """Return ``tensor[index]`` for integers, slices that step forwards, and ``...``."""
         with naming(f"{self._checkpoint.path}: {self.name}"):
             return read_part(self._checkpoint._part(self.name, index))
 
 
 def spec_alias_key(spec: TensorSpec) -> Any:
-    """Return what is equal for names of the very same elements in the file.
+    """Return a key that is equal for names of exactly the same elements in the file.
 
-    Tensors in memory have ``targets.alias_key``.
+    For tensors in memory, see ``targets.alias_key``.
     """
     key = (spec.shape, spec.stride, spec.offset, spec.conj, spec.neg)
     return id(spec.storage), spec.dtype, str(key)  # as text: a file can't choose its hash
 
 
 class Metadata(Mapping[str, Any]):
-    """What a checkpoint holds beside tensors, by name."""
+    """What a checkpoint holds besides tensors, by name."""
 
     def __init__(self, path: Path | str, values: dict[str, Any]) -> None:
         self._path, self._values = path, values
 
     def __getitem__(self, name: str) -> Any:
-        """Return a plain value; one that code would have to make raises UnsafeCheckpointError."""
+        """Return a plain value; one that takes code to build raises UnsafeCheckpointError."""
         return plain_value(self._path, name, self._values[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -378,9 +379,9 @@ class Metadata(Mapping[str, Any]):
 
 
 def plain_value(path: Path | str, name: str, value: Any) -> Any:
-    """Return a value, or refuse one that code would have to make, or that holds such a value.
+    """Return a value, or refuse one that takes code to build or that holds such a value.
 
-    A tensor can only be found here in a set: lists and tuples with tensors were flattened.
+    A tensor can only be here inside a set: lists and tuples with tensors were flattened.
     """
     if isinstance(value, Global | UnresolvedObject):
         raise UnsafeCheckpointError(

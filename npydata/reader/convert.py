@@ -21,11 +21,11 @@ from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import ProgressBar
 
 CHUNK_BYTES, SCATTERED_CHUNK_BYTES = 1 << 20, 1 << 24
-"""Memory of this size is used again and again; much larger chunks cost new pages each time."""
+"""Memory of this size is reused; much larger chunks cost new pages each time."""
 MAX_GROWTH = 8
-"""How many times larger than the source the tensors may be, when an expanded one is written out."""
+"""How many times larger than the source the tensors may be once expanded ones are written out."""
 MAX_VALUES = 1 << 24
-"""Characters that values in the header may have in all; those beyond are left out."""
+"""Total characters that values in the header may have; values beyond this are left out."""
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -34,13 +34,13 @@ class Converted:
     """What a conversion wrote."""
 
     tensors: int
-    """Names that the new file has, ties included."""
+    """Names in the new file, ties included."""
     ties: int
     """Names that share another's data."""
     nbytes: int
-    """Of all files."""
+    """Size of all files."""
     left_out: tuple[str, ...]
-    """Entries beside the tensors that code would have to make, or that a header can't hold."""
+    """Names of values that take code to build, or that a header can't hold."""
 
 
 def convert(
@@ -101,12 +101,12 @@ def chosen(checkpoint: Any, prefix: str) -> tuple[dict[str, TensorSpec], dict[st
 
 
 def nbytes_of(specs: Iterable[TensorSpec]) -> int:
-    """Return how many bytes tensors have when they are written out."""
+    """Return how many bytes tensors take when written out."""
     return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
 def cut(specs: dict[str, TensorSpec], most: float) -> list[dict[str, TensorSpec]]:
-    """Share out tensors among files of at most so many bytes; one that has more gets its own."""
+    """Split tensors into files of at most ``most`` bytes; a larger tensor gets its own file."""
     groups: list[dict[str, TensorSpec]] = [{}]
     held = 0
     for name, spec in specs.items():
@@ -119,9 +119,9 @@ def cut(specs: dict[str, TensorSpec], most: float) -> list[dict[str, TensorSpec]
 
 
 def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what typed JSON can hold of some values, and why it can't hold the others.
+    """Return the values that typed JSON can hold, and why it can't hold the others.
 
-    One long list may stand under many names: what would make too much text is left out.
+    One long list may have many names: values beyond ``MAX_VALUES`` are left out.
     """
     held, left_out, left = {}, {}, MAX_VALUES
     for name in metadata:
@@ -141,7 +141,7 @@ def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def write_folder(
     folder: Path, layouts: list[Layout], specs: dict[str, TensorSpec], bar: ProgressBar
 ) -> None:
-    """Write the files as ``save_pretrained`` names them, and the index that says what is where."""
+    """Write the files under ``save_pretrained``'s names, and the index that locates each tensor."""
     where: dict[str, str] = {}
     for number, layout in enumerate(layouts, start=1):
         of = f"-{number:05d}-of-{len(layouts):05d}" if len(layouts) > 1 else ""
@@ -167,9 +167,9 @@ def write_file(
 
 
 def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
-    """Yield the elements of a tensor in their order, about a chunk at a time.
+    """Yield the elements of a tensor in order, about a chunk at a time.
 
-    More at a time where they don't lie in order: each chunk may come from all over the tensor.
+    Chunks are larger if the tensor isn't contiguous: each may come from all over the tensor.
     """
     most = SCATTERED_CHUNK_BYTES
     if spec.chunks is None and is_contiguous(spec.shape, spec.stride):

@@ -1,12 +1,13 @@
-"""One file to read from, and ranges of it: what every format and every read is made of.
+"""A file to read from, and byte ranges of it: the layer below every format and every read.
 
-A ``File`` is a local file (``LocalFile``, by pread and private maps) or a URL (``RemoteFile`` in
-remote.py). An ``Extent`` is some bytes of a File, which every format reads from: all of it, or an
-item of a file that holds several. A ``Folder`` opens Files.
+A ``File`` is local (``LocalFile``, read by pread and private maps) or a URL (``RemoteFile`` in
+remote.py). An ``Extent`` is a byte range of a File, and what every format reads from: the whole
+file, or one item of a file that holds several. A ``Folder`` opens Files.
 
-A local file is opened once and never again by name, so that what was checked is what is read. Only
-where a set has more files than a process may have open are some closed in between; they must be the
-same when they are opened again. Reads take no lock: any number of threads may read at once.
+A local file is opened once and never again by name, so the bytes that were checked are the bytes
+that are read. Only if a set has more files than a process may have open are some closed in between;
+each must be unchanged when it is reopened. Reads take no lock: any number of threads may read at
+once.
 """
 
 import ctypes
@@ -33,9 +34,9 @@ from npydata.system.page_cache import is_cached, maps_are_slow
 Bytes = npt.NDArray[np.uint8]
 
 SMALL_BYTES = 1 << 16
-"""Shorter ranges are read, as mapping would take longer: a file may hold 300,000 of them."""
+"""Shorter ranges are read, since mapping takes longer: a file may hold 300,000 of them."""
 DIRECT_BYTES = 1 << 18
-"""Shorter ranges come through the page cache, with what the kernel reads beside them."""
+"""Shorter ranges are read through the page cache, with what the kernel reads around them."""
 MAP_PRIVATE, MAP_NORESERVE = 2, 0x4000 if sys.platform == "linux" else 0
 PROT_READ_WRITE = 3
 MAP_FAILED = ctypes.c_void_p(-1).value
@@ -47,12 +48,12 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class FormatError(CheckpointError):
-    """Says what is wrong with a file without naming it: :func:`naming` puts its name before it."""
+    """Says what is wrong with a file without naming it; :func:`naming` prepends the name."""
 
 
 @contextmanager
 def naming(path: object) -> Iterator[None]:
-    """Name the file in errors that don't."""
+    """Add the file's name to errors that lack it."""
     try:
         yield
     except FormatError as error:
@@ -67,13 +68,13 @@ def naming(path: object) -> Iterator[None]:
 
 
 class File:
-    """Bytes that are read by ranges: of a local file, or of a URL."""
+    """A local file or a URL, read by byte range."""
 
     is_remote = False
     path: Any
     size: int
     identity: Any
-    """Tells a file from another, and from itself once it has been written to."""
+    """Distinguishes a file from others, and from itself after a write."""
 
     @property
     def whole(self) -> "Extent":
@@ -81,7 +82,7 @@ class File:
         return Extent(self, 0, self.size)
 
     def pread_into(self, target: Any, offset: int) -> None:
-        """Fill memory with the bytes from ``offset`` on."""
+        """Fill ``target`` with the bytes from ``offset`` on."""
         view = memoryview(target).cast("B") if len(target) else memoryview(b"")
         self.require_inside(offset, view.nbytes)
         self._fill(view, offset)
@@ -94,33 +95,33 @@ class File:
         return self.copy(offset, nbytes).tobytes()
 
     def content(self, most: int) -> bytes:
-        """Return all bytes of a file that has at most so many."""
+        """Return the whole file, or refuse one of more than ``most`` bytes."""
         if self.size > most:
             name = str(self.path).rpartition("/")[2]
             raise FormatError(f"{name} has {self.size:,} bytes, expected at most {most:,}")
         return self.read(0, self.size)
 
     def copy(self, offset: int, nbytes: int) -> Bytes:
-        """Return these bytes as an array of their own."""
+        """Return these bytes in a new array."""
         self.require_inside(offset, nbytes)
         memory = np.empty(nbytes, np.uint8)
         self.pread_into(memory, offset)
         return memory
 
     def map(self, offset: int, nbytes: int) -> Bytes:
-        """Return these bytes as private memory, mapped where that can be done."""
+        """Return these bytes as private memory, mapped if possible."""
         return self.copy(offset, nbytes)
 
     def read_large(self, offset: int, places: list[Bytes], edges: Bytes) -> Bytes:
-        """Fill one of some places with the bytes from ``offset`` on, and return it.
+        """Read the bytes from ``offset`` on into one of ``places``, and return that place.
 
-        The first, if it is as good as the others. ``edges`` is two pages to work with.
+        It is the first unless another works better. ``edges`` is two pages of scratch space.
         """
         self.pread_into(places[0], offset)
         return places[0]
 
     def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened: what was read may be of both."""
+        """Refuse a file that was written to since it was opened: reads may mix both versions."""
 
     def require_inside(self, offset: int, nbytes: int) -> None:
         """Refuse a range that is not in the file."""
@@ -133,11 +134,11 @@ class File:
 
 @dataclass(slots=True)
 class Extent:
-    """Some bytes of a file, such as those of a storage.
+    """A byte range of a file, such as a storage's.
 
     Call :meth:`check`, :meth:`part` or :meth:`read` before you use ``offset``. In some formats each
     storage's bytes follow a header of their own, which ``zip.Record`` and ``legacy.CountedExtent``
-    compare in :meth:`check`; a ``zip.Record`` learns its offset there.
+    verify in :meth:`check`; a ``zip.Record`` learns its offset there.
     """
 
     file: File
@@ -145,7 +146,7 @@ class Extent:
     nbytes: int
 
     def check(self) -> None:
-        """Refuse bytes that aren't what the file's description says."""
+        """Refuse bytes that don't match the file's description of them."""
 
     def part(self, offset: int, nbytes: int) -> "Extent":
         """Return a range of these bytes, checked."""
@@ -161,13 +162,13 @@ class Extent:
 
 
 class Descriptor:
-    """A file descriptor that is closed when no reader refers to it any more.
+    """A file descriptor that is closed when its last reader drops it.
 
-    So :meth:`LocalFile.close` and the limit on open files never cut off a read in another thread.
+    So :meth:`LocalFile.close` and the limit on open files never interrupt a read in another thread.
     """
 
     def __init__(self, path: Any, flags: int = 0, folder: "Descriptor | None" = None) -> None:
-        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not wait
+        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not block
         self.number: int = os.open(path, flags, dir_fd=None if folder is None else folder.number)
 
     def __reduce__(self) -> Any:
@@ -179,14 +180,14 @@ class Descriptor:
 
 
 OPEN_FILES: "deque[weakref.ref[LocalFile]]" = deque()
-"""The oldest first: what :class:`LocalFile` closes when too many are open."""
+"""Open files, oldest first: :class:`LocalFile` closes the oldest when too many are open."""
 
 
 class LocalFile(File):
     """A regular file, open for reading until :meth:`close`.
 
-    ``open_`` opens its descriptor, at once and whenever it was closed as one too many; by default
-    from the path.
+    ``open_`` opens its descriptor, at once and again whenever the limit on open files closed it; by
+    default it opens the path.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class LocalFile(File):
             raise FormatError("is a folder, device or pipe, expected a file")
         if self.identity not in (None, identity(status)):
             raise self.changed()
-        if hasattr(os, "posix_fadvise"):  # bring only the pages that are asked for
+        if hasattr(os, "posix_fadvise"):  # read only the pages that are asked for
             os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
         self.size, self.identity, self._descriptor = status.st_size, identity(status), descriptor
         OPEN_FILES.append(weakref.ref(self))
@@ -227,7 +228,7 @@ class LocalFile(File):
         return descriptor
 
     def close(self) -> None:
-        """Let go of the file. Reads in other threads end well, later ones raise."""
+        """Close the file. Reads that are running in other threads finish; later ones raise."""
         self._open = self._descriptor = None
 
     def _fill(self, view: memoryview, offset: int) -> None:
@@ -246,10 +247,10 @@ class LocalFile(File):
         return found if len(found) == nbytes else self.copy(offset, nbytes).tobytes()
 
     def map(self, offset: int, nbytes: int) -> Bytes:
-        """Return these bytes as private memory: the file never changes when it is written to.
+        """Return these bytes as private memory: writing to it never changes the file.
 
-        A map outlives the file's closing. Few bytes are read, and so are all where files aren't
-        mapped or no more maps are to be had.
+        A map outlives :meth:`close`. A short range is read instead, and so is any range if files
+        aren't mapped or the system allows no more maps.
         """
         self.require_inside(offset, nbytes)
         if nbytes < SMALL_BYTES or not self.mmap:
@@ -268,11 +269,11 @@ class LocalFile(File):
         return np.asarray(MappedRange(address, before, nbytes))
 
     def read_large(self, offset: int, places: list[Bytes], edges: Bytes) -> Bytes:
-        """Fill one of some places with the bytes from ``offset`` on, and return it.
+        """Read the bytes from ``offset`` on into one of ``places``, and return that place.
 
-        They are read past the page cache, if they are many and not in it, into the first place that
-        the disk can write to. As it writes whole pages, ``edges`` takes the first and the last of
-        them, with what is beside the range. Where that can't be done, the first place is filled.
+        A long range that isn't in the page cache is read past it, into the first place that the
+        disk can write to. The disk writes whole pages, so ``edges`` takes the first and the last
+        page, which extend beyond the range. If that fails, the first place is filled as usual.
         """
         descriptor, nbytes = self.descriptor(), places[0].nbytes
         before, after = offset % PAGESIZE, -(offset + nbytes) % PAGESIZE
@@ -281,7 +282,7 @@ class LocalFile(File):
         for place in places if is_direct else ():
             middle = place[PAGESIZE - before : nbytes + after - PAGESIZE]
             pages = [first.data, middle.data, last.data]
-            with suppress(AttributeError, OSError):  # not on this system, disk, or to this memory
+            with suppress(AttributeError, OSError):  # unsupported by this system, disk or memory
                 direct = Descriptor(f"/proc/self/fd/{descriptor.number}", os.O_DIRECT)
                 if os.preadv(direct.number, pages, offset - before) >= before + nbytes:
                     place[: PAGESIZE - before] = first[before:]
@@ -290,17 +291,17 @@ class LocalFile(File):
         return super().read_large(offset, places, edges)
 
     def require_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened: what was read may be of both."""
+        """Refuse a file that was written to since it was opened: reads may mix both versions."""
         if identity(os.fstat(self.descriptor().number)) != self.identity:
             raise self.changed()
 
     def changed(self) -> FormatError:
-        """Return the error of a file that was changed."""
+        """Return the error for a file that was changed."""
         return FormatError("was replaced, changed or cut off since it was opened: open it again")
 
 
 class MappedRange:
-    """What numpy makes an array of: part of a map, which is unmapped when the array is gone."""
+    """Part of a map, as an array interface for numpy; unmapped when the array is gone."""
 
     def __init__(self, address: int, before: int, nbytes: int) -> None:
         # Not at exit, when tensors may still be in use: the system unmaps what is left.
@@ -314,25 +315,25 @@ class MappedRange:
 
 
 def identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a file from another, and from itself once it has been written to."""
+    """Return what distinguishes a file from others, and from itself after a write."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Folder:
-    """A folder held open: what is opened through it lies in it, whatever its name leads to now."""
+    """An open folder: files opened through it are in it, even if its path now leads elsewhere."""
 
     def __init__(self, path: str | os.PathLike[str], mmap: bool = True) -> None:
         self.path, self.mmap = Path(path), mmap
         self._descriptor = Descriptor(path, os.O_DIRECTORY)
 
     def names(self) -> list[str]:
-        """Return the names in it, sorted."""
+        """Return the names in the folder, sorted."""
         return sorted(os.listdir(self._descriptor.number))
 
     def open(self, name: str) -> File:
-        """Open a file in it, or in a folder in it.
+        """Open a file in the folder or in a subfolder.
 
-        A link is followed to a file in the same folder, and to the store of Hugging Face's cache.
+        A link is followed only to a file in the same folder or to a blob of Hugging Face's cache.
         """
         path = self.path / name
         if "/" not in name and path.is_symlink():
@@ -351,7 +352,7 @@ class Folder:
             for one in folders:
                 descriptor = Descriptor(one, os.O_DIRECTORY | os.O_NOFOLLOW, descriptor)
             return Descriptor(last, os.O_NOFOLLOW, descriptor)
-        except (OSError, ValueError) as error:  # ValueError: a zero byte, or half a character
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte, or a lone surrogate
             if isinstance(error, FileNotFoundError):
                 error.filename = str(self.path / name)
                 raise
@@ -362,7 +363,7 @@ class Folder:
         return self.open(name).content(most)
 
     def is_current(self) -> bool:
-        """Whether its path still leads to it."""
+        """Whether the path still leads to this folder."""
         with suppress(OSError):
             return os.path.samestat(self.path.stat(), os.fstat(self._descriptor.number))
         return False

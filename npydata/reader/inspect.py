@@ -1,7 +1,7 @@
 """What ``npydata inspect`` says about a checkpoint: a tree of its tensors and values.
 
-Nothing of a tensor is read, and nothing in the file is run. Names and values come from the file,
-which may be hostile: what is printed can't steer a terminal, and is no longer than a line.
+No tensor is read, and no code in the file is run. Names and values come from the file, which may be
+hostile: what is printed can't control the terminal, and each entry fits on a line.
 """
 
 import math
@@ -25,16 +25,16 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Open a checkpoint, or a URL, and report what is in it.
 
     Returns:
-        Values that JSON holds. ``num_ties`` counts names of tensors that have another name already,
-        ``parameters`` and ``nbytes`` those without; ``fetched_bytes`` is what was read of a remote
-        file. ``tensors`` has name, dtype, shape, stride, nbytes, storage, offset (bytes of the
-        storage before it), file_offset, file, kind, requires_grad, and same_as, the first name of
-        tied ones. ``metadata`` is values as typed JSON: a tuple is ``{"$tuple": [1, 2]}``;
-        ``other`` describes those that it can't hold.
+        Values that JSON can hold. ``num_ties`` counts the extra names of tied tensors;
+        ``parameters`` and ``nbytes`` count each tied tensor once; ``fetched_bytes`` is how much of
+        a remote file was read. ``tensors`` has name, dtype, shape, stride, nbytes, storage, offset
+        (bytes of the storage before it), file_offset, file, kind, requires_grad, and same_as, the
+        first name of a tied tensor. ``metadata`` is the values as typed JSON: a tuple is
+        ``{"$tuple": [1, 2]}``; ``other`` describes the values that it can't hold.
 
     Raises:
-        CheckpointError: It is damaged, hostile, or no checkpoint.
-        OSError: It cannot be read.
+        CheckpointError: The file is damaged, hostile, or not a checkpoint.
+        OSError: The file can't be read.
     """
     with open_checkpoint(path) as checkpoint:
         ties = checkpoint.ties()
@@ -67,7 +67,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def as_table(report: dict[str, Any]) -> Iterator[str]:
-    """Yield a report as lines for people."""
+    """Yield a report as lines of text."""
     names, size = report["unsafe_globals"], report["file_bytes"]
     ties = f", {report['num_ties']:,} of them tied to another" if report["num_ties"] else ""
     many = f" in {len(report['files']):,} files" if len(report["files"]) > 1 else ""
@@ -94,7 +94,7 @@ def as_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def rows_of(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and what is said of it."""
+    """Yield each name and its description."""
     for row in report["tensors"]:
         kind = "" if row["kind"] == "dense" else f"  {row['kind']}"
         said = f"{list(row['shape'])}  {row['dtype']}  {human_bytes(row['nbytes'])}{kind}"
@@ -104,9 +104,9 @@ def rows_of(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
-    """Return what shows that a path is a checkpoint, or None: then it is a token file.
+    """Return what shows that a path is a checkpoint, or None for a token file.
 
-    What it holds decides; its name does only where the content says nothing.
+    The content decides; the name counts only if the content shows nothing.
     """
     name = os.fsdecode(path)
     if is_url(name) or os.path.isdir(name):  # noqa: PTH112

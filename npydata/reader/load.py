@@ -1,8 +1,8 @@
-"""Many tensors at once, in new memory or into tensors that are there.
+"""Load many tensors at once, into new memory or existing tensors.
 
-Of each tensor it is decided where its bytes belong; these are then read in the order of the files,
-by a few threads, straight to where they belong. What doesn't lie in the file as in memory (of
-another dtype, say) is read afterwards, some of it at a time.
+A plan first assigns memory to each tensor's bytes; a few threads then read them in file order,
+straight into that memory. A tensor whose layout in the file differs from that in memory (it has
+another dtype, say) is read afterwards and copied, a tensor or chunk at a time.
 """
 
 import threading
@@ -40,13 +40,13 @@ from npydata.system.threads import without_collecting
 
 READ_BYTES, THREADS = 1 << 23, 4
 TOGETHER_BYTES, GAP_BYTES = 1 << 22, 1 << 14
-"""How much of a file a request reads for several reads, and how much between two of them."""
+"""The most a request spans when it combines several reads, and the largest gap between two."""
 ALIGNMENT = 16
-"""Of the largest element: parts of storages begin at multiples of it."""
+"""Bytes of the largest element: parts of storages begin at multiples of it."""
 BUFFERS = deque[Bytes](maxlen=THREADS)
 """Page-aligned memory that requests use in turn."""
 Job = tuple[int, Callable[[], None]]
-"""How many bytes it reads, and what reads them."""
+"""How many bytes a job reads, and the function that reads them."""
 
 
 @without_collecting
@@ -59,7 +59,8 @@ def load_new(
 ) -> dict[str, torch.Tensor]:
     """Return tensors by name in new memory; those that share a storage share memory.
 
-    Of a storage only what they span together is read. Those of ``slices`` have memory of their own.
+    Only the part of a storage that its tensors span together is read. Tensors in ``slices`` have
+    memory of their own.
     """
     plan = Plan()
     made: dict[str, torch.Tensor] = {}
@@ -97,12 +98,12 @@ def load_into(
     progress: bool,
     ranges: Checksums | None,
 ) -> None:
-    """Fill tensors; of tied ones the last one counts, as in ``load_state_dict``."""
+    """Fill tensors; if some are tied, the last one wins, as in ``load_state_dict``."""
     keys = {name: alias_key(target) for name, target in targets.items()}
     last = {key: name for name, key in keys.items() if name in specs}
     plan = Plan()
     for name, target in targets.items():
-        if keys[name] in last:  # what is saved for a backward pass must notice
+        if keys[name] in last:  # autograd must notice if a backward pass needs it
             increment_version(target)
         if last.get(keys[name]) == name:
             plan.fill(specs[name], target.detach())
@@ -111,7 +112,7 @@ def load_into(
 
 @dataclass(slots=True)
 class Read:
-    """A range of a file, and the memory that it goes to."""
+    """A range of a file, and the memory it is read into."""
 
     file: File
     offset: int
@@ -119,20 +120,20 @@ class Read:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """The length of the range."""
         return self.target.nbytes
 
 
 class Plan:
-    """What is to be read, and where it goes."""
+    """What to read, and into which memory."""
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
         self.indirect: list[tuple[TensorSpec, torch.Tensor]] = []
-        """What can't be read straight to its place: read after the others, and copied there."""
+        """Tensors that can't be read in place: read after the others, and copied."""
 
     def fill(self, spec: TensorSpec, target: torch.Tensor) -> None:
-        """Plan to fill a tensor that is there."""
+        """Plan to fill an existing tensor."""
         if spec.chunks is not None and type(target) in PLAIN:
             for chunk in spec.chunks:
                 self.fill(chunk.resolve(), target[chunk.region])
@@ -145,10 +146,10 @@ class Plan:
             self.indirect.append((spec, target))
 
     def memory_for(self, extent: Extent) -> Bytes:
-        """Plan to read some bytes into new memory, and return it."""
+        """Plan to read an extent into new memory, and return the memory."""
         if extent.nbytes < HUGE_PAGE:
             memory = np.empty(extent.nbytes, np.uint8)
-        else:  # in its pages as in those of the file, so that the disk may write to it
+        else:  # at the same offset in a page as in the file, so that the disk can write to it
             before = 0 if extent.offset % 8 else extent.offset % PAGESIZE
             memory = huge_memory(before + extent.nbytes)[before:]
         self.reads.append(Read(extent.file, extent.offset, memory))
@@ -157,7 +158,7 @@ class Plan:
     def carry_out(
         self, progress: bool, ranges: Checksums | None, specs: Mapping[str, TensorSpec]
     ) -> None:
-        """Read everything, and with it the rest of what ``ranges`` have checksums of."""
+        """Read everything; with ``ranges``, also compare each checksummed range it touches."""
         files = {one.file for one in self.reads}
         files |= {one.file for spec, _ in self.indirect for one in extents_of(spec)}
         for file in files:
@@ -177,7 +178,7 @@ class Plan:
 
 
 def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
-    """Whether the bytes of a tensor can be read to where a target has them."""
+    """Whether a tensor's bytes can be read straight into a target's memory."""
     plain = type(target) in PLAIN and target.device.type == "cpu" and target.is_contiguous()
     turned = spec.conj or spec.neg or target.is_conj() or target.is_neg()
     return (
@@ -190,7 +191,7 @@ def lies_as_in_memory(spec: TensorSpec, target: torch.Tensor) -> bool:
 
 
 def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
-    """Yield reads in the order of the files: long ones cut, and neighbours together."""
+    """Yield reads in file order, with long ones split and neighbours grouped."""
     parts = [
         part_of(read, at, at + READ_BYTES)
         for read in reads
@@ -211,21 +212,21 @@ def requests(reads: Iterable[Read]) -> Iterator[list[Read]]:
 
 
 def span(reads: Sequence[Read]) -> int:
-    """Return how many bytes there are from the first read to the end of the last."""
+    """Return the number of bytes from the first read to the end of the last."""
     return max(one.offset + one.nbytes for one in reads) - reads[0].offset
 
 
 def part_of(read: Read, begin: int, end: int) -> Read:
-    """Return the part of a read that is between two places of the file."""
+    """Return the part of a read between two offsets in the file."""
     begin = max(begin, read.offset)
     return Read(read.file, begin, read.target[begin - read.offset : max(0, end - read.offset)])
 
 
 def fulfil(reads: list[Read]) -> None:
-    """Read neighbours, past the page cache if they are not in it.
+    """Carry out neighbouring reads, past the page cache if they are not in it.
 
-    Past the cache a disk doesn't write to just any memory: to a buffer if not to where a read goes.
-    Several reads come by way of the buffer.
+    A disk can't write to just any memory past the cache: if it can't write to a read's target, it
+    writes to a bounce buffer. Several reads always go through the buffer.
     """
     file, begin = reads[0].file, reads[0].offset
     try:
@@ -248,9 +249,9 @@ def comparisons(
     reads: Iterable[Read] = (),
     whole: bool = False,
 ) -> Iterator[Job]:
-    """Yield jobs that compare checksums, and with them carry out some reads.
+    """Yield jobs that compare checksums, and carry out ``reads`` on the way.
 
-    Of ranges with a byte that is wanted, and of those with a header; or of all, for the ``whole``.
+    They cover the ranges that hold a wanted byte or a header; with ``whole``, all ranges.
     """
     wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
     for file in files:
@@ -274,12 +275,12 @@ def comparisons(
 def compare(
     file: File, begin: int, end: int, crc: int, names: list[str], reads: list[Read]
 ) -> None:
-    """Read a range, part of it to where it belongs, and compare its checksum."""
+    """Read a range, carrying out the reads inside it, and compare its checksum."""
     found, at, buffer = 0, begin, np.empty(min(READ_BYTES, end - begin), np.uint8)
     for some in [*requests(reads), [Read(file, end, buffer[:0])]]:
         fulfil(some)
         for read in some:
-            for start in range(at, read.offset, READ_BYTES):  # what comes between two reads
+            for start in range(at, read.offset, READ_BYTES):  # the gap between two reads
                 content = buffer[: read.offset - start]
                 file.pread_into(content, start)
                 found = crc32(content.data, found)
@@ -292,9 +293,9 @@ def compare(
 
 
 def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
-    """Run jobs in a few threads, of which this is one; the first error ends all of it.
+    """Run jobs in a few threads, including this one; the first error stops them all.
 
-    Nothing is written to memory any more when this returns or raises, whatever interrupts it.
+    No thread writes to memory after this returns or raises, whatever interrupts it.
     """
     todo, finished, errors = iter(jobs), list[int](), list[BaseException]()
 
@@ -304,7 +305,7 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
                 return
             try:
                 work()
-            except BaseException as error:  # raised by the thread that is helped
+            except BaseException as error:  # raised by the calling thread
                 errors.append(error)
             finished.append(nbytes)
             while report is not None and finished:
@@ -316,7 +317,7 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
         for _ in range(min(THREADS, len(jobs)) - 1)
     ]
     try:
-        with suppress(RuntimeError):  # no more threads, or the interpreter ends
+        with suppress(RuntimeError):  # no more threads, or the interpreter is exiting
             for thread in threads:
                 thread.start()
         worker(done)
@@ -335,6 +336,6 @@ def run_all(jobs: list[Job], done: Callable[[int], object]) -> None:
 
 
 def copy_into(spec: TensorSpec, target: torch.Tensor) -> None:
-    """Read a tensor and copy it into one that is there."""
+    """Read a tensor and copy it into an existing one."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
-        target.copy_(read_part(spec).resolve_neg())  # torch forgets it between some dtypes
+        target.copy_(read_part(spec).resolve_neg())  # copy_ ignores neg between some dtypes

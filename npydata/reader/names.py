@@ -1,7 +1,7 @@
 """A name for everything in a checkpoint: nested containers flattened with dots.
 
-``{"model": {"fc": {"weight": tensor}}}`` has one entry, ``model.fc.weight``. An object that only
-code could make is a container of what the file says of it. Where two paths would get the same name,
+``{"model": {"fc": {"weight": tensor}}}`` has one entry, ``model.fc.weight``. An object that takes
+code to build is a container of what the file says about it. If two paths would get the same name,
 the later one is numbered.
 """
 
@@ -21,23 +21,23 @@ from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 
 MAX_DEPTH = 200
 FREE_ENTRIES = 1 << 17
-"""Entries that a pickle of any size may have, and one more for each byte of it. A short file could
-refer to a long list, or a long text, again and again."""
+"""A pickle of any size may have this many entries, and one more for each of its bytes. A short file
+could refer to a long list, or a long text, again and again."""
 LENGTH_OF_ENTRY = 16
-"""So many characters, or members of containers and sets, count as one entry."""
+"""How many characters, or members of containers and sets, count as one entry."""
 NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 CONTAINERS, SETS = (dict, list, tuple), (set, frozenset)
 COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec, NumpyArray, NumpyDtype)
-"""What makes a list more than a list of plain values, which is one entry."""
+"""Types that split a list into entries; a list of only plain values is one entry."""
 
 
 def flatten(root: Any, nbytes: int) -> dict[str, Any]:
-    """Return every tensor and every other value by its name, in the order of the file.
+    """Return every tensor and every other value by name, in file order.
 
     Raises:
         FormatError: There are far more entries than a pickle of ``nbytes`` holds, or containers
-            are nested too deep, or in themselves.
+            are nested too deep, or contain themselves.
     """
     named: dict[str, Any] = {}
     left = LENGTH_OF_ENTRY * (FREE_ENTRIES + nbytes)
@@ -62,9 +62,9 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
 
 
 def lengths(values: Any) -> Iterator[int]:
-    """Yield how many members there are, how long their texts are, and the same of sets in them.
+    """Yield how many members there are, how long their texts are, and the same for nested sets.
 
-    And of tuples, which have no name of their own where they are in sets.
+    Tuples count like sets, as a tuple in a set has no name of its own.
     """
     yield len(values)
     for one in values if not {*map(type, values)} <= NUMBERS else ():
@@ -77,14 +77,14 @@ def lengths(values: Any) -> Iterator[int]:
 def is_entry(value: Any, inner: list[Any]) -> bool:
     """Whether a value has a name of its own, given its parts, ``inner``.
 
-    What has no parts has one, an empty container too. An object has one beside its parts, unless it
-    is a module: that is a container of its parameters.
+    A value without parts has one, even an empty container. So has an object with parts, unless it
+    is a module, which is only a container of its parameters.
     """
     return not inner or (isinstance(value, UnresolvedObject) and not is_module(value))
 
 
 def as_value(value: Any) -> Any:
-    """Return a leaf as the caller sees it: numpy's arrays made, a bare storage as a tensor."""
+    """Return a leaf as the caller sees it: numpy's arrays built, a bare storage as a tensor."""
     if isinstance(value, NumpyArray | NumpyDtype):
         return value.value()
     if isinstance(value, TypedStorage):
@@ -93,9 +93,9 @@ def as_value(value: Any) -> Any:
 
 
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what lies inside a value, by key; a list of plain values has no parts."""
+    """Yield the parts of a value, by key; a list of plain values has none."""
     for one in containers(value):
-        if is_module(value):  # it has no bias, say
+        if is_module(value):  # None for a missing bias, say
             yield from (pair for pair in one.items() if pair[1] is not None)
         elif isinstance(one, dict):
             yield from one.items()
@@ -112,7 +112,7 @@ def containers(value: Any) -> list[Any]:
     if is_module(value):  # named as its state_dict() does
         groups = [value.state[group] for group in MODULE_GROUPS]
         return [group for group in groups if isinstance(group, dict)]
-    # Of two states, as pickle has it, one is of ``__dict__`` and one of ``__slots__``.
+    # A pair of states, as pickle defines it, is one for ``__dict__`` and one for ``__slots__``.
     both = isinstance(value.state, tuple) and len(value.state) == 2
     said = [value.args, *(value.state if both else [value.state]), value.items, value.pairs]
     return [
@@ -127,7 +127,7 @@ def is_module(value: Any) -> bool:
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Return a name, with a number if it is taken."""
+    """Return a name, with a number appended if it is taken."""
     name = name or "tensor"
     while name in taken:
         name += f"'{len(taken)}"

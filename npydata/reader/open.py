@@ -34,18 +34,18 @@ from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
 INDEX = ".index.json"
-"""How the name of a sharded set's index ends."""
+"""The suffix of a sharded set's index."""
 MAX_INDEX_BYTES = 1 << 27
 SIBLING = re.compile(r"\w[\w .,+=@~()-]*")
-"""A file beside an index: a name that no system and no URL takes for a path or a command."""
+"""A file name beside an index, which no system or URL takes for a path or a command."""
 IN_FOLDER = (
     ("model.safetensors", "model_[0-9]*.safetensors"), (f"*.safetensors{INDEX}",), (f"*{INDEX}",),
     ("*.safetensors",), ("pytorch_model.bin",), ("*.bin", "*.pt", "*.pth", "*.ckpt"),
 )  # fmt: skip
-"""Which file of a folder is its checkpoint: the first of these that it has, if it has one. Those of
-Hugging Face's names come as ``from_pretrained`` looks for them."""
+"""Which file of a folder is its checkpoint: the first group with a match must match only one file.
+Hugging Face's names are in the order in which ``from_pretrained`` looks for them."""
 BESIDE = (".*", "training_args.bin", f"*.h5{INDEX}", f"*.msgpack{INDEX}")
-"""What lies beside them: a trainer's options, and the indexes of other libraries' files."""
+"""Files to ignore beside them: a trainer's options, and the indexes of other libraries' files."""
 
 
 @without_collecting
@@ -53,19 +53,18 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
     """Open a checkpoint without reading a tensor and without running anything in it.
 
     Args:
-        path: A file of ``torch.save`` (zip since 1.6, legacy, or tar before 0.1.10), a safetensors
-            file, the ``*.index.json`` of a sharded set, or the URL of one of these; or a folder
-            that holds one, or shards that many ranks wrote; a folder of
-            ``torch.distributed.checkpoint``; or one that an ``AsyncCheckpointer`` wrote: then
-            names begin with ``model.`` and ``optimizer.``, and what was saved beside them is the
-            metadata.
-        mmap: Map large tensors; else read them. Files over a network are always read.
+        path: A file that ``torch.save`` wrote (zip since 1.6, legacy, or tar before 0.1.10), a
+            safetensors file, the ``*.index.json`` of a sharded set, or the URL of one of these. Or
+            a folder: one that holds such a file, or the shards of many ranks; one of
+            ``torch.distributed.checkpoint``; or one that an ``AsyncCheckpointer`` wrote, whose
+            names begin with ``model.`` and ``optimizer.`` and whose other values are the metadata.
+        mmap: Map large tensors instead of reading them. Files over a network are always read.
 
     Returns:
         A mapping from names to tensors. Nested containers are flattened with dots.
 
     Raises:
-        CheckpointError: The file is damaged, cut off, hostile, or no checkpoint.
+        CheckpointError: The file is damaged, truncated, hostile, or not a checkpoint.
         FileNotFoundError: There is no such file.
     """
     name = os.fsdecode(path)
@@ -78,7 +77,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
 
 
 def open_file(file: File, mmap: bool = True) -> Contents:
-    """Return what a file, or the set that an index names, holds."""
+    """Return the contents of a file, or of the set that an index lists."""
     if not str(file.path).split("?")[0].endswith(INDEX):
         return read_file(file)
     if isinstance(file, RemoteFile):
@@ -87,10 +86,10 @@ def open_file(file: File, mmap: bool = True) -> Contents:
 
 
 def read_file(file: File) -> Contents:
-    """Return what one file holds, by the format that its first bytes show.
+    """Return the contents of one file, whose first bytes show its format.
 
-    torch looks for a zip file's first bytes, then for a tar header, and takes what it finds for a
-    pickle else. So does this, for a file that begins like several.
+    torch looks for a zip file's first bytes, then for a tar header, and takes anything else for a
+    pickle. Here a file that begins like several formats is refused.
     """
     start = file.read(0, min(START_BYTES, file.size))
     if not start:
@@ -110,9 +109,9 @@ def read_file(file: File) -> Contents:
 
 
 def formats_of(start: bytes) -> list[tuple[str, Callable[[Extent], Contents]]]:
-    """Return what a file may be that begins so, in words, and what reads it.
+    """Return the formats that a file may have, each with its name in words and its reader.
 
-    By its first bytes alone: which kind of zip file it is, ``read_zip`` decides.
+    Only the first bytes count: ``read_zip`` finds out what kind of zip file it is.
     """
     formats = (
         ("a zip file", read_zip, start[:4] == b"PK\3\4"),
@@ -124,9 +123,9 @@ def formats_of(start: bytes) -> list[tuple[str, Callable[[Extent], Contents]]]:
 
 
 def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
-    """Open every file that an index names; what they hold beside its tensors is passed over.
+    """Open every file that an index lists; values in them that the index doesn't list are ignored.
 
-    ``open_beside`` opens a file beside the index by its name.
+    ``open_beside(name)`` opens a file beside the index.
     """
     content = index.content(MAX_INDEX_BYTES)
     try:
@@ -145,7 +144,7 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
             raise FormatError(f"{name!r:.200} is not in {shard}, where the index places it")
         root[name] = shards[shard].leaves[name]
     listed = {id(value) for value in root.values()}
-    for one in shards.values():  # our writer notes other names of tied tensors, which aren't listed
+    for one in shards.values():  # our writer notes tied names in the shards, not in the index
         root |= {
             name: value
             for name, value in one.leaves.items()
@@ -155,7 +154,7 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
 
 
 def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[str, Contents]:
-    """Open the files of a set, none of which may be there twice."""
+    """Open the files of a set; none may appear twice."""
     shards: dict[str, Contents] = {}
     taken: dict[Any, str] = {}
     for name in names:
@@ -170,7 +169,7 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
 
 
 def joined(shards: Collection[Contents], leaves: dict[str, Any]) -> Contents:
-    """Return the tensors of a set as one checkpoint: by name only, so root and leaves are one."""
+    """Join a set into one checkpoint, which has no nesting: root and leaves are the same."""
     files = [file for one in shards for file in one.files]
     unknown = {name for one in shards for name in one.unknown}
     first, *others = shards
@@ -179,7 +178,7 @@ def joined(shards: Collection[Contents], leaves: dict[str, Any]) -> Contents:
 
 
 def open_folder(path: Path, mmap: bool, read: Callable[[Folder], Any]) -> Any:
-    """Open what a folder is or holds, in the new one if a save replaces it."""
+    """Open what a folder is or holds; if a save replaces the folder, open the new one."""
     while True:
         folder = Folder(path, mmap)
         try:
@@ -196,7 +195,7 @@ def read_folder(folder: Folder) -> Contents:
         return open_training(folder)
     if ours.TRAINING in names:
         file, begin = folder.open(ours.TRAINING), ours.TRAINING_BEGIN
-        if file.read(0, min(file.size, len(begin))) == begin:  # others have files called so
+        if file.read(0, min(file.size, len(begin))) == begin:  # others use this name, too
             raise FormatError(
                 f"has no {ours.MANIFEST}: a save of it was not finished, or it was "
                 "copied in part; name the file to open what it holds"
@@ -222,7 +221,7 @@ def read_folder(folder: Folder) -> Contents:
 def open_parts(folder: Folder) -> tuple[ours.Manifest, dict[str, Any], dict[str, Contents]]:
     """Open a training checkpoint of ours: its manifest, its values, and the tensors of each part.
 
-    The values are still encoded, and the tensors have the names that they have in the files.
+    The values are still encoded, and the tensors keep their names in the files.
     """
     raw = folder.read(ours.MANIFEST, ours.MAX_MANIFEST_BYTES)
     manifest = ours.Manifest.from_json(raw, folder.path / ours.MANIFEST)
@@ -239,8 +238,8 @@ def open_parts(folder: Folder) -> tuple[ours.Manifest, dict[str, Any], dict[str,
 def open_training(folder: Folder) -> Contents:
     """Open a training checkpoint of ours: ``model.NAME``, ``optimizer.NAME``, and its values.
 
-    ``training_state.json`` gives the nesting, with a name where each tensor stands; the tensors are
-    those of the safetensors files.
+    ``training_state.json`` gives the nesting, with a name in place of each tensor; the tensors are
+    in the safetensors files.
     """
     manifest, values, parts = open_parts(folder)
     checksums: Checksums = {}

@@ -1,7 +1,7 @@
-"""A file behind a URL, read by ranges: HTTP by the standard library, other schemes by fsspec.
+"""A file at a URL, read by byte range: HTTP by the standard library, other schemes by fsspec.
 
 Small reads go through a cache of blocks, so that headers and directories take few requests; large
-ones go straight to where they belong.
+ones go straight to their destination.
 """
 
 import re
@@ -15,12 +15,12 @@ from urllib.parse import urljoin, urlsplit
 from npydata.reader.file import File, FormatError
 
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
-"""What a small read fetches, and how many blocks are kept."""
+"""How much a small read fetches, and how many blocks are kept."""
 TIMEOUT_S = 30.0
 Version = tuple[int, str | None]
-"""The size of a file, and what else changes with it, if the server says so."""
+"""The size of a file, and its ETag or modification time if the server sends one."""
 Fetch = Callable[[str, int, int], tuple[bytes, Version]]
-"""Returns bytes of a URL from an offset on, fewer at its end."""
+"""Returns bytes of a URL from an offset on, fewer at the file's end, and its version."""
 URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
@@ -30,9 +30,9 @@ def is_url(path: object) -> bool:
 
 
 class RemoteFile(File):
-    """A file behind a URL; its bytes are fetched when they are asked for.
+    """A file at a URL; its bytes are fetched on demand.
 
-    It is never mapped: ``map`` copies. That it is unchanged shows with every answer.
+    It is never mapped: ``map`` copies. Every response is checked to be of the same version.
     """
 
     is_remote = True
@@ -42,15 +42,15 @@ class RemoteFile(File):
             raise FormatError("a chained URL, expected the URL of one file")
         self.path = self.identity = url
         self.fetched = 0
-        """Bytes of the file that were fetched."""
+        """Bytes fetched so far."""
         http = urlsplit(url).scheme.lower() in ("http", "https")
         self._fetch: Fetch | None = fetch_by_http if http else fetch_by_driver
         self._version: Version | None = None
         self._block = lru_cache(BLOCKS)(lambda k: self._fetched(k * BLOCK_BYTES, BLOCK_BYTES))
-        self._block(0)  # an answer gives the size
+        self._block(0)  # the response gives the size
 
     def _fetched(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file, fewer at its end; every answer must be of the same file."""
+        """Return bytes of the file, fewer at its end; every response must be of one version."""
         if self._fetch is None:
             raise FormatError("the checkpoint is closed")
         found, version = self._fetch(self.path, offset, nbytes)
@@ -63,7 +63,7 @@ class RemoteFile(File):
         return found
 
     def close(self) -> None:
-        """Let go of what was fetched; later reads raise."""
+        """Drop the cached blocks; later reads raise."""
         self._block.cache_clear()
         self._fetch = None
 
@@ -76,7 +76,7 @@ class RemoteFile(File):
         view[:] = content[offset % BLOCK_BYTES :][: view.nbytes]
 
     def sibling(self, name: str) -> "RemoteFile":
-        """Open the file of another name beside it."""
+        """Open the file called ``name`` beside this one."""
         query = urlsplit(self.path).query
         return RemoteFile(urljoin(self.path, name) + (f"?{query}" if query else ""))
 
@@ -99,17 +99,17 @@ def fetch_by_http(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
             return answer.read(nbytes + 1)[:nbytes], version
     except urllib.error.HTTPError as error:
         raise FormatError(f"the server answers {error.code} {error.reason!s:.80}") from None
-    except (OSError, ValueError, HTTPException) as error:  # no such host, a time-out, no URL
+    except (OSError, ValueError, HTTPException) as error:  # no such host, a timeout, an invalid URL
         raise FormatError(f"can't be fetched: {error!s:.200}") from None
 
 
 def fetch_by_driver(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
-    """Fetch a range of a URL by the driver that fsspec has for its scheme."""
+    """Fetch a range of a URL with fsspec's driver for its scheme."""
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
         driver, path = url_to_fs(url)
         found: bytes = driver.cat_file(path, offset, offset + nbytes)
         return found, (int(driver.info(path)["size"]), None)
-    except Exception as error:  # no fsspec, or no driver in it; or what the driver raises
+    except Exception as error:  # no fsspec, no driver for the scheme, or what the driver raises
         raise FormatError(f"can't be read: {type(error).__name__} {error!s:.200}") from None

@@ -1,4 +1,4 @@
-"""The level below tensors: a checkpoint file as storages, whole or in ranges of bytes."""
+"""The level below tensors: a checkpoint file as storages, read whole or by byte range."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class LazyDataSource:
     """The storages of one checkpoint file; reads only what is asked for.
 
     Made by :meth:`from_zip` or :meth:`from_legacy_multi_storage`. Any number of threads may read at
-    once. A context manager: ``close`` lets go of the file.
+    once. It is a context manager that closes the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
@@ -30,12 +30,12 @@ class LazyDataSource:
 
     @classmethod
     def from_zip(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
-        """Open a zip file of ``torch.save``."""
+        """Open a zip file that ``torch.save`` wrote."""
         return cls(path, read_zip)
 
     @classmethod
     def from_legacy_multi_storage(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
-        """Open a file that ``torch.save`` wrote before 1.6; it says where its storages begin."""
+        """Open a file that ``torch.save`` wrote before 1.6; its pickle locates the storages."""
         return cls(path, read_legacy)
 
     def keys(self) -> list[str]:
@@ -66,7 +66,7 @@ class LazyDataSource:
             return extent.read(offset, length)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._checkpoint.close()
 
     def __enter__(self) -> "LazyDataSource":

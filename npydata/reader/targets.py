@@ -1,4 +1,4 @@
-"""What may be filled in place of new memory: the tensors of models and optimizers, by name."""
+"""What ``load(into=...)`` fills: the tensors of models and optimizers, by name."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,15 +12,15 @@ from npydata.reader.pickle.objects import TensorSpec
 from npydata.reader.tensor import byte_span
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Tensors that say where their memory is; what is made of others is up to their class."""
+"""Types whose tensors expose their memory; a subclass may keep its elements elsewhere."""
 INSTEAD = "load without into, and call load_state_dict()"
 
 
 def targets_of(into: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of modules, optimizers and nested mappings by names with dots.
+    """Return the tensors of modules, optimizers and nested mappings by dotted name.
 
     Raises:
-        FormatError: Something is neither, or a ``state_dict()`` makes its tensors anew, so that
+        FormatError: A value is not a tensor, or a ``state_dict()`` makes its tensors anew, so that
             filling them would change nothing.
     """
     found: dict[str, torch.Tensor] = {}
@@ -36,7 +36,7 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
 
 
 def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield what modules, optimizers and nested mappings hold, but None and settings."""
+    """Yield what modules, optimizers and nested mappings hold, except None and settings."""
     if hasattr(value, "state_dict") and not isinstance(value, type):
         value = value.state_dict()
     if isinstance(value, Mapping | list | tuple):
@@ -49,7 +49,7 @@ def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
 def check_targets(
     specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], *, exactly: bool
 ) -> None:
-    """Refuse targets that are missing or too many, of another shape, or without memory to fill."""
+    """Refuse targets that are missing, extra, of another shape, or without memory to fill."""
     for name in specs:
         if name not in targets:
             hint = did_you_mean(name, targets)
@@ -65,7 +65,7 @@ def check_targets(
 
 
 def why_not_filled(spec: TensorSpec, target: torch.Tensor) -> str | None:
-    """Return why a tensor can't take another one's values, or None."""
+    """Return why a target can't be filled, or None if it can."""
     if target.is_meta or target.layout is not torch.strided or target.is_nested:
         return f"it has no memory of its own (device {target.device}, {target.layout})"
     if tuple(target.shape) != spec.shape:
@@ -80,14 +80,14 @@ def why_not_filled(spec: TensorSpec, target: torch.Tensor) -> str | None:
 
 
 def alias_key(target: torch.Tensor) -> Any:
-    """Return what is equal for tensors that view exactly the same elements; first their bytes."""
+    """Return a key that is equal for tensors that view exactly the same elements."""
     if (memory := byte_range(target)) is None:
         return None, id(target)
     return memory, target.dtype, target.shape, target.stride()
 
 
 def byte_range(target: torch.Tensor) -> tuple[int, int] | None:
-    """Return where the memory of a tensor begins and ends, if it says so."""
+    """Return the addresses where a tensor's memory begins and ends, or None if unknown."""
     strided = target.layout is torch.strided and not target.is_nested and not target.is_meta
     if type(target) not in PLAIN or not strided or not target.numel():
         return None
@@ -96,7 +96,7 @@ def byte_range(target: torch.Tensor) -> tuple[int, int] | None:
 
 
 def did_you_mean(name: str, others: Iterable[str]) -> str:
-    """Return a hint at the name that may have been meant, or nothing."""
+    """Return a hint at the name that may have been meant, or an empty string."""
     some = list(islice(others, 10_000))
     near = [one for one in some if one.endswith(f".{name}") or name.endswith(f".{one}")]
     near = near or difflib.get_close_matches(name, some, 1)

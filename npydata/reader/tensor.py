@@ -1,9 +1,9 @@
-"""From a description to a tensor: checked views, private memory, slices, and chunks put together.
+"""From a TensorSpec to a tensor: views of private memory, slices, and chunks put together.
 
-``read_tensor`` makes a tensor over the memory of its whole storage, mapped where that can be done,
-which other tensors may share. ``read_part`` reads the bytes of one tensor into memory of its own;
-``sliced`` describes ``tensor[index]`` for it. That a tensor lies within its storage was checked
-when the file was opened.
+``read_tensor`` returns a view of the whole storage, which is mapped if possible and may be shared
+with other tensors. ``read_part`` reads the bytes of one tensor into new memory; ``sliced`` makes
+the TensorSpec of ``tensor[index]`` for it. When a file is opened, every tensor is checked to be
+within its storage.
 """
 
 from bisect import bisect_left
@@ -33,32 +33,32 @@ class Chunk:
 
     @property
     def region(self) -> tuple[slice, ...]:
-        """The part of the whole that it is."""
+        """Its slices of the whole tensor."""
         return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
 
 
-# Where the bytes of a tensor lie
+# Where the bytes of a tensor are
 
 
 @lru_cache(1024)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose elements lie in order, without gaps."""
+    """Return the strides of a contiguous tensor."""
     return torch.empty(shape, dtype=torch.uint8, device="meta").stride()
 
 
 @lru_cache(1024)
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether elements lie in order, without gaps; a dimension of one has no step."""
+    """Whether a tensor is contiguous; the stride of a dimension of size 1 doesn't matter."""
     return without_memory(shape, stride).is_contiguous()
 
 
 def without_memory(shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of which torch can say how its elements would lie."""
+    """Return a meta tensor, whose layout torch computes without any memory."""
     return torch.empty_strided(shape, stride, dtype=torch.uint8, device="meta")
 
 
 def byte_span(view: View, itemsize: int) -> tuple[int, int]:
-    """Return the first byte of its storage that a view touches, and the one after the last."""
+    """Return the first byte of the storage that a view touches, and the one after the last."""
     shape, stride, offset = view
     if 0 in shape:
         return offset * itemsize, offset * itemsize
@@ -67,13 +67,13 @@ def byte_span(view: View, itemsize: int) -> tuple[int, int]:
 
 
 def span_of(spec: TensorSpec) -> tuple[int, int]:
-    """Return the bytes of the whole storage that a tensor touches."""
+    """Return where a tensor's span of its storage begins and ends, in bytes."""
     _, nbytes = byte_span((spec.shape, spec.stride, 0), spec.dtype.itemsize)
     return spec.offset, spec.offset + nbytes
 
 
 def extents_of(spec: TensorSpec) -> list[Extent]:
-    """Return where the bytes that a tensor spans lie, in one file or in several."""
+    """Return the extents that a tensor spans, in one file or in several."""
     if spec.chunks is not None:
         return [one for chunk in spec.chunks for one in extents_of(chunk.resolve())]
     first, end = span_of(spec)
@@ -81,10 +81,10 @@ def extents_of(spec: TensorSpec) -> list[Extent]:
 
 
 def memory_key(spec: TensorSpec) -> tuple[Storage, int]:
-    """Return what is equal for tensors that may share memory.
+    """Return a key that is equal for tensors that may share memory.
 
-    That is the storage, and how many bytes are turned around together, if its byte order is not
-    this machine's: two dtypes of one storage then need two memories.
+    It is the storage, and how many bytes are swapped together if its byte order is not this
+    machine's: two dtypes of one storage then need two copies.
     """
     return spec.storage, component_bytes(spec.dtype) if spec.storage.swapped else 1
 
@@ -93,7 +93,7 @@ def memory_key(spec: TensorSpec) -> tuple[Storage, int]:
 
 
 def read_tensor(spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor in private memory, mapped from the file where that can be done."""
+    """Return a tensor in private memory, mapped from the file if possible."""
     if spec.chunks is not None:
         if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
             return read_tensor(spec.chunks[0].resolve()).contiguous()
@@ -109,14 +109,14 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
 
 
 def aligned(memory: Any, spec: TensorSpec) -> Any:
-    """Return a storage in which no element of a tensor crashes torch: complex128 needs 16 bytes."""
+    """Return the storage, or an aligned copy: torch crashes on complex128 not aligned to 16."""
     return memory.clone() if spec.dtype == torch.complex128 and memory.data_ptr() % 16 else memory
 
 
 def storage_memory(storage: Storage, component: int) -> Bytes:
-    """Return the bytes of a storage: mapped if they can be used as they lie, else read.
+    """Return the bytes of a storage: mapped if they can be used in place, else read.
 
-    They can if they needn't be turned around, and are aligned as most elements need it.
+    They can if they need no byte swap and are aligned to 8 bytes, as most elements need.
     """
     extent = whole_extent(storage)
     if storage.swapped or extent.offset % 8:
@@ -128,7 +128,7 @@ def storage_memory(storage: Storage, component: int) -> Bytes:
 
 
 def whole_extent(storage: Storage) -> Extent:
-    """Return where the bytes of a storage lie, after ``Extent.check``."""
+    """Return the extent of a storage's bytes, after ``Extent.check``."""
     assert storage.extent is not None
     return storage.extent.part(0, storage.nbytes)
 
@@ -136,7 +136,7 @@ def whole_extent(storage: Storage) -> Extent:
 def tensor_in(
     storage: torch.UntypedStorage, spec: TensorSpec, stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """Return a tensor in memory as it was saved: conj, neg, requires_grad, a Parameter."""
+    """Return a tensor over a storage as it was saved: conj, neg, requires_grad, a Parameter."""
     tensor = torch.empty(0, dtype=spec.dtype, device=storage.device)
     tensor = tensor.set_(storage, offset, spec.shape, stride)
     tensor = tensor.conj() if spec.conj else tensor
@@ -147,12 +147,12 @@ def tensor_in(
 
 
 def component_bytes(dtype: torch.dtype) -> int:
-    """Return the size of the numbers in an element: a complex element has two."""
+    """Return the size of each number in an element: a complex element has two."""
     return dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
 
 
 def swap(memory: Bytes, size: int) -> Bytes:
-    """Turn the bytes of each number around, in place."""
+    """Swap the bytes of each number, in place."""
     if size > 1:
         memory[: memory.nbytes // size * size].view(f"u{size}").byteswap(inplace=True)
     return memory
@@ -162,7 +162,7 @@ def swap(memory: Bytes, size: int) -> Bytes:
 
 
 def read_part(spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor in memory of its own, no parameter; only the bytes it spans are read."""
+    """Return a tensor in new memory, never a Parameter; only the bytes it spans are read."""
     if spec.chunks is None:
         memory = swap(gather(spec), memory_key(spec)[1])
         storage = torch.from_numpy(memory).untyped_storage()
@@ -174,11 +174,11 @@ def read_part(spec: TensorSpec) -> torch.Tensor:
 
 
 def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
-    """Return the description of ``tensor[index]``: torch slices a tensor without memory.
+    """Return the TensorSpec of ``tensor[index]``: torch slices a meta tensor.
 
     Raises:
         IndexError: An integer is out of range, or there are more indices than dimensions.
-        TypeError: An index is of another kind.
+        TypeError: An index is not an integer, a slice or ``...``.
         ValueError: A slice steps backwards, which torch doesn't do.
     """
     given = list(index) if isinstance(index, tuple) else [index]
@@ -195,7 +195,7 @@ def sliced(spec: TensorSpec, index: Any) -> TensorSpec:
 
 
 def slices_of_chunks(spec: TensorSpec, index: list[Any]) -> Iterator[Chunk]:
-    """Yield the parts of a tensor's chunks that an index takes, by their place in the result."""
+    """Yield the parts of a tensor's chunks that an index takes, with offsets in the result."""
     dots = index.index(...) if ... in index else len(index)
     rest = [slice(None)] * (len(spec.shape) - len(index) + index.count(...))
     index = index[:dots] + rest + index[dots + 1 :]
@@ -221,17 +221,17 @@ def slices_of_chunks(spec: TensorSpec, index: list[Any]) -> Iterator[Chunk]:
 
 
 def gather(spec: TensorSpec) -> Bytes:
-    """Return the bytes of a tensor's elements in their order, without gaps.
+    """Return the bytes of a tensor's elements in order, without gaps.
 
-    What it spans may have gaps, of a column for example. Where most of it isn't wanted, it is
-    mapped, so that only the pages that are wanted come.
+    The span of a column, for example, has gaps. If most of the span is gaps, it is mapped, so that
+    only the pages with elements are read.
     """
     (part,) = extents_of(spec)
     if is_contiguous(spec.shape, spec.stride):
         memory = part.file.copy(part.offset, part.nbytes)
     else:
         itemsize = spec.dtype.itemsize
-        opaque = f"V{itemsize}"  # moved, and not looked into
+        opaque = f"V{itemsize}"  # elements are moved, never interpreted
         elements = np.empty(spec.shape, opaque)
         read = part.file.copy if part.nbytes <= 2 * elements.nbytes else part.file.map
         steps = [

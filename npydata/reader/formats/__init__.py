@@ -1,11 +1,11 @@
-"""What every format returns, and what other files are that people take for a checkpoint.
+"""What every format returns, and what people mistake for a checkpoint.
 
 Each format is a file here with a function ``read_FORMAT(whole) -> Contents``: zip, legacy and tar
 are torch's, and hold a pickle; safetensors has a header in JSON; dcp reads a folder. sharded.py
 joins files that hold pieces of the same tensors, and training.py has what is ours: the manifest,
-its checksums, and values as typed JSON. Which one reads a file is decided in ``open.py``.
+its checksums, and values as typed JSON. ``open.py`` decides which format reads a file.
 
-A file is known by its first bytes, or by a name that only one program gives.
+A file is recognised by its first bytes, or by a name that only one program uses.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,16 +16,16 @@ from typing import Any
 from npydata.reader.file import File
 
 START_BYTES = 512
-"""How much of a file it takes to recognise it."""
+"""How many bytes it takes to recognise a file."""
 Checksums = dict[File, list[tuple[int, int, int]]]
-"""Of each file: ranges, as begin, end and CRC-32."""
+"""For each file, its ranges as ``(begin, end, crc32)``."""
 
 
 @dataclass(slots=True)
 class Contents:
-    """Everything that a checkpoint holds; nothing of its tensors has been read.
+    """Everything that a checkpoint holds; no tensor has been read.
 
-    ``root`` and ``leaves`` have the same objects, nested and by name. A format without nesting has
+    ``root`` and ``leaves`` hold the same objects, nested and by name. A format without nesting has
     one dictionary for both.
     """
 
@@ -35,18 +35,18 @@ class Contents:
     root: Any
     """Values and :class:`TensorSpec` objects as they are nested."""
     leaves: dict[str, Any]
-    """What stands in ``root`` under each name, as ``flatten`` gives it."""
+    """The entries of ``root`` by name, as ``flatten`` returns them."""
     byteorder: str = "little"
     unknown: set[str] = field(default_factory=set)
-    """Names that only the program which wrote the file can look up."""
+    """Names that only the program that wrote the file can look up."""
     values: dict[str, Any] = field(default_factory=dict)
     """What the format keeps beside the tensors: the metadata of safetensors."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the whole tensors that those of this file are chunks of, where it says so."""
+    """Shapes of the whole tensors of which this file has chunks, if the file gives them."""
     checksums: Checksums = field(default_factory=dict)
-    """What was written, in our own folders."""
+    """Checksums of what was written, in our own folders."""
     on_load: Callable[[], None] | None = None
-    """Called when all of it has been loaded."""
+    """Called at the end of ``LazyCheckpoint.load``."""
 
 
 FOREIGN = (
@@ -59,7 +59,7 @@ FOREIGN = (
     ("*.distcp", b"", "a shard of torch.distributed.checkpoint: open the folder"),
     ("*.metadata", b"", "the metadata of torch.distributed.checkpoint: open the folder"),
 )
-"""What people take for a checkpoint, by its name or first bytes, and what to do instead."""
+"""What people mistake for a checkpoint, by its name or first bytes, and what to do instead."""
 FOREIGN_FOLDERS = (
     (
         "__[0-9]*.metadata *.distcp",
@@ -76,11 +76,11 @@ FOREIGN_FOLDERS = (
         "a checkpoint of Megatron: open the model_optim_rng.pt of a rank, or convert it there",
     ),
 )
-"""For names in a folder, one of which is enough: what it is, and what to do instead."""
+"""Names in a folder, any of which is enough; what the folder is, and what to do instead."""
 
 
 def foreign_file(name: str, start: bytes) -> str | None:
-    """Return what a file is that is no checkpoint, and what to do; None if that isn't known."""
+    """Return what a file is if it is no checkpoint, and what to do; None if unknown."""
     for pattern, begin, what in FOREIGN:
         if (pattern and fnmatchcase(name, pattern)) or (begin and start.startswith(begin)):
             return f"is {what}"
@@ -88,7 +88,7 @@ def foreign_file(name: str, start: bytes) -> str | None:
 
 
 def foreign_folder(names: Iterable[str]) -> str | None:
-    """Return what a folder with these names is, and what to do; None if that isn't known."""
+    """Return what a folder with these names is, and what to do; None if unknown."""
     for patterns, what in FOREIGN_FOLDERS:
         if any(fnmatchcase(name, one) for name in names for one in patterns.split()):
             return f"is {what}"

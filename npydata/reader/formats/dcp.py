@@ -1,8 +1,8 @@
 """A folder of ``torch.distributed.checkpoint``: its metadata, and the chunks of its tensors.
 
-``.metadata`` is a pickle that says of each tensor its dtype, sizes and chunks, and of each chunk in
-which ``*.distcp`` file it lies and where: a zip file of ``torch.save`` inside that file, which is
-opened when it is read. The classes are those of ``torch/distributed/checkpoint/metadata.py``.
+``.metadata`` is a pickle with the dtype, sizes and chunks of each tensor, and the position of each
+chunk in a ``*.distcp`` file. A chunk is a zip file of ``torch.save`` inside that file, opened when
+it is read. The classes are those of ``torch/distributed/checkpoint/metadata.py``.
 """
 
 import math
@@ -25,19 +25,19 @@ METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 28
 BYTES = "torch.distributed.checkpoint.metadata.BytesStorageMetadata"
 HONEST = ("torch.distributed.checkpoint.", "pathlib.")
-"""What an honest metadata names; anything else is listed."""
+"""How names in honest metadata begin; any other name is listed as unknown."""
 
 
 def read_dcp(folder: Folder) -> Contents:
     """Read what the metadata of a folder describes.
 
     Raises:
-        FormatError: It is damaged or hostile, or does not fit the files.
+        FormatError: The metadata is damaged or hostile, or does not fit the files.
     """
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     machine = PickleMachine(raw, no_storage)
     said = machine.run()
-    left = 1024 + len(raw) // 8  # a file may say a list of chunks once, and refer to it
+    left = 1024 + len(raw) // 8  # a pickle can refer to one list of chunks many times
     root: dict[str, Any] = {}
     others: dict[str, Item] = {}
     try:
@@ -63,9 +63,9 @@ def read_dcp(folder: Folder) -> Contents:
 
 
 class Item:
-    """An item of a ``.distcp`` file, a zip file that is opened when it is needed.
+    """An item of a ``.distcp`` file: a zip file that is opened when it is needed.
 
-    One that is a chunk of a tensor is opened when the chunk is read, one with other values at once.
+    An item with a chunk of a tensor is opened when the chunk is read, any other item at once.
     """
 
     def __init__(self, part: Extent) -> None:
@@ -73,7 +73,7 @@ class Item:
 
     @cached_property
     def contents(self) -> Contents:
-        """What it holds."""
+        """The contents of the zip file."""
         try:
             return read_zip(self.part)
         except FormatError as error:
@@ -81,7 +81,7 @@ class Item:
             raise FormatError(f"{place}: {error}") from None
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
-        """Return the description of the tensor in it; it must be what the metadata says."""
+        """Return the TensorSpec in the zip file, which must match the metadata."""
         spec, name = self.contents.root, self.part.file.path.name
         if not isinstance(spec, TensorSpec):
             raise FormatError(f"{name} has {brief(spec)} for a chunk")
@@ -129,7 +129,7 @@ def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]
 
 
 def read_chunks(name: str, made: Any, items: dict[tuple[str, str], Item]) -> TensorSpec:
-    """Return a tensor in chunks, none of which has been looked into."""
+    """Return a tensor in chunks, none of which has been opened."""
     dtype = made.state["properties"].state[0]
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name:.200} has the dtype {brief(dtype)}")

@@ -1,9 +1,9 @@
 """torch's format before 1.6 (and ``_use_new_zipfile_serialization=False``): pickles, then storages.
 
-Five pickles lie back to back: a magic number, a version, the writer's machine, the object, and the
-list of storage keys. Then comes, for each key in that order, a count of elements in 8 bytes and the
-elements. The object's pickle gives the same counts, so every storage can be found without reading
-any other; its own count is compared before it is read.
+Five pickles come back to back: a magic number, a version, the writer's machine, the object, and the
+list of storage keys. Then, for each key in that order, come an 8-byte count of elements and the
+elements. The object's pickle gives the same counts, so any storage can be found without reading the
+others; its own count is compared before it is read.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 COUNT_BYTES = 8
 MAGIC_BYTES = 32
-"""Where the magic number lies, whatever the pickle's protocol."""
+"""The magic number is in these first bytes, whatever the pickle's protocol."""
 
 
 @dataclass(slots=True)
@@ -36,12 +36,12 @@ class CountedExtent(Extent):
 
 
 def read_legacy(whole: Extent) -> Contents:
-    """Read what a legacy file describes, and where its storages lie."""
+    """Read what a legacy file describes, and locate its storages."""
     cursor = Cursor(whole)
     found = cursor.facts(), cursor.facts()
     if found != (MAGIC_NUMBER, PROTOCOL_VERSION):
         raise FormatError(f"magic number and version {brief(found)} of the format")
-    cursor.facts()  # of the writer's machine
+    cursor.facts()  # about the writer's machine
     table = StorageTable(id_fields=6)
     root, unknown = cursor.run(table.load)
     keys, pickled = cursor.facts(), cursor.at

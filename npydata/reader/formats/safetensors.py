@@ -1,4 +1,4 @@
-"""safetensors files: a length in 8 bytes, a header in JSON, and the tensors without a gap.
+"""safetensors files: an 8-byte length, a header in JSON, and the tensors without gaps.
 
 ``read_safetensors`` reads the header and checks it; ``lay_out`` makes one for our writers.
 The format and its limits are those of the safetensors project's README.
@@ -22,11 +22,11 @@ from npydata.reader.tensor import contiguous_stride
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors project has it: some 800,000 tensors."""
+"""The safetensors project's limit: some 800,000 tensors."""
 RESERVED = "__metadata__"
-"""What the format keeps for itself among the names."""
+"""The name that the format reserves for its metadata."""
 NOTES = "npydata"
-"""The entry of the metadata in which our own writers say what the format has no words for: ``ties``
+"""The entry of the metadata in which our own writers say what the format can't express: ``ties``
 (other names of a tensor), ``dtypes`` (complex ones, stored as pairs of real numbers), ``values``
 (metadata that is not text), and ``shapes`` of tensors that are stored in chunks."""
 DTYPES = {
@@ -40,19 +40,19 @@ DTYPES = {
 }  # fmt: skip
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 PACKED = "F4"
-"""Of this dtype torch has two of the file's elements in one, along the last dimension."""
+"""torch packs two elements of this dtype into one, along the last dimension."""
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-"""dtypes that torch lacks, at least for some shapes: read as bytes, and named by ``kind``, as is
-any dtype of a later version."""
+"""Bits per element of dtypes that torch lacks, at least for some shapes. They are read as bytes and
+named by ``kind``, like any dtype of a later version."""
 CODE = re.compile(r"[A-Z][A-Z0-9_]{1,31}")
-"""What a dtype may be called."""
+"""A valid name of a dtype."""
 COMPLEX_AS_REAL = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 """complex dtypes that the format has no code for, and what their pairs are stored as."""
 COMPLEX = {str(dtype).removeprefix("torch."): dtype for dtype in COMPLEX_AS_REAL}
 
 
 def read_safetensors(whole: Extent) -> Contents:
-    """Read what a safetensors file describes, and where its tensors lie."""
+    """Read what a safetensors file describes, and locate its tensors."""
     header, begin = read_header(whole)
     metadata = header.pop(RESERVED, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -77,7 +77,7 @@ def read_safetensors(whole: Extent) -> Contents:
 def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
     """Return what the header says, and where the tensors begin.
 
-    That it is not too long, and begins as an object does, ``is_safetensors`` has seen.
+    ``is_safetensors`` has checked that it is not too long, and that it begins like an object.
     """
     length = int.from_bytes(whole.read(0, LENGTH_BYTES), "little")
     if length > whole.nbytes - LENGTH_BYTES:
@@ -89,7 +89,7 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
             object_pairs_hook=without_duplicates,
             parse_int=whole_number if b"-0" in text else int,
         )
-        if b"\\u" in text:  # half a character, which other readers refuse
+        if b"\\u" in text:  # a lone surrogate, which other readers refuse
             json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"its header is not JSON: {error!s:.200}") from None
@@ -97,7 +97,7 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; JSON itself would let a second value hide the first."""
+    """Return a JSON object, or refuse a repeated name: ``json`` would keep only the last value."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a name stands in it twice")
@@ -105,7 +105,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def whole_number(text: str) -> int:
-    """Return an integer; ``-0`` is none in other readers of JSON."""
+    """Return an integer; refuse ``-0``, which isn't one for other readers of JSON."""
     if text == "-0":
         raise ValueError("-0 is not a whole number")
     return int(text)
@@ -166,27 +166,27 @@ def apply_notes(
 
 
 def is_safetensors(start: bytes) -> bool:
-    """Whether a file begins with the length of a header, and with one."""
+    """Whether a file begins with the length of a header, followed by a header."""
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     opens = re.match(rb'\{["} \n\t\r]', start[LENGTH_BYTES:]) is not None
     return opens and length <= MAX_HEADER_BYTES
 
 
 class Slot(NamedTuple):
-    """Where the elements of one tensor stand in a file."""
+    """Where the elements of one tensor are in a file."""
 
     name: str
     begin: int
-    """In bytes, counted from the end of the header; so is ``end``."""
+    """In bytes from the end of the header, like ``end``."""
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A file before a tensor is written to it."""
+    """The header of a file, and where its tensors go, before any is written."""
 
     header: bytes
-    """Its length, too; padded so that the data begins on a page."""
+    """Includes its length, and is padded so that the data begins on a page."""
     slots: list[Slot]
     nbytes: int
 
@@ -198,11 +198,11 @@ def lay_out(
 ) -> Layout:
     """Return the layout of a file with tensors of these dtypes and shapes, the largest dtype first.
 
-    ``notes`` are what :data:`NOTES` holds, ``texts`` what the metadata holds beside them.
+    ``notes`` go into :data:`NOTES`, ``texts`` are the rest of the metadata.
 
     Raises:
-        CheckpointError: The format has no code for a dtype; or a name or a text can't be in a
-            header, or all are too long.
+        CheckpointError: The format has no code for a dtype, a name or a text can't be in a header,
+            or the header would be too long.
     """
     stored = {name: stored_as(name, *one) for name, one in tensors.items()}
     slots: list[Slot] = []
@@ -233,7 +233,7 @@ def lay_out(
 
 
 def stored_as(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Return the code and the shape with which a tensor is stored."""
+    """Return the code and the shape that a tensor is stored with."""
     if dtype in COMPLEX_AS_REAL:
         return CODES[COMPLEX_AS_REAL[dtype]], (*shape, 2)
     code = CODES.get(dtype)

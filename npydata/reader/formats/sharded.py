@@ -1,8 +1,8 @@
-"""Sharded tensors: each file of a set has some chunks of them, and says where they belong.
+"""Sharded tensors: each file of a set has some of their chunks, and says where they belong.
 
 A file's metadata has an entry ``DCP_SHARDING_INFO``, which gives ``saved_offsets`` for every tensor
-in it, as ``torch.distributed.checkpoint``'s storage for Hugging Face writes it. Ours adds the
-shapes of the whole tensors, so that a missing file shows.
+in it, as ``torch.distributed.checkpoint``'s storage for Hugging Face writes it. Our files add the
+shapes of the whole tensors, so that a missing file is noticed.
 """
 
 import json
@@ -66,7 +66,7 @@ def chunks_of(shard: Contents) -> dict[str, Chunk]:
 
 
 def join_chunks(name: str, chunks: list[Chunk], shape: tuple[int, ...] | None) -> TensorSpec:
-    """Return one tensor made of its chunks; files that torch wrote don't say its shape."""
+    """Return one tensor made of its chunks; files that torch wrote don't give its shape."""
     specs = [chunk.resolve() for chunk in chunks]
     if shape is None:
         ends = [[part.stop for part in chunk.region] for chunk in chunks]
@@ -78,7 +78,7 @@ def join_chunks(name: str, chunks: list[Chunk], shape: tuple[int, ...] | None) -
 
 
 def chunked(name: str, dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) -> TensorSpec:
-    """Return the description of a tensor in chunks, which must make it up, each element once."""
+    """Return the TensorSpec of a tensor in chunks, which must cover each element exactly once."""
     if not tile(shape, chunks):
         held = sum(math.prod(chunk.shape) for chunk in chunks)
         raise FormatError(
@@ -91,12 +91,13 @@ def chunked(name: str, dtype: Any, shape: tuple[int, ...], chunks: list[Chunk]) 
 
 
 def tile(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
-    """Whether chunks cover a tensor, each element once; each chunk is looked at once, too.
+    """Whether chunks cover each element of a tensor exactly once; takes one pass over the chunks.
 
-    A chunk is a product over its dimensions, of the difference of two unknowns that stand for where
-    it ends and where it begins. Between neighbours unknowns cancel, so the sum over the chunks is
-    the whole's product, as a polynomial, if and only if they tile it. Polynomials that differ are
-    equal at a random place in one case of 2^55 (the lemma of Schwartz and Zippel).
+    Each boundary in a dimension gets an unknown. A chunk is the product, over its dimensions, of
+    the unknown where it ends minus the unknown where it begins. Between neighbours the unknowns
+    cancel, so the chunks add up to the product of the whole tensor, as polynomials, if and only if
+    they tile it. Polynomials that differ are equal at a random point in one case of 2^55 (the
+    Schwartz-Zippel lemma).
     """
     if any(not len(one.offsets) == len(one.shape) == len(shape) for one in chunks):
         return False

@@ -24,12 +24,12 @@ from npydata.reader.pickle.torch import STORAGES, part_of, require_location, ten
 
 BLOCK = 512
 OTHER_FACTS = re.compile(rb"([0-9]+ ([ug]id|mtime)=[0-9.]+\n)+")
-"""What Python's ``tarfile`` writes in a header of its own where an older one has no room for it."""
+"""What Python's ``tarfile`` writes in a pax header if the older header has no room for it."""
 MEMBERS = ("sys_info", "pickle", "storages", "tensors")
 
 
 def read_tar(whole: Extent) -> Contents:
-    """Read what a tar file describes, and where its storages lie."""
+    """Read what a tar file describes, and locate its storages."""
     members = read_members(whole)
     objects: dict[str, Any] = {}
     try:
@@ -55,8 +55,8 @@ def read_tar(whole: Extent) -> Contents:
 def read_members(whole: Extent) -> dict[str, Extent]:
     """Return the members by name: each is a header block, the content, and padding to a block.
 
-    Only plain files: what else a tar file may have, such as records that rename the next member,
-    torch never wrote.
+    Only plain files are accepted: torch never wrote the other records that a tar file may have,
+    such as one that renames the next member.
     """
     members: dict[str, Extent] = {}
     at = 0
@@ -79,7 +79,7 @@ def read_members(whole: Extent) -> dict[str, Extent]:
 
 
 def read_storages(cursor: Cursor, objects: dict[str, Any]) -> None:
-    """Add the storages and the views of them, by number."""
+    """Add the storages and their views, by number."""
     for _ in range(count(cursor.facts(), "number of storages")):
         key, location, kind = cursor.facts()
         require_location(location)
@@ -107,7 +107,7 @@ def read_tensors(cursor: Cursor, objects: dict[str, Any]) -> None:
 
 
 def add(objects: dict[str, Any], key: Any, made: TypedStorage | TensorSpec) -> None:
-    """Add a storage, view or tensor, whose number must be its own."""
+    """Add a storage, view or tensor, whose number must be unique."""
     if as_key(key) in objects:
         raise FormatError(f"two storages or tensors are called {brief(key)}")
     objects[as_key(key)] = made
@@ -121,7 +121,7 @@ def as_key(key: Any) -> str:
 
 
 def is_tar(start: bytes) -> bool:
-    """Whether Python's ``tarfile``, with which torch looks first, takes a block for a header."""
+    """Whether Python's ``tarfile``, which torch tries first, takes the first block for a header."""
     try:
         tarfile.TarInfo.frombuf(start[:BLOCK], "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError):

@@ -3,13 +3,13 @@
 A folder holds ``model.safetensors`` and ``optimizer.safetensors`` (or folders of these names with a
 file per rank), ``training_state.json`` with everything that isn't a tensor, and ``manifest.json``,
 which is written last: a folder without it is not a checkpoint of ours. Its CRC-32 checksums find
-accidents, not attacks. ``open_training`` in open.py puts it together; the checkpointer writes it.
+accidents, not attacks. The checkpointer writes the folder; ``open_training`` in open.py reads it.
 
-The typed JSON is also how values come into the header of a safetensors file.
+Values in the header of a safetensors file are typed JSON, too.
 
-JSON has no tuples, no bytes, no NaN, and only text for keys. What it lacks is an object with one
-key that begins with ``$``: ``{"$tuple": [1, 2]}``. A subclass comes back as its base: a member of
-an ``IntEnum`` as an int, of a ``StrEnum`` as a str, a ``defaultdict`` as a dict.
+JSON has no tuples, no bytes, no NaN, and only text for keys. Typed JSON writes these as an object
+with one key that begins with ``$``: ``{"$tuple": [1, 2]}``. A subclass comes back as its base: a
+member of an ``IntEnum`` as an int, of a ``StrEnum`` as a str, a ``defaultdict`` as a dict.
 """
 
 import base64
@@ -43,10 +43,10 @@ PIECE_BYTES = 1 << 26
 """What one checksum covers; the last piece of a file is shorter."""
 MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 26, 1 << 28
 MAX_SEQUENCE = 1 << 62
-"""No run commits so often: a larger number would leave none for later saves."""
+"""No run commits this often; a larger number would leave none for later saves."""
 MAX_DEPTH = 100
 MAX_CHOSEN_KEYS = 20_000
-"""Keys that are not text may be chosen so that finding one takes as long as looking at all."""
+"""A file may choose keys that are not text so that each lookup has to compare all of them."""
 FILE_NAME = re.compile(
     r"(model|optimizer)(/rank_\d{1,9}(-\d{1,9})?)?\.safetensors|rng/rank_\d{1,9}\.json|" + TRAINING
 )
@@ -59,12 +59,12 @@ _loaded_runs: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What the manifest says of one file."""
+    """What the manifest says about one file."""
 
     size: int
     """In bytes."""
     crc32: tuple[int, ...]
-    """Of each piece of ``PIECE_BYTES``."""
+    """One for each piece of ``PIECE_BYTES``."""
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """Return each piece as ``(begin, end, crc32)``."""
@@ -85,7 +85,7 @@ class Manifest:
     run: str
     """The training run that committed it."""
     name: str
-    """Of its folder at the commit: a copy has another, and is never removed by a run."""
+    """The name of its folder at the commit: a copy has another, and no run ever removes it."""
     files: dict[str, FileEntry]
 
     def to_json(self) -> bytes:
@@ -99,7 +99,7 @@ class Manifest:
         """Return the manifest that :meth:`to_json` wrote; ``path`` is for the error.
 
         Raises:
-            CheckpointError: It is not one, or was changed since.
+            CheckpointError: It is not a manifest of ours, or was changed since.
         """
         try:
             data = json.loads(content)
@@ -181,9 +181,9 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 
 
 def read_values(folder: Folder, manifest: Manifest) -> dict[str, Any]:
-    """Return what ``training_state.json`` holds, compared with its checksum, still encoded.
+    """Return what ``training_state.json`` holds, still encoded, after comparing its checksum.
 
-    ``{"model": tree, "optimizer": tree, "training_state": values}``; :func:`decode` gives the
+    It is ``{"model": tree, "optimizer": tree, "training_state": values}``; :func:`decode` gives the
     nested state of a part, with :class:`Named` or whatever you want in place of its tensors.
     """
     path = folder.path / TRAINING
@@ -202,7 +202,7 @@ def read_values(folder: Folder, manifest: Manifest) -> dict[str, Any]:
 
 crc32: Callable[[Any, int], int] = zlib.crc32
 with suppress(ImportError):  # ISA-L's is faster, where it is installed; the numbers are the same
-    # Found at import: a child that is forked in the middle of an import would wait for ever.
+    # Looked up on import: a child that is forked in the middle of an import would deadlock.
     crc32 = import_module("isal.isal_zlib").crc32
 
 
@@ -212,11 +212,11 @@ def checksums(content: bytes | memoryview) -> tuple[int, ...]:
     return tuple(crc32(content[begin : begin + PIECE_BYTES], 0) for begin in begins)
 
 
-# Which run goes on
+# Which run continues
 
 
 def continue_run(folder: Path, manifest: Manifest) -> None:
-    """Note that this process has loaded a checkpoint: its saves beside it go on with that run."""
+    """Note that this process has loaded a checkpoint: its saves beside it continue that run."""
     _loaded_runs[os.path.realpath(folder.parent)] = manifest.run
 
 
@@ -235,13 +235,13 @@ class Named(NamedTuple):
 
 
 KeyPath = tuple[Any, ...]
-"""The keys and positions that lead to a value in nested ones."""
+"""The keys and positions that lead to a nested value."""
 VERSIONS = "_metadata"
 """Where torch keeps the versions of a model's modules: an attribute of its state dict."""
 
 
 def require_few(keys: Collection[Any]) -> list[Any]:
-    """Return keys, or refuse more of them than may be compared with each other."""
+    """Return keys, or refuse too many of a kind that a file could make collide."""
     chosen = sum(type(key) is not int or abs(key) >= 1 << 31 for key in keys)
     if chosen > MAX_CHOSEN_KEYS:
         raise ValueError(f"{chosen:,} keys that are not text, at most {MAX_CHOSEN_KEYS:,}")
@@ -265,7 +265,7 @@ def from_pairs(pairs: Any) -> dict[Any, Any]:
 
 
 def state_dict(pair: Any) -> Any:
-    """Return what a module's ``state_dict()`` was, with the versions of its modules."""
+    """Return a module's ``state_dict()`` as it was, with the versions of its modules."""
     state, versions = OrderedDict(pair[0]), pair[1]
     setattr(state, VERSIONS, versions)
     return state
@@ -284,7 +284,7 @@ KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     torch.dtype: ("$dtype", str, DTYPES.__getitem__),
     torch.device: ("$device", str, torch.device),
 }
-"""Of each kind that JSON lacks: its tag, what is written, and how it is made of that again."""
+"""For each type that JSON lacks: its tag, what turns it into plain values, and what undoes that."""
 MADE_OF: dict[str, Callable[[Any], Any]] = {
     **{tag: make for tag, _, make in KINDS.values()},
     "$float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
@@ -296,16 +296,16 @@ MADE_OF: dict[str, Callable[[Any], Any]] = {
 def encode(
     value: Any, take: Callable[[torch.Tensor, KeyPath], str] | None = None, path: KeyPath = ()
 ) -> Any:
-    """Return a nested value as JSON can hold it.
+    """Return a nested value in a form that JSON can hold.
 
     Args:
-        value: Numbers, text, bytes, None, and dicts, lists, tuples and sets of them; those of
-            numpy become Python's.
-        take: Stores a tensor that stands at a path, and returns its name; None refuses tensors.
-        path: Where ``value`` stands, for errors.
+        value: Numbers, text, bytes, None, and dicts, lists, tuples and sets of them; numpy's
+            scalars become Python's.
+        take: Stores the tensor at a path, and returns its name; None refuses tensors.
+        path: Where ``value`` is, for errors.
 
     Raises:
-        CheckpointError: Something can't be stored as JSON; the message names where it stands.
+        CheckpointError: A value can't be stored as JSON; the message says where it is.
     """
     value = value.item() if isinstance(value, np.generic) else value
     kind = type(value)
@@ -371,6 +371,6 @@ def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
 
 
 def refused(path: KeyPath, why: str) -> CheckpointError:
-    """Return the error for a value that can't be stored, with its place as Python writes it."""
+    """Return the error for a value that can't be stored, with its path as Python writes it."""
     place = "".join(f"[{key!r:.60}]" for key in path) or "the state"
     return CheckpointError(f"{place}: {why}")

@@ -1,9 +1,9 @@
-"""torch's zip files (since 1.6): where each record lies, and nothing believed that was not checked.
+"""torch's zip files (since 1.6): where each record is, with every claim checked before it is used.
 
-At the end of the file is a directory with one header per record; before each record's bytes is a
-second header, with a name and padding of its own. torch stores records uncompressed, so a tensor
-can be mapped where it lies. The second header is compared with the directory before its record is
-read: from a remote file, headers of other records are never fetched.
+At the end of the file is the central directory, with one header per record; before each record's
+bytes is its local header, with a name and padding of its own. torch stores records uncompressed, so
+a tensor can be mapped in place. The local header is compared with the directory just before its
+record is read: from a remote file, headers of other records are never fetched.
 """
 
 import re
@@ -31,10 +31,10 @@ FACTS = {
     "version": rb"([1-9]|10)\n?", ".data/version": rb"([1-9]|10)\n?", "byteorder": rb"little|big",
     ".format_version": rb"[0-9]{1,18}", ".storage_alignment": rb"[0-9]{1,18}",
 }  # fmt: skip
-"""Of the records in which torch looks for a fact: what may be in them."""
+"""The records in which torch looks for a fact, and what they may contain."""
 MAX_FACT_BYTES = 20
 MAX_NAME_BYTES = 510
-"""torch looks at no more of a record's name."""
+"""torch reads no more of a record's name."""
 MAX_DIRECTORY_BYTES = 1 << 26
 PROGRAMS = {
     "/constants.pkl":
@@ -43,22 +43,22 @@ PROGRAMS = {
         "a program: load it with torch.export.load, save its state_dict with torch.save",
     ".npy": "a zip file of numpy arrays: load it with numpy.load",
 }  # fmt: skip
-"""What else is a zip file, by how the name of a record ends."""
+"""Other kinds of zip file, by the suffix of a record's name."""
 
 
 @dataclass(slots=True)
 class Record(Extent):
-    """The bytes of a record; where they begin is known once its own header has been compared."""
+    """The bytes of a record; their offset is known once the local header has been compared."""
 
     name: bytes = b""
     header: int = 0
-    """Where its own header begins."""
+    """Where its local header begins."""
     stop: int = 0
-    """Where the next record's header begins, or the directory."""
+    """Where the next record's local header begins, or the directory."""
     is_checked: bool = False
 
     def check(self) -> None:
-        """Compare the record's own header with the directory."""
+        """Compare the record's local header with the directory."""
         if self.is_checked:
             return
         raw = self.file.read(self.header, LOCAL.size + len(self.name))
@@ -74,7 +74,7 @@ class Record(Extent):
 
 
 def read_zip(whole: Extent) -> Contents:
-    """Read what a torch zip file describes, and where its storages lie."""
+    """Read what a torch zip file describes, and locate its storages."""
     records = without_prefix(read_directory(whole))
     byteorder = read_facts(records).get("byteorder", "little")
     content = records["data.pkl"].read(0, records["data.pkl"].nbytes)
@@ -92,7 +92,7 @@ def read_zip(whole: Extent) -> Contents:
 
 
 def read_facts(records: dict[str, Record]) -> dict[str, str]:
-    """Return what small records say, or refuse what torch would refuse or take otherwise."""
+    """Return what the small records say; refuse what torch would refuse or read differently."""
     facts = {}
     for name, expected in FACTS.items():
         if name in records:
@@ -151,7 +151,7 @@ def read_directory(whole: Extent) -> dict[str, Record]:
 
 
 def widened(extra: bytes, *numbers: int) -> list[int]:
-    """Return numbers of an entry; those of 32 bits that are all set are in its zip64 field."""
+    """Return numbers of an entry; its zip64 field has those whose 32 bits are all set."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(extra):
@@ -165,7 +165,7 @@ def widened(extra: bytes, *numbers: int) -> list[int]:
 def read_end(whole: Extent) -> tuple[int, int, int]:
     """Return how many records there are, where the directory begins, and its length.
 
-    Both end records must say the same: readers that look at other fields would find others.
+    Both end records must agree, or readers that use different fields would find other records.
     """
     place = whole.nbytes - END.size
     if place < 0 or (end := END.unpack(whole.read(place, END.size)))[0] != b"PK\5\6" or end[-1]:
@@ -200,16 +200,16 @@ def require_plain(written: bytes) -> str:
 
 
 def refuse_programs(names: Iterable[str]) -> None:
-    """Refuse zip files of other kinds that come with the same suffixes, and say what they are."""
+    """Refuse other kinds of zip file that have the same suffixes, and say what they are."""
     for ending, what in PROGRAMS.items():
         if any(name.endswith(ending) for name in names):
             raise FormatError(f"is {what}")
 
 
 def without_prefix(records: dict[str, Record]) -> dict[str, Record]:
-    """Return records by their names in the folder in which all lie, with the only ``data.pkl``.
+    """Return records by their names in the one folder that has ``data.pkl`` and all others.
 
-    torch finds records without regard to case: there must be no two ways to read a name.
+    torch ignores case when it looks up records: there must be no two ways to read a name.
     """
     found = [name for name in records if name.endswith("/data.pkl")]
     if len(found) != 1 or found[0].count("/") != 1:

@@ -1,6 +1,6 @@
 """A pickle machine that runs nothing, and what torch's and numpy's calls mean to it.
 
-How a pickle becomes values, one file a step::
+How a pickle becomes values, one module per step::
 
     machine.py   bytes             -> opcodes: values, containers, a memo; nothing is called
     torch.py     names, storages'  -> Global, TypedStorage, TensorSpec: what opcodes for names, ids
@@ -9,5 +9,5 @@ How a pickle becomes values, one file a step::
                  plain values
     objects.py   the descriptions that all of these make: they have no behaviour
 
-Where each storage lies is not in the pickle: the format (zip.py, legacy.py, tar.py) sets it after.
+The pickle doesn't say where a storage is: the format (zip.py, legacy.py, tar.py) sets that later.
 """

@@ -1,10 +1,9 @@
-"""A pickle machine that builds values and calls nothing: protocols 2 to 5, in which torch writes.
+"""A pickle machine that builds values and calls nothing: protocols 2 to 5, which torch writes.
 
 A pickle is a program for a machine with a stack and a memo. Most opcodes push a value or collect
-some into a container; a few call what a name stands for. Here the first kind does what it always
-does, and the second kind gets an inert description from :mod:`~npydata.reader.pickle.torch`. A
-method ``op_x`` is the opcode X of Python's ``pickletools``; an opcode without one pushes its
-argument.
+values into a container; a few import a name or call it. Here the first kind works as in Python, and
+the second kind pushes an inert description from :mod:`~npydata.reader.pickle.torch`. A method
+``op_x`` is the opcode X of Python's ``pickletools``; an opcode without one pushes its argument.
 """
 
 import pickletools
@@ -24,23 +23,25 @@ MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
 FREE_STEPS, STEPS_OF_A_COPY = 1 << 28, 1 << 7
-"""What a file of any size may have compared, or copied by calls; and a copy for each byte of it."""
+"""Steps that a pickle of any size may take: a comparison is one, a copied value is
+``STEPS_OF_A_COPY``. Each byte of the pickle allows one copy more."""
 FIRST_BYTES = 1 << 12
-"""How much is read of a pickle that ends somewhere; eight times as much if it goes on."""
+"""How much is read of a pickle of unknown length; eight times as much if it goes on."""
 SMALL_KEY, RANDOM_HASHES = 1 << 20, {str, bytes, UnresolvedObject}
-"""A file can choose numbers, and tuples of them, so that a table has to look at all its keys to
-find one; but not smaller integers, nor what has another hash in each process."""
+"""A file can choose numbers, and tuples of them, whose hashes collide, so that a dictionary has to
+compare all its keys to find one. It can't with smaller integers, or with types whose hashes differ
+in each process."""
 
 DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 
 MALFORMED = (AttributeError, LookupError, RuntimeError, OverflowError, struct.error, TypeError,
              ValueError)  # fmt: skip
-"""What Python raises where the stack or an argument is not what an opcode needs."""
+"""What Python raises if the stack or an argument is not what an opcode needs."""
 
 
 class TruncatedError(FormatError):
-    """The pickle goes on after the bytes that the machine was given."""
+    """The pickle goes on after the end of the machine's data."""
 
 
 class PickleMachine:
@@ -49,7 +50,7 @@ class PickleMachine:
     :meth:`run` looks each opcode up in ``HANDLERS``, at the end of this file: how to read its
     argument, and what to do with it.
 
-    ``load_id(id)`` returns what stands in the place of a persistent id: torch's are storages.
+    ``load_id(id)`` returns the object for a persistent id: torch's are storages.
     """
 
     def __init__(self, data: bytes, load_id: Callable[[Any], Any]) -> None:
@@ -65,8 +66,8 @@ class PickleMachine:
         """Return what the pickle builds; ``at`` is then the byte after it.
 
         Raises:
-            TruncatedError: It goes on after the end of ``data``.
-            FormatError: It is malformed, or asks for too much.
+            TruncatedError: The pickle goes on after the end of ``data``.
+            FormatError: The pickle is malformed, or exceeds a limit.
         """
         data, begin = self.data, self.at
         try:
@@ -102,14 +103,14 @@ class PickleMachine:
         return self.data[begin : self.at]
 
     def line(self) -> bytes:
-        """Return what stands before the next newline."""
+        """Return the bytes before the next newline."""
         stop = self.data.find(b"\n", self.at)
         if stop < 0:
             raise TruncatedError("the pickle ends within a line")
         return self.take(stop + 1 - self.at)[:-1]
 
     def spend(self, copied: int, compared: int = 0) -> None:
-        """Count what is copied and compared: a short file could ask for a lot of it."""
+        """Count copies and comparisons: a short file could ask for a great many."""
         self._steps_left -= STEPS_OF_A_COPY * copied + compared
         if self._steps_left < 0:
             raise ValueError("takes far more work than the pickle's size allows")
@@ -121,14 +122,14 @@ class PickleMachine:
         self.stack.append(value)
 
     def op_int(self) -> None:
-        """Push an integer in digits, which is how Python 2 writes those of more than 4 bytes."""
+        """Push a decimal integer, which is how Python 2 writes those of more than 4 bytes."""
         line = self.line()
         if not DECIMAL.fullmatch(line):
             raise ValueError(f"{line[:60]!r} is not a number")
         self.stack.append(int(line))
 
     def op_binput(self, index: int) -> None:
-        """Put the newest value into the memo. Writers count, Python 2 from 1 on."""
+        """Put the newest value into the memo. Writers number values in order, Python 2 from 1."""
         if index > len(self.memo) + 1:
             raise ValueError(f"index {index:,} of a memo of {len(self.memo):,} values")
         self.memo[index] = self.stack[-1]
@@ -157,19 +158,19 @@ class PickleMachine:
             raise ValueError(f"protocol {protocol}, at most {MAX_PROTOCOL}")
 
     def op_frame(self, length: int) -> None:
-        """Pass over a frame's length; the frame must be in the file."""
+        """Skip a frame's length; the frame must be in the file."""
         if length > len(self.data) - self.at:
             raise TruncatedError(f"a frame of {length:,} bytes")
 
     # Containers
 
     def op_mark(self) -> None:
-        """Begin to collect: what follows goes on a stack of its own."""
+        """Set a mark: the values that follow go on a new stack."""
         self.metastack.append(self.stack)
         self.stack = []
 
     def pop_mark(self) -> list[Any]:
-        """Return what was pushed since the last mark, and take the mark away."""
+        """Return the values since the last mark, and remove the mark."""
         if not self.metastack:
             raise ValueError("no mark was set")
         items, self.stack = self.stack, self.metastack.pop()
@@ -178,12 +179,12 @@ class PickleMachine:
     op_pop_mark = pop_mark
 
     def op_tuple(self) -> None:
-        """Make a tuple of what was collected."""
+        """Make a tuple of the values since the mark."""
         items = self.pop_mark()
         self.stack.append(tuple(items))
 
     def pop(self, count: int) -> list[Any]:
-        """Return the newest values and take them away."""
+        """Remove the newest values and return them."""
         if len(self.stack) < count:
             raise ValueError(f"needs {count} values, {len(self.stack)} are there")
         items = self.stack[-count:]
@@ -191,14 +192,14 @@ class PickleMachine:
         return items
 
     def op_frozenset(self) -> None:
-        """Make a frozen set of what was collected."""
+        """Make a frozenset of the values since the mark."""
         items = self.pop_mark()
         self.stack.append(frozenset(self.add(set(), items)))
 
     def fill(self, kind: type, count: int | None) -> None:
-        """Put the newest values, or what was collected, into the container below them.
+        """Put the newest values, or those since the mark, into the container below them.
 
-        On an object it is noted what would be put into it.
+        An unresolved object only records them.
         """
         items = self.pop(count) if count else self.pop_mark()
         target = self.stack[-1]
@@ -226,10 +227,10 @@ class PickleMachine:
         return target
 
     def key(self, key: Any, others: Collection[Any]) -> Any:
-        """Return a key, having counted what it takes to hash it and to find it among others.
+        """Return a key, after counting the work to hash it and to find it among others.
 
         Raises:
-            ValueError: It takes too much.
+            ValueError: It takes too much work.
         """
         kind = type(key)
         if kind in RANDOM_HASHES or (kind is int and 0 <= key < SMALL_KEY):
@@ -243,7 +244,7 @@ class PickleMachine:
             self.key(part, others)
         return key
 
-    # Names and calls, none of which is made
+    # Names and calls: nothing is imported or called
 
     def op_global(self) -> None:
         """Push what a name in two lines stands for."""
@@ -259,11 +260,11 @@ class PickleMachine:
         self.stack.append(find_class(self, module, name))
 
     def op_binpersid(self) -> None:
-        """Replace a persistent id by what it stands for."""
+        """Replace a persistent id with what it stands for."""
         self.stack.append(self.load_id(self.stack.pop()))
 
     def op_reduce(self) -> None:
-        """Push what stands in the place of a call."""
+        """Push what stands in for the result of a call."""
         args, function = self.stack.pop(), self.stack.pop()
         self.stack.append(reduce(self, function, args))
 
@@ -273,17 +274,17 @@ class PickleMachine:
         self.stack.append(UnresolvedObject(made.qualname, args))
 
     def op_newobj_ex(self) -> None:
-        """Describe an object that pickle would make so, with keyword arguments."""
+        """Do the same as :meth:`op_newobj`, with keyword arguments."""
         keywords, args, made = (self.stack.pop() for _ in range(3))
         self.stack.append(UnresolvedObject(made.qualname, (args, keywords)))
 
     def op_build(self) -> None:
-        """Where pickle would set an object's state: note it on the object.
+        """Record the state that pickle would set on an object.
 
-        An ``OrderedDict`` has attributes beside its items, which are ignored. Torch before 0.4 set
-        the ``requires_grad`` of a parameter so, in a triple with two that are not kept; any other
-        state of a tensor would put another one in its place. numpy's objects have one state, as
-        they may be used after it.
+        Attributes that an ``OrderedDict`` has besides its items are ignored. torch before 0.4 set
+        a parameter's ``requires_grad`` like this, in a triple whose other two values are dropped;
+        any other state would replace the tensor. numpy's objects get one state only, as they may
+        be in use after that.
         """
         state, target = self.stack.pop(), self.stack[-1]
         match target, state:
@@ -301,7 +302,7 @@ class PickleMachine:
 
 @dataclass(slots=True)
 class Cursor:
-    """A place in a file where pickles stand one after the other, or alternate with numbers."""
+    """A position in a file where pickles follow one another, or alternate with numbers."""
 
     part: Extent
     at: int = 0
@@ -309,12 +310,12 @@ class Cursor:
     def run(self, load_id: Callable[[Any], Any]) -> tuple[Any, set[str]]:
         """Return what the next pickle builds, and the unknown names in it.
 
-        No more is read than it takes. Where it ends is found out by trying: if it goes on, it is
-        run again from its beginning, on more bytes. So ``load_id`` may get the same ids again.
+        Its length is unknown: the machine gets its first bytes and, if it goes on after them, runs
+        again from the start, on more bytes. So ``load_id`` may get the same ids again.
 
         Raises:
-            TruncatedError: It goes on after the end of the part.
-            FormatError: It is malformed, or asks for too much.
+            TruncatedError: The pickle goes on after the end of the part.
+            FormatError: The pickle is malformed, or exceeds a limit.
         """
         size, left = FIRST_BYTES, self.part.nbytes - self.at
         while True:
@@ -330,7 +331,7 @@ class Cursor:
         return value, machine.unknown
 
     def facts(self) -> Any:
-        """Return what a pickle beside the object's says: numbers, keys and types of tensors."""
+        """Return what a pickle beside the object's holds: numbers, keys and types of tensors."""
         value, unknown = self.run(no_storage)
         for name in unknown:
             if not TENSOR_TYPE.fullmatch(name):
@@ -338,7 +339,7 @@ class Cursor:
         return value
 
     def skip(self, nbytes: int) -> Extent:
-        """Pass over some bytes and return where they lie."""
+        """Skip some bytes and return their extent."""
         passed = self.part.part(self.at, nbytes)
         self.at += nbytes
         return passed
@@ -350,17 +351,17 @@ class Cursor:
 
 
 def no_storage(saved: Any) -> Any:
-    """Refuse a persistent id where there is nothing that one could stand for."""
+    """Refuse a persistent id in a pickle that has no storages."""
     raise FormatError(f"persistent id {brief(saved)} beside the object's pickle")
 
 
-# Arguments of opcodes: how each kind that pickletools names is read
+# Arguments of opcodes: how to read each kind that pickletools names
 
 Reader = Callable[[PickleMachine], Any]
 
 
 def packed(code: str) -> Reader:
-    """Return how to read a number that is packed as ``struct`` says."""
+    """Return a reader of a number in a format of ``struct``."""
     form = struct.Struct(code)
 
     def read(machine: PickleMachine) -> Any:
@@ -374,18 +375,18 @@ def packed(code: str) -> Reader:
 
 
 def counted(length: str, read: Callable[[bytes], Any] = bytes) -> Reader:
-    """Return how to read what follows its length."""
+    """Return a reader of bytes that follow their length."""
     number = packed(length)
     return lambda machine: read(machine.take(number(machine)))
 
 
 def text_of(raw: bytes) -> str:
-    """Return text in UTF-8; half a character of UTF-16 is allowed, as Python writes it."""
+    """Decode UTF-8; a lone surrogate is allowed, as Python writes it."""
     return raw.decode("utf-8", "surrogatepass")
 
 
 def text_or_bytes(raw: bytes) -> str | bytes:
-    """Return what a string of Python 2 was: text, unless it is not UTF-8."""
+    """Decode a string of Python 2: it is text if it is UTF-8, else bytes."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -393,7 +394,7 @@ def text_or_bytes(raw: bytes) -> str | bytes:
 
 
 def integer(raw: bytes) -> int:
-    """Return an integer in little-endian two's complement."""
+    """Decode an integer in little-endian two's complement."""
     if len(raw) > MAX_INTEGER_BYTES:
         raise ValueError(f"an integer of {len(raw):,} bytes, at most {MAX_INTEGER_BYTES:,}")
     return int.from_bytes(raw, "little", signed=True)
@@ -416,11 +417,11 @@ MAKERS: dict[str, Callable[[], Any]] = {
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 FILLS = {"APPEND": (list, 1), "APPENDS": (list, None), "SETITEM": (dict, 2),
          "SETITEMS": (dict, None), "ADDITEMS": (set, None)}  # fmt: skip
-"""What each fills, with how many values; None: those since the mark."""
+"""The container that each opcode fills, and with how many values; None: those since the mark."""
 
 
 def handler(name: str, has_argument: bool) -> Callable[..., None] | None:
-    """Return what carries out an opcode: by default it pushes its argument."""
+    """Return the function that carries out an opcode; by default it pushes the argument."""
     if name in MAKERS:
         make = MAKERS[name]
         return lambda machine: machine.stack.append(make())
@@ -433,9 +434,9 @@ def handler(name: str, has_argument: bool) -> Callable[..., None] | None:
 
 
 HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {}
-"""Of the opcodes that honest checkpoints have."""
+"""For each opcode in honest checkpoints: how to read its argument, and what to do with it."""
 for opcode in pickletools.opcodes:
     read = READERS.get(opcode.arg.name) if opcode.arg else None
     do = handler(opcode.name, read is not None)
-    if do is not None and not opcode.name.startswith("EXT"):  # for names in a table of a process
+    if do is not None and not opcode.name.startswith("EXT"):  # names in a registry of the process
         HANDLERS[ord(opcode.code)] = read, do

@@ -1,7 +1,7 @@
 """What a checkpoint's pickle becomes: plain values, and inert descriptions of everything else.
 
-Nothing here can run anything. A description says what the file asks for, and nothing is done with
-it but to list it.
+Nothing here can run anything. A description records what the file asks for, which is listed but
+never done.
 """
 
 from dataclasses import dataclass, field
@@ -24,17 +24,17 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file that tensors look into."""
+    """A run of bytes in the file that tensors are views of."""
 
     key: str
     nbytes: int
-    """Bytes that its description claims."""
+    """Its size, as the file claims."""
     extent: Extent | None = None
     """Where its bytes are; set when the file's storages have been located."""
     swapped: bool = False
-    """Whether its numbers have the other byte order than this machine's."""
+    """Whether its byte order differs from this machine's."""
     loaded: Any = None
-    """Its bytes in memory while a tensor lies in them, so that tied tensors share them: a
+    """Its bytes in memory while a tensor uses them, so that tied tensors share them: a
     ``WeakValueDictionary`` from the second part of ``tensor.memory_key`` to torch's storage."""
 
 
@@ -47,7 +47,7 @@ class TypedStorage:
     """``uint8`` for an ``UntypedStorage``."""
     numel: int
     start: int = 0
-    """Bytes of the storage before them."""
+    """Bytes of the storage before its first element."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class TensorSpec:
     """A tensor as the file describes it; strides count elements."""
 
     storage: Storage
-    """An empty one that no file has, for a tensor in chunks."""
+    """For a tensor in chunks, an empty one that is in no file."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -66,14 +66,14 @@ class TensorSpec:
     conj: bool = False
     neg: bool = False
     kind: str = "dense"
-    """Or the file's name of a dtype that torch lacks: then the elements are raw bytes."""
+    """``dense``, or the file's name for a dtype that torch lacks: the elements are raw bytes."""
     chunks: tuple[Any, ...] | None = None
     """The :class:`~npydata.reader.tensor.Chunk` objects of a tensor that is in several pieces."""
 
 
 @dataclass(slots=True, eq=False)
 class UnresolvedObject:
-    """What a call in the pickle would return. Equal to nothing but itself."""
+    """What a call in the pickle would return. It is equal only to itself."""
 
     qualname: str
     """The name of the class or function that would have to run."""
@@ -90,7 +90,7 @@ class UnresolvedObject:
 
 
 def brief(value: Any) -> str:
-    """Return something of a value for a message, however large it is."""
+    """Return a short text for a value of any size, for messages."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | bytes):
@@ -109,7 +109,7 @@ MAX_COUNT = 2**63 - 1
 
 
 def count(value: Any, what: str) -> int:
-    """Return an integer from 0 to 2^63 - 1, or raise that ``what`` is none."""
+    """Return an integer from 0 to 2^63 - 1; the error for anything else names ``what``."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise FormatError(f"{what} is {brief(value)}, expected an integer from 0 to 2^63 - 1")
     return value
@@ -126,7 +126,7 @@ def counts(values: Any, what: str) -> tuple[int, ...]:
 
 
 def flag(value: Any, what: str) -> bool:
-    """Return True or False; torch takes nothing else for either."""
+    """Return True or False; torch accepts nothing else."""
     if not isinstance(value, bool):
         raise FormatError(f"{what} is {brief(value)}, expected True or False")
     return value

@@ -1,8 +1,8 @@
 """The calls in a pickle that make plain values: dictionaries, sets, bytes, numbers, numpy's arrays.
 
-Each call that torch or Python writes has a function; what Python would make of other arguments is
-refused. numpy writes a dtype as ``dtype("f4", False, True)`` and sets its order of bytes; an array
-as an empty one that is given shape, dtype and bytes (``numpy/_core/src/multiarray``).
+Each call that torch or Python writes has a function, which refuses arguments they never write.
+numpy writes a dtype as ``dtype("f4", False, True)`` and then sets its byte order; it writes an
+array as an empty one and then sets shape, dtype and bytes (``numpy/_core/src/multiarray``).
 """
 
 import math
@@ -20,12 +20,12 @@ from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, count
 
 ENCODINGS = ("latin1", "latin-1", "utf-8", "ascii")
 PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|S[1-9]\d{0,3}")
-"""numpy's dtypes that are nothing but their bytes."""
+"""numpy's dtypes whose elements are only bytes."""
 LAYOUTS = {str(one): str(one) for one in vars(torch).values() if isinstance(one, torch.layout)}
 
 
 def ordered_dict(machine: Any, pairs: Any = ()) -> dict[Any, Any]:
-    """Read ``OrderedDict()``, which Python 2 wrote with its pairs."""
+    """Read ``OrderedDict()``; Python 2 passed the pairs to the call."""
     if not all(isinstance(pair, list | tuple) for pair in members(pairs)):
         raise FormatError(f"an OrderedDict of {brief(pairs)}, expected pairs")
     return machine.update(OrderedDict(), pairs)  # type: ignore[no-any-return]
@@ -41,7 +41,7 @@ def default_dict(machine: Any, factory: Any = None) -> dict[Any, Any]:
 
 
 def counter(machine: Any, counts: Any = None) -> dict[Any, Any]:
-    """Read ``Counter({...})``; of anything but a dictionary it would count the members."""
+    """Read ``Counter({...})``; given anything but a dictionary, it would count the members."""
     if not isinstance(counts, dict | None):
         raise FormatError(f"a Counter of {brief(counts)}, expected a dictionary")
     return machine.update({}, (counts or {}).items())  # type: ignore[no-any-return]
@@ -55,7 +55,7 @@ def encoded(_: Any, text: Any, encoding: Any = "utf-8") -> bytes:
 
 
 def byte_array(_: Any, content: Any = b"", *encoding: Any) -> bytearray:
-    """Read ``bytearray``: of text with its encoding, or of bytes."""
+    """Read ``bytearray``, made from text with its encoding or from bytes."""
     content = encoded(_, content, *encoding) if encoding else content
     if not isinstance(content, bytes):
         raise FormatError(f"a bytearray of {brief(content)}, expected bytes")
@@ -68,14 +68,14 @@ def plain_set(machine: Any, items: Any = ()) -> set[Any]:
 
 
 def members(items: Any) -> Any:
-    """Return what a container is made of, which is written as a list."""
+    """Return the members of a container, which are written as a list."""
     if not isinstance(items, list | tuple | set | frozenset):
         raise FormatError(f"a container made of {brief(items)}, expected a list")
     return items
 
 
 def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
-    """Return how to read a call of ``make``, which takes arguments of these kinds at most."""
+    """Return a reader of calls of ``make`` with arguments of these types, or fewer."""
 
     def read(_: Any, *args: Any) -> Any:
         if not all(map(isinstance, args, kinds)):
@@ -87,14 +87,14 @@ def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
 
 @dataclass(slots=True, eq=False)
 class NumpyDtype:
-    """A dtype of numpy: its arguments, and a state, which has the order of bytes."""
+    """A dtype of numpy: its arguments, and its state, which has the byte order."""
 
     args: tuple[Any, ...]
     state: Any = None
-    __hash__ = None  # type: ignore[assignment]  # so no key, and in no set
+    __hash__ = None  # type: ignore[assignment]  # so it can't be a key or in a set
 
     def value(self) -> Any:
-        """The dtype; described, if it is not of numbers or bytes, as numpy writes it."""
+        """The dtype if it is of numbers or bytes, as numpy writes it; else a description."""
         code = self.args[0]
         if isinstance(code, str) and PLAIN_DTYPE.fullmatch(code):
             for made in (np.dtype(code), np.dtype(code).newbyteorder()):
@@ -106,13 +106,13 @@ class NumpyDtype:
 
 @dataclass(slots=True, eq=False)
 class NumpyArray:
-    """An array of numpy, made of its state when it is asked for."""
+    """An array of numpy, built from its state on demand."""
 
     state: Any = None
     __hash__ = None  # type: ignore[assignment]
 
     def value(self) -> Any:
-        """The array, over the pickle's own bytes and read-only; described where it takes code."""
+        """The array, read-only over the pickle's own bytes, or a description if it takes code."""
         match self.state:
             case 1, tuple() as shape, NumpyDtype() as dtype, bool() as fortran, content:
                 made = dtype.value()
@@ -122,10 +122,10 @@ class NumpyArray:
 
 
 def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", "F"]) -> Any:
-    """Return an array over some bytes, all of which it takes."""
+    """Return an array over ``content``, which must have exactly its size."""
     sizes = counts(shape, "the shape of an array of numpy")
     nbytes = math.prod(sizes) * dtype.itemsize
-    if isinstance(content, str):  # Python 2's bytes, where they are UTF-8 by chance
+    if isinstance(content, str):  # Python 2's bytes that happen to be UTF-8
         content = content.encode("utf-8", "surrogatepass")
     if not isinstance(content, bytes) or nbytes != len(content):
         raise FormatError(
@@ -139,7 +139,7 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", 
 
 
 def reconstructed(_: Any, kind: Any, shape: Any, code: Any) -> NumpyArray | UnresolvedObject:
-    """Read ``_reconstruct``, which makes an array, or of a subclass; all that it is follows."""
+    """Read ``_reconstruct``, which makes an array or a subclass of it; its state follows."""
     return NumpyArray() if kind == Global(ARRAY) else UnresolvedObject(brief(kind), (shape, code))
 
 
@@ -150,7 +150,7 @@ def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> Num
 
 
 def scalar(_: Any, dtype: Any, content: Any) -> Any:
-    """Read ``scalar``: one of numpy's numbers."""
+    """Read ``scalar``, which makes one of numpy's scalars."""
     made = dtype.value()
     if isinstance(made, UnresolvedObject):
         return UnresolvedObject("numpy._core.multiarray.scalar", (dtype, content))
@@ -158,7 +158,7 @@ def scalar(_: Any, dtype: Any, content: Any) -> Any:
 
 
 def called_array(_: Any, *args: Any) -> Any:
-    """Refuse a call of the class itself: what its state then shows is another array."""
+    """Refuse a call of the class itself: a state set on it would describe another array."""
     raise FormatError(f"calls {ARRAY}, which pickles only name")
 
 
@@ -172,7 +172,7 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "collections.Counter": counter,
     "_codecs.encode": encoded,
     "builtins.bytearray": byte_array,
-    "builtins.bytes": lambda *args: bytes(byte_array(*args)),  # Python 2 writes empty ones so
+    "builtins.bytes": lambda *args: bytes(byte_array(*args)),  # as Python 2 writes empty ones
     "builtins.set": plain_set,
     "builtins.frozenset": lambda machine, items=(): frozenset(plain_set(machine, items)),
     "builtins.complex": made_of(complex, int | float, int | float),

@@ -5,9 +5,8 @@ call that it writes for plain data has a function here, which checks the argumen
 result. Every other call becomes an :class:`~npydata.reader.pickle.objects.UnresolvedObject`. The
 calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``.
 
-A function in ``CALLS`` takes the machine, for its limits, and then the arguments in the file: its
-signature is the check of their number. ``machine`` is a ``PickleMachine``, whose module imports
-this one.
+A function in ``CALLS`` takes the machine, for its limits, and then the arguments in the file; its
+signature checks their number. ``machine`` is a ``PickleMachine``, whose module imports this one.
 """
 
 import math
@@ -44,7 +43,7 @@ STORAGE_DTYPES = {
     "QUInt8": torch.uint8, "QInt8": torch.int8, "QInt32": torch.int32,
     "QUInt4x2": torch.uint8, "QUInt2x4": torch.uint8,
 }  # fmt: skip
-"""Of quantized storages, the integers that they hold."""
+"""For quantized storages, the dtype of the integers they hold."""
 STORAGES = {
     f"{module}.{name}Storage": dtype
     for name, dtype in STORAGE_DTYPES.items()
@@ -56,7 +55,7 @@ TENSOR_CLASSES = {PARAMETER, "torch.Tensor", "torch._tensor.Tensor"}
 
 def find_class(machine: Any, module: str, name: str) -> Any:
     """Return what a name stands for: a dtype, or the name itself."""
-    known = f"{'builtins' if module == '__builtin__' else module}.{name}"  # that of Python 2
+    known = f"{'builtins' if module == '__builtin__' else module}.{name}"  # Python 2's name
     if known in DTYPES:
         return DTYPES[known]
     if known not in KNOWN:
@@ -65,7 +64,7 @@ def find_class(machine: Any, module: str, name: str) -> Any:
 
 
 def reduce(machine: Any, function: Any, args: Any) -> Any:
-    """Return what a call would return if it is one for plain data; else a description of it."""
+    """Return what a call for plain data would return; for any other call, a description."""
     if not isinstance(function, Global | UnresolvedObject) or not isinstance(args, tuple):
         raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a name and a tuple")
     machine.spend(len(args))
@@ -85,14 +84,14 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
 class StorageTable:
     """The storages that the persistent ids of a pickle name.
 
-    ``id_fields`` is how many an id has: ``('storage', type, key, location, numel)``; those of
-    legacy files have a view as well, ``(view key, offset, numel)``, or None.
+    ``id_fields`` is the length of an id: ``('storage', type, key, location, numel)``; ids of legacy
+    files also have a view, ``(view key, offset, numel)``, or None.
     """
 
     def __init__(self, id_fields: int = 5) -> None:
         self.id_fields = id_fields
         self.storages: dict[str, TypedStorage] = {}
-        """As each was first named."""
+        """By key, each as it was first named."""
         self._said: dict[str, Any] = {}
 
     def load(self, saved: Any) -> Any:
@@ -114,7 +113,7 @@ class StorageTable:
         self.say(key, nbytes)
         made = TypedStorage(Storage(key, nbytes), dtype, numel)
         first = self.storages.setdefault(key, made).storage
-        typed = TypedStorage(first, dtype, numel)  # with this record's dtype, as since torch 2.15
+        typed = TypedStorage(first, dtype, numel)  # with this id's dtype, as torch does since 2.15
         if not view or view[0] is None:
             return typed
         key, start, numel = view[0]
@@ -122,7 +121,7 @@ class StorageTable:
         return part_of(typed, start, numel)
 
     def say(self, key: Any, what: Any) -> None:
-        """Note what is said of a key. torch goes by what is said first: it must hold."""
+        """Note what an id says of a key. torch goes by the first id, so later ones must agree."""
         if not isinstance(key, str):
             raise FormatError(f"a storage or view called {brief(key)}, expected text")
         if (first := self._said.setdefault(key, what)) != what:
@@ -130,7 +129,7 @@ class StorageTable:
 
 
 def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
-    """Return some elements of a storage, or refuse those it doesn't have."""
+    """Return a view of some elements of a storage, or refuse elements it doesn't have."""
     start, numel = count(start, "offset of a view"), count(numel, "size of a view")
     if start + numel > typed.numel:
         raise FormatError(
@@ -140,7 +139,7 @@ def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
 
 
 def require_location(location: Any) -> None:
-    """Refuse a storage on the meta device, which has no bytes; any other device had the same."""
+    """Refuse a storage on the meta device, which has no bytes; other devices don't matter."""
     if not isinstance(location, str) or location == "meta":
         raise FormatError(f"location {brief(location)} of a storage, expected a device with memory")
 
@@ -168,7 +167,7 @@ def tensor(
     if metadata and (
         not isinstance(metadata, dict)
         or any(type(name) is not str or on is not True for name, on in metadata.items())
-    ):  # torch applies a flag that is there, whatever its value
+    ):  # torch applies any flag that is present, whatever its value
         raise FormatError(f"metadata {brief(metadata)} of a tensor, expected flags that are on")
     require_hooks(hooks)
     made, flags = tensor_over(storage, dtype or storage.dtype, offset, size, stride), metadata or {}
@@ -182,9 +181,9 @@ def tensor(
 def tensor_over(
     typed: TypedStorage, dtype: torch.dtype, offset: Any, size: Any, stride: Any
 ) -> TensorSpec:
-    """Return a view of some elements, or refuse one that reaches beyond them.
+    """Return a tensor that views some elements, or refuse one that reaches beyond them.
 
-    ``offset`` counts elements. All sums are of Python's integers, which don't overflow.
+    ``offset`` counts elements. All sums use Python's integers, which don't overflow.
     """
     shape, strides = counts(size, "size"), counts(stride, "stride")
     if len(shape) != len(strides) or math.prod(one for one in shape if one) > MAX_COUNT:
@@ -244,13 +243,13 @@ def from_type(machine: Any, function: Any, kind: Any, args: Any, state: Any) -> 
 
 
 def require_hooks(hooks: Any) -> None:
-    """Refuse hooks that torch does not take; what is among them is not looked at."""
+    """Refuse hooks of a type that torch doesn't accept; the hooks themselves are ignored."""
     if not isinstance(hooks, dict | None):
         raise FormatError(f"hooks {brief(hooks)} of a tensor, expected a dictionary")
 
 
 def require_attributes(machine: Any, state: Any) -> None:
-    """Refuse to set attributes that a tensor has already: they could put others in its place."""
+    """Refuse to set attributes that a tensor already has: they could replace its data."""
     for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if not isinstance(one, dict | None):
             raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
@@ -275,4 +274,4 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES,
          "builtins.object", "builtins.dict", "builtins.list", "builtins.int"}  # fmt: skip
-"""Names that only describe data; what else a file names is listed."""
+"""Names that only describe data; any other name in a file is listed as unknown."""
