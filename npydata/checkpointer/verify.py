@@ -19,7 +19,7 @@ from npydata.reader.file import FormatError, LocalFile, naming
 from npydata.reader.formats import START_BYTES
 from npydata.reader.formats.training import MANIFEST, TRAINING, check_sizes, read_manifest
 from npydata.reader.formats.zip import read_directory
-from npydata.reader.open import BESIDE, INDEX, formats_of, open_checkpoint
+from npydata.reader.open import IGNORED, INDEX, formats_of, open_checkpoint
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 FILES = {".safetensors": "safetensors", ".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}
@@ -113,7 +113,7 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
         kind, names = None, inner
     if kind is None:
         for name in names:
-            if depth < MAX_DEPTH and not any(fnmatchcase(name, one) for one in BESIDE):
+            if depth < MAX_DEPTH and not any(fnmatchcase(name, one) for one in IGNORED):
                 yield from walk(path / name, depth + 1)
         return
     files = files_in(path)

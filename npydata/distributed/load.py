@@ -93,7 +93,7 @@ def plan_model(
     Also, by the model's own names, what is saved that is no tensor: extra state.
 
     Raises:
-        CheckpointError: The model has other names or shapes, or makes its tensors anew.
+        CheckpointError: The model has other names or shapes, or its state_dict() returns copies.
     """
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is of type {type(saved).__name__}, expected a dict")
@@ -103,8 +103,8 @@ def plan_model(
             local(tensor).data_ptr() != local(again[name]).data_ptr()
         ):
             raise CheckpointError(
-                f"{name}: the state_dict() of a {type(model).__name__} makes it anew, so it can't "
-                "be filled"
+                f"{name}: the state_dict() of a {type(model).__name__} returns a copy of it, which "
+                "can't be filled"
             )
     here = {plain_name(name): name for name in wanted}
     there = {plain_name(str(name)): name for name in saved}

@@ -142,12 +142,12 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 raise FormatError(why)
             ranges = self._contents.checksums if verify else None
             if verify and not ranges:
-                raise FormatError("has no checksums to compare with: no checkpoint of npydata's")
+                raise FormatError("has no checksums: verify=True needs a checkpoint of npydata")
             if into is None:
                 made = load_new(specs, slices, torch.device(device), progress, ranges)
             else:
                 if torch.device(device).type != "cpu":
-                    raise FormatError(f"device={device}, but into= has a place for each tensor")
+                    raise FormatError(f"device={device} can't be combined with into=")
                 targets = targets_of(into)
                 check_targets(specs, targets, exactly=names is None)
                 load_into(specs, targets, progress, ranges)
@@ -320,8 +320,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         if not self._tensors and self.unsafe_globals:
             needed = harmless(", ".join(self.unsafe_globals[:3]), 200)
             raise UnsafeCheckpointError(
-                f"{self.path}: no tensor can be read: all needs {needed}, which the file names: it "
-                "is not called here"
+                f"{self.path}: no tensor can be read: they need {needed}, which the file names "
+                "and which is never called here"
             )
         found = [name.removeprefix(prefix) for name in self if name.startswith(prefix)]
         if prefix and not found:

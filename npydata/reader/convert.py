@@ -59,8 +59,8 @@ def convert(
     specs, ties = chosen(checkpoint, prefix)
     if (wanted := nbytes_of(specs.values())) > MAX_GROWTH * source:
         raise FormatError(
-            f"its tensors are expanded: they have {wanted:,} bytes when they are "
-            f"written out, it has {source:,}"
+            f"its expanded tensors would take {wanted:,} bytes when written out, the file has "
+            f"{source:,}"
         )
     values, left_out = ({}, {}) if prefix else typed_values(checkpoint.metadata)
     texts = {

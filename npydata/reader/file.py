@@ -112,13 +112,13 @@ class File:
         """Return these bytes as private memory, mapped if possible."""
         return self.copy(offset, nbytes)
 
-    def read_large(self, offset: int, places: list[Bytes], edges: Bytes) -> Bytes:
-        """Read the bytes from ``offset`` on into one of ``places``, and return that place.
+    def read_large(self, offset: int, candidates: list[Bytes], scratch: Bytes) -> Bytes:
+        """Read the bytes from ``offset`` on into one of ``candidates``, and return that place.
 
-        It is the first unless another works better. ``edges`` is two pages of scratch space.
+        It is the first unless another works better. ``scratch`` is two pages of scratch space.
         """
-        self.pread_into(places[0], offset)
-        return places[0]
+        self.pread_into(candidates[0], offset)
+        return candidates[0]
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: reads may mix both versions."""
@@ -268,18 +268,18 @@ class LocalFile(File):
             return self.copy(offset, nbytes)
         return np.asarray(MappedRange(address, before, nbytes))
 
-    def read_large(self, offset: int, places: list[Bytes], edges: Bytes) -> Bytes:
-        """Read the bytes from ``offset`` on into one of ``places``, and return that place.
+    def read_large(self, offset: int, candidates: list[Bytes], scratch: Bytes) -> Bytes:
+        """Read the bytes from ``offset`` on into one of ``candidates``, and return that place.
 
         A long range that isn't in the page cache is read past it, into the first place that the
-        disk can write to. The disk writes whole pages, so ``edges`` takes the first and the last
+        disk can write to. The disk writes whole pages, so ``scratch`` takes the first and the last
         page, which extend beyond the range. If that fails, the first place is filled as usual.
         """
-        descriptor, nbytes = self.descriptor(), places[0].nbytes
+        descriptor, nbytes = self.descriptor(), candidates[0].nbytes
         before, after = offset % PAGESIZE, -(offset + nbytes) % PAGESIZE
-        first, last = edges[:PAGESIZE], edges[PAGESIZE:]
+        first, last = scratch[:PAGESIZE], scratch[PAGESIZE:]
         is_direct = nbytes >= DIRECT_BYTES and not is_cached(descriptor.number, offset, nbytes)
-        for place in places if is_direct else ():
+        for place in candidates if is_direct else ():
             middle = place[PAGESIZE - before : nbytes + after - PAGESIZE]
             pages = [first.data, middle.data, last.data]
             with suppress(AttributeError, OSError):  # unsupported by this system, disk or memory
@@ -288,7 +288,7 @@ class LocalFile(File):
                     place[: PAGESIZE - before] = first[before:]
                     place[nbytes + after - PAGESIZE :] = last[: PAGESIZE - after]
                     return place
-        return super().read_large(offset, places, edges)
+        return super().read_large(offset, candidates, scratch)
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: reads may mix both versions."""

@@ -164,7 +164,7 @@ class Plan:
         for file in files:
             file.require_unchanged()
         jobs: list[Job] = (
-            [(span(some), partial(fulfil, some)) for some in requests(self.reads)]
+            [(span(some), partial(carry_out_reads, some)) for some in requests(self.reads)]
             if ranges is None
             else list(comparisons(files, ranges, specs, self.reads))
         )
@@ -222,7 +222,7 @@ def part_of(read: Read, begin: int, end: int) -> Read:
     return Read(read.file, begin, read.target[begin - read.offset : max(0, end - read.offset)])
 
 
-def fulfil(reads: list[Read]) -> None:
+def carry_out_reads(reads: list[Read]) -> None:
     """Carry out neighbouring reads, past the page cache if they are not in it.
 
     A disk can't write to just any memory past the cache: if it can't write to a read's target, it
@@ -234,8 +234,8 @@ def fulfil(reads: list[Read]) -> None:
     except IndexError:
         buffer = huge_memory(READ_BYTES + 3 * PAGESIZE)
     spare = buffer[2 * PAGESIZE + begin % PAGESIZE :][: span(reads)]
-    places = [reads[0].target, spare] if len(reads) == 1 else [spare]
-    content = file.read_large(begin, places, buffer[: 2 * PAGESIZE])
+    candidates = [reads[0].target, spare] if len(reads) == 1 else [spare]
+    content = file.read_large(begin, candidates, buffer[: 2 * PAGESIZE])
     for read in reads:
         if read.target is not content:
             read.target[:] = content[read.offset - begin :][: read.nbytes]
@@ -278,7 +278,7 @@ def compare(
     """Read a range, carrying out the reads inside it, and compare its checksum."""
     found, at, buffer = 0, begin, np.empty(min(READ_BYTES, end - begin), np.uint8)
     for some in [*requests(reads), [Read(file, end, buffer[:0])]]:
-        fulfil(some)
+        carry_out_reads(some)
         for read in some:
             for start in range(at, read.offset, READ_BYTES):  # the gap between two reads
                 content = buffer[: read.offset - start]

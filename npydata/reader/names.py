@@ -18,12 +18,13 @@ from npydata.reader.pickle.objects import (
     brief,
 )
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
+from npydata.reader.pickle.torch import CALLS
 
 MAX_DEPTH = 200
 FREE_ENTRIES = 1 << 17
 """A pickle of any size may have this many entries, and one more for each of its bytes. A short file
 could refer to a long list, or a long text, again and again."""
-LENGTH_OF_ENTRY = 16
+UNITS_PER_ENTRY = 16
 """How many characters, or members of containers and sets, count as one entry."""
 NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
@@ -40,13 +41,13 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
             are nested too deep, or contain themselves.
     """
     named: dict[str, Any] = {}
-    left = LENGTH_OF_ENTRY * (FREE_ENTRIES + nbytes)
+    left = UNITS_PER_ENTRY * (FREE_ENTRIES + nbytes)
     waiting: list[tuple[str, int, Any]] = [("", 0, root)]
     while waiting:
         name, depth, value = waiting.pop()
         inner = list(parts(value))
         looked_through = [value] if isinstance(value, SETS) else containers(value)
-        own = LENGTH_OF_ENTRY * len(inner) + len(name)
+        own = UNITS_PER_ENTRY * len(inner) + len(name)
         for length in chain([own], *map(lengths, looked_through)):
             left -= length
             if left < 0:
@@ -121,8 +122,9 @@ def containers(value: Any) -> list[Any]:
 
 
 def is_module(value: Any) -> bool:
-    """Whether an object looks like a pickled ``torch.nn.Module``."""
-    state = value.state if isinstance(value, UnresolvedObject) else None
+    """Whether an object looks like a pickled ``torch.nn.Module``; a Counter, say, never does."""
+    is_other = not isinstance(value, UnresolvedObject) or value.qualname in CALLS
+    state = None if is_other else value.state
     return isinstance(state, dict) and state.keys() >= {*MODULE_GROUPS}
 
 

@@ -38,13 +38,13 @@ INDEX = ".index.json"
 MAX_INDEX_BYTES = 1 << 27
 SIBLING = re.compile(r"\w[\w .,+=@~()-]*")
 """A file name beside an index, which no system or URL takes for a path or a command."""
-IN_FOLDER = (
+CHECKPOINT_PATTERNS = (
     ("model.safetensors", "model_[0-9]*.safetensors"), (f"*.safetensors{INDEX}",), (f"*{INDEX}",),
     ("*.safetensors",), ("pytorch_model.bin",), ("*.bin", "*.pt", "*.pth", "*.ckpt"),
 )  # fmt: skip
 """Which file of a folder is its checkpoint: the first group with a match must match only one file.
 Hugging Face's names are in the order in which ``from_pretrained`` looks for them."""
-BESIDE = (".*", "training_args.bin", f"*.h5{INDEX}", f"*.msgpack{INDEX}")
+IGNORED = (".*", "training_args.bin", f"*.h5{INDEX}", f"*.msgpack{INDEX}")
 """Files to ignore beside them: a trainer's options, and the indexes of other libraries' files."""
 
 
@@ -269,17 +269,17 @@ def only_checkpoint(folder: Folder, names: list[str]) -> str:
     visible = [
         name
         for name in names
-        if not any(fnmatchcase(name, one) for one in BESIDE) and (folder.path / name).is_file()
+        if not any(fnmatchcase(name, one) for one in IGNORED) and (folder.path / name).is_file()
     ]
-    for patterns in IN_FOLDER:
+    for patterns in CHECKPOINT_PATTERNS:
         found = [name for name in visible if any(fnmatchcase(name, one) for one in patterns)]
         if found:
             break
     if len(found) == 1:
         if fnmatchcase(found[0], "*-?????-of-?????.*") and "-00001-of-00001." not in found[0]:
             raise FormatError(
-                f"{found[0]} is one of several files by its name, and there is no "
-                "index of them; name the file to open what it holds"
+                f"{found[0]} is named as one shard of several, and there is no index of "
+                "them; name the file to open what it holds"
             )
         return found[0]
     if any((folder.path / name / ours.MANIFEST).is_file() for name in names):
@@ -295,5 +295,5 @@ def only_checkpoint(folder: Folder, names: list[str]) -> str:
         )
     raise FormatError(
         "holds no checkpoint, expected one of "
-        + ", ".join(one for patterns in IN_FOLDER for one in patterns)
+        + ", ".join(one for patterns in CHECKPOINT_PATTERNS for one in patterns)
     )

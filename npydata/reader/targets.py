@@ -29,7 +29,7 @@ def targets_of(into: Any) -> dict[str, torch.Tensor]:
             kind = type(value).__name__
             raise FormatError(f"into has {name!r} of type {kind}, expected tensors: {INSTEAD}")
         if again is not value and byte_range(value) != byte_range(again):
-            raise FormatError(f"{name}: its state_dict() makes it anew: {INSTEAD}")
+            raise FormatError(f"{name}: its state_dict() returns a copy: {INSTEAD}")
         if found.setdefault(name, value) is not value:
             raise FormatError(f"into has two tensors called {name!r}")
     return found

@@ -81,6 +81,9 @@ EXPLAINED = {
     "what is made and dropped again is not looked at": "is not callable",
     "a tensor that is made and dropped again need not fit": "size calculation overflowed",
     "a dtype that is not known hides its own tensor only": "unknown variant",
+    "what an empty array of numpy is made with is not looked at": "interpreted as an integer",
+    "nor is it if it is too much": "Maximum allowed dimension",
+    "the number of a zip file's disk is not looked at": "unsupported multid",
     "one storage typed and untyped has each tensor's own dtype": "storage that is not resizable",
 }
 """Why something is shown that torch does not load, by words of torch's error."""

@@ -109,7 +109,7 @@ TRAINING = TrainingState(
     lr=1e-4,
     rng={"python": (3, (1, 2), None)},
     loader={"samples": 5},
-    extra={"a": (1, b"x", {2: None})},
+    extra={"a": (1, b"x", {2: None}), "seen": {*map(str, range(30_000))}},
 )
 
 

@@ -151,7 +151,7 @@ def test_it_goes_on_across_the_end_of_an_epoch(train, tmp_path):
 FORGETS = {
     "to save the generators": ("rng=capture_rng()", "rng=None"),
     "to save the loader's place": ("loader=loader.state_dict()", "loader=None"),
-    "to save the optimizer": ("optimizer.state_dict(), state)", "None, state)"),
+    "to save the optimizer": ("optimizer.state_dict(), state", "None, state"),
     "to set the generators": ("npydata.restore_rng(state.rng)", "pass"),
     "to set the loader": ("loader.load_state_dict(state.loader)", "pass"),
     "to set the optimizer": ("optimizer.load_state_dict(moments)", "pass"),

@@ -174,7 +174,7 @@ INTO = {
     "meta": (lambda: torch.nn.Linear(2, 2, device="meta"), "weight: .*meta"),
     "sparse": (lambda: {**LINEAR, "weight": torch.eye(2).to_sparse()}, "sparse"),
     "expanded": (lambda: {**LINEAR, "weight": torch.zeros(1, 2).expand(2, 2)}, "expanded"),
-    "made anew": (lambda: Anew(2, 2), "makes it anew"),
+    "made anew": (lambda: Anew(2, 2), "returns a copy"),
     "a class": (lambda: torch.nn.Linear, "expected tensors"),
     "a number": (lambda: {**LINEAR, "weight": 3}, "has 'weight' of type int"),
 }  # fmt: skip

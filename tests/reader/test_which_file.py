@@ -58,8 +58,8 @@ def test_a_folder_is_opened_as_from_pretrained_does(tmp_path, layout):
 
 
 REFUSED = {
-    "a set without its index": (HALVES[:1], "is one of several files by its name"),
-    "one of torch's": (SHARDS[1:], "is one of several files by its name"),
+    "a set without its index": (HALVES[:1], "is named as one shard of several"),
+    "one of torch's": (SHARDS[1:], "is named as one shard of several"),
     "two models of accelerate": ([MODEL, "model_1.safetensors"], "holds 2 of"),
     "options alone": (["training_args.bin"], "holds no checkpoint"),
     "two, and data of h5py": (["a.pt", "b.pt", "data.h5"], "holds 2 of"),

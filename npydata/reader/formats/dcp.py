@@ -24,7 +24,7 @@ from npydata.reader.tensor import Chunk
 METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 28
 BYTES = "torch.distributed.checkpoint.metadata.BytesStorageMetadata"
-HONEST = ("torch.distributed.checkpoint.", "pathlib.")
+EXPECTED_PREFIXES = ("torch.distributed.checkpoint.", "pathlib.")
 """How names in honest metadata begin; any other name is listed as unknown."""
 
 
@@ -52,7 +52,7 @@ def read_dcp(folder: Folder) -> Contents:
                 raise ValueError("more chunks than its size allows")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{METADATA} is not as torch writes it: {error!r:.200}") from None
-    unknown = {name for name in machine.unknown if not name.startswith(HONEST)}
+    unknown = {name for name in machine.unknown if not name.startswith(EXPECTED_PREFIXES)}
     for name, item in others.items():
         unknown |= item.contents.unknown
         for key, value in item.contents.leaves.items():

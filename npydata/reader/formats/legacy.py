@@ -38,19 +38,19 @@ class CountedExtent(Extent):
 def read_legacy(whole: Extent) -> Contents:
     """Read what a legacy file describes, and locate its storages."""
     cursor = Cursor(whole)
-    found = cursor.facts(), cursor.facts()
+    found = cursor.run_plain(), cursor.run_plain()
     if found != (MAGIC_NUMBER, PROTOCOL_VERSION):
         raise FormatError(f"magic number and version {brief(found)} of the format")
-    cursor.facts()  # about the writer's machine
+    cursor.run_plain()  # about the writer's machine
     table = StorageTable(id_fields=6)
     root, unknown = cursor.run(table.load)
-    keys, pickled = cursor.facts(), cursor.at
+    keys, pickled = cursor.run_plain(), cursor.at
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("the list of storages is not a list of names")
     strange = {*keys} ^ table.storages.keys()
     if strange or len(keys) > len(table.storages):
         what = min(strange, default="one of them twice")
-        raise FormatError(f"the list of storages and the object don't name the same: {what:.80}")
+        raise FormatError(f"the list of storages and the object's pickle differ: {what:.80}")
     at = pickled
     for key in keys:
         storage, numel = table.storages[key].storage, table.storages[key].numel

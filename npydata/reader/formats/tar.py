@@ -71,7 +71,7 @@ def read_members(whole: Extent) -> dict[str, Extent]:
         if is_facts and OTHER_FACTS.fullmatch(content.read(0, one.size)):
             continue
         if one.type != tarfile.REGTYPE or one.name in members:
-            raise FormatError(f"member {one.name!r:.80} is no file, or is there twice")
+            raise FormatError(f"member {one.name!r:.80} is not a regular file, or duplicated")
         members[one.name] = content
     if missing := {*MEMBERS} - members.keys():
         raise FormatError(f"a tar file without {min(missing)!r}, which torch's have")
@@ -80,8 +80,8 @@ def read_members(whole: Extent) -> dict[str, Extent]:
 
 def read_storages(cursor: Cursor, objects: dict[str, Any]) -> None:
     """Add the storages and their views, by number."""
-    for _ in range(count(cursor.facts(), "number of storages")):
-        key, location, kind = cursor.facts()
+    for _ in range(count(cursor.run_plain(), "number of storages")):
+        key, location, kind = cursor.run_plain()
         require_location(location)
         if (dtype := STORAGES.get(getattr(kind, "qualname", ""))) is None:
             raise FormatError(f"a storage of type {brief(kind)}, which is not known")
@@ -89,14 +89,14 @@ def read_storages(cursor: Cursor, objects: dict[str, Any]) -> None:
         nbytes = count(numel, "elements of a storage") * dtype.itemsize
         storage = Storage(as_key(key), nbytes, cursor.skip(nbytes))
         add(objects, key, TypedStorage(storage, dtype, numel))
-    for key, root, start, numel in cursor.facts():
+    for key, root, start, numel in cursor.run_plain():
         add(objects, key, part_of(objects[as_key(root)], start, numel))
 
 
 def read_tensors(cursor: Cursor, objects: dict[str, Any]) -> None:
     """Add the tensors by number."""
-    for _ in range(count(cursor.facts(), "number of tensors")):
-        key, storage, _kind = cursor.facts()
+    for _ in range(count(cursor.run_plain(), "number of tensors")):
+        key, storage, _kind = cursor.run_plain()
         ndim, _unused = cursor.numbers("<2i")
         if not 0 <= ndim <= MAX_DIMS:
             raise FormatError(f"a tensor of {ndim} dimensions, at most {MAX_DIMS}")

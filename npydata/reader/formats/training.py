@@ -45,7 +45,7 @@ MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 26, 1 << 28
 MAX_SEQUENCE = 1 << 62
 """No run commits this often; a larger number would leave none for later saves."""
 MAX_DEPTH = 100
-MAX_CHOSEN_KEYS = 20_000
+MAX_COLLIDING_KEYS = 20_000
 """A file may choose keys that are not text so that each lookup has to compare all of them."""
 FILE_NAME = re.compile(
     r"(model|optimizer)(/rank_\d{1,9}(-\d{1,9})?)?\.safetensors|rng/rank_\d{1,9}\.json|" + TRAINING
@@ -240,11 +240,13 @@ VERSIONS = "_metadata"
 """Where torch keeps the versions of a model's modules: an attribute of its state dict."""
 
 
-def require_few(keys: Collection[Any]) -> list[Any]:
+def limit_collisions(keys: Collection[Any]) -> list[Any]:
     """Return keys, or refuse too many of a kind that a file could make collide."""
-    chosen = sum(type(key) is not int or abs(key) >= 1 << 31 for key in keys)
-    if chosen > MAX_CHOSEN_KEYS:
-        raise ValueError(f"{chosen:,} keys that are not text, at most {MAX_CHOSEN_KEYS:,}")
+    chosen = sum(
+        not isinstance(key, str) and (type(key) is not int or abs(key) >= 1 << 31) for key in keys
+    )
+    if chosen > MAX_COLLIDING_KEYS:
+        raise ValueError(f"{chosen:,} large or compound keys, at most {MAX_COLLIDING_KEYS:,}")
     return list(keys)
 
 
@@ -260,7 +262,7 @@ def from_base64(text: str) -> bytes:
 
 def from_pairs(pairs: Any) -> dict[Any, Any]:
     """Return a dict whose keys are not all text."""
-    require_few([key for key, _ in pairs])
+    limit_collisions([key for key, _ in pairs])
     return dict(pairs)
 
 
@@ -273,8 +275,8 @@ def state_dict(pair: Any) -> Any:
 
 KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
-    set: ("$set", require_few, lambda items: set(require_few(items))),
-    frozenset: ("$frozenset", require_few, lambda items: frozenset(require_few(items))),
+    set: ("$set", limit_collisions, lambda items: set(limit_collisions(items))),
+    frozenset: ("$frozenset", limit_collisions, lambda items: frozenset(limit_collisions(items))),
     Counter: ("$counter", dict, lambda items: Counter(dict(items))),
     OrderedDict: ("$ordered", dict, OrderedDict),
     bytes: ("$bytes", to_base64, from_base64),
@@ -334,7 +336,7 @@ def encode(
         return {
             "$dict": [
                 [encode(key, None, path), encode(value[key], take, (*path, key))]
-                for key in require_few(value)
+                for key in limit_collisions(value)
             ]
         }
     raise refused(path, f"of type {kind.__name__}, which JSON can't hold")

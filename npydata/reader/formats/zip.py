@@ -66,7 +66,9 @@ class Record(Extent):
         same_name = name == len(self.name) and raw[LOCAL.size :] == self.name
         same_size = {packed, nbytes} <= {0, UNKNOWN_32, self.nbytes}
         if magic != b"PK\3\4" or method or flags & ENCRYPTED or not (same_name and same_size):
-            raise FormatError(f"record {self.name[:80]!r}: its two headers do not agree")
+            raise FormatError(
+                f"record {self.name[:80]!r}: its local header and the directory do not agree"
+            )
         begin = self.header + LOCAL.size + name + extra
         if begin + self.nbytes > self.stop:
             raise FormatError(f"record {self.name[:80]!r} reaches into the next one")
@@ -123,11 +125,15 @@ def read_directory(whole: Extent) -> dict[str, Record]:
             name = require_plain(written)
             is_folder = name.endswith("/")
             if magic != b"PK\1\2" or name in records:
-                raise FormatError(f"entry {len(records):,}, {name!r:.80}, is none, or there twice")
+                raise FormatError(
+                    f"entry {len(records):,}, {name!r:.80}, is malformed or duplicated"
+                )
             if method and not is_folder:
                 compressed = name.split("/")[0]
             if flags & ENCRYPTED or disk or (nbytes != packed and not compressed):
-                raise FormatError(f"record {name!r:.80} is encrypted, or in part on another disk")
+                raise FormatError(
+                    f"record {name!r:.80} is encrypted, split over disks, or of two sizes"
+                )
             if bool(attributes & DIRECTORY_ATTRIBUTE) > is_folder or (is_folder and nbytes):
                 raise FormatError(
                     f"record {name!r:.80} is a folder by its name or its attributes, and has bytes"

@@ -22,9 +22,9 @@ from npydata.reader.pickle.torch import find_class, reduce
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
-FREE_STEPS, STEPS_OF_A_COPY = 1 << 28, 1 << 7
+FREE_STEPS, STEPS_PER_COPY = 1 << 28, 1 << 7
 """Steps that a pickle of any size may take: a comparison is one, a copied value is
-``STEPS_OF_A_COPY``. Each byte of the pickle allows one copy more."""
+``STEPS_PER_COPY``. Each byte of the pickle allows one copy more."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
 SMALL_KEY, RANDOM_HASHES = 1 << 20, {str, bytes, UnresolvedObject}
@@ -60,7 +60,7 @@ class PickleMachine:
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
-        self._steps_left = FREE_STEPS + STEPS_OF_A_COPY * len(data)
+        self._steps_left = FREE_STEPS + STEPS_PER_COPY * len(data)
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it.
@@ -111,7 +111,7 @@ class PickleMachine:
 
     def spend(self, copied: int, compared: int = 0) -> None:
         """Count copies and comparisons: a short file could ask for a great many."""
-        self._steps_left -= STEPS_OF_A_COPY * copied + compared
+        self._steps_left -= STEPS_PER_COPY * copied + compared
         if self._steps_left < 0:
             raise ValueError("takes far more work than the pickle's size allows")
 
@@ -172,7 +172,7 @@ class PickleMachine:
     def pop_mark(self) -> list[Any]:
         """Return the values since the last mark, and remove the mark."""
         if not self.metastack:
-            raise ValueError("no mark was set")
+            raise ValueError("no mark is on the stack")
         items, self.stack = self.stack, self.metastack.pop()
         return items
 
@@ -206,7 +206,7 @@ class PickleMachine:
         if isinstance(target, UnresolvedObject):
             target = target.pairs if kind is dict else target.items
         elif not isinstance(target, kind):
-            raise ValueError(f"fills {brief(target)}, expected a {kind.__name__}")
+            raise ValueError(f"adds items to {brief(target)}, expected a {kind.__name__}")
         if isinstance(target, dict):
             self.update(target, zip(items[::2], items[1::2], strict=True))
         elif isinstance(target, list):
@@ -330,7 +330,7 @@ class Cursor:
         self.at += machine.at
         return value, machine.unknown
 
-    def facts(self) -> Any:
+    def run_plain(self) -> Any:
         """Return what a pickle beside the object's holds: numbers, keys and types of tensors."""
         value, unknown = self.run(no_storage)
         for name in unknown:

@@ -110,22 +110,22 @@ class StorageTable:
         key, location, numel, *view = fields
         require_location(location)
         nbytes = count(numel, "elements of a storage") * dtype.itemsize
-        self.say(key, nbytes)
+        self.require_same(key, nbytes)
         made = TypedStorage(Storage(key, nbytes), dtype, numel)
         first = self.storages.setdefault(key, made).storage
         typed = TypedStorage(first, dtype, numel)  # with this id's dtype, as torch does since 2.15
         if not view or view[0] is None:
             return typed
         key, start, numel = view[0]
-        self.say(key, (first.key, start, numel))
+        self.require_same(key, (first.key, start, numel))
         return part_of(typed, start, numel)
 
-    def say(self, key: Any, what: Any) -> None:
+    def require_same(self, key: Any, what: Any) -> None:
         """Note what an id says of a key. torch goes by the first id, so later ones must agree."""
         if not isinstance(key, str):
             raise FormatError(f"a storage or view called {brief(key)}, expected text")
         if (first := self._said.setdefault(key, what)) != what:
-            raise FormatError(f"storage or view {brief(key)} is {brief(first)} and {brief(what)}")
+            raise FormatError(f"storage or view {brief(key)} is {brief(first)}, then {brief(what)}")
 
 
 def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
